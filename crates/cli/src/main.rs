@@ -1,0 +1,2 @@
+//! godwit-cli.
+fn main() {}

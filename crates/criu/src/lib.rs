@@ -1,0 +1,1 @@
+//! godwit-criu (placeholder head, replaced by its owner).

@@ -1,0 +1,2 @@
+//! godwit-daemon.
+fn main() {}

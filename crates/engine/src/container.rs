@@ -1,0 +1,248 @@
+//! What godwit asks of a container engine: the trait [`Engine`] and its types.
+//!
+//! The engine owns processes, cgroups and standard streams. Root filesystems are mounted, and
+//! network namespaces made, by the caller before, and torn down after.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+/// Where the bytes under a mount point come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum MountKind {
+    /// A file or directory of the node.
+    Bind {
+        /// Absolute path on the node.
+        source: PathBuf,
+    },
+    /// Memory; moves with the container.
+    Tmpfs {
+        /// Limit in bytes; 0 for the kernel's default.
+        size_bytes: u64,
+    },
+}
+
+/// One mount inside the container beside its root.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// Where it comes from.
+    #[serde(flatten)]
+    pub kind: MountKind,
+    /// Absolute path inside the container.
+    pub target: PathBuf,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// Numeric ids the container's main process runs with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    /// User id.
+    pub uid: u32,
+    /// Primary group id.
+    pub gid: u32,
+    /// Supplementary group ids.
+    #[serde(default)]
+    pub groups: Vec<u32>,
+}
+
+/// All that is needed to make a container; says nothing of images (see [`crate::image`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerConfig {
+    /// Name within the engine, `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}`.
+    pub name: String,
+    /// Directory of this container that the engine may write: bundle, log, exit record, sockets.
+    pub directory: PathBuf,
+    /// The mounted root filesystem.
+    pub rootfs: PathBuf,
+    /// Path of the network namespace to run in.
+    pub network_namespace: PathBuf,
+    /// cgroup path below each hierarchy's root, unique per container and node.
+    pub cgroup: String,
+    /// Command with its arguments; the first is searched in the container's `PATH`.
+    pub command: Vec<String>,
+    /// `NAME=VALUE` pairs.
+    pub env: Vec<String>,
+    /// Mounts beside the root and the standard `/proc`, `/dev`, `/sys`, `/dev/shm`.
+    pub mounts: Vec<Mount>,
+    /// Memory limit in bytes; 0 for none.
+    pub memory_bytes: u64,
+    /// CPU limit in thousandths of a CPU; 0 for none.
+    pub cpu_millis: u32,
+    /// Host name inside.
+    pub hostname: String,
+    /// Who runs it.
+    pub user: User,
+    /// Absolute working directory inside.
+    pub workdir: PathBuf,
+}
+
+/// What a container is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContainerStatus {
+    /// Its main process runs.
+    Running,
+    /// Its cgroup is frozen.
+    Paused,
+    /// Its main process has ended.
+    Stopped,
+}
+
+/// A look at a container.
+#[derive(Debug, Clone)]
+pub struct ContainerState {
+    /// What it does.
+    pub status: ContainerStatus,
+    /// Main process in the node's PID namespace; 0 when stopped.
+    pub pid: u32,
+    /// Exit code (128 + signal when killed) once stopped and known.
+    pub exit_code: Option<i32>,
+}
+
+/// What a checkpointer has to know to dump a container.
+#[derive(Debug, Clone)]
+pub struct DumpTarget {
+    /// Root of the process tree, in the node's PID namespace.
+    pub pid: u32,
+    /// The root directory of the container as mounted on the node.
+    pub root: PathBuf,
+    /// Mount points inside the container that the restorer will bring: `(inside, key)`.
+    pub external_mounts: Vec<(String, String)>,
+    /// The network namespace, which the restorer will bring, and the key it is known by.
+    pub network_namespace: (PathBuf, String),
+    /// Freezer cgroup directory.
+    pub freezer: PathBuf,
+    /// Files the engine's restore wants beside the images (name, content).
+    pub extra_files: Vec<(String, Vec<u8>)>,
+}
+
+/// How to bring a dumped container back.
+#[derive(Debug, Clone)]
+pub struct RestoreRequest {
+    /// The container as it shall be on this node.
+    pub config: ContainerConfig,
+    /// Directory of the images; consumed (pages are dropped from it as they are restored).
+    pub images: PathBuf,
+    /// Directory for CRIU's log.
+    pub work: PathBuf,
+}
+
+/// A command to run in a container that runs.
+#[derive(Debug, Clone)]
+pub struct ExecRequest {
+    /// Command with arguments.
+    pub command: Vec<String>,
+    /// Further `NAME=VALUE` pairs.
+    pub env: Vec<String>,
+    /// Who runs it; none: as the container.
+    pub user: Option<String>,
+    /// Absolute working directory inside; none: as the container.
+    pub workdir: Option<String>,
+}
+
+/// A command under way: its three streams, and the process to wait for.
+#[derive(Debug)]
+pub struct ExecIo {
+    /// Write end of its standard input.
+    pub stdin: OwnedFd,
+    /// Read end of its standard output.
+    pub stdout: OwnedFd,
+    /// Read end of its standard error.
+    pub stderr: OwnedFd,
+    /// The engine's process whose exit status is the command's.
+    pub child: tokio::process::Child,
+}
+
+/// Why the engine could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The named container is not there.
+    #[error("container {0} does not exist in the engine")]
+    NotFound(String),
+    /// The container has no such command.
+    #[error(
+        "container {name}: {command} cannot be started: {reason}; give a command that exists in its root filesystem"
+    )]
+    Command {
+        /// Container.
+        name: String,
+        /// First word of the command.
+        command: String,
+        /// What the engine said.
+        reason: String,
+    },
+    /// A program the engine needs did not do its work.
+    #[error("{program} {verb} of container {name} failed: {reason}")]
+    Program {
+        /// The program, e.g. `runc`.
+        program: String,
+        /// What it was asked to do.
+        verb: String,
+        /// Container.
+        name: String,
+        /// The last lines it printed, as one line.
+        reason: String,
+    },
+    /// CRIU could not restore.
+    #[error("CRIU cannot restore container {name}: {reason}; its log is {log}")]
+    Restore {
+        /// Container.
+        name: String,
+        /// The first error in CRIU's log, or what the engine printed.
+        reason: String,
+        /// Path of CRIU's log.
+        log: PathBuf,
+    },
+    /// A file or process operation failed.
+    #[error("container {name}: cannot {action}")]
+    Io {
+        /// Container.
+        name: String,
+        /// What was tried, on which path.
+        action: String,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// One container engine. All methods may be called again after a crash of the caller: they find
+/// the container by name and do what is left to do.
+#[async_trait]
+pub trait Engine: Send + Sync {
+    /// Creates the container and starts its main process; on error nothing is left behind.
+    async fn run(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError>;
+    /// What the container is doing; `NotFound` when the engine does not have it.
+    async fn state(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError>;
+    /// Resolves when the main process has ended, with its exit code. Survives a restart of the caller.
+    async fn wait(&self, config: &ContainerConfig) -> Result<i32, EngineError>;
+    /// Sends a signal to the main process.
+    async fn signal(&self, config: &ContainerConfig, signal: i32) -> Result<(), EngineError>;
+    /// Freezes all processes; returns when they are frozen.
+    async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// Lets frozen processes run again; no error when they run already.
+    async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// What to tell CRIU of a (frozen) container.
+    async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError>;
+    /// Brings a container back from images, all of its processes stopped (SIGSTOP) so that none
+    /// has run an instruction; [`Engine::cont`] lets them go. On error nothing is left behind.
+    async fn restore_stopped(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError>;
+    /// Lets the processes of a container restored by [`Engine::restore_stopped`] run, except those
+    /// (PIDs inside the container's own PID namespace) that were stopped before the dump.
+    async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError>;
+    /// PIDs, inside the container's PID namespace, of processes that are stopped by a signal now.
+    async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError>;
+    /// Kills every process (frozen or not) and removes the container from the engine, its shim and
+    /// its cgroups; the directory and the log stay. No error when it is gone already.
+    async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// Starts a further command in the container.
+    async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError>;
+    /// How many commands started by [`Engine::exec`] run now (a dump is refused while there are any).
+    async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError>;
+    /// Resident memory of the container in bytes, as its cgroup counts it.
+    async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
+}

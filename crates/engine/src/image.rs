@@ -1,0 +1,1 @@
+//! image (placeholder head, replaced by its owner).

@@ -1,0 +1,1 @@
+//! rootfs (placeholder head, replaced by its owner).

@@ -1,0 +1,1 @@
+//! runc (placeholder head, replaced by its owner).

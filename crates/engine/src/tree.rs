@@ -1,0 +1,1 @@
+//! tree (placeholder head, replaced by its owner).

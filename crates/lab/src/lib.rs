@@ -1,0 +1,1 @@
+//! godwit-lab (placeholder head, replaced by its owner).

@@ -1,0 +1,1 @@
+//! godwit-migration (placeholder head, replaced by its owner).

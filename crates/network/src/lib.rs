@@ -1,0 +1,1 @@
+//! godwit-network (placeholder head, replaced by its owner).

@@ -1,0 +1,2 @@
+//! godwit-shim.
+fn main() {}

@@ -1,0 +1,1 @@
+//! godwit-transfer (placeholder head, replaced by its owner).
