@@ -1,1 +1,37 @@
-//! godwit-lab (placeholder head, replaced by its owner).
+//! The test bed: nodes as network namespaces on one machine, the links between them, and workloads.
+//!
+//! ```text
+//!   gwl-<lab>-a        gwl-<lab>-b        gwl-<lab>-client       network namespaces under /run/netns
+//!   godwitd, shims     godwitd, shims     workload clients
+//!   uplink0 .11        uplink0 .12        uplink0 .100           TAP devices, 10.99.0.0/24
+//!      │                  │                   │
+//!      └──────────────────┼───────────────────┘
+//!              godwit-lab-link: a learning switch in one process (in gwl-<lab>-sw)
+//!              with a rate and a delay per access link, and cuts between pairs of hosts
+//! ```
+//!
+//! Everything a lab makes is found again from its name alone, so [`Lab::down`] also clears what a
+//! crash left: namespaces by their names, processes by namespace, cgroup and pid record, mounts and
+//! files by the lab's directories, cgroups by their path.
+//!
+//! The functions block; call them from a thread that may wait. They need root.
+
+pub mod config;
+mod daemon;
+mod down;
+pub mod error;
+mod files;
+mod host;
+mod lab;
+mod mounts;
+mod netns;
+mod process;
+mod registry;
+pub mod switch;
+mod up;
+pub mod workload;
+
+pub use config::{LabConfig, Link, Programs};
+pub use error::LabError;
+pub use lab::{HostStatus, Lab, LabStatus};
+pub use netns::inside;

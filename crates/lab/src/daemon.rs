@@ -1,0 +1,211 @@
+//! The daemons of a lab: identity, start, readiness, and their sudden end.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use godwit_api::v1::{CreateTokenRequest, NodeInfo, NodesRequest, node_client::NodeClient};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::{
+    config::{PEER_PORT, SERVICE_SUBNET, UPLINK},
+    error::{Context, LabError},
+    lab::Lab,
+    netns, process, registry, up,
+};
+
+const PROGRAM: &str = "godwitd";
+/// How long a daemon may take until it answers.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a killed daemon may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+/// First and longest pause between two attempts to reach a daemon that starts.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+/// How long a join token is good for; it is used at once.
+const TOKEN_SECONDS: u32 = 300;
+/// Lines of a log that an error quotes.
+const QUOTED_LINES: usize = 12;
+
+/// Name of a daemon's pid record.
+pub(crate) fn role(node: &str) -> String {
+    format!("daemon-{node}")
+}
+
+/// Founds the cluster on the first node, lets the others join, and waits until all see each other.
+pub(crate) fn start_cluster(lab: &Lab) -> Result<(), LabError> {
+    let nodes = &lab.config.nodes;
+    let Some((founder, others)) = nodes.split_first() else { return Ok(()) };
+    prepare(lab, founder)?;
+    let mut command = godwitd(lab, founder)?;
+    command.arg("init").arg("--state").arg(lab.paths.node_state(founder));
+    command.args(["--cluster", lab.name(), "--node", founder, "--listen", &listen(lab, founder)?]);
+    finish(lab, founder, "init", command)?;
+    serve(lab, founder)?;
+    wait_ready(lab, founder, 1)?;
+    for node in others {
+        prepare(lab, node)?;
+        let token = token(lab, founder, node)?;
+        let mut command = godwitd(lab, node)?;
+        command.arg("join").arg("--state").arg(lab.paths.node_state(node));
+        command.args(["--node", node, "--listen", &listen(lab, node)?, &token]);
+        finish(lab, node, "join", command)?;
+        serve(lab, node)?;
+    }
+    nodes.iter().try_for_each(|node| wait_ready(lab, node, nodes.len()))
+}
+
+fn prepare(lab: &Lab, node: &str) -> Result<(), LabError> {
+    for directory in [lab.paths.node_state(node), lab.paths.node_run(node)] {
+        fs::create_dir_all(&directory).context("creating", directory.display())?;
+    }
+    Ok(())
+}
+
+fn listen(lab: &Lab, node: &str) -> Result<String, LabError> {
+    Ok(SocketAddr::new(IpAddr::V4(lab.address(node)?), PEER_PORT).to_string())
+}
+
+fn godwitd(lab: &Lab, node: &str) -> Result<Command, LabError> {
+    lab.command(node, up::program(&lab.config, PROGRAM)?)
+}
+
+/// Runs a verb of the daemon that ends by itself.
+fn finish(lab: &Lab, node: &str, verb: &str, mut command: Command) -> Result<(), LabError> {
+    let output = command.stdin(Stdio::null()).output().context("running", PROGRAM)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(LabError::Program {
+        program: format!("{PROGRAM} {verb} on node {node}"),
+        lab: lab.name().to_owned(),
+        status: output.status,
+        output: last_lines(&String::from_utf8_lossy(&output.stderr)),
+    })
+}
+
+/// Starts a node's daemon.
+pub(crate) fn serve(lab: &Lab, node: &str) -> Result<(), LabError> {
+    if let Some(running) = registry::process(&lab.paths, &role(node)) {
+        return Err(LabError::Refused {
+            node: node.to_owned(),
+            request: "to start",
+            message: format!("it runs already as process {}", running.pid),
+        });
+    }
+    let programs = &lab.config.programs;
+    let log = lab.paths.log(node);
+    let output =
+        fs::File::options().create(true).append(true).open(&log).context("opening", log.display())?;
+    let mut command = godwitd(lab, node)?;
+    command.arg("serve").arg("--state").arg(lab.paths.node_state(node));
+    command.arg("--run").arg(lab.paths.node_run(node));
+    command.args(["--node", node, "--listen", &listen(lab, node)?, "--uplink", UPLINK]);
+    command.args(["--subnet", &format!("{}/{}", SERVICE_SUBNET.0, SERVICE_SUBNET.1)]);
+    command.arg("--cgroup-parent").arg(Path::new("/").join(lab.paths.cgroup()).join(node));
+    for (option, path) in [("--criu", &programs.criu), ("--runc", &programs.runc)] {
+        if let Some(path) = path {
+            command.arg(option).arg(path);
+        }
+    }
+    command.args(&programs.serve_arguments).stdout(output);
+    command.envs(programs.serve_environment.iter().map(|(name, value)| (name, value)));
+    up::start(lab, &role(node), command, &log).map(|_| ())
+}
+
+/// Ends a node's daemon at once, if it runs.
+pub(crate) fn kill(lab: &Lab, node: &str) -> Result<(), LabError> {
+    match registry::process(&lab.paths, &role(node)) {
+        Some(process) => process::kill(lab.name(), process, END_PATIENCE),
+        None => Ok(()),
+    }
+}
+
+/// Waits until a node's daemon answers and sees at least `count` nodes ready.
+pub(crate) fn wait_ready(lab: &Lab, node: &str, count: usize) -> Result<(), LabError> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut pause = PAUSES.0;
+    loop {
+        let reason = match nodes(lab, node) {
+            Ok(nodes) => {
+                let ready = nodes.iter().filter(|node| node.state == "ready").count();
+                if ready >= count {
+                    return Ok(());
+                }
+                format!("it sees {ready} of {count} nodes ready")
+            }
+            Err(reason) => reason,
+        };
+        if registry::process(&lab.paths, &role(node)).is_none() {
+            return Err(LabError::NotReady {
+                node: node.to_owned(),
+                lab: lab.name().to_owned(),
+                seconds: 0,
+                reason: format!("the daemon has ended: {}", tail(&lab.paths.log(node))),
+                log: lab.paths.log(node),
+            });
+        }
+        if Instant::now() >= deadline {
+            return Err(LabError::NotReady {
+                node: node.to_owned(),
+                lab: lab.name().to_owned(),
+                seconds: PATIENCE.as_secs(),
+                reason,
+                log: lab.paths.log(node),
+            });
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+fn nodes(lab: &Lab, node: &str) -> Result<Vec<NodeInfo>, String> {
+    call(lab, node, async |mut client| Ok(client.nodes(NodesRequest {}).await?.into_inner().nodes))
+}
+
+fn token(lab: &Lab, founder: &str, node: &str) -> Result<String, LabError> {
+    let request = CreateTokenRequest { node: node.to_owned(), valid_s: TOKEN_SECONDS };
+    call(lab, founder, async |mut client| Ok(client.create_token(request).await?.into_inner().token))
+        .map_err(|message| LabError::Refused { node: founder.to_owned(), request: "a join token", message })
+}
+
+/// One request to a node's daemon over its unix socket, from a thread of its own: the caller may be
+/// inside an async runtime.
+fn call<T: Send>(
+    lab: &Lab,
+    node: &str,
+    request: impl AsyncFnOnce(NodeClient<Channel>) -> Result<T, tonic::Status> + Send,
+) -> Result<T, String> {
+    let socket = lab.paths.socket(node);
+    netns::on_thread(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| error.to_string())?.block_on(async {
+            let connector = tower::service_fn(move |_: Uri| {
+                let socket = socket.clone();
+                async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
+            });
+            // The URI is not used: the connector knows where to go.
+            let endpoint = Endpoint::from_static("http://godwitd").timeout(END_PATIENCE);
+            let channel = endpoint.connect_with_connector(connector).await;
+            let channel = channel.map_err(|error| format!("its socket does not answer: {error}"))?;
+            request(NodeClient::new(channel)).await.map_err(|status| status.message().to_owned())
+        })
+    })
+    .map_err(|error| error.to_string())?
+}
+
+/// The last lines of a log, for an error.
+pub(crate) fn tail(log: &Path) -> String {
+    last_lines(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default()))
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<_> = text.trim_end().lines().collect();
+    let from = lines.len().saturating_sub(QUOTED_LINES);
+    lines.get(from..).unwrap_or_default().join("\n")
+}

@@ -1,0 +1,91 @@
+//! Network configuration of a lab's hosts, by netlink.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use futures::TryStreamExt;
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder, new_connection, packet_route::link::LinkAttribute};
+
+use crate::{
+    config::{CLIENT, CLIENT_ADDRESS, Link, Paths, SERVICE_SUBNET, UNDERLAY_PREFIX, UPLINK},
+    error::LabError,
+    netns,
+};
+
+/// Packets that a host's uplink holds while the link program is busy with others.
+const QUEUE_PACKETS: u32 = 4096;
+/// On a slow link a large frame is cut up by the host, so that no frame holds the wire for longer:
+/// half a millisecond.
+const LONGEST_FRAMES_PER_SECOND: u64 = 2000;
+/// Smallest and largest size that the kernel may give a frame before segmentation.
+const GSO_BYTES: (u64, u64) = (1514, 65_536);
+
+/// Gives a host its address, and the client its way to the services.
+pub(crate) fn configure(
+    paths: &Paths,
+    host: &str,
+    address: Ipv4Addr,
+    link: Option<Link>,
+) -> Result<(), LabError> {
+    let failed = |action: &str, reason: &dyn ToString| LabError::Netlink {
+        action: action.to_owned(),
+        host: paths.netns_name(host),
+        reason: reason.to_string(),
+    };
+    netns::inside(&paths.netns(host), || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| failed("starting netlink", &error))?;
+        runtime.block_on(async {
+            let (connection, handle, _) =
+                new_connection().map_err(|error| failed("opening netlink", &error))?;
+            let connection = tokio::spawn(connection);
+            let done = apply(&handle, address, link, host == CLIENT).await;
+            connection.abort();
+            done.map_err(|(action, error)| failed(action, &error))
+        })
+    })?
+}
+
+type Step<T> = Result<T, (&'static str, rtnetlink::Error)>;
+
+async fn apply(handle: &Handle, address: Ipv4Addr, link: Option<Link>, client: bool) -> Step<()> {
+    let loopback = index(handle, "lo").await?;
+    let up = LinkUnspec::new_with_index(loopback).up().build();
+    handle.link().change(up).execute().await.map_err(|error| ("setting lo up", error))?;
+
+    let uplink = index(handle, UPLINK).await?;
+    let [a, b, c, d] = address.octets();
+    let mut message = LinkUnspec::new_with_index(uplink)
+        .address(vec![0x02, 0x00, a, b, c, d])
+        .append_extra_attribute(LinkAttribute::TxQueueLen(QUEUE_PACKETS));
+    if let Some(link) = link {
+        let bytes = (link.rate / 8 / LONGEST_FRAMES_PER_SECOND).clamp(GSO_BYTES.0, GSO_BYTES.1);
+        message = message
+            .append_extra_attribute(LinkAttribute::GsoMaxSize(u32::try_from(bytes).unwrap_or(u32::MAX)));
+    }
+    handle.link().change(message.build()).execute().await.map_err(|error| ("configuring uplink0", error))?;
+    handle
+        .address()
+        .add(uplink, IpAddr::V4(address), UNDERLAY_PREFIX)
+        .execute()
+        .await
+        .map_err(|error| ("giving uplink0 its address", error))?;
+    let up = LinkUnspec::new_with_index(uplink).up().build();
+    handle.link().change(up).execute().await.map_err(|error| ("setting uplink0 up", error))?;
+
+    if client {
+        let route = RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(SERVICE_SUBNET.0, SERVICE_SUBNET.1)
+            .output_interface(uplink)
+            .pref_source(CLIENT_ADDRESS)
+            .scope(rtnetlink::packet_route::route::RouteScope::Link)
+            .build();
+        handle.route().add(route).execute().await.map_err(|error| ("routing the services' subnet", error))?;
+    }
+    Ok(())
+}
+
+async fn index(handle: &Handle, name: &'static str) -> Step<u32> {
+    let mut links = handle.link().get().match_name(name.to_owned()).execute();
+    let found = links.try_next().await.map_err(|error| ("looking up an interface", error))?;
+    found.map(|link| link.header.index).ok_or(("looking up an interface", rtnetlink::Error::RequestFailed))
+}

@@ -1,0 +1,117 @@
+//! What a lab writes down about itself: its configuration, and the pid of each program it started.
+//!
+//! ```text
+//!   /var/lib/godwit/labs/<lab>/lab.json        the configuration, and whether `up` came to its end
+//!   /run/godwit/labs/<lab>/pids/<role>         "<pid> <start time>" of one program
+//! ```
+//!
+//! Nothing depends on these files alone: taking down also looks for what is not written here.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::MetadataExt,
+    path::Path,
+};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::{LabConfig, Paths},
+    error::{Context, LabError},
+    process::Process,
+};
+
+/// The content of `lab.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// 1; a reader refuses others.
+    pub(crate) version: u32,
+    pub(crate) config: LabConfig,
+    /// False until `up` has done everything.
+    pub(crate) complete: bool,
+}
+
+const VERSION: u32 = 1;
+
+impl Record {
+    pub(crate) fn new(config: &LabConfig) -> Self {
+        Self { version: VERSION, config: config.clone(), complete: false }
+    }
+
+    pub(crate) fn write(&self, paths: &Paths) -> Result<(), LabError> {
+        let path = paths.registry();
+        let text =
+            serde_json::to_vec_pretty(self).map_err(io::Error::other).context("writing", path.display())?;
+        write_whole(&path, &text).context("writing", path.display())
+    }
+
+    /// None when there is no readable record.
+    pub(crate) fn read(paths: &Paths) -> Option<Self> {
+        let record: Self = serde_json::from_slice(&fs::read(paths.registry()).ok()?).ok()?;
+        (record.version == VERSION).then_some(record)
+    }
+}
+
+/// Replaces a file in one step.
+fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    let temporary = path.with_extension("new");
+    let mut file = File::create(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)
+}
+
+/// Remembers a program that the lab started.
+pub(crate) fn record_process(paths: &Paths, role: &str, process: &Process) -> Result<(), LabError> {
+    let directory = paths.pids();
+    fs::create_dir_all(&directory).context("creating", directory.display())?;
+    let path = directory.join(role);
+    write_whole(&path, format!("{} {}\n", process.pid, process.start_time).as_bytes())
+        .context("writing", path.display())
+}
+
+/// The program of a role, if it still runs.
+pub(crate) fn process(paths: &Paths, role: &str) -> Option<Process> {
+    let text = fs::read_to_string(paths.pids().join(role)).ok()?;
+    let (pid, start_time) = text.trim().split_once(' ')?;
+    let recorded = Process { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? };
+    recorded.is_running().then_some(recorded)
+}
+
+/// All recorded programs that still run.
+pub(crate) fn processes(paths: &Paths) -> Vec<Process> {
+    let Ok(entries) = fs::read_dir(paths.pids()) else { return Vec::new() };
+    entries.flatten().filter_map(|entry| process(paths, entry.file_name().to_str()?)).collect()
+}
+
+/// Held while a lab is being changed; goes with the process that holds it.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _directory: File,
+}
+
+impl Lock {
+    /// Locks a lab's state directory; none if the directory is not there.
+    pub(crate) fn take(paths: &Paths, name: &str) -> Result<Option<Self>, LabError> {
+        let state = paths.state();
+        let directory = match File::open(&state) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.context("opening", state.display())?,
+        };
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(LabError::Busy(name.to_owned())),
+            other => other.context("locking", state.display())?,
+        }
+        // Somebody may have removed it, or made it anew, between the opening and the locking.
+        let held = directory.metadata().context("reading", state.display())?;
+        match fs::metadata(&state) {
+            Ok(now) if (now.dev(), now.ino()) == (held.dev(), held.ino()) => {
+                Ok(Some(Self { _directory: directory }))
+            }
+            Ok(_) => Err(LabError::Busy(name.to_owned())),
+            Err(_) => Ok(None),
+        }
+    }
+}

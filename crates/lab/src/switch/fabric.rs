@@ -1,0 +1,305 @@
+//! The switch between the lanes: ports, learned addresses, cuts and figures.
+
+use std::{collections::HashMap, rc::Rc};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    frame,
+    lane::{Lane, Nanos, Shape},
+};
+
+/// Where frames come out.
+pub(crate) trait Output {
+    /// Hands a frame (with its virtio header) to the host at `port`; false if the host took it not.
+    fn deliver(&mut self, port: usize, packet: &[u8]) -> bool;
+}
+
+/// What passed a port since it exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Frames the host sent.
+    pub frames_in: u64,
+    /// Bytes the host sent, on the wire.
+    pub bytes_in: u64,
+    /// Frames handed to the host.
+    pub frames_out: u64,
+    /// Bytes handed to the host, on the wire.
+    pub bytes_out: u64,
+    /// Frames dropped because a queue of this port was full.
+    pub dropped_full: u64,
+    /// Frames from this host dropped by a cut.
+    pub dropped_cut: u64,
+    /// Frames that the host's interface did not take.
+    pub dropped_refused: u64,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    packet: Rc<[u8]>,
+    size: frame::WireSize,
+}
+
+#[derive(Debug, Default)]
+struct Port {
+    up: Lane<UnderWay>,
+    down: Lane<UnderWay>,
+    counters: Counters,
+}
+
+/// A learning switch with shaped ports.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    shape: Shape,
+    ports: Vec<Port>,
+    places: HashMap<[u8; 6], usize>,
+    /// `cut[a * n + b]`: nothing passes from a to b.
+    cut: Vec<bool>,
+}
+
+impl Fabric {
+    pub(crate) fn new(ports: usize, shape: Shape) -> Self {
+        Self {
+            shape,
+            ports: (0..ports).map(|_| Port::default()).collect(),
+            places: HashMap::new(),
+            cut: vec![false; ports * ports],
+        }
+    }
+
+    /// Cuts or heals the way between two ports, in both directions.
+    pub(crate) fn set_cut(&mut self, a: usize, b: usize, cut: bool) {
+        let count = self.ports.len();
+        for index in [a * count + b, b * count + a] {
+            if let Some(entry) = self.cut.get_mut(index) {
+                *entry = cut;
+            }
+        }
+    }
+
+    fn is_cut(&self, from: usize, to: usize) -> bool {
+        self.cut.get(from * self.ports.len() + to).copied().unwrap_or(true)
+    }
+
+    pub(crate) fn set_shape(&mut self, now: Nanos, shape: Shape) {
+        self.shape = shape;
+        for port in &mut self.ports {
+            port.up.reshape(now, shape.patience);
+            port.down.reshape(now, shape.patience);
+        }
+    }
+
+    pub(crate) fn counters(&self, port: usize) -> Counters {
+        self.ports.get(port).map(|port| port.counters).unwrap_or_default()
+    }
+
+    /// When the next frame has to move on.
+    pub(crate) fn next(&self) -> Option<Nanos> {
+        self.ports.iter().flat_map(|port| [port.up.next(), port.down.next()]).flatten().min()
+    }
+
+    /// Takes a frame that the host at `port` sent.
+    pub(crate) fn receive(&mut self, now: Nanos, port: usize, packet: &[u8], output: &mut impl Output) {
+        let Some(size) = frame::wire_size(packet) else { return };
+        let shape = self.shape;
+        let Some(from) = self.ports.get_mut(port) else { return };
+        from.counters.frames_in += 1;
+        from.counters.bytes_in += size.total as u64;
+        if shape.is_open() && self.next().is_none() {
+            return self.switch(now, port, packet, size, None, output);
+        }
+        let Some(from) = self.ports.get_mut(port) else { return };
+        let Some(start) = from.up.admit(now, shape.wire_time(size.total as u64), shape.patience) else {
+            from.counters.dropped_full += 1;
+            return;
+        };
+        // The segments follow each other: the first can go on as soon as it is here.
+        let at = start + shape.wire_time(size.first as u64);
+        from.up.send(at, UnderWay { packet: packet.into(), size });
+    }
+
+    /// Moves every frame on whose time has come.
+    pub(crate) fn advance(&mut self, now: Nanos, output: &mut impl Output) {
+        // Frames of several hosts meet in the down lanes in the order of their arrival.
+        while let Some(port) = self.earliest_up(now) {
+            let due = self.ports.get_mut(port).and_then(|from| from.up.take_due(now));
+            if let Some((at, UnderWay { packet, size })) = due {
+                self.switch(at, port, &packet, size, Some(&packet), output);
+            }
+        }
+        for port in 0..self.ports.len() {
+            while let Some((_, UnderWay { packet, size })) =
+                self.ports.get_mut(port).and_then(|to| to.down.take_due(now))
+            {
+                self.hand_over(port, &packet, size, output);
+            }
+        }
+    }
+
+    fn earliest_up(&self, now: Nanos) -> Option<usize> {
+        let times = self.ports.iter().enumerate().filter_map(|(port, from)| Some((from.up.next()?, port)));
+        times.min().filter(|(at, _)| *at <= now).map(|(_, port)| port)
+    }
+
+    /// Sends a frame that came from `from` at `at` on to where it belongs.
+    fn switch(
+        &mut self,
+        at: Nanos,
+        from: usize,
+        packet: &[u8],
+        size: frame::WireSize,
+        shared: Option<&Rc<[u8]>>,
+        output: &mut impl Output,
+    ) {
+        let Some((destination, source)) = frame::addresses(packet) else { return };
+        if source[0] & 1 == 0 {
+            self.places.insert(source, from);
+        }
+        let known = if destination[0] & 1 == 0 { self.places.get(&destination).copied() } else { None };
+        let targets = known.map_or(0..self.ports.len(), |port| port..port + 1);
+        for to in targets {
+            if to == from {
+                continue;
+            }
+            if self.is_cut(from, to) {
+                if let Some(from) = self.ports.get_mut(from) {
+                    from.counters.dropped_cut += 1;
+                }
+                continue;
+            }
+            let shape = self.shape;
+            let Some(shared) = shared else {
+                self.hand_over(to, packet, size, output);
+                continue;
+            };
+            let Some(port) = self.ports.get_mut(to) else { continue };
+            let wire = shape.wire_time(size.total as u64);
+            match port.down.admit(at, wire, shape.patience) {
+                Some(start) => {
+                    port.down.send(start + wire + shape.delay, UnderWay { packet: Rc::clone(shared), size });
+                }
+                None => port.counters.dropped_full += 1,
+            }
+        }
+    }
+
+    fn hand_over(&mut self, to: usize, packet: &[u8], size: frame::WireSize, output: &mut impl Output) {
+        let taken = output.deliver(to, packet);
+        if let Some(port) = self.ports.get_mut(to) {
+            if taken {
+                port.counters.frames_out += 1;
+                port.counters.bytes_out += size.total as u64;
+            } else {
+                port.counters.dropped_refused += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Seen(Vec<(usize, Vec<u8>)>);
+
+    impl Output for Seen {
+        fn deliver(&mut self, port: usize, packet: &[u8]) -> bool {
+            self.0.push((port, packet.to_vec()));
+            true
+        }
+    }
+
+    impl Seen {
+        fn ports(&mut self) -> Vec<usize> {
+            self.0.drain(..).map(|(port, _)| port).collect()
+        }
+    }
+
+    const BROADCAST: u8 = 0xff;
+
+    fn packet(to: u8, from: u8, length: usize) -> Vec<u8> {
+        let mut packet = vec![0; frame::HEADER + length];
+        packet[frame::HEADER..frame::HEADER + 6].fill(to);
+        packet[frame::HEADER + 6..frame::HEADER + 12].fill(from);
+        packet
+    }
+
+    fn open() -> Fabric {
+        Fabric::new(3, Shape::default())
+    }
+
+    #[test]
+    fn unknown_and_group_addresses_reach_all_others_and_known_ones_one() {
+        let (mut fabric, mut seen) = (open(), Seen::default());
+        fabric.receive(0, 0, &packet(BROADCAST, 2, 60), &mut seen);
+        assert_eq!(seen.ports(), [1, 2]);
+        fabric.receive(0, 1, &packet(4, 6, 60), &mut seen);
+        assert_eq!(seen.ports(), [0, 2]);
+        fabric.receive(0, 2, &packet(2, 8, 60), &mut seen);
+        assert_eq!(seen.ports(), [0]);
+        fabric.receive(0, 0, &packet(2, 4, 60), &mut seen);
+        assert_eq!(seen.ports(), Vec::<usize>::new(), "a frame never goes back");
+    }
+
+    #[test]
+    fn an_address_that_moves_is_followed() {
+        let (mut fabric, mut seen) = (open(), Seen::default());
+        fabric.receive(0, 0, &packet(BROADCAST, 2, 60), &mut seen);
+        fabric.receive(0, 1, &packet(BROADCAST, 2, 60), &mut seen);
+        seen.0.clear();
+        fabric.receive(0, 2, &packet(2, 8, 60), &mut seen);
+        assert_eq!(seen.ports(), [1]);
+    }
+
+    #[test]
+    fn a_cut_stops_both_directions_of_one_pair_until_healed() {
+        let (mut fabric, mut seen) = (open(), Seen::default());
+        fabric.set_cut(0, 1, true);
+        fabric.receive(0, 0, &packet(BROADCAST, 2, 60), &mut seen);
+        assert_eq!(seen.ports(), [2]);
+        fabric.receive(0, 1, &packet(2, 4, 60), &mut seen);
+        assert_eq!(seen.ports(), Vec::<usize>::new());
+        assert_eq!(fabric.counters(1).dropped_cut, 1);
+        fabric.set_cut(1, 0, false);
+        fabric.receive(0, 1, &packet(2, 4, 60), &mut seen);
+        assert_eq!(seen.ports(), [0]);
+    }
+
+    #[test]
+    fn a_frame_takes_its_wire_time_and_the_delay() {
+        // 1 Mbit/s: 8 µs a byte. 976 bytes and 24 of framing take 8 ms on each of the two links.
+        let shape = Shape { rate: 1_000_000, delay: 5_000_000, patience: 100_000_000 };
+        let (mut fabric, mut seen) = (Fabric::new(2, shape), Seen::default());
+        fabric.receive(0, 0, &packet(BROADCAST, 2, 976), &mut seen);
+        fabric.receive(0, 0, &packet(BROADCAST, 2, 976), &mut seen);
+        let mut times = Vec::new();
+        while let Some(next) = fabric.next() {
+            fabric.advance(next, &mut seen);
+            times.extend(seen.ports().iter().map(|_| next));
+        }
+        assert_eq!(times, [21_000_000, 29_000_000]);
+    }
+
+    #[test]
+    fn a_host_that_is_served_late_does_not_keep_others_waiting() {
+        // Port 0 has a backlog of 8 ms a frame; what port 2 sends meanwhile goes in between.
+        let shape = Shape { rate: 1_000_000, delay: 0, patience: 100_000_000 };
+        let (mut fabric, mut seen) = (Fabric::new(3, shape), Seen::default());
+        for _ in 0..4 {
+            fabric.receive(0, 0, &packet(BROADCAST, 2, 976), &mut seen);
+        }
+        fabric.receive(0, 2, &packet(BROADCAST, 6, 976), &mut seen);
+        let mut at_one = Vec::new();
+        while let Some(next) = fabric.next() {
+            fabric.advance(next, &mut seen);
+            for (port, packet) in seen.0.drain(..) {
+                if port == 1 {
+                    at_one.push((next / 1_000_000, packet[frame::HEADER + 6]));
+                }
+            }
+        }
+        assert_eq!(at_one, [(16, 2), (24, 6), (32, 2), (40, 2), (48, 2)]);
+    }
+}

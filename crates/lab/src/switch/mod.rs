@@ -1,0 +1,26 @@
+//! The lab's links: a learning switch in one process, with a rate and a delay on each access link.
+//!
+//! ```text
+//!   host a ── TAP ──▶ up lane ──▶ ┌────────┐ ──▶ down lane ──▶ delay ──▶ TAP ── host b
+//!             read    rate        │ lookup │     rate                    write
+//!                                 └────────┘
+//! ```
+//!
+//! - [`frame`]: how long a frame, or a large one that a network card would cut up, is on the wire.
+//! - [`lane`]: one direction of an access link, in virtual time.
+//! - [`fabric`]: ports, learned addresses, cuts; no input or output.
+//! - [`tap`]: the TAP devices, with checksum and segmentation left to be done "by hardware".
+//! - [`control`]: requests to the running program: cut, heal, change the link, figures.
+//! - [`run`]: the event loop of `godwit-lab-link`.
+//!
+//! The kernel's netem would do, but not every kernel has it; this way numbers are the same everywhere.
+
+pub(crate) mod control;
+pub(crate) mod fabric;
+pub(crate) mod frame;
+pub(crate) mod lane;
+mod run;
+pub(crate) mod tap;
+
+pub use control::{PortFigures, Request};
+pub use run::{Arguments, run};

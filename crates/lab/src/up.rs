@@ -1,0 +1,175 @@
+//! Making a lab.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead, BufReader},
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use crate::{
+    config::{LabConfig, Paths, RUN_ROOT, STATE_ROOT, SWITCH, UPLINK},
+    daemon, down,
+    error::{Context, LabError},
+    host,
+    lab::{Lab, need_root},
+    netns,
+    process::Process,
+    registry::{self, Lock, Record},
+};
+
+/// Name of the link program's pid record.
+pub(crate) const LINK_ROLE: &str = "link";
+const LINK_PROGRAM: &str = "godwit-lab-link";
+
+pub(crate) fn up(config: &LabConfig) -> Result<Lab, LabError> {
+    config.validate()?;
+    need_root()?;
+    let lab = Lab { config: config.clone(), paths: Paths::new(&config.name) };
+    if Lab::list().contains(&config.name) {
+        return Err(LabError::Exists(config.name.clone()));
+    }
+    let lock = claim(&lab.paths, &config.name)?;
+    let made = build(&lab);
+    if made.is_err() {
+        // The error that matters is the first one; what cannot be removed is for `lab down`.
+        let _ = down::clear(&config.name, &lab.paths);
+    }
+    drop(lock);
+    made.map(|()| lab)
+}
+
+/// Makes the state directory, which is what takes the name.
+fn claim(paths: &Paths, name: &str) -> Result<Lock, LabError> {
+    let state = paths.state();
+    for _ in 0..16 {
+        fs::create_dir_all(STATE_ROOT).context("creating", STATE_ROOT)?;
+        match fs::create_dir(&state) {
+            Ok(()) => return Lock::take(paths, name)?.ok_or_else(|| LabError::Busy(name.to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(LabError::Exists(name.to_owned()));
+            }
+            // Another lab that came down has removed the empty root.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).context("creating", state.display()),
+        }
+    }
+    Err(LabError::Busy(name.to_owned()))
+}
+
+fn build(lab: &Lab) -> Result<(), LabError> {
+    let Lab { config, paths } = lab;
+    let mut record = Record::new(config);
+    record.write(paths)?;
+    netns::prepare_root()?;
+    let hosts = config.hosts();
+    netns::create(&paths.netns(SWITCH))?;
+    for (host, _) in &hosts {
+        netns::create(&paths.netns(host))?;
+    }
+    make_run(paths)?;
+    start_links(lab)?;
+    for (host, address) in &hosts {
+        host::configure(paths, host, *address, config.link)?;
+    }
+    if config.daemons {
+        daemon::start_cluster(lab)?;
+    }
+    record.complete = true;
+    record.write(paths)
+}
+
+fn make_run(paths: &Paths) -> Result<(), LabError> {
+    for _ in 0..16 {
+        fs::create_dir_all(RUN_ROOT).context("creating", RUN_ROOT)?;
+        match fs::create_dir(paths.run()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => return other.context("creating", paths.run().display()),
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::NotFound)).context("creating", paths.run().display())
+}
+
+/// Where one of our own programs lies: beside this one, or beside the directory of this test.
+pub(crate) fn program(config: &LabConfig, name: &'static str) -> Result<PathBuf, LabError> {
+    let beside = match &config.programs.directory {
+        Some(directory) => directory.clone(),
+        None => {
+            let own = std::env::current_exe().context("finding", "the running program")?;
+            let mut directory = own.parent().map(PathBuf::from).unwrap_or_default();
+            if directory.ends_with("deps") {
+                directory.pop();
+            }
+            directory
+        }
+    };
+    let path = beside.join(name);
+    if path.is_file() { Ok(path) } else { Err(LabError::NoProgram { name, beside }) }
+}
+
+/// Starts a program that outlives this one, away from its terminal.
+pub(crate) fn start(
+    lab: &Lab,
+    role: &str,
+    mut command: Command,
+    log: &std::path::Path,
+) -> Result<Child, LabError> {
+    let file = File::options().create(true).append(true).open(log).context("opening", log.display())?;
+    command.current_dir("/").stdin(Stdio::null()).stderr(file);
+    // SAFETY: setsid is a bare system call, safe between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid()?;
+            Ok(())
+        });
+    }
+    let child = command.spawn().context("starting", command.get_program().display())?;
+    if let Some(process) = i32::try_from(child.id()).ok().and_then(Process::of) {
+        registry::record_process(&lab.paths, role, &process)?;
+    }
+    Ok(child)
+}
+
+fn start_links(lab: &Lab) -> Result<(), LabError> {
+    let Lab { config, paths } = lab;
+    let mut command = inside_switch(lab)?;
+    command.arg("--control").arg(paths.link_socket());
+    if let Some(link) = config.link {
+        command.arg("--link").arg(link.to_string());
+    }
+    for (host, _) in config.hosts() {
+        let mut argument = std::ffi::OsString::from(format!("{host}="));
+        argument.push(paths.netns(&host));
+        command.arg("--host").arg(argument);
+    }
+    command.stdout(Stdio::piped());
+    let mut child = start(lab, LINK_ROLE, command, &paths.link_log())?;
+    let mut line = String::new();
+    if let Some(output) = child.stdout.take() {
+        BufReader::new(output).read_line(&mut line).context("reading from", LINK_PROGRAM)?;
+    }
+    if line.trim() == "ready" {
+        return Ok(());
+    }
+    let status = child.wait().context("waiting for", LINK_PROGRAM)?;
+    Err(LabError::Program {
+        program: format!("{LINK_PROGRAM} (which makes {UPLINK} of every host)"),
+        lab: config.name.clone(),
+        status,
+        output: daemon::tail(&paths.link_log()),
+    })
+}
+
+fn inside_switch(lab: &Lab) -> Result<Command, LabError> {
+    use nix::sched::{CloneFlags, setns};
+    use std::os::fd::AsFd;
+    let path = lab.paths.netns(SWITCH);
+    let namespace = File::open(&path).context("opening network namespace", path.display())?;
+    let mut command = Command::new(program(&lab.config, LINK_PROGRAM)?);
+    // SAFETY: setns is a bare system call, safe between fork and exec.
+    unsafe {
+        command.pre_exec(move || Ok(setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?));
+    }
+    Ok(command)
+}

@@ -1,0 +1,1 @@
+//! Workloads: root filesystems from the distribution's packages, and clients that measure.
