@@ -1,0 +1,477 @@
+//! A service's endpoint: its network namespace, its veth into the bridge, and who has the address.
+//!
+//! ```text
+//!                create_endpoint          open
+//!   (nothing) ───────────────────► closed ────► open ──┐ close
+//!       ▲                            │  ▲              │
+//!       └──────── remove_endpoint ───┘  └──────────────┘
+//! ```
+//!
+//! A node enters where a service is with [`Overlay::set_remote`], or by opening its endpoint here.
+//! Until it is opened, an endpoint takes nothing over: traffic to the service still goes where it
+//! went, so that a copy can be prepared while the original serves.
+//!
+//! The bridge port's alias, `godwit ADDRESS NAME`, is what [`Overlay::list_endpoints`] reads.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rtnetlink::packet_route::link::{BridgePortState, InfoData, InfoVeth, LinkAttribute};
+use rtnetlink::packet_route::route::RouteScope;
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use serde::{Deserialize, Serialize};
+
+use crate::netlink::{Link, LinkEvents, Netlink, PortState};
+use crate::netns::{self, Found, set_sysctl};
+use crate::overlay::GATEWAY_MAC;
+use crate::{Mac, NetworkError, Overlay, Subnet, arp, enter, publish};
+
+/// The interface's name inside every service's namespace.
+const INSIDE: &str = "eth0";
+/// The start of every bridge port's name; a hash of the service's name follows.
+const PORT_PREFIX: &str = "gws";
+/// The start of every bridge port's alias.
+const ALIAS_PREFIX: &str = "godwit ";
+/// How long a new veth may take to come up. It takes less than a millisecond.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// nft's limit for a comment is 128 bytes, the kernel's for an alias 255.
+const LONGEST_NAME: usize = 100;
+
+/// A transport protocol with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// A port of the node that leads to a service's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Published {
+    /// The node's port.
+    pub host_port: u16,
+    /// The service's port.
+    pub container_port: u16,
+    /// Of which protocol.
+    pub protocol: Protocol,
+}
+
+/// What the network needs to know of a service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceEndpoint {
+    /// The service's name, unique in the cluster.
+    pub name: String,
+    /// Its address, which moves with it.
+    pub address: Ipv4Addr,
+    /// Its link-layer address, which moves with it; see [`crate::mac_of`].
+    pub mac: Mac,
+    /// Its published ports.
+    pub published: Vec<Published>,
+}
+
+/// An endpoint made by [`Overlay::create_endpoint`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Where the service's network namespace is mounted.
+    pub netns: PathBuf,
+    /// The bridge port, on the node's side.
+    pub interface: String,
+}
+
+/// An endpoint that exists in the kernel, whole or in part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExistingEndpoint {
+    /// The service's name.
+    pub name: String,
+    /// Its address; `None` when only the namespace is left.
+    pub address: Option<Ipv4Addr>,
+    /// Where its network namespace is or was mounted.
+    pub netns: PathBuf,
+    /// Whether frames pass.
+    pub open: bool,
+}
+
+impl Overlay {
+    /// Makes the service's network namespace and its veth, **closed**, and reserves its published
+    /// ports. Nothing of the address is taken over yet. For a service that has its endpoint
+    /// already, completes it and leaves it open or closed as it is.
+    ///
+    /// # Errors
+    /// When the address may not be a service's or is another's here, a port is taken, something
+    /// is in the way, or the kernel refuses. Nothing half-made is left.
+    pub async fn create_endpoint(&self, service: &ServiceEndpoint) -> Result<Endpoint, NetworkError> {
+        check_name(&service.name)?;
+        self.config.subnet.check(service.address)?;
+        let endpoint = Endpoint {
+            netns: self.config.netns_dir.join(&service.name),
+            interface: port_name(&service.name),
+        };
+        let namespace = netns::look(&endpoint.netns)?;
+        if namespace == Found::Other {
+            return Err(NetworkError::FileInTheWay { path: endpoint.netns });
+        }
+        let existing = self.list_endpoints().await?;
+        if let Some(other) =
+            existing.iter().find(|e| e.address == Some(service.address) && e.name != service.name)
+        {
+            return Err(NetworkError::AddressTaken { address: service.address, owner: other.name.clone() });
+        }
+        let ours = existing.iter().find(|e| e.name == service.name).and_then(|e| e.address);
+        if let Some(existing) = ours.filter(|address| *address != service.address) {
+            let (name, wanted) = (service.name.clone(), service.address);
+            return Err(NetworkError::OtherAddress { name, existing, wanted });
+        }
+        let whole = ours.is_some() && namespace == Found::Namespace && has_inside(&endpoint.netns).await?;
+        if !whole {
+            self.remove_kernel_objects(&service.name).await?;
+        }
+        if let Err(error) = self.make(service, &endpoint, whole).await {
+            if !whole {
+                self.remove_endpoint(&service.name, service.address).await.unwrap_or_else(|second| {
+                    tracing::warn!(service = service.name, error = %second, "a half-made endpoint is left");
+                });
+            }
+            return Err(error);
+        }
+        Ok(endpoint)
+    }
+
+    async fn make(
+        &self,
+        service: &ServiceEndpoint,
+        endpoint: &Endpoint,
+        whole: bool,
+    ) -> Result<(), NetworkError> {
+        publish::publish(&self.config.bridge, &service.name, service.address, &service.published).await?;
+        if !whole {
+            netns::create(&endpoint.netns).await?;
+            self.plug(service, endpoint).await?;
+        }
+        inside(&endpoint.netns, Inside::Address { subnet: self.config.subnet, address: service.address })
+            .await?;
+        self.netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await
+    }
+
+    /// Makes the veth and closes its port before the namespace has an address: between the link's
+    /// coming up and the closing, frames could pass, but nobody is there to answer them.
+    async fn plug(&self, service: &ServiceEndpoint, endpoint: &Endpoint) -> Result<(), NetworkError> {
+        let port = endpoint.interface.as_str();
+        let netns = std::fs::File::open(&endpoint.netns)
+            .map_err(NetworkError::system(format!("open {}", endpoint.netns.display())))?;
+        let peer = LinkMessageBuilder::<LinkUnspec>::default()
+            .name(INSIDE.to_owned())
+            .address(service.mac.to_vec())
+            .mtu(self.mtu)
+            .setns_by_fd(std::os::fd::AsRawFd::as_raw_fd(&netns))
+            .build();
+        let message = LinkMessageBuilder::<LinkVeth>::new(port, INSIDE)
+            .mtu(self.mtu)
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+            .build();
+        let handle = &self.netlink.handle;
+        let refused = |what: &str| NetworkError::kernel(format!("{what} of the service {}", service.name));
+        handle.link().add(message).execute().await.map_err(refused("make the veth"))?;
+        set_sysctl(&format!("ipv6/conf/{port}/disable_ipv6"), "1")?;
+        let index = self.netlink.need_link(port).await?.index;
+
+        inside(&endpoint.netns, Inside::Up).await?;
+        let mut events = LinkEvents::new()?;
+        let alias = format!("{ALIAS_PREFIX}{} {}", service.address, service.name);
+        let message = LinkUnspec::new_with_index(index)
+            .append_extra_attribute(LinkAttribute::IfAlias(alias))
+            .controller(self.bridge)
+            .up()
+            .build();
+        handle.link().change(message).execute().await.map_err(refused("plug in the veth"))?;
+        if !events.wait_until_open(&self.netlink, port, PATIENCE).await? {
+            return Err(NetworkError::PortNotReady {
+                name: service.name.clone(),
+                interface: port.to_owned(),
+                seconds: PATIENCE.as_secs(),
+            });
+        }
+        self.netlink.set_static_port(index, port).await?;
+        self.netlink.set_port(index, port, PortState::Closed).await
+    }
+
+    /// Lets frames pass, takes the service's address over from wherever it was, and announces it.
+    ///
+    /// # Errors
+    /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses.
+    pub async fn open(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
+        let link = self.port_of(&service.name).await?;
+        let (netlink, vxlan, uplink) = (&self.netlink, &self.config.vxlan, &self.config.uplink);
+        netlink.delete_neighbour(self.vxlan, vxlan, service.address).await?;
+        netlink.delete_vxlan_entry(self.vxlan, vxlan, service.mac).await?;
+        netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await?;
+        netlink.set_bridge_entry(link.index, &link.name, service.mac).await?;
+        netlink.set_port(link.index, &link.name, PortState::Open).await?;
+        netlink.set_proxy(self.uplink, uplink, service.address).await?;
+        self.announce(service)
+    }
+
+    /// Says on the uplink and on the bridge that the service is here (gratuitous ARP, both forms).
+    /// [`Overlay::open`] does it; doing it again helps where frames are lost.
+    ///
+    /// # Errors
+    /// When a frame cannot be sent.
+    pub fn announce(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
+        arp::announce(self.uplink, &self.config.uplink, service.address, self.uplink_mac)?;
+        arp::announce(self.bridge, &self.config.bridge, service.address, service.mac)
+    }
+
+    /// Stops frames in both directions, at once, without the service seeing its link go down. The
+    /// address stays here: its neighbours keep sending to this node, and [`Overlay::open`] goes on
+    /// where this stopped.
+    ///
+    /// # Errors
+    /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses.
+    pub async fn close(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
+        let link = self.port_of(&service.name).await?;
+        self.netlink.set_port(link.index, &link.name, PortState::Closed).await
+    }
+
+    /// Whether frames pass.
+    ///
+    /// # Errors
+    /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses.
+    pub async fn is_open(&self, name: &str) -> Result<bool, NetworkError> {
+        Ok(self.port_of(name).await?.port == Some(BridgePortState::Forwarding))
+    }
+
+    /// Says that the service with this address lives on the node at `vtep`: frames to it go there,
+    /// and this node no longer answers for it, nor publishes its ports.
+    ///
+    /// # Errors
+    /// When the address may not be a service's, `vtep` is this node, or the kernel refuses.
+    pub async fn set_remote(&self, address: Ipv4Addr, mac: Mac, vtep: Ipv4Addr) -> Result<(), NetworkError> {
+        self.config.subnet.check(address)?;
+        if vtep == self.config.vtep {
+            return Err(NetworkError::RemoteIsSelf { address, vtep });
+        }
+        let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
+        netlink.set_vxlan_entry(self.vxlan, vxlan, mac, vtep).await?;
+        netlink.set_neighbour(self.vxlan, vxlan, address, mac).await?;
+        netlink.set_bridge_entry(self.vxlan, vxlan, mac).await?;
+        netlink.set_neighbour(self.bridge, &self.config.bridge, address, mac).await?;
+        if netlink.delete_proxy(self.uplink, &self.config.uplink, address).await? {
+            publish::unpublish(address).await?;
+        }
+        Ok(())
+    }
+
+    /// Says that no node has the service with this address: forgets what [`Overlay::set_remote`]
+    /// entered. Does not touch an endpoint here.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn set_absent(&self, address: Ipv4Addr, mac: Mac) -> Result<(), NetworkError> {
+        let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
+        let was_remote = netlink.delete_neighbour(self.vxlan, vxlan, address).await?;
+        netlink.delete_vxlan_entry(self.vxlan, vxlan, mac).await?;
+        netlink.delete_bridge_entry(self.vxlan, vxlan, mac).await?;
+        if was_remote {
+            netlink.delete_neighbour(self.bridge, &self.config.bridge, address).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the service's endpoint: veth, namespace, published ports, and what answers for its
+    /// address. What [`Overlay::set_remote`] entered stays. No error when it is gone already.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn remove_endpoint(&self, name: &str, address: Ipv4Addr) -> Result<(), NetworkError> {
+        check_name(name)?;
+        self.remove_kernel_objects(name).await?;
+        self.netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
+        publish::unpublish(address).await?;
+        let remote = self.netlink.neighbours(self.vxlan, false).await?;
+        if !remote.iter().any(|(there, _)| *there == address) {
+            self.netlink.delete_neighbour(self.bridge, &self.config.bridge, address).await?;
+        }
+        Ok(())
+    }
+
+    /// The endpoints that exist on this node, whole or in part, by name.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or the directory of namespaces cannot be read.
+    pub async fn list_endpoints(&self) -> Result<Vec<ExistingEndpoint>, NetworkError> {
+        let mut found: Vec<ExistingEndpoint> = Vec::new();
+        for link in self.netlink.links().await? {
+            let Some((address, name)) = link.alias.as_deref().and_then(parse_alias) else { continue };
+            if link.name == port_name(name) {
+                found.push(ExistingEndpoint {
+                    name: name.to_owned(),
+                    address: Some(address),
+                    netns: self.config.netns_dir.join(name),
+                    open: link.port == Some(BridgePortState::Forwarding),
+                });
+            }
+        }
+        let directory = &self.config.netns_dir;
+        let failed = || NetworkError::system(format!("read the directory {}", directory.display()));
+        let entries = match std::fs::read_dir(directory) {
+            Ok(entries) => Some(entries),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed()(error)),
+        };
+        for entry in entries.into_iter().flatten() {
+            let path = entry.map_err(|error| failed()(error))?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            let known = found.iter().any(|endpoint| endpoint.name == name);
+            if !known && matches!(netns::look(&path)?, Found::Namespace | Found::EmptyFile) {
+                found.push(ExistingEndpoint {
+                    name: name.to_owned(),
+                    address: None,
+                    netns: path,
+                    open: false,
+                });
+            }
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// For [`Overlay::down`], which removes the tables that the rest would be looked up in.
+    pub(crate) async fn remove_files_of(&self, endpoint: &ExistingEndpoint) -> Result<(), NetworkError> {
+        self.remove_kernel_objects(&endpoint.name).await
+    }
+
+    async fn remove_kernel_objects(&self, name: &str) -> Result<(), NetworkError> {
+        self.netlink.delete_link(&port_name(name)).await?;
+        netns::remove(&self.config.netns_dir.join(name))
+    }
+
+    async fn port_of(&self, name: &str) -> Result<Link, NetworkError> {
+        let link = self.netlink.link(&port_name(name)).await?;
+        link.filter(|link| link.master == Some(self.bridge))
+            .ok_or_else(|| NetworkError::NoEndpoint { name: name.to_owned() })
+    }
+}
+
+/// What is done inside a service's namespace.
+#[derive(Debug, Clone, Copy)]
+enum Inside {
+    /// Bring the interfaces up.
+    Up,
+    /// Give the service its address and the way out.
+    Address { subnet: Subnet, address: Ipv4Addr },
+}
+
+async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkError> {
+    on_netlink_inside(netns, move |netlink| async move {
+        match work {
+            Inside::Up => {
+                for name in ["lo", INSIDE] {
+                    let link = netlink.need_link(name).await?;
+                    netlink.set_up(link.index, name).await?;
+                }
+                Ok(())
+            }
+            Inside::Address { subnet, address } => address_inside(&netlink, subnet, address).await,
+        }
+    })
+    .await
+}
+
+async fn has_inside(netns: &std::path::Path) -> Result<bool, NetworkError> {
+    on_netlink_inside(
+        netns,
+        |netlink| async move { Ok(netlink.link(INSIDE).await?.is_some_and(|link| link.up)) },
+    )
+    .await
+}
+
+async fn on_netlink_inside<T, F, Fut>(netns: &std::path::Path, f: F) -> Result<T, NetworkError>
+where
+    T: Send + 'static,
+    F: FnOnce(Netlink) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<T, NetworkError>>,
+{
+    let work = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .map_err(NetworkError::system("start a runtime"))?;
+        runtime.block_on(async { f(Netlink::new()?).await })
+    };
+    enter(netns, work).await.and_then(|result| result)
+}
+
+async fn address_inside(netlink: &Netlink, subnet: Subnet, address: Ipv4Addr) -> Result<(), NetworkError> {
+    let link = netlink.need_link(INSIDE).await?;
+    let handle = &netlink.handle;
+    let added = handle.address().add(link.index, address.into(), subnet.prefix()).replace().execute().await;
+    added.map_err(NetworkError::kernel(format!("give {INSIDE} the address {address}")))?;
+    let route = RouteMessageBuilder::<Ipv4Addr>::new()
+        .gateway(subnet.gateway())
+        .output_interface(link.index)
+        .scope(RouteScope::Universe)
+        .build();
+    let routed = handle.route().add(route).replace().execute().await;
+    routed.map_err(NetworkError::kernel(format!("route from {address} through {}", subnet.gateway())))?;
+    // The gateway is the same everywhere: no need to ask for it after a move.
+    netlink.set_neighbour(link.index, INSIDE, subnet.gateway(), GATEWAY_MAC).await
+}
+
+/// The bridge port's name: the service's may be longer than the 15 bytes an interface may have.
+fn port_name(service: &str) -> String {
+    // FNV-1a, 64 bits, of which the upper 48 are kept: 3 + 12 bytes.
+    let hash = service.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{PORT_PREFIX}{:012x}", hash >> 16)
+}
+
+fn parse_alias(alias: &str) -> Option<(Ipv4Addr, &str)> {
+    let (address, name) = alias.strip_prefix(ALIAS_PREFIX)?.split_once(' ')?;
+    Some((address.parse().ok()?, name))
+}
+
+fn check_name(name: &str) -> Result<(), NetworkError> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let good =
+        !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(allowed) && !name.starts_with('.');
+    if good { Ok(()) } else { Err(NetworkError::BadName { name: name.to_owned() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_port_name_fits_an_interface_and_differs_between_services() {
+        let names: std::collections::HashSet<_> =
+            (0..10_000).map(|n| port_name(&format!("service-{n}"))).collect();
+        assert_eq!(names.len(), 10_000);
+        assert!(names.iter().all(|name| name.len() == 15 && name.starts_with("gws")));
+        assert_eq!(port_name("redis"), port_name("redis"));
+    }
+
+    #[test]
+    fn an_alias_tells_address_and_name() {
+        let found = parse_alias("godwit 10.88.0.10 redis").unwrap();
+        assert_eq!(found, (Ipv4Addr::new(10, 88, 0, 10), "redis"));
+        for other in ["", "godwit", "godwit redis", "godwit 10.88.0 redis", "something 10.88.0.10 redis"] {
+            assert_eq!(parse_alias(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_could_leave_its_directory_or_break_a_rule_is_refused() {
+        for good in ["redis", "a", "web-1.example_x"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        let long = "x".repeat(LONGEST_NAME + 1);
+        for bad in ["", ".", "..", "../x", "a/b", "a b", "a\"b", "a\nb", "ä", &long] {
+            let message = check_name(bad).unwrap_err().to_string();
+            assert!(message.contains(bad), "{message}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What can go wrong in a node's network, as sentences for the operator.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use crate::Subnet;
+
+/// A failed operation on the overlay. The message names the object and what to do about it; the
+/// kernel's own word, where there is one, is the source.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetworkError {
+    /// The text is not an IPv4 subnet.
+    #[error("\"{text}\" is not a subnet: {reason}; write it as 10.88.0.0/16")]
+    BadSubnet {
+        /// What was given.
+        text: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The address is not of the services' subnet.
+    #[error("the address {address} is outside the services' subnet {subnet}; choose one inside it")]
+    OutsideSubnet {
+        /// The address asked for.
+        address: Ipv4Addr,
+        /// The services' subnet.
+        subnet: Subnet,
+    },
+    /// The address has another use in the subnet.
+    #[error("the address {address} is the {role} of the subnet {subnet}; choose another one")]
+    ReservedAddress {
+        /// The address asked for.
+        address: Ipv4Addr,
+        /// What it is: network address, gateway or broadcast address.
+        role: &'static str,
+        /// The services' subnet.
+        subnet: Subnet,
+    },
+    /// A service's name cannot be a file name.
+    #[error("\"{name}\" cannot name a service's network namespace; use letters, digits, '.', '_' and '-'")]
+    BadName {
+        /// The name given.
+        name: String,
+    },
+    /// No interface has this name.
+    #[error(
+        "there is no network interface {interface}; see the interfaces with `ip link` and name one of them"
+    )]
+    NoInterface {
+        /// The interface asked for.
+        interface: String,
+    },
+    /// The uplink has no IPv4 address to be reached at by other nodes.
+    #[error("the uplink {interface} has no IPv4 address; give it one, or name another uplink")]
+    NoUplinkAddress {
+        /// The uplink.
+        interface: String,
+    },
+    /// The uplink's frames are too small for the overlay.
+    #[error("the uplink {interface} has an MTU of {mtu}, the overlay needs at least {least}; raise it")]
+    SmallMtu {
+        /// The uplink.
+        interface: String,
+        /// Its MTU in bytes.
+        mtu: u32,
+        /// The least MTU in bytes.
+        least: u32,
+    },
+    /// A route to another interface covers addresses of the services' subnet.
+    #[error(
+        "the subnet {subnet} overlaps the route to {route} on {interface}; \
+         choose another subnet for the services, or remove the route"
+    )]
+    Overlap {
+        /// The services' subnet.
+        subnet: Subnet,
+        /// The route's destination.
+        route: String,
+        /// The interface the route leads to.
+        interface: String,
+    },
+    /// An interface of that name exists and is not ours.
+    #[error("the interface {interface} exists and is {found}, not {wanted}; rename or remove it")]
+    InterfaceInTheWay {
+        /// The interface.
+        interface: String,
+        /// What it is.
+        found: String,
+        /// What it should be.
+        wanted: String,
+    },
+    /// A file stands where a service's network namespace should be mounted.
+    #[error("{} is in the way of the service's network namespace; move or remove it", path.display())]
+    FileInTheWay {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The service's endpoint exists with another address.
+    #[error(
+        "the service {name} already has a network endpoint with the address {existing}, not {wanted}; \
+         remove that one first"
+    )]
+    OtherAddress {
+        /// The service.
+        name: String,
+        /// The address it has.
+        existing: Ipv4Addr,
+        /// The address asked for.
+        wanted: Ipv4Addr,
+    },
+    /// Another service on this node has the address.
+    #[error("the address {address} belongs to the service {owner} on this node; choose another address")]
+    AddressTaken {
+        /// The address asked for.
+        address: Ipv4Addr,
+        /// The service that has it.
+        owner: String,
+    },
+    /// The service has no endpoint on this node.
+    #[error("the service {name} has no network endpoint on this node; create it first")]
+    NoEndpoint {
+        /// The service.
+        name: String,
+    },
+    /// A service cannot be remote at this node's own address.
+    #[error(
+        "the address {address} cannot be remote at {vtep}: that is this node itself; open its endpoint instead"
+    )]
+    RemoteIsSelf {
+        /// The service's address.
+        address: Ipv4Addr,
+        /// This node's underlay address.
+        vtep: Ipv4Addr,
+    },
+    /// The veth did not come up in time.
+    #[error(
+        "the bridge port {interface} of the service {name} did not come up within {seconds} s; try again"
+    )]
+    PortNotReady {
+        /// The service.
+        name: String,
+        /// Its bridge port.
+        interface: String,
+        /// How long was waited, in seconds.
+        seconds: u64,
+    },
+    /// A port of the node is published by another service.
+    #[error(
+        "port {port}/{protocol} of this node is already published by the service {owner}; choose another port"
+    )]
+    PortTaken {
+        /// The node's port.
+        port: u16,
+        /// `tcp` or `udp`.
+        protocol: &'static str,
+        /// Who has it.
+        owner: String,
+    },
+    /// nftables' program is missing.
+    #[error(
+        "published ports need the program `nft`, which could not be started; install the package nftables"
+    )]
+    NoNft(#[source] io::Error),
+    /// nftables refused a rule.
+    #[error("nft could not {action}: {message}")]
+    Nft {
+        /// What it was asked to do.
+        action: String,
+        /// Its own words.
+        message: String,
+    },
+    /// The kernel refused something asked for over netlink.
+    #[error("the kernel refused to {action}; run as root and see `godwit doctor`")]
+    Kernel {
+        /// What it was asked to do.
+        action: String,
+        /// Its answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A file, a mount, a socket or a kernel setting could not be used.
+    #[error("could not {action}; run as root and see `godwit doctor`")]
+    System {
+        /// What was tried.
+        action: String,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl NetworkError {
+    /// Wraps a failed system call; `action` completes "could not …".
+    pub(crate) fn system(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::System { action, source }
+    }
+
+    /// Wraps a failed netlink request; `action` completes "the kernel refused to …".
+    pub(crate) fn kernel(action: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> Self {
+        let action = action.into();
+        move |error| {
+            let source = match error {
+                rtnetlink::Error::NetlinkError(message) => message.to_io(),
+                other => io::Error::other(other),
+            };
+            Self::Kernel { action, source }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The overlay between real network namespaces: what a client and a service see.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{A_WHILE, SOON, World, comes_back, connect, echo_server, echoes, published, service};
+
+#[test]
+fn a_client_reaches_a_service_only_while_it_is_open() {
+    let world = World::new();
+    let redis = service("redis", 10);
+    let inside = world.a.create(&redis);
+    let at = echo_server(&inside, redis.address, 7);
+    assert!(!world.a.is_open(&redis));
+    assert!(connect(&world.client, at, A_WHILE).is_err());
+
+    world.a.open(&redis);
+    assert!(world.a.is_open(&redis));
+    let mut connection = connect(&world.client, at, SOON).unwrap();
+    assert!(echoes(&mut connection, b"before", SOON));
+
+    let carrier = carrier_changes(&inside);
+    world.a.close(&redis);
+    assert!(!echoes(&mut connection, b"during", A_WHILE));
+    assert!(connect(&world.client, at, A_WHILE).is_err());
+    world.a.open(&redis);
+    assert!(comes_back(&mut connection, b"during", SOON));
+    assert_eq!(carrier_changes(&inside), carrier);
+}
+
+#[test]
+fn services_on_two_nodes_reach_each_other_and_nodes_reach_both() {
+    let world = World::new();
+    let (web, db) = (service("web", 20), service("db", 21));
+    let inside_web = world.a.create(&web);
+    let inside_db = world.b.create(&db);
+    world.a.open(&web);
+    world.b.open(&db);
+    world.b.set_remote(&web, world.a.vtep);
+    world.a.set_remote(&db, world.b.vtep);
+    let (at_web, at_db) =
+        (echo_server(&inside_web, web.address, 80), echo_server(&inside_db, db.address, 5432));
+
+    for (from, to) in [
+        (&inside_web, at_db),
+        (&inside_db, at_web),
+        (&world.a.host, at_db),
+        (&world.b.host, at_web),
+        (&world.a.host, at_web),
+    ] {
+        let mut connection = connect(from, to, SOON).unwrap_or_else(|e| panic!("{} to {to}: {e}", from.name));
+        assert!(echoes(&mut connection, &[7; 100_000], SOON), "{} to {to}", from.name);
+    }
+}
+
+#[test]
+fn a_published_port_of_the_node_leads_to_the_service() {
+    let world = World::new();
+    let web = published("web", 30, 8080, 80);
+    let inside = world.a.create(&web);
+    echo_server(&inside, web.address, 80);
+    world.a.open(&web);
+    let at = (world.a.vtep, 8080).into();
+    let mut connection = connect(&world.client, at, SOON).unwrap();
+    assert!(echoes(&mut connection, b"published", SOON));
+    assert!(connect(&world.a.host, at, SOON).is_ok(), "from the node itself");
+    assert!(connect(&inside, at, SOON).is_ok(), "from the service itself");
+
+    let other = published("other", 31, 8080, 81);
+    let refused = world.a.try_create(&other).unwrap_err();
+    assert!(refused.contains("8080/tcp") && refused.contains("web"), "{refused}");
+
+    world.a.remove(&web);
+    let error = connect(&world.client, at, SOON).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    assert!(!world.a.host.sh("nft list ruleset").contains("published"));
+}
+
+fn carrier_changes(namespace: &common::Host) -> String {
+    common::sh(&format!(
+        "nsenter --net={} ip -s -s -d link show eth0 | grep -A1 -i carrier",
+        namespace.path.display()
+    ))
+}
