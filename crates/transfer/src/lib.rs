@@ -1,1 +1,36 @@
-//! godwit-transfer (placeholder head, replaced by its owner).
+//! The connections between two nodes: who a node is, how two nodes meet, and how bytes travel.
+//!
+//! ```text
+//!   identity, authority   who a node is: the cluster's CA, a node's certificate and key
+//!   token, join           how a new node gets its certificate
+//!   tls                   which certificates are believed, and for what
+//!   listen, socket        TCP and TLS connections, made and accepted
+//!   frame, region         the data plane's frames on such a connection
+//!   connection            a data connection: peer, reader, writer, traffic
+//! ```
+//!
+//! Every connection is TLS 1.3. A peer without a certificate of this cluster's CA gets a TLS alert
+//! and not one byte of application data. What a frame means is not known here.
+
+pub mod authority;
+pub mod connection;
+mod files;
+pub mod frame;
+pub mod identity;
+pub mod join;
+pub mod listen;
+pub mod node;
+pub mod region;
+pub mod socket;
+pub mod tls;
+pub mod token;
+
+pub use authority::ClusterAuthority;
+pub use connection::{Connection, ConnectionOptions, DataReader, DataWriter};
+pub use frame::{Frame, FrameError, FrameReader, FrameWriter, MAX_PAYLOAD};
+pub use identity::{Fingerprint, Identity, IdentityError};
+pub use listen::{Accepted, ConnectError, ConnectOptions, ListenError, ListenOptions, Listener, connect};
+pub use node::{NodeName, NodeNameError};
+pub use socket::{LinkOptions, SecureStream, Socket, Traffic};
+pub use tls::{Alpn, TlsError};
+pub use token::{JoinToken, Secret, TokenError};

@@ -1,0 +1,119 @@
+//! A data connection between two nodes: TLS underneath, frames on top, and whose it is.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{ReadHalf, WriteHalf};
+
+use crate::frame::{FrameError, FrameReader, FrameWriter};
+use crate::identity::Identity;
+use crate::listen::{Accepted, ConnectError, ConnectOptions, connect};
+use crate::node::NodeName;
+use crate::socket::{SecureStream, Traffic};
+use crate::tls::Alpn;
+
+/// The receiving half of a data connection.
+pub type DataReader = FrameReader<ReadHalf<SecureStream>>;
+/// The sending half of a data connection.
+pub type DataWriter = FrameWriter<WriteHalf<SecureStream>>;
+
+/// Limits of a data connection.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionOptions {
+    /// How to reach the peer.
+    pub connect: ConnectOptions,
+    /// How long the peer may be silent while a frame is awaited. `None` waits for ever: the kernel's
+    /// probes still notice a dead link, but not a peer that hangs.
+    pub idle_timeout: Option<Duration>,
+    /// How long a write may make no progress.
+    pub stall_timeout: Option<Duration>,
+}
+
+impl Default for ConnectionOptions {
+    /// 30 s of silence: well above the longest step that a peer takes without saying anything.
+    fn default() -> Self {
+        let patience = Some(Duration::from_secs(30));
+        Self { connect: ConnectOptions::default(), idle_timeout: patience, stall_timeout: patience }
+    }
+}
+
+/// Why there is no data connection.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The node was not reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The node was reached, but the conversation did not start.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+/// A data connection whose two ends have greeted each other.
+#[derive(Debug)]
+pub struct Connection {
+    /// Frames from the peer.
+    pub reader: DataReader,
+    /// Frames to the peer.
+    pub writer: DataWriter,
+    peer: NodeName,
+    remote: Option<SocketAddr>,
+    traffic: Arc<Traffic>,
+}
+
+impl Connection {
+    /// Connects to `node` at `address` (`host:port`). When this returns, the peer has accepted this
+    /// node's certificate and has greeted it.
+    pub async fn open(
+        identity: &Identity,
+        address: &str,
+        node: &NodeName,
+        options: &ConnectionOptions,
+    ) -> Result<Self, OpenError> {
+        let stream = connect(identity, address, node, Alpn::Data, options.connect).await?;
+        Ok(Self::start(stream, node.clone(), options).await?)
+    }
+
+    /// Greets a node that has connected with [`Alpn::Data`].
+    pub async fn accept(accepted: Accepted, options: &ConnectionOptions) -> Result<Self, FrameError> {
+        Self::start(accepted.stream, accepted.peer, options).await
+    }
+
+    async fn start(
+        stream: SecureStream,
+        peer: NodeName,
+        options: &ConnectionOptions,
+    ) -> Result<Self, FrameError> {
+        let socket = stream.get_ref().0;
+        let (traffic, remote) = (socket.traffic(), socket.tcp().peer_addr().ok());
+        let (read, write) = tokio::io::split(stream);
+        let mut reader = FrameReader::new(read, peer.as_str());
+        let mut writer = FrameWriter::new(write, peer.as_str());
+        writer.set_stall_timeout(options.stall_timeout);
+        reader.set_idle_timeout(Some(options.connect.timeout));
+        writer.flush().await?;
+        reader.start().await?;
+        reader.set_idle_timeout(options.idle_timeout);
+        Ok(Self { reader, writer, peer, remote, traffic })
+    }
+
+    /// The node at the other end, by its certificate.
+    pub fn peer(&self) -> &NodeName {
+        &self.peer
+    }
+
+    /// Its address.
+    pub fn remote(&self) -> Option<SocketAddr> {
+        self.remote
+    }
+
+    /// Bytes on the network so far, TLS included. The counters outlive the connection.
+    pub fn traffic(&self) -> Arc<Traffic> {
+        self.traffic.clone()
+    }
+
+    /// The two halves, for two tasks.
+    pub fn into_split(self) -> (DataReader, DataWriter) {
+        (self.reader, self.writer)
+    }
+}
