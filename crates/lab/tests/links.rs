@@ -1,0 +1,199 @@
+//! The links of a lab have the rate and the delay they were given. Needs root.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use godwit_lab::{Lab, LabConfig};
+
+/// Measurements disturb each other: one at a time.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+struct Guard {
+    lab: Lab,
+    _machine: MutexGuard<'static, ()>,
+}
+
+impl Guard {
+    fn up(name: &str, link: Option<&str>) -> Self {
+        let machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut config = LabConfig::new(name, ["a", "b"]);
+        config.daemons = false;
+        config.link = link.map(|link| link.parse().unwrap());
+        Self { lab: Lab::up(&config).unwrap(), _machine: machine }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        Lab::down(self.lab.name()).unwrap();
+    }
+}
+
+/// Round trips of small UDP packets, shortest first.
+fn round_trips(lab: &Lab, from: &str, to: &str, count: usize) -> Vec<Duration> {
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let server = lab.inside(to, || UdpSocket::bind(any).unwrap()).unwrap();
+    let target = SocketAddr::from((lab.address(to).unwrap(), server.local_addr().unwrap().port()));
+    let client = lab.inside(from, || UdpSocket::bind(any).unwrap()).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut trips = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = [0; 64];
+            for _ in 0..=count {
+                let (length, from) = server.recv_from(&mut buffer).unwrap();
+                server.send_to(&buffer[..length], from).unwrap();
+            }
+        });
+        let trip = || {
+            let begun = Instant::now();
+            client.send_to(b"ping", target).unwrap();
+            client.recv(&mut [0; 64]).unwrap();
+            begun.elapsed()
+        };
+        // The first one waits for ARP.
+        trip();
+        (0..count).map(|_| trip()).collect::<Vec<_>>()
+    });
+    trips.sort();
+    trips
+}
+
+/// Bits per second of one TCP connection, measured at the receiver from the first byte on.
+fn tcp_rate(lab: &Lab, from: &str, to: &str, address: Ipv4Addr, bytes: usize) -> f64 {
+    let listener = lab.inside(to, || TcpListener::bind((address, 0)).unwrap()).unwrap();
+    let target = listener.local_addr().unwrap();
+    let sender = lab.inside(from, || TcpStream::connect(target).unwrap()).unwrap();
+    let mut receiver = listener.accept().unwrap().0;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut sender = sender;
+            let block: Vec<u8> = (0..=255).cycle().take(1 << 17).collect();
+            let mut left = bytes;
+            while left > 0 {
+                let length = left.min(block.len());
+                sender.write_all(&block[..length]).unwrap();
+                left -= length;
+            }
+        });
+        let pattern: Vec<u8> = (0..=255).cycle().take((1 << 17) + 256).collect();
+        let mut buffer = vec![0; 1 << 17];
+        let mut begun = None;
+        let mut received = 0;
+        loop {
+            let length = receiver.read(&mut buffer).unwrap();
+            if length == 0 {
+                break;
+            }
+            // Damage and disorder would show.
+            assert!(buffer[..length] == pattern[received % 256..][..length]);
+            received += length;
+            begun.get_or_insert((Instant::now(), received));
+        }
+        assert_eq!(received, bytes);
+        let (begun, first) = begun.unwrap();
+        #[allow(clippy::cast_precision_loss)]
+        let bits = ((received - first) * 8) as f64;
+        bits / begun.elapsed().as_secs_f64()
+    })
+}
+
+fn assert_rate(rate: f64, asked: f64) {
+    println!("rate {:.1} Mbit/s of {:.1}", rate / 1e6, asked / 1e6);
+    // Headers and framing take 6 % of what is on the wire; the first window comes at once.
+    assert!(rate > 0.7 * asked && rate < 1.1 * asked, "{rate} of {asked}");
+}
+
+fn assert_delay(trips: &[Duration], one_way: Duration, slack: Duration) {
+    println!("round trips {:?} … {:?} … {:?}", trips[0], trips[trips.len() / 2], trips[trips.len() - 1]);
+    assert!(trips[0] >= 2 * one_way, "{:?}", trips[0]);
+    assert!(trips[trips.len() / 2] < 2 * one_way + slack, "{:?}", trips[trips.len() / 2]);
+}
+
+/// Processor time that the link program has used.
+fn processor_time(lab: &Lab) -> Duration {
+    let pid = Lab::status(lab.name()).unwrap().link_program.unwrap();
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    Duration::from_millis(ticks * 10)
+}
+
+#[test]
+fn a_gigabit_link_carries_a_gigabit_with_its_delay() {
+    let guard = Guard::up("link-gigabit", Some("1gbit,1ms"));
+    let lab = &guard.lab;
+    assert_delay(&round_trips(lab, "a", "b", 200), Duration::from_millis(1), Duration::from_millis(2));
+    let before = processor_time(lab);
+    let address = lab.address("b").unwrap();
+    assert_rate(tcp_rate(lab, "a", "b", address, 250 << 20), 1e9);
+    println!("processor time {:?}", processor_time(lab) - before);
+    let figures = lab.figures().unwrap();
+    let from = figures.iter().find(|port| port.host == "a").unwrap().counters;
+    assert!(from.bytes_in > 250 << 20 && from.dropped_cut == 0, "{from:?}");
+    println!("{figures:?}");
+}
+
+#[test]
+fn a_slow_and_long_link_is_slow_and_long() {
+    let guard = Guard::up("link-slow", Some("20mbit,25ms"));
+    let lab = &guard.lab;
+    assert_delay(&round_trips(lab, "client", "b", 20), Duration::from_millis(25), Duration::from_millis(5));
+    let address = lab.address("b").unwrap();
+    assert_rate(tcp_rate(lab, "client", "b", address, 5 << 20), 20e6);
+}
+
+#[test]
+fn a_link_changes_while_it_is_used() {
+    let guard = Guard::up("link-changes", Some("1gbit,10ms"));
+    let lab = &guard.lab;
+    assert_delay(&round_trips(lab, "a", "b", 10), Duration::from_millis(10), Duration::from_millis(5));
+    lab.set_link(Some("50mbit,2ms".parse().unwrap())).unwrap();
+    assert_delay(&round_trips(lab, "a", "b", 10), Duration::from_millis(2), Duration::from_millis(2));
+    let address = lab.address("b").unwrap();
+    assert_rate(tcp_rate(lab, "a", "b", address, 8 << 20), 50e6);
+    lab.set_link(None).unwrap();
+    let trips = round_trips(lab, "a", "b", 10);
+    assert!(trips[5] < Duration::from_millis(2), "{trips:?}");
+}
+
+#[test]
+fn an_unshaped_link_is_fast_and_idles_without_work() {
+    let guard = Guard::up("link-open", None);
+    let lab = &guard.lab;
+    let trips = round_trips(lab, "a", "b", 200);
+    println!("round trips {:?} … {:?} … {:?}", trips[0], trips[100], trips[199]);
+    assert!(trips[100] < Duration::from_millis(2), "{:?}", trips[100]);
+    let rate = tcp_rate(lab, "a", "b", lab.address("b").unwrap(), 1 << 30);
+    println!("rate {:.1} Mbit/s", rate / 1e6);
+    assert!(rate > 1e9, "{rate}");
+    let before = processor_time(lab);
+    thread::sleep(Duration::from_millis(500));
+    assert!(processor_time(lab) - before <= Duration::from_millis(20));
+}
+
+/// The overlay's frames are UDP with frames inside: they pass whole, at the link's rate.
+#[test]
+fn a_tunnel_between_nodes_works_at_the_rate_of_the_link() {
+    let guard = Guard::up("link-tunnel", Some("200mbit,1ms"));
+    let lab = &guard.lab;
+    for (host, other, inner) in [("a", "b", "172.16.0.1/24"), ("b", "a", "172.16.0.2/24")] {
+        let (own, remote) = (lab.address(host).unwrap(), lab.address(other).unwrap());
+        let script = format!(
+            "ip link add vx0 type vxlan id 88 dstport 4789 local {own} remote {remote} dev uplink0 &&
+             ip address add {inner} dev vx0 && ip link set vx0 up"
+        );
+        let status = lab.command(host, "sh").unwrap().args(["-c", &script]).status().unwrap();
+        assert!(status.success());
+    }
+    let inner = Ipv4Addr::new(172, 16, 0, 2);
+    let rate = tcp_rate(lab, "a", "b", inner, 50 << 20);
+    assert_rate(rate, 200e6);
+}
