@@ -1,2 +1,76 @@
-//! godwit-cli.
-fn main() {}
+//! `godwit`: the user's command. Reads the command line, asks the node's daemon, prints.
+//!
+//! ```text
+//!   cli.rs      what can be typed: flags and verbs
+//!   verbs/      one file per verb
+//!   client.rs   which daemon, and the connection to it
+//!   values.rs   sizes, mounts, ports, times: text from the user to the API's types
+//!   output.rs   tables, JSON, sizes and times: the API's types to text for the user
+//! ```
+
+mod cli;
+mod client;
+mod output;
+mod values;
+mod verbs;
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use clap::{Parser as _, error::ErrorKind};
+
+use crate::cli::Cli;
+
+/// Exit code for a command line that cannot be understood.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain_usage(&error),
+    };
+    let code_of_failure = cli.verb.code_of_failure();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&anyhow::Error::new(error), code_of_failure),
+    };
+    let outcome = runtime.block_on(cli.verb.run(&cli.global));
+    // A thread may still wait in a read of standard input, which nothing can interrupt.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(code) => code,
+        Err(error) => fail(&error, code_of_failure),
+    }
+}
+
+/// One sentence on standard error; silence when whoever read our output has gone.
+fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
+    let reader_gone = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe);
+    if reader_gone {
+        return ExitCode::SUCCESS;
+    }
+    let _ = writeln!(io::stderr(), "Error: {error:#}");
+    ExitCode::from(code)
+}
+
+/// Help and version as clap writes them; errors in godwit's own form.
+fn explain_usage(error: &clap::Error) -> ExitCode {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        let _ = error.print();
+        return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+    }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let _ = write!(io::stderr(), "Error: {text}");
+    ExitCode::from(USAGE)
+}

@@ -1,0 +1,118 @@
+//! What can be typed: the global flags and the verbs.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::verbs;
+
+/// Runs containers on edge nodes, and moves them with their memory and open connections.
+#[derive(Debug, Parser)]
+#[command(
+    name = "godwit",
+    version,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_long_help = "\
+Exit codes:
+  0    done
+  1    not done; standard error says why in one sentence (also: a migration that was kept at its source)
+  2    the command line was not understood
+  125  run and exec: godwit could not start the command
+  130  ended by Ctrl-C
+  exec ends with the exit code of the command it ran.
+
+Examples:
+  godwit run --name redis --ip 10.88.0.10 --image redis.tar -- redis-server --bind 0.0.0.0
+  godwit migrate redis --to b
+  godwit ps -a --json"
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// Flags that every verb takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Print JSON: one document a line
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Unix socket of the daemon to ask
+    #[arg(long, global = true, value_name = "PATH", conflicts_with = "node")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Ask the daemon of this node of the lab
+    #[arg(long, global = true, value_name = "NODE", env = "GODWIT_NODE")]
+    pub(crate) node: Option<String>,
+    /// The lab that --node and the lab's verbs mean
+    #[arg(long, global = true, value_name = "NAME", env = "GODWIT_LAB", default_value = "default")]
+    pub(crate) lab: String,
+}
+
+/// The verbs, in the order in which the help shows them.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    Run(verbs::run::Args),
+    Ps(verbs::ps::Args),
+    Inspect(verbs::inspect::Args),
+    Logs(verbs::logs::Args),
+    Exec(verbs::exec::Args),
+    Stop(verbs::stop::Args),
+    Rm(verbs::rm::Args),
+    Migrate(verbs::migrate::Args),
+    Cancel(verbs::cancel::Args),
+    Nodes(verbs::nodes::Args),
+    Events(verbs::events::Args),
+    Doctor(verbs::doctor::Args),
+    Cluster(verbs::cluster::Args),
+    Version(verbs::version::Args),
+    Completions(verbs::completions::Args),
+    Man(verbs::man::Args),
+}
+
+impl Verb {
+    /// Exit code when godwit itself fails; Podman's for the verbs that pass a command's on.
+    pub(crate) fn code_of_failure(&self) -> u8 {
+        match self {
+            Self::Run(_) | Self::Exec(_) => 125,
+            _ => 1,
+        }
+    }
+
+    pub(crate) async fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Run(args) => verbs::run::run(args, global).await,
+            Self::Ps(args) => verbs::ps::run(args, global).await,
+            Self::Inspect(args) => verbs::inspect::run(args, global).await,
+            Self::Logs(args) => verbs::logs::run(args, global).await,
+            Self::Exec(args) => verbs::exec::run(args, global).await,
+            Self::Stop(args) => verbs::stop::run(args, global).await,
+            Self::Rm(args) => verbs::rm::run(args, global).await,
+            Self::Migrate(args) => verbs::migrate::run(args, global).await,
+            Self::Cancel(args) => verbs::cancel::run(args, global).await,
+            Self::Nodes(args) => verbs::nodes::run(args, global).await,
+            Self::Events(args) => verbs::events::run(args, global).await,
+            Self::Doctor(args) => verbs::doctor::run(args, global).await,
+            Self::Cluster(args) => verbs::cluster::run(args, global).await,
+            Self::Version(args) => verbs::version::run(args, global).await,
+            Self::Completions(args) => verbs::completions::run(&args),
+            Self::Man(args) => verbs::man::run(&args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

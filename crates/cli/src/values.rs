@@ -1,0 +1,280 @@
+//! Text from the user to values: sizes, CPUs, mounts, ports, environment, times.
+//!
+//! Strict on purpose: what could mean two things is refused with what to write instead.
+
+use std::{
+    env, io,
+    path::{Component, Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use godwit_api::v1::{Mount, PublishedPort};
+
+/// Why a value is not taken. Clap puts the flag and the value in front.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ValueError {
+    #[error("a size is a whole number with a unit: 512k, 256m, 2g, or 512KiB, 256MiB, 2GiB")]
+    Size,
+    #[error(
+        "'{unit}' could mean 1000 or 1024: write k, m, g, t or KiB, MiB, GiB, TiB, which all count in 1024"
+    )]
+    AmbiguousUnit { unit: String },
+    #[error("the size is zero: leave the flag away for no limit")]
+    ZeroSize,
+    #[error("the size is more than 64 bits can hold")]
+    HugeSize,
+    #[error("a number of CPUs is decimal, above zero, and has at most three places: 2, 1.5, 0.125")]
+    Cpus,
+    #[error("write HOST:CONTAINER or HOST:CONTAINER/udp with ports from 1 to 65535, for example 8080:80")]
+    Publish,
+    #[error("write NAME=VALUE, or NAME to take the value from your own environment")]
+    Env,
+    #[error("write NAME=VALUE")]
+    Label,
+    #[error("a mount needs type=bind or type=tmpfs")]
+    MountType,
+    #[error("'{key}' is no part of a {kind} mount; there are {known}")]
+    MountKey { kind: &'static str, key: String, known: &'static str },
+    #[error("a {kind} mount needs {missing}")]
+    MountPart { kind: &'static str, missing: &'static str },
+    #[error("'{path}' must be an absolute path inside the container, without '..'")]
+    Target { path: String },
+    #[error("tmpfs size: {0}")]
+    MountSize(Box<ValueError>),
+    #[error("write SOURCE:TARGET or SOURCE:TARGET:ro")]
+    Volume,
+    #[error("write a time as 10m, 2h, 1d ago, as seconds since 1970, or as 2026-01-31T12:00:00Z")]
+    Time,
+    #[error("write a duration with its unit: 90s, 15m, 2h, 1d")]
+    Duration,
+    #[error("the path cannot be made absolute: the current directory is gone")]
+    NoDirectory,
+}
+
+/// `256m`, `256MiB`, `1073741824`: bytes.
+pub(crate) fn size(text: &str) -> Result<u64, ValueError> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    if number.is_empty() {
+        return Err(ValueError::Size);
+    }
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        "kb" | "mb" | "gb" | "tb" => return Err(ValueError::AmbiguousUnit { unit: unit.to_owned() }),
+        _ => return Err(ValueError::Size),
+    };
+    let number: u64 = number.parse().map_err(|_| ValueError::HugeSize)?;
+    match number.checked_mul(1 << shift) {
+        Some(0) => Err(ValueError::ZeroSize),
+        Some(bytes) => Ok(bytes),
+        None => Err(ValueError::HugeSize),
+    }
+}
+
+/// `1.5`: thousandths of a CPU.
+pub(crate) fn cpus(text: &str) -> Result<u32, ValueError> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(part) || part.len() > 3 {
+        return Err(ValueError::Cpus);
+    }
+    let thousands = format!("{whole}{part:0<3}").parse().map_err(|_| ValueError::Cpus)?;
+    if thousands == 0 { Err(ValueError::Cpus) } else { Ok(thousands) }
+}
+
+/// `8080:80/udp`.
+pub(crate) fn publish(text: &str) -> Result<PublishedPort, ValueError> {
+    let (ports, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+    let (host, container) = ports.split_once(':').ok_or(ValueError::Publish)?;
+    let port = |text: &str| match text.parse::<u16>() {
+        Ok(port) if port > 0 && !text.starts_with('+') => Ok(u32::from(port)),
+        _ => Err(ValueError::Publish),
+    };
+    if !matches!(protocol, "tcp" | "udp") {
+        return Err(ValueError::Publish);
+    }
+    Ok(PublishedPort {
+        host_port: port(host)?,
+        container_port: port(container)?,
+        protocol: protocol.to_owned(),
+    })
+}
+
+/// `NAME=VALUE`, or `NAME` with the value of godwit's own environment (none: an empty text).
+pub(crate) fn env(text: &str) -> Result<String, ValueError> {
+    match text.split_once('=') {
+        Some(("", _)) => Err(ValueError::Env),
+        Some(_) => Ok(text.to_owned()),
+        None if text.is_empty() => Err(ValueError::Env),
+        None => env::var(text).map(|value| format!("{text}={value}")).or(Ok(String::new())),
+    }
+}
+
+/// `NAME=VALUE`.
+pub(crate) fn label(text: &str) -> Result<String, ValueError> {
+    match text.split_once('=') {
+        Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
+        _ => Err(ValueError::Label),
+    }
+}
+
+/// Podman's `--mount`: `type=bind,src=DIR,dst=DIR[,ro]` or `type=tmpfs,dst=DIR[,size=64m]`.
+pub(crate) fn mount(text: &str) -> Result<Mount, ValueError> {
+    let parts: Vec<(&str, Option<&str>)> = text
+        .split(',')
+        .map(|part| part.split_once('=').map_or((part, None), |(key, value)| (key, Some(value))))
+        .collect();
+    let kind = match parts.iter().find(|(key, _)| *key == "type") {
+        Some((_, Some("bind"))) => "bind",
+        Some((_, Some("tmpfs"))) => "tmpfs",
+        _ => return Err(ValueError::MountType),
+    };
+    let known = if kind == "bind" { "type, src, dst, ro" } else { "type, dst, size, ro" };
+    let mut mount = Mount { kind: kind.to_owned(), ..Mount::default() };
+    for (key, value) in parts {
+        match (key, value, kind) {
+            ("type", ..) => {}
+            ("src" | "source", Some(path), "bind") if !path.is_empty() => mount.source = absolute_text(path)?,
+            ("dst" | "destination" | "target", Some(path), _) => mount.target = target(path)?,
+            ("ro" | "readonly", None | Some("true"), _) => mount.read_only = true,
+            ("ro" | "readonly", Some("false"), _) | ("rw", None | Some("true"), _) => mount.read_only = false,
+            ("size" | "tmpfs-size", Some(text), "tmpfs") => {
+                mount.size_bytes = size(text).map_err(|error| ValueError::MountSize(Box::new(error)))?;
+            }
+            _ => return Err(ValueError::MountKey { kind, key: key.to_owned(), known }),
+        }
+    }
+    if mount.target.is_empty() {
+        return Err(ValueError::MountPart { kind, missing: "dst=PATH, where it goes in the container" });
+    }
+    if kind == "bind" && mount.source.is_empty() {
+        return Err(ValueError::MountPart { kind, missing: "src=PATH, what to mount" });
+    }
+    Ok(mount)
+}
+
+/// Podman's `-v`: `SOURCE:TARGET[:ro|rw]`.
+pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
+    let parts: Vec<_> = text.split(':').collect();
+    let (source, path, read_only) = match parts.as_slice() {
+        [source, path] | [source, path, "rw"] => (source, path, false),
+        [source, path, "ro"] => (source, path, true),
+        _ => return Err(ValueError::Volume),
+    };
+    if source.is_empty() {
+        return Err(ValueError::Volume);
+    }
+    Ok(Mount {
+        kind: "bind".to_owned(),
+        source: absolute_text(source)?,
+        target: target(path)?,
+        read_only,
+        size_bytes: 0,
+    })
+}
+
+/// A path inside the container.
+fn target(text: &str) -> Result<String, ValueError> {
+    let path = Path::new(text);
+    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
+        return Err(ValueError::Target { path: text.to_owned() });
+    }
+    Ok(text.to_owned())
+}
+
+/// A path on this machine as the daemon, which has another current directory, must get it.
+pub(crate) fn absolute(text: &str) -> Result<PathBuf, ValueError> {
+    std::path::absolute(text).map_err(|_| ValueError::NoDirectory)
+}
+
+/// The same as text, for the API.
+pub(crate) fn absolute_text(text: &str) -> Result<String, ValueError> {
+    Ok(absolute(text)?.to_string_lossy().into_owned())
+}
+
+/// `90s`, `15m`, `2h`, `1d`.
+pub(crate) fn duration(text: &str) -> Result<Duration, ValueError> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).ok_or(ValueError::Duration)?;
+    let (number, unit) = text.split_at(split);
+    let unit = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err(ValueError::Duration),
+    };
+    let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    seconds.map(Duration::from_secs).ok_or(ValueError::Duration)
+}
+
+/// A moment in the past: an age, seconds since 1970, or RFC 3339 in UTC; as milliseconds.
+pub(crate) fn moment(text: &str) -> Result<i64, ValueError> {
+    if let Ok(age) = duration(text) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        return i64::try_from(now.saturating_sub(age).as_millis()).map_err(|_| ValueError::Time);
+    }
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        let seconds: i64 = text.parse().map_err(|_| ValueError::Time)?;
+        return seconds.checked_mul(1000).ok_or(ValueError::Time);
+    }
+    rfc3339(text).ok_or(ValueError::Time)
+}
+
+/// `2026-01-31T12:00:00[.123]Z` as milliseconds since 1970.
+fn rfc3339(text: &str) -> Option<i64> {
+    let (date, time) = text.strip_suffix(['Z', 'z'])?.split_once(['T', ' '])?;
+    let field = |text: &str, length: usize| -> Option<i64> {
+        (text.len() == length && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
+    };
+    let mut date = date.split('-');
+    let (year, month, day) = (field(date.next()?, 4)?, field(date.next()?, 2)?, field(date.next()?, 2)?);
+    let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let mut time = time.split(':');
+    let (hour, minute, second) = (field(time.next()?, 2)?, field(time.next()?, 2)?, field(time.next()?, 2)?);
+    let fraction_digits = fraction.bytes().all(|byte| byte.is_ascii_digit()) && !fraction.is_empty();
+    let in_range = (1..=12).contains(&month)
+        && (1..=31).contains(&day)
+        && (0..24).contains(&hour)
+        && (0..60).contains(&minute)
+        && (0..=60).contains(&second);
+    if date.next().is_some() || time.next().is_some() || !fraction_digits || !in_range {
+        return None;
+    }
+    let millis: i64 = format!("{fraction:0<3}")[..3].parse().ok()?;
+    let seconds = days_from_civil(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
+    Some(seconds * 1000 + millis)
+}
+
+/// Days since 1970-01-01 of a Gregorian date (H. Hinnant, "chrono-compatible low-level date algorithms").
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let year_of_era = year.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
+}
+
+/// A name for a service that the user did not name: from its command, with four random digits.
+pub(crate) fn invented_name(command: &[String]) -> io::Result<String> {
+    let mut random = [0; 2];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut random)?;
+    let program = command.first().map(String::as_str).unwrap_or_default();
+    let base: String = Path::new(program)
+        .file_name()
+        .map(|name| name.to_string_lossy().to_ascii_lowercase())
+        .unwrap_or_default()
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric())
+        .take(20)
+        .collect();
+    let base = if base.is_empty() { "service" } else { base.as_str() };
+    Ok(format!("{base}-{:04x}", u16::from_be_bytes(random)))
+}
+
+#[cfg(test)]
+#[path = "values_tests.rs"]
+mod tests;

@@ -1,0 +1,125 @@
+//! What the user may write, and what is refused.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+#[test]
+fn sizes_count_in_1024() {
+    for (text, bytes) in [
+        ("1", 1),
+        ("4096b", 4096),
+        ("512k", 512 << 10),
+        ("256m", 256 << 20),
+        ("256MiB", 256 << 20),
+        ("2G", 2 << 30),
+        ("1TiB", 1 << 40),
+    ] {
+        assert_eq!(size(text), Ok(bytes), "{text}");
+    }
+}
+
+#[test]
+fn sizes_that_could_mean_two_things_are_refused() {
+    for text in ["", "m", "1.5g", "-1m", "+1m", "1 m", "1x", "256mi", "0x10", "1e3"] {
+        assert_eq!(size(text), Err(ValueError::Size), "{text}");
+    }
+    assert_eq!(size("256MB"), Err(ValueError::AmbiguousUnit { unit: "MB".to_owned() }));
+    assert_eq!(size("0m"), Err(ValueError::ZeroSize));
+    assert_eq!(size("99999999999999999999"), Err(ValueError::HugeSize));
+    assert_eq!(size("16777216t"), Err(ValueError::HugeSize));
+}
+
+#[test]
+fn cpus_are_thousandths() {
+    for (text, millis) in [("1", 1000), ("1.5", 1500), ("0.125", 125), ("0.05", 50), ("16", 16_000)] {
+        assert_eq!(cpus(text), Ok(millis), "{text}");
+    }
+    for text in ["", "0", "0.0", "-1", "1.", ".5", "1.2345", "1,5", "one", "+1", "99999999"] {
+        assert_eq!(cpus(text), Err(ValueError::Cpus), "{text}");
+    }
+}
+
+#[test]
+fn ports_name_the_host_first() {
+    let port = publish("8080:80").unwrap();
+    assert_eq!((port.host_port, port.container_port, port.protocol.as_str()), (8080, 80, "tcp"));
+    assert_eq!(publish("53:53/udp").unwrap().protocol, "udp");
+    for text in
+        ["80", "0:80", "80:0", "65536:80", "a:b", "80:80/sctp", "1.2.3.4:80:80", "80-81:80-81", "+1:80"]
+    {
+        assert_eq!(publish(text), Err(ValueError::Publish), "{text}");
+    }
+}
+
+#[test]
+fn environment_without_a_value_takes_the_users_own() {
+    assert_eq!(env("A=b=c"), Ok("A=b=c".to_owned()));
+    assert_eq!(env("A="), Ok("A=".to_owned()));
+    assert_eq!(env("PATH"), Ok(format!("PATH={}", std::env::var("PATH").unwrap())));
+    assert_eq!(env("GODWIT_TEST_NOT_SET"), Ok(String::new()));
+    assert_eq!(env("=x"), Err(ValueError::Env));
+    assert_eq!(label("only-a-name"), Err(ValueError::Label));
+}
+
+#[test]
+fn mounts_read_like_podmans() {
+    let bind = mount("type=bind,src=/data,dst=/var/lib,ro").unwrap();
+    assert_eq!(
+        (bind.kind.as_str(), bind.source.as_str(), bind.target.as_str()),
+        ("bind", "/data", "/var/lib")
+    );
+    assert!(bind.read_only);
+    assert!(!mount("type=bind,source=/data,target=/x,readonly=false").unwrap().read_only);
+    let tmpfs = mount("dst=/tmp,type=tmpfs,size=64m").unwrap();
+    assert_eq!((tmpfs.kind.as_str(), tmpfs.size_bytes), ("tmpfs", 64 << 20));
+    let volume = volume("data:/data:ro").unwrap();
+    assert_eq!(volume.source, std::env::current_dir().unwrap().join("data").to_str().unwrap());
+    assert!(volume.read_only);
+}
+
+#[test]
+fn a_wrong_mount_is_told_what_is_wrong() {
+    for (text, expected) in [
+        ("src=/a,dst=/b", "a mount needs type=bind or type=tmpfs"),
+        ("type=bind,dst=/b", "a bind mount needs src=PATH, what to mount"),
+        ("type=bind,src=/a", "a bind mount needs dst=PATH, where it goes in the container"),
+        ("type=bind,src=/a,dst=b", "'b' must be an absolute path inside the container, without '..'"),
+        (
+            "type=bind,src=/a,dst=/b/../c",
+            "'/b/../c' must be an absolute path inside the container, without '..'",
+        ),
+        ("type=tmpfs,dst=/b,src=/a", "'src' is no part of a tmpfs mount; there are type, dst, size, ro"),
+        (
+            "type=bind,src=/a,dst=/b,size=1m",
+            "'size' is no part of a bind mount; there are type, src, dst, ro",
+        ),
+        ("type=tmpfs,dst=/b,size=0", "tmpfs size: the size is zero: leave the flag away for no limit"),
+    ] {
+        assert_eq!(mount(text).unwrap_err().to_string(), expected);
+    }
+    for text in ["/a", "/a:/b:rx", ":/b", "/a:/b:ro:z"] {
+        assert_eq!(volume(text), Err(ValueError::Volume), "{text}");
+    }
+}
+
+#[test]
+fn moments_are_ages_seconds_or_rfc_3339() {
+    assert_eq!(moment("1700000000"), Ok(1_700_000_000_000));
+    assert_eq!(moment("2024-02-29T12:34:56.789Z"), Ok(1_709_210_096_789));
+    assert_eq!(moment("1970-01-01 00:00:01Z"), Ok(1000));
+    let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
+    let hour_ago = moment("1h").unwrap();
+    assert!((now - 3_600_000 - hour_ago).abs() < 10_000);
+    for text in ["", "yesterday", "2024-02-29", "2024-13-01T00:00:00Z", "2024-02-29T12:34:56", "1w", "-5m"] {
+        assert_eq!(moment(text), Err(ValueError::Time), "{text}");
+    }
+}
+
+#[test]
+fn an_invented_name_comes_from_the_command() {
+    let name = invented_name(&["/usr/bin/Redis-Server".to_owned()]).unwrap();
+    let (base, digits) = name.rsplit_once('-').unwrap();
+    assert_eq!(base, "redisserver");
+    assert_eq!(digits.len(), 4);
+    assert!(invented_name(&[]).unwrap().starts_with("service-"));
+}

@@ -1,0 +1,100 @@
+//! `godwit cluster`: found a cluster, let nodes join it.
+//!
+//! Founding and joining write the node's identity before a daemon runs, so `godwitd` itself does
+//! both; these verbs only find it and become it.
+
+use std::{
+    env,
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use godwit_api::v1::CreateTokenRequest;
+
+use crate::{cli::Global, client::Connection, output, values};
+
+/// Found a cluster, and let nodes join it
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: ClusterVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum ClusterVerb {
+    /// Make this machine the founding node of a new cluster, with its certificate authority
+    ///
+    /// Starts `godwitd init` with the same flags; `godwitd init --help` lists them.
+    Init {
+        /// Flags of `godwitd init`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+        flags: Vec<String>,
+    },
+    /// Print a token with which one node can join; the founding node makes it
+    Token {
+        /// The name the new node will have
+        name: String,
+        /// How long the token can be used: 90s, 15m, 2h, 1d
+        #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
+        valid: Duration,
+    },
+    /// Make this machine a node of the cluster that the token comes from
+    ///
+    /// Starts `godwitd join` with the same flags; `godwitd join --help` lists them.
+    Join {
+        /// The token that `godwit cluster token` printed
+        token: String,
+        /// Flags of `godwitd join`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+        flags: Vec<String>,
+    },
+}
+
+pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        ClusterVerb::Init { flags } => become_daemon(global, "init", flags),
+        ClusterVerb::Join { token, flags } => {
+            become_daemon(global, "join", std::iter::once(token).chain(flags))
+        }
+        ClusterVerb::Token { name, valid } => {
+            let mut connection = Connection::open(global).await?;
+            let valid_s =
+                u32::try_from(valid.as_secs()).context("--valid is longer than a token can last")?;
+            let answer = connection.node.create_token(CreateTokenRequest { node: name, valid_s }).await;
+            let answer = answer.map_err(|status| connection.explain(&status))?.into_inner();
+            if global.json {
+                output::json(&answer)?;
+            } else {
+                output::line(&answer.token)?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Replaces this process by `godwitd <verb>`; only returns when that fails.
+fn become_daemon(
+    global: &Global,
+    verb: &str,
+    arguments: impl IntoIterator<Item = String>,
+) -> anyhow::Result<ExitCode> {
+    let program = beside("godwitd")?;
+    let mut command = Command::new(&program);
+    command.arg(verb);
+    // `--node` before the first flag that is godwitd's own was read as godwit's.
+    if let Some(node) = &global.node {
+        command.args(["--node", node]);
+    }
+    let error = command.args(arguments).exec();
+    Err(error).with_context(|| format!("{} cannot be started: install it beside godwit", program.display()))
+}
+
+/// A program in the directory of this one.
+fn beside(name: &str) -> anyhow::Result<PathBuf> {
+    let own = env::current_exe().context("godwit cannot find its own program file")?;
+    Ok(own.with_file_name(name))
+}

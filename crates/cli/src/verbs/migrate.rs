@@ -1,0 +1,202 @@
+//! `godwit migrate`: move a service to another node, show how it goes, report.
+//!
+//! Ctrl-C does not abandon the migration: it asks the daemon to cancel it and then still waits
+//! for the report, which tells whether the request came before the commit.
+
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use godwit_api::v1::{
+    CancelResponse, MigrateRequest, MigrationEvent, MigrationReport, ServiceRequest, migration_event,
+};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+    task::JoinSet,
+};
+
+use crate::{
+    cli::Global,
+    client::{ClientError, Connection},
+    output::{self, Table},
+    verbs::progress::Progress,
+};
+
+/// Exit code after Ctrl-C, as shells have it.
+const INTERRUPTED: u8 = 130;
+
+/// Move a service to another node, with its memory and open connections
+///
+/// Any node can be asked. Ctrl-C cancels a migration that has not committed yet; the service
+/// then goes on at its source. Ends with 1 (130 after Ctrl-C) when it was kept at the source.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The service
+    name: String,
+    /// Where it shall go
+    #[arg(long, value_name = "NODE")]
+    to: String,
+    /// How its memory moves
+    #[arg(long, value_enum, default_value_t = Mode::Cold)]
+    mode: Mode,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Mode {
+    /// Freeze, move everything, resume
+    Cold,
+}
+
+impl Mode {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+        }
+    }
+}
+
+pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let connection = Connection::open(global).await?;
+    let mut interrupts = Interrupts::new()?;
+    let mut progress = Progress::new(&args.name, global.json);
+    let request =
+        MigrateRequest { name: args.name.clone(), to: args.to.clone(), mode: args.mode.as_str().to_owned() };
+    let mut events = start(connection.clone(), request);
+    let mut cancelling = JoinSet::new();
+    let mut interrupted = false;
+    let report = loop {
+        tokio::select! {
+            event = events.recv() => match event {
+                Some(Ok(migration_event::Kind::Progress(step))) => progress.show(&step),
+                Some(Ok(migration_event::Kind::Report(report))) => break report,
+                Some(Err(error)) => {
+                    progress.end();
+                    return Err(error.into());
+                }
+                None => {
+                    progress.end();
+                    anyhow::bail!(
+                        "godwitd on {} ended the migration of {} without a report; `godwit inspect {}` tells how it stands",
+                        connection.socket().display(), args.name, args.name
+                    );
+                }
+            },
+            () = interrupts.next() => {
+                if interrupted {
+                    progress.end();
+                    eprintln!(
+                        "Error: left while the migration of {0} was being cancelled; `godwit inspect {0}` tells how it ends",
+                        args.name
+                    );
+                    return Ok(ExitCode::from(INTERRUPTED));
+                }
+                interrupted = true;
+                progress.say(&format!("cancelling the migration of {}; Ctrl-C again leaves it to godwitd", args.name));
+                cancelling.spawn(cancel(connection.clone(), args.name.clone()));
+            },
+            Some(answer) = cancelling.join_next() => match answer {
+                Ok(Ok(answer)) if answer.cancelled => progress.say("cancelled"),
+                Ok(Ok(answer)) => progress.say(&format!("not cancelled: {}", answer.reason)),
+                Ok(Err(error)) => progress.say(&format!("not cancelled: {error}")),
+                Err(_) => progress.say("not cancelled: the request failed"),
+            },
+        }
+    };
+    progress.end();
+    finish(&report, global, interrupted)
+}
+
+/// Runs the call in a task of its own, so that Ctrl-C is heard at every moment of it.
+fn start(
+    mut connection: Connection,
+    request: MigrateRequest,
+) -> mpsc::UnboundedReceiver<Result<migration_event::Kind, ClientError>> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut stream = match connection.node.migrate(request).await {
+            Ok(answer) => answer.into_inner(),
+            Err(status) => {
+                let _ = sender.send(Err(connection.explain(&status)));
+                return;
+            }
+        };
+        loop {
+            let message = match stream.message().await {
+                Ok(Some(MigrationEvent { kind: Some(kind) })) => Ok(kind),
+                Ok(Some(MigrationEvent { kind: None })) => continue,
+                Ok(None) => return,
+                Err(status) => Err(connection.explain(&status)),
+            };
+            let last = message.is_err();
+            if sender.send(message).is_err() || last {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+async fn cancel(mut connection: Connection, name: String) -> Result<CancelResponse, ClientError> {
+    let answer = connection.node.cancel(ServiceRequest { name }).await;
+    answer.map(tonic::Response::into_inner).map_err(|status| connection.explain(&status))
+}
+
+/// SIGINT and SIGTERM: both ask for an orderly end.
+struct Interrupts {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Interrupts {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyhow::Result<ExitCode> {
+    let moved = report.outcome == "moved";
+    if global.json {
+        output::json(report)?;
+    } else if moved {
+        output::line(&format!("{} moved from {} to {}", report.name, report.source, report.destination))?;
+        table(report).print()?;
+    }
+    if !moved {
+        eprintln!("Error: {} was kept on {}: {}", report.name, report.source, report.reason);
+    }
+    Ok(match (moved, interrupted) {
+        (true, _) => ExitCode::SUCCESS,
+        (false, true) => ExitCode::from(INTERRUPTED),
+        (false, false) => ExitCode::FAILURE,
+    })
+}
+
+/// What a reader wants to know first; `--json` has every field.
+fn table(report: &MigrationReport) -> Table {
+    let mut table = Table::plain();
+    let mut row = |name: &str, value: String| table.row([format!("  {name}"), value]);
+    row("mode", report.mode.clone());
+    row("frozen time", output::millis(report.frozen_ms));
+    for phase in &report.phases {
+        row(&format!("  {}", phase.phase), output::millis(phase.ms));
+    }
+    row("total time", output::millis(report.total_ms));
+    if report.rounds > 0 {
+        row("rounds", report.rounds.to_string());
+        row("sent before the freeze", output::bytes(report.pre_dump_bytes));
+    }
+    row("dumped", output::bytes(report.dump_bytes));
+    if report.faulted_bytes > 0 {
+        row("faulted", output::bytes(report.faulted_bytes));
+    }
+    row("on the wire", output::bytes(report.wire_bytes));
+    row("memory of the service", output::bytes(report.memory_bytes));
+    table
+}

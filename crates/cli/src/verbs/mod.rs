@@ -1,0 +1,19 @@
+//! One file per verb: its flags, the request it makes, what it prints.
+
+pub(crate) mod cancel;
+pub(crate) mod cluster;
+pub(crate) mod completions;
+pub(crate) mod doctor;
+pub(crate) mod events;
+pub(crate) mod exec;
+pub(crate) mod inspect;
+pub(crate) mod logs;
+pub(crate) mod man;
+pub(crate) mod migrate;
+pub(crate) mod nodes;
+pub(crate) mod progress;
+pub(crate) mod ps;
+pub(crate) mod rm;
+pub(crate) mod run;
+pub(crate) mod stop;
+pub(crate) mod version;

@@ -1,0 +1,66 @@
+//! `godwit nodes`: the members of the cluster.
+
+use std::process::ExitCode;
+
+use godwit_api::v1::NodesRequest;
+
+use crate::{
+    cli::Global,
+    client::Connection,
+    output::{self, Table},
+};
+
+/// List the nodes of the cluster, as this one sees them
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only names
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let answer = connection.node.nodes(NodesRequest {}).await;
+    let mut nodes = answer.map_err(|status| connection.explain(&status))?.into_inner().nodes;
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    if global.json {
+        output::json(&nodes)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.quiet {
+        for node in &nodes {
+            output::line(&node.name)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new([
+        "NAME",
+        "STATE",
+        "ADDRESS",
+        "SERVICES",
+        "CPUS",
+        "MEMORY FREE",
+        "ARCH",
+        "KERNEL",
+        "VERSION",
+    ]);
+    for node in &nodes {
+        let state = match node.reason.as_str() {
+            "" => node.state.clone(),
+            reason => format!("{} ({reason})", node.state),
+        };
+        table.row([
+            format!("{}{}", node.name, if node.is_self { "*" } else { "" }),
+            state,
+            node.address.clone(),
+            node.services.to_string(),
+            node.cpus.to_string(),
+            format!("{} of {}", output::bytes(node.memory_available_bytes), output::bytes(node.memory_bytes)),
+            node.arch.clone(),
+            node.kernel.clone(),
+            node.version.clone(),
+        ]);
+    }
+    table.print()?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,85 @@
+//! `godwit ps`: the services of the cluster.
+
+use std::process::ExitCode;
+
+use godwit_api::v1::{ListRequest, Service, ServiceState};
+
+use crate::{
+    cli::Global,
+    client::Connection,
+    output::{self, Table},
+};
+
+/// Width of the longest command shown.
+const COMMAND_WIDTH: usize = 40;
+
+/// List the services of the cluster
+///
+/// A service on another node is `remote`; its NODE column says where. `in-doubt` means that a
+/// migration committed, or might have, and this node waits to hear so from the other one.
+#[derive(Debug, clap::Args)]
+#[command(visible_alias = "list")]
+pub(crate) struct Args {
+    /// Also services that do not run
+    #[arg(short, long)]
+    all: bool,
+    /// Only names
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let answer = connection.node.list(ListRequest { all: args.all }).await;
+    let mut services = answer.map_err(|status| connection.explain(&status))?.into_inner().services;
+    services.sort_by(|a, b| a.name.cmp(&b.name));
+    if global.json {
+        let services: Vec<_> = services.iter().map(output::service_json).collect();
+        output::json(&services)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.quiet {
+        for service in &services {
+            output::line(&service.name)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new(["NAME", "NODE", "ADDRESS", "STATE", "STARTED", "MEMORY", "PORTS", "COMMAND"]);
+    for service in &services {
+        table.row([
+            service.name.clone(),
+            service.node.clone(),
+            service.address.clone(),
+            state(service),
+            output::age(service.started_ms),
+            memory(service),
+            ports(service),
+            output::shorten(&output::command(&service.command), COMMAND_WIDTH),
+        ]);
+    }
+    table.print()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn state(service: &Service) -> String {
+    match service.state() {
+        ServiceState::Stopped => format!("stopped ({})", service.exit_code),
+        state => output::state(state).to_owned(),
+    }
+}
+
+fn memory(service: &Service) -> String {
+    match (service.memory_current_bytes, service.memory_bytes) {
+        (0, _) => String::new(),
+        (now, 0) => output::bytes(now),
+        (now, limit) => format!("{} of {}", output::bytes(now), output::bytes(limit)),
+    }
+}
+
+fn ports(service: &Service) -> String {
+    let ports = service
+        .publish
+        .iter()
+        .map(|port| format!("{}->{}/{}", port.host_port, port.container_port, port.protocol));
+    ports.collect::<Vec<_>>().join(",")
+}

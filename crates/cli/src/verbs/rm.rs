@@ -1,0 +1,34 @@
+//! `godwit rm`: remove services and their files.
+
+use std::process::ExitCode;
+
+use godwit_api::v1::RemoveRequest;
+
+use crate::{cli::Global, client::Connection, output};
+
+/// Remove stopped services and their files
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Stop them first if they run
+    #[arg(short, long)]
+    force: bool,
+    /// The services
+    #[arg(required = true)]
+    name: Vec<String>,
+}
+
+pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let mut code = ExitCode::SUCCESS;
+    for name in args.name {
+        match connection.node.remove(RemoveRequest { name: name.clone(), force: args.force }).await {
+            Ok(_) if global.json => output::json(&serde_json::json!({ "removed": name }))?,
+            Ok(_) => output::line(&name)?,
+            Err(status) => {
+                eprintln!("Error: {}", connection.explain(&status));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    Ok(code)
+}

@@ -1,0 +1,443 @@
+//! The built `godwit` against a fake daemon: what it sends, prints, and ends with.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
+
+mod fake;
+
+use std::process::Stdio;
+
+use fake::{Fake, Finished, godwit};
+use godwit_api::v1::run_request::Source;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+
+#[tokio::test]
+async fn run_sends_every_flag_and_prints_the_name() {
+    let fake = Fake::start();
+    let finished = fake
+        .run(&[
+            "run",
+            "-d",
+            "--name",
+            "redis",
+            "--ip",
+            "10.88.0.10",
+            "--rootfs",
+            "some/dir",
+            "-e",
+            "A=1",
+            "--env",
+            "B=2",
+            "--mount",
+            "type=tmpfs,dst=/tmp,size=1m",
+            "-v",
+            "/data:/data:ro",
+            "-m",
+            "256m",
+            "--cpus",
+            "1.5",
+            "-p",
+            "8080:80",
+            "-p",
+            "53:53/udp",
+            "--hostname",
+            "h",
+            "-u",
+            "1000:1000",
+            "-w",
+            "/srv",
+            "--label",
+            "x=y",
+            "--",
+            "redis-server",
+            "--save",
+            "",
+        ])
+        .await;
+    assert_eq!((finished.code, finished.stdout.as_str()), (0, "redis\n"), "{finished:?}");
+    let asked = fake.asked.run.lock().unwrap().take().unwrap();
+    let directory = std::env::current_dir().unwrap().join("some/dir").to_str().unwrap().to_owned();
+    assert_eq!(asked.source, Some(Source::Rootfs(directory)));
+    assert_eq!(asked.address, "10.88.0.10");
+    assert_eq!(asked.command, ["redis-server", "--save", ""]);
+    assert_eq!(asked.env, ["A=1", "B=2"]);
+    assert_eq!(asked.mounts.len(), 2);
+    assert_eq!((asked.memory_bytes, asked.cpu_millis), (256 << 20, 1500));
+    assert_eq!(asked.publish[1].protocol, "udp");
+    assert_eq!(
+        (asked.hostname.as_str(), asked.user.as_str(), asked.workdir.as_str()),
+        ("h", "1000:1000", "/srv")
+    );
+    assert_eq!(asked.labels, ["x=y"]);
+}
+
+#[tokio::test]
+async fn run_without_a_name_makes_one_from_the_command() {
+    let fake = Fake::start();
+    let finished = fake.run(&["run", "--image", "/i.tar", "--", "/bin/sleep", "1"]).await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    assert!(finished.stdout.starts_with("sleep-"), "{finished:?}");
+}
+
+#[tokio::test]
+async fn run_refused_by_the_daemon_ends_with_125_and_its_sentence() {
+    let fake = Fake::start();
+    let finished = fake.run(&["run", "--name", "taken", "--image", "/i.tar"]).await;
+    assert_eq!(finished.code, 125);
+    assert_eq!(finished.stderr, "Error: the name taken is in use on node b: choose another with --name\n");
+    assert_eq!(finished.stdout, "");
+}
+
+#[tokio::test]
+async fn wrong_values_are_refused_before_the_daemon_is_asked() {
+    for (arguments, expected) in [
+        (&["run", "--image", "/i", "-m", "256MB"][..], "could mean 1000 or 1024"),
+        (&["run", "--image", "/i", "--cpus", "0"], "a number of CPUs is decimal"),
+        (&["run", "--image", "/i", "-p", "80"], "write HOST:CONTAINER"),
+        (&["run", "--image", "/i", "--ip", "10.88.0"], "invalid IPv4 address"),
+        (&["run", "--name", "x"], "--rootfs <DIR>|--image <PATH>"),
+        (&["run", "--image", "/i", "--rootfs", "/r"], "cannot be used with"),
+        (&["migrate", "redis"], "--to <NODE>"),
+        (&["migrate", "redis", "--to", "b", "--mode", "warm"], "cold"),
+        (&["logs", "--since", "yesterday", "redis"], "write a time as"),
+        (&["frobnicate"], "unrecognized subcommand"),
+    ] {
+        let finished = Finished::from(godwit(arguments).output().await.unwrap());
+        assert_eq!(finished.code, 2, "{finished:?}");
+        assert!(finished.stderr.starts_with("Error: "), "{finished:?}");
+        assert!(finished.stderr.contains(expected), "{finished:?}");
+    }
+}
+
+#[tokio::test]
+async fn ps_lists_in_a_table_as_names_and_as_json() {
+    let fake = Fake::start();
+    let table = fake.run(&["ps", "-a"]).await;
+    let lines: Vec<_> = table.stdout.lines().collect();
+    assert!(lines[0].starts_with("NAME    NODE  ADDRESS"), "{table:?}");
+    assert!(lines[1].starts_with("broker  b"), "{table:?}");
+    assert!(lines[2].contains("stopped (3)"), "{table:?}");
+    assert!(lines[3].contains("200.0 MiB of 256.0 MiB"), "{table:?}");
+    assert!(lines[3].ends_with("redis-server --save ''"), "{table:?}");
+    assert_eq!(fake.run(&["ps", "-q"]).await.stdout, "broker\nredis\n");
+    let json = fake.run(&["ps", "--json"]).await.json();
+    assert_eq!(json[1]["name"], "redis");
+    assert_eq!(json[1]["state"], "running");
+    assert_eq!(json[0]["state"], "remote");
+}
+
+#[tokio::test]
+async fn inspect_prints_json_and_names_an_unknown_service() {
+    let fake = Fake::start();
+    let finished = fake.run(&["inspect", "redis"]).await;
+    assert_eq!(finished.json()["pid"], 42);
+    assert!(finished.stdout.lines().count() > 10);
+    assert_eq!(fake.run(&["--json", "inspect", "redis"]).await.stdout.lines().count(), 1);
+    let finished = fake.run(&["inspect", "nix"]).await;
+    assert_eq!(finished.code, 1);
+    assert_eq!(finished.stderr, "Error: there is no service named nix: 'godwit ps -a' lists them\n");
+}
+
+#[tokio::test]
+async fn logs_keep_the_two_streams_apart() {
+    let fake = Fake::start();
+    let finished = fake.run(&["logs", "-f", "--tail", "5", "--since", "1700000000", "redis"]).await;
+    assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("one\n", "two\n"));
+    let asked = fake.asked.logs.lock().unwrap().take().unwrap();
+    assert_eq!((asked.follow, asked.tail, asked.since_ms), (true, 5, 1_700_000_000_000));
+    let finished = fake.run(&["logs", "-t", "redis"]).await;
+    assert_eq!(finished.stdout, "1970-01-01T00:00:01.000000000Z one\n");
+    assert_eq!(fake.asked.logs.lock().unwrap().take().unwrap().tail, -1);
+    let lines = fake.run(&["logs", "redis", "--json"]).await.json_lines();
+    assert_eq!(lines[1]["stream"], "stderr");
+    assert_eq!(lines[1]["data"], "two\n");
+}
+
+#[tokio::test]
+async fn exec_passes_input_output_and_exit_code_on() {
+    let fake = Fake::start();
+    let mut command =
+        fake.godwit(&["exec", "-i", "-e", "A=1", "-u", "5", "-w", "/", "redis", "--", "cat", "-n"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"some text").await.unwrap();
+    drop(stdin);
+    let finished = Finished::from(child.wait_with_output().await.unwrap());
+    assert_eq!(finished.code, 7, "{finished:?}");
+    assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("some text", "SOME TEXT"));
+    let asked = fake.asked.exec.lock().unwrap().take().unwrap();
+    assert_eq!(asked.command, ["cat", "-n"]);
+    assert_eq!(
+        (asked.env.as_slice(), asked.user.as_str(), asked.workdir.as_str()),
+        (&["A=1".to_owned()][..], "5", "/")
+    );
+}
+
+#[tokio::test]
+async fn exec_ends_while_its_own_standard_input_stays_open() {
+    let fake = Fake::start();
+    let mut child = fake.godwit(&["exec", "redis", "--", "true"]).stdin(Stdio::piped()).spawn().unwrap();
+    let status = child.wait().await.unwrap();
+    assert_eq!(status.code(), Some(7));
+}
+
+#[tokio::test]
+async fn exec_that_cannot_start_ends_with_125() {
+    let fake = Fake::start();
+    let finished = fake.run(&["exec", "nix", "--", "true"]).await;
+    assert_eq!(finished.code, 125);
+    assert!(finished.stderr.starts_with("Error: there is no service named nix"), "{finished:?}");
+}
+
+#[tokio::test]
+async fn stop_and_rm_take_several_and_go_on_after_an_error() {
+    let fake = Fake::start();
+    let finished = fake.run(&["stop", "-t", "3", "missing", "redis"]).await;
+    assert_eq!((finished.code, finished.stdout.as_str()), (1, "redis\n"));
+    assert!(finished.stderr.starts_with("Error: there is no service named missing"));
+    assert!(fake.asked.stop.lock().unwrap().iter().all(|request| request.timeout_ms == 3000));
+    let finished = fake.run(&["rm", "running", "redis"]).await;
+    assert_eq!((finished.code, finished.stdout.as_str()), (1, "redis\n"));
+    assert_eq!(fake.run(&["rm", "-f", "running"]).await.code, 0);
+}
+
+#[tokio::test]
+async fn a_migration_shows_its_phases_and_reports_in_a_table() {
+    let fake = Fake::start();
+    let finished = fake.run(&["migrate", "redis", "--to", "b"]).await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    assert_eq!(
+        finished.stderr,
+        "migrating redis: reserve\nmigrating redis: dump\nmigrating redis: transfer (201.0 MiB)\n"
+    );
+    assert!(finished.stdout.starts_with("redis moved from a to b\n"), "{finished:?}");
+    let row = |name: &str| {
+        let line = finished.stdout.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+        line.trim_start()[name.len()..].trim().to_owned()
+    };
+    assert_eq!(row("frozen time"), "512.3 ms");
+    assert_eq!(row("total time"), "1.93 s");
+    assert_eq!(row("on the wire"), "202.0 MiB");
+}
+
+#[tokio::test]
+async fn a_migration_in_json_is_one_report_and_nothing_else() {
+    let fake = Fake::start();
+    let finished = fake.run(&["migrate", "redis", "--to", "b", "--json"]).await;
+    assert_eq!(finished.stderr, "");
+    let report = finished.json();
+    for field in [
+        "name",
+        "mode",
+        "source",
+        "destination",
+        "outcome",
+        "rounds",
+        "total_ms",
+        "frozen_ms",
+        "pre_dump_ms",
+        "pre_dump_transfer_ms",
+        "dump_ms",
+        "dump_transfer_ms",
+        "resume_ms",
+        "faulted_transfer_ms",
+        "pre_dump_bytes",
+        "dump_bytes",
+        "faulted_bytes",
+        "wire_bytes",
+        "memory_bytes",
+    ] {
+        assert!(report.get(field).is_some(), "{field} is missing from {report}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_was_kept_ends_with_the_reason_and_1() {
+    let fake = Fake::start();
+    let finished = fake.run(&["migrate", "kept", "--to", "b"]).await;
+    assert_eq!(finished.code, 1);
+    assert!(
+        finished.stderr.ends_with(
+            "Error: kept was kept on a: node b has 10 MiB of memory left and 256 MiB are needed\n"
+        ),
+        "{finished:?}"
+    );
+    let finished = fake.run(&["migrate", "kept", "--to", "b", "--json"]).await;
+    assert_eq!(finished.code, 1);
+    assert_eq!(finished.json()["outcome"], "kept");
+}
+
+#[tokio::test]
+async fn a_migration_that_ends_without_a_report_is_no_success() {
+    let fake = Fake::start();
+    let finished = fake.run(&["migrate", "breaks", "--to", "b"]).await;
+    assert_eq!(finished.code, 1);
+    assert!(finished.stderr.contains("without a report"), "{finished:?}");
+}
+
+/// Starts a migration that waits, sends SIGINT once it says that it freezes, waits for its end.
+async fn interrupted(fake: &Fake, name: &str) -> (i32, Vec<String>) {
+    let mut child = fake.godwit(&["migrate", name, "--to", "b"]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut seen = vec![lines.next_line().await.unwrap().unwrap()];
+    let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap());
+    kill(pid, Signal::SIGINT).unwrap();
+    while let Some(line) = lines.next_line().await.unwrap() {
+        seen.push(line);
+    }
+    (child.wait().await.unwrap().code().unwrap(), seen)
+}
+
+#[tokio::test]
+async fn ctrl_c_cancels_and_waits_for_the_report() {
+    let fake = Fake::start();
+    let (code, lines) = interrupted(&fake, "slow").await;
+    assert_eq!(code, 130, "{lines:?}");
+    assert_eq!(lines[0], "migrating slow: freeze");
+    assert!(lines[1].starts_with("cancelling the migration of slow"), "{lines:?}");
+    let last = lines.last().unwrap();
+    assert_eq!(last, "Error: slow was kept on a: cancelled by the user before the commit");
+    assert_eq!(*fake.asked.cancelled.lock().unwrap(), ["slow"]);
+}
+
+#[tokio::test]
+async fn ctrl_c_after_the_commit_still_reports_the_move() {
+    let fake = Fake::start();
+    let (code, lines) = interrupted(&fake, "late").await;
+    assert_eq!(code, 0, "{lines:?}");
+    assert_eq!(*fake.asked.cancelled.lock().unwrap(), ["late"]);
+}
+
+#[tokio::test]
+async fn cancel_says_whether_it_did() {
+    let fake = Fake::start();
+    let finished = fake.run(&["cancel", "slow"]).await;
+    assert_eq!(finished.code, 0);
+    let finished = fake.run(&["cancel", "redis"]).await;
+    assert_eq!(finished.code, 1);
+    assert_eq!(finished.stderr, "Error: nothing was cancelled for redis: it had committed\n");
+    assert_eq!(fake.run(&["cancel", "redis", "--json"]).await.json()["cancelled"], false);
+}
+
+#[tokio::test]
+async fn nodes_mark_the_one_that_was_asked() {
+    let fake = Fake::start();
+    let table = fake.run(&["nodes"]).await.stdout;
+    assert!(table.contains("\na*    ready"), "{table}");
+    assert!(table.contains("unreachable (no route to host)"), "{table}");
+    assert_eq!(fake.run(&["nodes", "-q"]).await.stdout, "a\nb\n");
+    assert_eq!(fake.run(&["nodes", "--json"]).await.json()[0]["is_self"], true);
+}
+
+#[tokio::test]
+async fn events_are_lines() {
+    let fake = Fake::start();
+    assert_eq!(
+        fake.run(&["events"]).await.stdout,
+        "1970-01-01T00:00:01.500Z a service redis started: epoch 1\n"
+    );
+    assert_eq!(fake.run(&["events", "--json"]).await.json_lines()[0]["action"], "started");
+}
+
+#[tokio::test]
+async fn doctor_ends_with_1_when_something_is_missing() {
+    let fake = Fake::start();
+    let finished = fake.run(&["doctor"]).await;
+    assert_eq!(finished.code, 1);
+    assert!(finished.stdout.contains("run scripts/setup"), "{finished:?}");
+    assert!(finished.stdout.ends_with("node a lacks runc\n"), "{finished:?}");
+    let finished = fake.run(&["doctor", "--json"]).await;
+    assert_eq!(finished.code, 1);
+    assert_eq!(finished.json()["checks"][2]["status"], "missing");
+}
+
+#[tokio::test]
+async fn a_token_is_printed_alone() {
+    let fake = Fake::start();
+    assert_eq!(fake.run(&["cluster", "token", "c", "--valid", "15m"]).await.stdout, "gwt1-secret\n");
+    let asked = fake.asked.token.lock().unwrap().take().unwrap();
+    assert_eq!((asked.node.as_str(), asked.valid_s), ("c", 900));
+}
+
+#[tokio::test]
+async fn version_answers_with_and_without_a_daemon() {
+    let fake = Fake::start();
+    assert_eq!(fake.run(&["version", "--json"]).await.json()["godwitd"], "0.1.0");
+    let finished = Finished::from(godwit(&["version", "--socket", "/nowhere"]).output().await.unwrap());
+    assert_eq!(finished.code, 0);
+    assert!(finished.stdout.ends_with("godwitd does not answer\n"), "{finished:?}");
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_not_there_is_named_with_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let dead = fake::dead_socket(directory.path());
+    for (socket, reason) in
+        [(directory.path().join("none.sock"), "there is no such socket"), (dead, "nothing listens there")]
+    {
+        let socket = socket.to_str().unwrap();
+        let finished = Finished::from(godwit(&["ps", "--socket", socket]).output().await.unwrap());
+        assert_eq!(finished.code, 1);
+        assert_eq!(
+            finished.stderr,
+            format!(
+                "Error: godwitd does not answer on {socket}: {reason}; start it with `systemctl start godwitd` or name a lab node with --node\n"
+            )
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_lab_that_is_not_there_is_named() {
+    let arguments = ["ps", "--lab", "no-such-lab", "--node", "a"];
+    let finished = Finished::from(godwit(&arguments).output().await.unwrap());
+    assert_eq!(finished.code, 1);
+    assert!(finished.stderr.starts_with("Error: there is no lab named no-such-lab"), "{finished:?}");
+}
+
+#[tokio::test]
+async fn a_reader_that_goes_away_is_no_error() {
+    let fake = Fake::start();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let child = fake.godwit(&["ps"]).stdout(writer).spawn().unwrap();
+    let finished = Finished::from(child.wait_with_output().await.unwrap());
+    assert_eq!((finished.code, finished.stderr.as_str()), (0, ""));
+}
+
+#[tokio::test]
+async fn every_verb_has_a_man_page_and_completions_know_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let pages = directory.path().join("man/man1");
+    let status = godwit(&["man", pages.to_str().unwrap()]).status().await.unwrap();
+    assert!(status.success());
+    for verb in [
+        "run",
+        "ps",
+        "inspect",
+        "logs",
+        "exec",
+        "stop",
+        "rm",
+        "migrate",
+        "cancel",
+        "nodes",
+        "events",
+        "doctor",
+        "cluster",
+        "cluster-init",
+        "cluster-token",
+        "cluster-join",
+        "version",
+    ] {
+        let page = std::fs::read_to_string(pages.join(format!("godwit-{verb}.1"))).unwrap();
+        assert!(page.contains(".SH DESCRIPTION"), "{verb}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let finished = Finished::from(godwit(&["completions", shell]).output().await.unwrap());
+        assert_eq!(finished.code, 0);
+        assert!(finished.stdout.contains("migrate"), "{shell}");
+    }
+}

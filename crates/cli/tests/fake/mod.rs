@@ -1,0 +1,377 @@
+//! A daemon that only pretends: serves the Node API on a unix socket and answers by the service's
+//! name, so that a test can see what the command sends and what it makes of each answer.
+
+use std::{
+    path::{Path, PathBuf},
+    pin::Pin,
+    process::{Output, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use godwit_api::v1::{
+    self, CancelResponse, Check, CreateTokenRequest, CreateTokenResponse, DoctorRequest, DoctorResponse,
+    Event, EventsRequest, ExecInput, ExecOutput, ListRequest, ListResponse, LogEntry, LogsRequest,
+    MigrateRequest, MigrationEvent, MigrationProgress, MigrationReport, NodeInfo, NodesRequest,
+    NodesResponse, PhaseTime, RemoveRequest, RemoveResponse, RunRequest, Service, ServiceRequest,
+    ServiceState, StopRequest, exec_input, exec_output, migration_event,
+    node_server::{Node, NodeServer},
+};
+use tokio::{net::UnixListener, process::Command, sync::Notify};
+use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
+use tonic::{Request, Response, Status, Streaming};
+
+/// What the fake was asked.
+#[derive(Default)]
+pub struct Asked {
+    pub run: Mutex<Option<RunRequest>>,
+    pub exec: Mutex<Option<v1::ExecStart>>,
+    pub logs: Mutex<Option<LogsRequest>>,
+    pub token: Mutex<Option<CreateTokenRequest>>,
+    pub stop: Mutex<Vec<StopRequest>>,
+    pub cancelled: Mutex<Vec<String>>,
+    pub cancel: Notify,
+}
+
+/// A running fake; it ends with the test.
+pub struct Fake {
+    directory: tempfile::TempDir,
+    pub asked: Arc<Asked>,
+}
+
+impl Fake {
+    pub fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("godwitd.sock")).unwrap();
+        let asked = Arc::new(Asked::default());
+        let server = NodeServer::new(Answers { asked: asked.clone() });
+        let incoming = UnixListenerStream::new(listener);
+        tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(server, incoming));
+        Self { directory, asked }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("godwitd.sock")
+    }
+
+    /// `godwit --socket … ARGUMENTS`, without the environment of whoever runs the tests.
+    pub fn godwit(&self, arguments: &[&str]) -> Command {
+        let mut command = godwit(arguments);
+        command.arg("--socket").arg(self.socket());
+        // Flags after a verb are godwit's as well, but not after a command to run.
+        if let Some(place) = arguments.iter().position(|argument| *argument == "--") {
+            command = godwit(&arguments[..place]);
+            command.arg("--socket").arg(self.socket()).args(&arguments[place..]);
+        }
+        command
+    }
+
+    pub async fn run(&self, arguments: &[&str]) -> Finished {
+        Finished::from(self.godwit(arguments).output().await.unwrap())
+    }
+}
+
+/// The built command, in a plain environment.
+pub fn godwit(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
+    command
+        .args(arguments)
+        .env_remove("GODWIT_NODE")
+        .env_remove("GODWIT_LAB")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+/// What a command left.
+#[derive(Debug)]
+pub struct Finished {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Finished {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Finished {
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The lines of standard output as JSON documents.
+    pub fn json_lines(&self) -> Vec<serde_json::Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// A socket on which nothing listens any more.
+pub fn dead_socket(directory: &Path) -> PathBuf {
+    let path = directory.join("dead.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    path
+}
+
+struct Answers {
+    asked: Arc<Asked>,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn items<T: Send + 'static>(items: Vec<T>) -> Answer<Items<T>> {
+    Ok(Response::new(Box::pin(tokio_stream::iter(items.into_iter().map(Ok)))))
+}
+
+fn unknown(name: &str) -> Status {
+    Status::not_found(format!("there is no service named {name}: 'godwit ps -a' lists them"))
+}
+
+pub fn redis() -> Service {
+    Service {
+        name: "redis".into(),
+        address: "10.88.0.10".into(),
+        node: "a".into(),
+        state: ServiceState::Running.into(),
+        pid: 42,
+        command: ["redis-server", "--save", ""].map(String::from).to_vec(),
+        memory_bytes: 256 << 20,
+        memory_current_bytes: 200 << 20,
+        ..Service::default()
+    }
+}
+
+fn progress(phase: &str, bytes_done: u64, bytes_total: u64) -> MigrationEvent {
+    let step = MigrationProgress { id: "1".into(), phase: phase.into(), bytes_done, bytes_total };
+    MigrationEvent { kind: Some(migration_event::Kind::Progress(step)) }
+}
+
+fn report(name: &str, outcome: &str, reason: &str) -> MigrationEvent {
+    let report = MigrationReport {
+        name: name.into(),
+        mode: "cold".into(),
+        source: "a".into(),
+        destination: "b".into(),
+        outcome: outcome.into(),
+        reason: reason.into(),
+        frozen_ms: 512.34,
+        total_ms: 1930.0,
+        dump_bytes: 201 << 20,
+        wire_bytes: 202 << 20,
+        phases: vec![PhaseTime { phase: "dump".into(), ms: 100.0 }],
+        ..MigrationReport::default()
+    };
+    MigrationEvent { kind: Some(migration_event::Kind::Report(report)) }
+}
+
+#[tonic::async_trait]
+impl Node for Answers {
+    async fn run(&self, request: Request<RunRequest>) -> Answer<Service> {
+        let request = request.into_inner();
+        let name = request.name.clone();
+        *self.asked.run.lock().unwrap() = Some(request);
+        if name == "taken" {
+            return Err(Status::already_exists(
+                "the name taken is in use on node b: choose another with --name",
+            ));
+        }
+        Ok(Response::new(Service { name, ..redis() }))
+    }
+
+    async fn list(&self, request: Request<ListRequest>) -> Answer<ListResponse> {
+        let mut services = vec![
+            redis(),
+            Service {
+                name: "broker".into(),
+                node: "b".into(),
+                state: ServiceState::Remote.into(),
+                ..Service::default()
+            },
+        ];
+        if request.into_inner().all {
+            services.push(Service {
+                name: "done".into(),
+                node: "a".into(),
+                state: ServiceState::Stopped.into(),
+                exit_code: 3,
+                ..Service::default()
+            });
+        }
+        Ok(Response::new(ListResponse { services }))
+    }
+
+    async fn inspect(&self, request: Request<ServiceRequest>) -> Answer<Service> {
+        match request.into_inner().name.as_str() {
+            "redis" => Ok(Response::new(redis())),
+            name => Err(unknown(name)),
+        }
+    }
+
+    type LogsStream = Items<LogEntry>;
+    async fn logs(&self, request: Request<LogsRequest>) -> Answer<Self::LogsStream> {
+        *self.asked.logs.lock().unwrap() = Some(request.into_inner());
+        items(vec![
+            LogEntry { time_ns: 1_000_000_000, stream: "stdout".into(), data: "one\n".into() },
+            LogEntry { time_ns: 2_000_000_000, stream: "stderr".into(), data: "two\n".into() },
+        ])
+    }
+
+    type ExecStream = Items<ExecOutput>;
+    /// Writes standard input back, in capitals to standard error, and ends with 7.
+    async fn exec(&self, request: Request<Streaming<ExecInput>>) -> Answer<Self::ExecStream> {
+        let mut input = request.into_inner();
+        let first = input.message().await?.and_then(|message| message.kind);
+        let Some(exec_input::Kind::Start(start)) = first else {
+            return Err(Status::invalid_argument("the first message must be start"));
+        };
+        if start.name != "redis" {
+            return Err(unknown(&start.name));
+        }
+        let with_input = start.stdin;
+        *self.asked.exec.lock().unwrap() = Some(start);
+        let mut outputs = Vec::new();
+        while with_input {
+            match input.message().await?.and_then(|message| message.kind) {
+                Some(exec_input::Kind::Stdin(data)) if !data.is_empty() => {
+                    outputs.push(exec_output::Kind::Stderr(data.to_ascii_uppercase().into()));
+                    outputs.push(exec_output::Kind::Stdout(data));
+                }
+                _ => break,
+            }
+        }
+        outputs.push(exec_output::Kind::ExitCode(7));
+        items(outputs.into_iter().map(|kind| ExecOutput { kind: Some(kind) }).collect())
+    }
+
+    async fn stop(&self, request: Request<StopRequest>) -> Answer<Service> {
+        let request = request.into_inner();
+        self.asked.stop.lock().unwrap().push(request.clone());
+        if request.name == "missing" {
+            return Err(unknown("missing"));
+        }
+        let state = ServiceState::Stopped.into();
+        Ok(Response::new(Service { name: request.name, state, ..Service::default() }))
+    }
+
+    async fn remove(&self, request: Request<RemoveRequest>) -> Answer<RemoveResponse> {
+        let request = request.into_inner();
+        if request.name == "running" && !request.force {
+            return Err(Status::failed_precondition(
+                "running still runs: stop it first, or use --force to do both",
+            ));
+        }
+        Ok(Response::new(RemoveResponse {}))
+    }
+
+    type MigrateStream = Items<MigrationEvent>;
+    async fn migrate(&self, request: Request<MigrateRequest>) -> Answer<Self::MigrateStream> {
+        let request = request.into_inner();
+        let name = request.name.clone();
+        match name.as_str() {
+            "redis" => items(vec![
+                progress("reserve", 0, 0),
+                progress("dump", 10 << 20, 0),
+                progress("transfer", 100 << 20, 201 << 20),
+                progress("transfer", 201 << 20, 201 << 20),
+                report(&name, "moved", ""),
+            ]),
+            "kept" => items(vec![
+                progress("reserve", 0, 0),
+                report(&name, "kept", "node b has 10 MiB of memory left and 256 MiB are needed"),
+            ]),
+            "breaks" => items(vec![progress("freeze", 0, 0)]),
+            // Goes on until it is cancelled.
+            "slow" | "late" => {
+                let asked = self.asked.clone();
+                let last = if name == "slow" {
+                    report(&name, "kept", "cancelled by the user before the commit")
+                } else {
+                    report(&name, "moved", "")
+                };
+                let end = async move {
+                    asked.cancel.notified().await;
+                    Ok(last)
+                };
+                let steps = tokio_stream::iter([Ok(progress("freeze", 0, 0))]);
+                Ok(Response::new(Box::pin(steps.chain(once(end)))))
+            }
+            name => Err(unknown(name)),
+        }
+    }
+
+    async fn cancel(&self, request: Request<ServiceRequest>) -> Answer<CancelResponse> {
+        let name = request.into_inner().name;
+        self.asked.cancelled.lock().unwrap().push(name.clone());
+        self.asked.cancel.notify_one();
+        let cancelled = name == "slow";
+        let reason = if cancelled { "" } else { "it had committed" };
+        Ok(Response::new(CancelResponse { cancelled, reason: reason.into() }))
+    }
+
+    async fn nodes(&self, _: Request<NodesRequest>) -> Answer<NodesResponse> {
+        let node = |name: &str, is_self: bool| NodeInfo {
+            name: name.into(),
+            address: "10.99.0.11:7117".into(),
+            state: if is_self { "ready" } else { "unreachable" }.into(),
+            reason: if is_self { "" } else { "no route to host" }.into(),
+            version: "0.1.0".into(),
+            memory_bytes: 4 << 30,
+            memory_available_bytes: 1 << 30,
+            cpus: 2,
+            is_self,
+            ..NodeInfo::default()
+        };
+        Ok(Response::new(NodesResponse { nodes: vec![node("b", false), node("a", true)] }))
+    }
+
+    type EventsStream = Items<Event>;
+    async fn events(&self, _: Request<EventsRequest>) -> Answer<Self::EventsStream> {
+        items(vec![Event {
+            time_ms: 1_500,
+            node: "a".into(),
+            subject: "service".into(),
+            action: "started".into(),
+            name: "redis".into(),
+            detail: "epoch 1".into(),
+        }])
+    }
+
+    async fn doctor(&self, _: Request<DoctorRequest>) -> Answer<DoctorResponse> {
+        let check = |name: &str, status: &str, found: &str, advice: &str| Check {
+            name: name.into(),
+            status: status.into(),
+            found: found.into(),
+            advice: advice.into(),
+        };
+        Ok(Response::new(DoctorResponse {
+            node: "a".into(),
+            checks: vec![
+                check("criu", "ok", "4.1.1", ""),
+                check("netem", "degraded", "not in this kernel", "lab links are emulated by godwit"),
+                check("runc", "missing", "no such program", "run scripts/setup"),
+            ],
+        }))
+    }
+
+    async fn create_token(&self, request: Request<CreateTokenRequest>) -> Answer<CreateTokenResponse> {
+        *self.asked.token.lock().unwrap() = Some(request.into_inner());
+        Ok(Response::new(CreateTokenResponse { token: "gwt1-secret".into() }))
+    }
+}
+
+/// A stream of the one item that a future yields.
+fn once<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> impl Stream<Item = T> + Send {
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        let _ = sender.send(future.await).await;
+    });
+    tokio_stream::wrappers::ReceiverStream::new(receiver)
+}
