@@ -42,8 +42,8 @@ pub(crate) struct Global {
     /// Print JSON: one document a line
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Unix socket of the daemon to ask
-    #[arg(long, global = true, value_name = "PATH", conflicts_with = "node")]
+    /// Unix socket of the daemon to ask, whatever --node says
+    #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Ask the daemon of this node of the lab
     #[arg(long, global = true, value_name = "NODE", env = "GODWIT_NODE")]
@@ -69,6 +69,7 @@ pub(crate) enum Verb {
     Events(verbs::events::Args),
     Doctor(verbs::doctor::Args),
     Cluster(verbs::cluster::Args),
+    Lab(verbs::lab::Args),
     Version(verbs::version::Args),
     Completions(verbs::completions::Args),
     Man(verbs::man::Args),
@@ -98,6 +99,7 @@ impl Verb {
             Self::Events(args) => verbs::events::run(args, global).await,
             Self::Doctor(args) => verbs::doctor::run(args, global).await,
             Self::Cluster(args) => verbs::cluster::run(args, global).await,
+            Self::Lab(args) => verbs::lab::run(args, global).await,
             Self::Version(args) => verbs::version::run(args, global).await,
             Self::Completions(args) => verbs::completions::run(&args),
             Self::Man(args) => verbs::man::run(&args),

@@ -33,13 +33,13 @@ pub(crate) enum ClientError {
     NoDaemon { socket: PathBuf, cause: io::Error },
     /// The daemon of a lab's node is not there.
     #[error(
-        "godwitd of node {node} in lab {lab} does not answer on {}: {}; `godwit lab status --lab {lab}` tells what runs there",
+        "godwitd of node {node} in lab {lab} does not answer on {}: {}; `godwit lab status {lab}` tells what runs there",
         socket.display(), reason(cause)
     )]
     NoLabDaemon { lab: String, node: String, socket: PathBuf, cause: io::Error },
     /// No such lab.
     #[error(
-        "there is no lab named {lab}: make it with `godwit lab up --lab {lab} --nodes a,b`, or name another with --lab"
+        "there is no lab named {lab}: make it with `godwit lab up --name {lab} --nodes a,b`, or name another with --lab"
     )]
     NoLab { lab: String },
     /// The lab is there, the node is not.

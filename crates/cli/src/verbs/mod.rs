@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod inspect;
+pub(crate) mod lab;
 pub(crate) mod logs;
 pub(crate) mod man;
 pub(crate) mod migrate;

@@ -238,13 +238,14 @@ impl Node for Answers {
         let with_input = start.stdin;
         *self.asked.exec.lock().unwrap() = Some(start);
         let mut outputs = Vec::new();
-        while with_input {
+        let mut open = with_input;
+        while open {
             match input.message().await?.and_then(|message| message.kind) {
                 Some(exec_input::Kind::Stdin(data)) if !data.is_empty() => {
                     outputs.push(exec_output::Kind::Stderr(data.to_ascii_uppercase().into()));
                     outputs.push(exec_output::Kind::Stdout(data));
                 }
-                _ => break,
+                _ => open = false,
             }
         }
         outputs.push(exec_output::Kind::ExitCode(7));
