@@ -124,30 +124,49 @@ impl Overlay {
             let (name, wanted) = (service.name.clone(), service.address);
             return Err(NetworkError::OtherAddress { name, existing, wanted });
         }
-        let whole = ours.is_some() && namespace == Found::Namespace && has_inside(&endpoint.netns).await?;
-        if !whole {
-            self.remove_kernel_objects(&service.name).await?;
-        }
-        if let Err(error) = self.make(service, &endpoint, whole).await {
-            if !whole {
-                self.remove_endpoint(&service.name, service.address).await.unwrap_or_else(|second| {
-                    tracing::warn!(service = service.name, error = %second, "a half-made endpoint is left");
-                });
-            }
+        let missing = self.missing(&endpoint, namespace).await?;
+        if let Err(error) = self.make(service, &endpoint, missing).await {
+            let undone = match missing {
+                Missing::Everything => self.remove_endpoint(&service.name, service.address).await,
+                Missing::Veth => self.netlink.delete_link(&endpoint.interface).await,
+                Missing::Nothing => Ok(()),
+            };
+            undone.unwrap_or_else(|second| {
+                tracing::warn!(service = service.name, error = %second, "a half-made endpoint is left");
+            });
             return Err(error);
         }
         Ok(endpoint)
+    }
+
+    /// What has to be made. A namespace that exists is kept, as the service may be running in it.
+    async fn missing(&self, endpoint: &Endpoint, namespace: Found) -> Result<Missing, NetworkError> {
+        if namespace != Found::Namespace {
+            return Ok(Missing::Everything);
+        }
+        let plugged = self.netlink.link(&endpoint.interface).await?.is_some_and(|link| {
+            link.master == Some(self.bridge) && link.alias.as_deref().and_then(parse_alias).is_some()
+        });
+        let whole = plugged && has_inside(&endpoint.netns).await?;
+        Ok(if whole { Missing::Nothing } else { Missing::Veth })
     }
 
     async fn make(
         &self,
         service: &ServiceEndpoint,
         endpoint: &Endpoint,
-        whole: bool,
+        missing: Missing,
     ) -> Result<(), NetworkError> {
         publish::publish(&self.config.bridge, &service.name, service.address, &service.published).await?;
-        if !whole {
+        if missing != Missing::Nothing {
+            // What is left of an older one would be in the way.
+            self.netlink.delete_link(&endpoint.interface).await?;
+        }
+        if missing == Missing::Everything {
+            netns::remove(&endpoint.netns)?;
             netns::create(&endpoint.netns).await?;
+        }
+        if missing != Missing::Nothing {
             self.plug(service, endpoint).await?;
         }
         inside(&endpoint.netns, Inside::Address { subnet: self.config.subnet, address: service.address })
@@ -352,6 +371,15 @@ impl Overlay {
         link.filter(|link| link.master == Some(self.bridge))
             .ok_or_else(|| NetworkError::NoEndpoint { name: name.to_owned() })
     }
+}
+
+/// What of an endpoint has to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Nothing,
+    /// The namespace is there.
+    Veth,
+    Everything,
 }
 
 /// What is done inside a service's namespace.

@@ -125,7 +125,8 @@ fn join_namespace(netns: &Path) -> Result<(), NetworkError> {
     setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| NetworkError::system(name())(errno.into()))
 }
 
-async fn on_thread<T: Send + 'static>(
+/// Runs `f` on a thread that nobody else uses, as it may leave it in another namespace.
+pub(crate) async fn on_thread<T: Send + 'static>(
     name: &str,
     f: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, NetworkError> {

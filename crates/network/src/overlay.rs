@@ -28,9 +28,9 @@ use crate::{Mac, NetworkError, Subnet, publish};
 /// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
 pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
 /// What VXLAN adds to a frame: outer IPv4, UDP and VXLAN headers, and the inner Ethernet header.
-const VXLAN_OVERHEAD: u32 = 20 + 8 + 8 + 14;
+pub(crate) const VXLAN_OVERHEAD: u32 = 20 + 8 + 8 + 14;
 /// The least MTU that IPv4 hosts must cope with (RFC 791), for the inner side.
-const LEAST_MTU: u32 = 576 + VXLAN_OVERHEAD;
+pub(crate) const LEAST_MTU: u32 = 576 + VXLAN_OVERHEAD;
 
 /// How a node takes part in the overlay.
 #[derive(Debug, Clone)]

@@ -126,6 +126,16 @@ pub(crate) async fn remove_tables() -> Result<(), NetworkError> {
     }
 }
 
+/// Says which nft there is, having let it check, not load, the rules of a published port.
+pub(crate) async fn check() -> Result<String, NetworkError> {
+    let checked = nft(&["--check", "-f", "-"], &table("gw0")).await?;
+    if !checked.status.success() {
+        return Err(refused("check the rules of a published port", &checked.stderr));
+    }
+    let version = nft(&["--version"], "").await?;
+    Ok(String::from_utf8_lossy(&version.stdout).trim().to_owned())
+}
+
 fn delete(element: &Element) -> String {
     format!("delete element ip godwit published {{ {} . {} }}\n", element.protocol, element.host_port)
 }

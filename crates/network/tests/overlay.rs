@@ -64,7 +64,10 @@ fn a_published_port_of_the_node_leads_to_the_service() {
     let mut connection = connect(&world.client, at, SOON).unwrap();
     assert!(echoes(&mut connection, b"published", SOON));
     assert!(connect(&world.a.host, at, SOON).is_ok(), "from the node itself");
-    assert!(connect(&inside, at, SOON).is_ok(), "from the service itself");
+    let neighbour = service("neighbour", 32);
+    let inside_neighbour = world.a.create(&neighbour);
+    world.a.open(&neighbour);
+    assert!(connect(&inside_neighbour, at, SOON).is_ok(), "from a service beside it");
 
     let other = published("other", 31, 8080, 81);
     let refused = world.a.try_create(&other).unwrap_err();
@@ -76,9 +79,22 @@ fn a_published_port_of_the_node_leads_to_the_service() {
     assert!(!world.a.host.sh("nft list ruleset").contains("published"));
 }
 
-fn carrier_changes(namespace: &common::Host) -> String {
-    common::sh(&format!(
-        "nsenter --net={} ip -s -s -d link show eth0 | grep -A1 -i carrier",
-        namespace.path.display()
-    ))
+/// How often the link of the service's interface went up or down since it exists.
+fn carrier_changes(namespace: &common::Host) -> u32 {
+    use futures::TryStreamExt;
+    use rtnetlink::packet_route::link::LinkAttribute;
+    namespace.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (connection, handle, _) = rtnetlink::new_connection().unwrap();
+            tokio::spawn(connection);
+            let mut links = handle.link().get().match_name("eth0".into()).execute();
+            let link = links.try_next().await.unwrap().unwrap();
+            let changes = link.attributes.iter().find_map(|attribute| match attribute {
+                LinkAttribute::CarrierChanges(changes) => Some(*changes),
+                _ => None,
+            });
+            changes.unwrap()
+        })
+    })
 }

@@ -2,6 +2,8 @@
 //! other test has. Everything goes away with the [`World`], also when a test panics.
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+pub mod repair;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -239,7 +241,7 @@ impl World {
     /// Nodes `a` and `b` without their overlays, and a client, on one switch.
     pub fn bare() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let world = format!("gwt{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let world = format!("gwnet{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let switch = Host::new(&world, "sw");
         let s = &switch.name;
         // On its way through the switch no frame may meet the machine's packet filter.

@@ -1,0 +1,262 @@
+//! Making, repairing, listing and removing: what exists afterwards, and what is refused.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{A_WHILE, SOON, World, connect, echo_server, published, service};
+use godwit_network::{Overlay, OverlayConfig, probe};
+
+#[test]
+fn nothing_is_left_after_removing_services_and_taking_the_overlay_down() {
+    let world = World::bare();
+    world.a.up();
+    world.a.down();
+    // The kernel keeps its settings, so the state before the first time is not the measure.
+    let before = world.a.state();
+    world.a.up();
+    let empty = world.a.state();
+    assert_ne!(empty, before);
+
+    let (web, db) = (published("web", 40, 8080, 80), service("db", 41));
+    for service in [&web, &db] {
+        world.a.create(service);
+        world.a.open(service);
+    }
+    world.a.remove(&db);
+    world.a.close(&web);
+    world.a.set_remote(&web, world.b.vtep);
+    world.a.remove(&web);
+    world.a.with(async move |overlay: &Overlay| overlay.set_absent(web.address, web.mac).await.unwrap());
+    assert_eq!(world.a.state(), empty);
+    // Once more, though all is gone.
+    world.a.remove(&db);
+    assert_eq!(world.a.state(), empty);
+
+    let (web, db) = (published("web", 40, 8080, 80), service("db", 41));
+    world.a.create(&web);
+    world.a.open(&web);
+    world.a.set_remote(&db, world.b.vtep);
+    world.a.down();
+    assert_eq!(world.a.state(), before);
+}
+
+#[test]
+fn doing_it_again_changes_nothing() {
+    let world = World::new();
+    let web = published("web", 42, 8080, 80);
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    let at = echo_server(&inside, web.address, 80);
+    let mut connection = connect(&world.client, at, SOON).unwrap();
+    let before = world.a.state();
+
+    // As a daemon that was killed and started again.
+    world.a.up();
+    assert_eq!(world.a.create(&web).path, inside.path);
+    assert!(world.a.is_open(&web), "creating again must not close");
+    world.a.open(&web);
+    assert_eq!(world.a.state(), before);
+    assert!(common::echoes(&mut connection, b"still", SOON));
+
+    world.a.close(&web);
+    world.a.create(&web);
+    assert!(!world.a.is_open(&web), "creating again must not open");
+}
+
+#[test]
+fn a_closed_port_stays_closed_whatever_is_done_to_its_device() {
+    let world = World::new();
+    let web = service("web", 43);
+    world.a.create(&web);
+    let port = world.a.port(&web);
+    for change in ["txqueuelen 500", "mtu 1400", "group 7", "type bridge_slave learning off", "promisc on"] {
+        world.a.host.sh(&format!("ip link set dev {port} {change}"));
+        assert!(!world.a.is_open(&web), "{change}");
+    }
+    world.a.host.sh("ip link set dev gw0 mtu 1400");
+    world.a.host.sh("ip link set dev gwvx0 type bridge_slave learning off");
+    assert!(!world.a.is_open(&web));
+    world.a.open(&web);
+    world.a.close(&web);
+    world.a.host.sh(&format!("ip link set dev {port} txqueuelen 600"));
+    assert!(!world.a.is_open(&web));
+}
+
+#[test]
+fn what_was_half_made_is_completed() {
+    let world = World::new();
+    let web = service("web", 44);
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    let mut port = 1000;
+    let mut works = |what: &str| {
+        port += 1;
+        world.a.create(&web);
+        world.a.open(&web);
+        let at = echo_server(&inside, web.address, port);
+        let mut connection =
+            connect(&world.client, at, SOON).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(common::echoes(&mut connection, b"whole", SOON), "{what}");
+        connection
+    };
+    let netns = inside.path.to_str().unwrap();
+    let mut running = works("whole");
+    // What runs in the namespace goes on as long as the namespace is there.
+    world.a.host.sh(&format!("ip link del {}", world.a.port(&web)));
+    works("without its veth");
+    assert!(common::echoes(&mut running, b"survived", SOON));
+    common::sh(&format!("nsenter --net={netns} ip address flush dev eth0"));
+    works("without its address");
+    world.a.host.sh("ip link del gw0");
+    world.a.up();
+    works("without its bridge");
+    world.a.host.sh("ip link del gwvx0");
+    world.a.up();
+    works("without the VXLAN device");
+    assert!(common::echoes(&mut running, b"survived", SOON));
+    common::sh(&format!("umount -l {netns}"));
+    works("without its mount");
+    common::sh(&format!("umount -l {netns} && rm {netns}"));
+    works("without its file");
+}
+
+#[test]
+fn a_restarted_daemon_finds_what_exists() {
+    let world = World::new();
+    let (web, db) = (service("web", 45), service("db-with-a-name-longer-than-an-interface", 46));
+    world.a.create(&web);
+    world.a.create(&db);
+    world.a.open(&db);
+    std::fs::write(world.a.netns_dir.join("half"), "").unwrap();
+    std::fs::write(world.a.netns_dir.join("notes"), "not ours").unwrap();
+    world.a.up();
+    let found = world.a.with(async |overlay: &Overlay| overlay.list_endpoints().await.unwrap());
+    let found: Vec<_> = found.iter().map(|e| (e.name.as_str(), e.address, e.open)).collect();
+    let expected = [
+        (db.name.as_str(), Some(db.address), true),
+        ("half", None, false),
+        ("web", Some(web.address), false),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_sentence_and_leaves_nothing() {
+    let world = World::new();
+    let web = service("web", 47);
+    world.a.create(&web);
+    std::fs::write(world.a.netns_dir.join("notes"), "not ours").unwrap();
+    let before = world.a.state();
+
+    let refused = |service: &godwit_network::ServiceEndpoint, words: &[&str]| {
+        let message = world.a.try_create(service).unwrap_err();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        assert_eq!(world.a.state(), before, "{message}");
+    };
+    refused(&service("other", 47), &["10.88.0.47", "belongs to the service web"]);
+    refused(&service("web", 48), &["web", "10.88.0.47", "10.88.0.48", "remove"]);
+    refused(&service("gateway", 1), &["10.88.0.1", "gateway"]);
+    refused(&service("../escape", 48), &["../escape"]);
+    refused(&service("notes", 48), &["notes", "in the way"]);
+    let outside = godwit_network::ServiceEndpoint { address: [10, 89, 0, 1].into(), ..service("out", 1) };
+    refused(&outside, &["10.89.0.1", "outside", "10.88.0.0/16"]);
+
+    let none = service("none", 49);
+    let message =
+        world.a.with(async move |overlay: &Overlay| overlay.open(&none).await.unwrap_err().to_string());
+    assert!(message.contains("none") && message.contains("create it first"), "{message}");
+    let own = world.a.vtep;
+    let message = world.a.with(async move |overlay: &Overlay| {
+        overlay.set_remote(web.address, web.mac, own).await.unwrap_err().to_string()
+    });
+    assert!(message.contains("10.99.0.11") && message.contains("itself"), "{message}");
+}
+
+#[test]
+fn an_overlay_that_cannot_be_is_refused_with_a_sentence() {
+    let world = World::bare();
+    let node = &world.a;
+    let refused = |config: OverlayConfig, words: &[&str]| {
+        let message = node.up_with(config).unwrap_err();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    };
+    refused(
+        OverlayConfig { uplink: "nowhere0".into(), ..node.config() },
+        &["nowhere0", "no network interface"],
+    );
+    refused(
+        OverlayConfig { subnet: "10.99.0.0/16".parse().unwrap(), ..node.config() },
+        &["10.99.0.0/16", "10.99.0.0/24", "uplink0", "overlaps"],
+    );
+    node.host.sh("ip link add name gw0 type veth peer name other");
+    refused(node.config(), &["gw0", "veth", "bridge"]);
+    node.host.sh("ip link del gw0");
+    node.host.sh("ip link set dev uplink0 mtu 600");
+    refused(node.config(), &["uplink0", "600"]);
+    node.host.sh("ip link set dev uplink0 mtu 1500");
+    node.up();
+}
+
+#[test]
+fn changed_settings_are_corrected() {
+    let world = World::new();
+    let node = &world.a;
+    node.up_with(OverlayConfig { vni: 99, port: 4790, ..node.config() }).unwrap();
+    let link = node.host.sh("ip -d link show gwvx0");
+    assert!(link.contains("vxlan id 99") && link.contains("dstport 4790"), "{link}");
+
+    node.host.sh("ip link set dev gw0 address 02:00:00:00:00:01 mtu 1000 type bridge forward_delay 1500");
+    node.host.sh("ip link set dev gwvx0 nomaster");
+    node.host.sh("ip address flush dev gw0");
+    node.up();
+    let bridge = node.host.sh("ip -d link show gw0");
+    for setting in ["02:67:ff:00:00:01", "mtu 1450", "forward_delay 0"] {
+        assert!(bridge.contains(setting), "{setting}: {bridge}");
+    }
+    let link = node.host.sh("ip -d link show gwvx0");
+    for setting in ["vxlan id 88", "master gw0", "mtu 1450", "nolearning", "proxy", "local 10.99.0.11"] {
+        assert!(link.contains(setting), "{setting}: {link}");
+    }
+    let (web, db) = (service("web", 50), service("db", 51));
+    let inside = node.create(&web);
+    node.open(&web);
+    world.b.create(&db);
+    let at = echo_server(&inside, web.address, 80);
+    world.b.set_remote(&web, node.vtep);
+    assert!(connect(&world.b.host, at, SOON).is_ok());
+    assert!(connect(&world.client, at, SOON).is_ok());
+}
+
+#[test]
+fn doctor_sees_the_uplink_and_a_filter_that_swallows_services_frames() {
+    let world = World::new();
+    let look = || {
+        world.a.with(async |_: &Overlay| {
+            let facts = probe("uplink0", "gw0").await;
+            facts
+                .into_iter()
+                .map(|fact| (fact.name, (fact.ok, fact.detail)))
+                .collect::<std::collections::HashMap<_, _>>()
+        })
+    };
+    let facts = look();
+    for name in ["uplink", "mtu", "bridge", "veth", "vxlan", "nftables", "packet filter"] {
+        assert!(facts[name].0, "{name}: {}", facts[name].1);
+    }
+    assert!(facts["uplink"].1.contains("10.99.0.11") && facts["mtu"].1.contains("1450"));
+    assert!(facts.contains_key("netem") && facts.contains_key("openvswitch"));
+
+    let web = service("web", 52);
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    let at = echo_server(&inside, web.address, 80);
+    world.a.host.sh("iptables -P FORWARD DROP");
+    assert!(connect(&world.client, at, A_WHILE).is_err());
+    let (ok, advice) = look().remove("packet filter").unwrap();
+    assert!(!ok && advice.contains("FORWARD") && advice.contains("-i gw0 -j ACCEPT"), "{advice}");
+    // What it advises works, and satisfies it.
+    let (_, command) = advice.split_once("accept it: ").unwrap();
+    world.a.host.sh(&format!("sh -c '{command}'"));
+    assert!(connect(&world.client, at, SOON).is_ok());
+    assert!(look()["packet filter"].0);
+}

@@ -1,0 +1,190 @@
+//! A service's address moves from one node to the other, with connections and neighbours.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use common::repair::{restore, resume, save};
+use common::{A_WHILE, SOON, World, comes_back, connect, echo_server, echoes, service};
+
+#[test]
+fn an_established_connection_goes_on_at_the_other_node_and_back() {
+    let world = World::new();
+    let redis = service("redis", 10);
+    // What the saved connection does not carry over.
+    for option in ["tcp_timestamps", "tcp_sack", "tcp_window_scaling"] {
+        world.client.sh(&format!("sysctl -qw net.ipv4.{option}=0"));
+    }
+    let inside_a = world.a.create(&redis);
+    world.b.set_remote(&redis, world.a.vtep);
+    world.a.open(&redis);
+
+    let listener = inside_a.run(|| TcpListener::bind((redis.address, 6379)).unwrap());
+    let mut client = connect(&world.client, (redis.address, 6379).into(), SOON).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    drop(listener);
+    client.set_nodelay(true).unwrap();
+    ask(&mut client, &mut server, b"at a");
+
+    let (mut from, mut to) = (&world.a, &world.b);
+    for round in 0..4 {
+        let inside = to.create(&redis);
+        ask(&mut client, &mut server, b"while the copy is being prepared");
+        from.close(&redis);
+        let saved = save(server);
+        // Sent while nobody has the address.
+        client.write_all(b"in between").unwrap();
+        server = inside.run(|| restore(saved));
+        to.open(&redis);
+        resume(&server);
+        from.set_remote(&redis, to.vtep);
+        from.remove(&redis);
+
+        server.set_read_timeout(Some(SOON)).unwrap();
+        let mut heard = [0; 10];
+        server.read_exact(&mut heard).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        assert_eq!(&heard, b"in between");
+        server.write_all(b"in between").unwrap();
+        assert!(comes_back(&mut client, b"in between", SOON), "round {round}");
+        assert_eq!(neighbour(&world, redis.address), uplink_mac(to), "round {round}");
+        (from, to) = (to, from);
+    }
+}
+
+#[test]
+fn frames_that_still_come_to_the_old_node_are_passed_on() {
+    let world = World::new();
+    let web = service("web", 11);
+    world.a.create(&web);
+    world.a.open(&web);
+    let inside = world.b.create(&web);
+    world.a.close(&web);
+    world.b.open(&web);
+    world.a.set_remote(&web, world.b.vtep);
+    world.a.remove(&web);
+    let at = echo_server(&inside, web.address, 80);
+
+    // A client that never learns: it believes for good that node a has the address.
+    let mac = uplink_mac(&world.a);
+    world.client.sh(&format!("ip neigh replace {} lladdr {mac} dev uplink0 nud permanent", web.address));
+    let mut connection = connect(&world.client, at, SOON).unwrap();
+    assert!(echoes(&mut connection, &[3; 200_000], SOON));
+}
+
+#[test]
+fn a_prepared_copy_takes_nothing_from_the_original() {
+    let world = World::new();
+    let (web, user) = (service("web", 12), service("user", 13));
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    let at = echo_server(&inside, web.address, 80);
+    world.b.set_remote(&web, world.a.vtep);
+    let inside_user = world.b.create(&user);
+    world.b.open(&user);
+    world.a.set_remote(&user, world.b.vtep);
+    assert!(connect(&inside_user, at, SOON).is_ok());
+
+    world.b.create(&web);
+    for from in [&inside_user, &world.b.host, &world.client] {
+        let mut connection = connect(from, at, SOON).unwrap();
+        assert!(echoes(&mut connection, b"original", SOON), "{}", from.name);
+    }
+    // The move was called off: the copy goes, and the original is still reached from there.
+    world.b.remove(&web);
+    for from in [&inside_user, &world.b.host] {
+        assert!(connect(from, at, SOON).is_ok(), "{}", from.name);
+    }
+}
+
+#[test]
+fn a_service_beside_the_old_place_follows_to_the_new_one() {
+    let world = World::new();
+    let (web, user) = (service("web", 14), service("user", 15));
+    let inside_a = world.a.create(&web);
+    world.a.open(&web);
+    let inside_user = world.a.create(&user);
+    world.a.open(&user);
+    let at = echo_server(&inside_a, web.address, 80);
+    assert!(connect(&inside_user, at, SOON).is_ok());
+
+    let inside_b = world.b.create(&web);
+    world.b.set_remote(&user, world.a.vtep);
+    echo_server(&inside_b, web.address, 80);
+    world.a.close(&web);
+    world.b.open(&web);
+    world.a.set_remote(&web, world.b.vtep);
+    world.a.remove(&web);
+    let mut connection = connect(&inside_user, at, SOON).unwrap();
+    assert!(echoes(&mut connection, b"followed", SOON));
+}
+
+#[test]
+fn an_absent_service_is_reached_from_nowhere() {
+    let world = World::new();
+    let web = service("web", 16);
+    let inside = world.b.create(&web);
+    world.b.open(&web);
+    world.a.set_remote(&web, world.b.vtep);
+    let at = echo_server(&inside, web.address, 80);
+    assert!(connect(&world.a.host, at, SOON).is_ok());
+    let before = world.a.state();
+
+    world.a.with(async move |overlay: &godwit_network::Overlay| {
+        overlay.set_absent(web.address, web.mac).await.unwrap();
+        overlay.set_absent(web.address, web.mac).await.unwrap();
+    });
+    assert!(connect(&world.a.host, at, A_WHILE).is_err());
+    assert!(before.contains("02:67:0a:58:00:10"), "{before}");
+    assert!(!world.a.state().contains("02:67:0a:58:00:10"));
+}
+
+#[test]
+fn the_gateway_answers_each_service_at_its_own_node_only() {
+    let world = World::new();
+    let (web, user) = (service("web", 17), service("user", 18));
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    world.b.create(&user);
+    world.b.open(&user);
+    let gateway = "10.88.0.1";
+    // The service forgets what it was told, and asks.
+    let netns = inside.path.display();
+    common::sh(&format!("nsenter --net={netns} ip neigh del {gateway} dev eth0"));
+    let sent = received(&world.b, "gwvx0");
+    let refused = connect(&inside, (world.a.vtep, 9).into(), SOON).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    let learned = common::sh(&format!("nsenter --net={netns} ip neigh show {gateway}"));
+    assert!(learned.contains("02:67:ff:00:00:01"), "{learned}");
+    assert_eq!(received(&world.b, "gwvx0"), sent, "something went to the other node");
+
+    // A client has no business with the gateway: no node claims it.
+    assert!(connect(&world.client, (std::net::Ipv4Addr::new(10, 88, 0, 1), 9).into(), A_WHILE).is_err());
+    let asked = world.client.sh(&format!("ip neigh show {gateway}"));
+    assert!(!asked.contains("lladdr"), "{asked}");
+}
+
+fn ask(client: &mut TcpStream, server: &mut TcpStream, bytes: &[u8]) {
+    client.write_all(bytes).unwrap();
+    server.set_read_timeout(Some(SOON)).unwrap();
+    let mut heard = vec![0; bytes.len()];
+    server.read_exact(&mut heard).unwrap();
+    server.write_all(&heard).unwrap();
+    assert!(comes_back(client, bytes, SOON));
+}
+
+/// Where the client believes the address to be.
+fn neighbour(world: &World, address: std::net::Ipv4Addr) -> String {
+    let entry = world.client.sh(&format!("ip neigh show {address}"));
+    let mut words = entry.split_whitespace().skip_while(|word| *word != "lladdr");
+    words.nth(1).unwrap_or_default().to_owned()
+}
+
+fn uplink_mac(node: &common::Node) -> String {
+    node.host.sh("cat /sys/class/net/uplink0/address").trim().to_owned()
+}
+
+fn received(node: &common::Node, interface: &str) -> String {
+    node.host.sh(&format!("cat /sys/class/net/{interface}/statistics/rx_packets"))
+}
