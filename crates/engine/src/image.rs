@@ -1,1 +1,83 @@
-//! image (placeholder head, replaced by its owner).
+//! Images and their layers, kept once per node, by digest.
+//!
+//! ```text
+//! <store>/blobs/sha256/<hex>        layers as they were received: verified, never changed
+//!         layers/sha256/<hex>/      the same layers unpacked, for overlayfs; <hex> is the blob's
+//!         diff_ids/sha256/<hex>     digest of the unpacked layer's tar stream, as text
+//!         tmp/                      what is being made; emptied when a store is opened
+//!         lock                      held shared by every user, alone while tmp is emptied
+//! ```
+//!
+//! An unpacked layer has the name of its **blob's** digest, not of its diff id: manifests list
+//! blobs, nodes ask each other for blobs, and a blob can be checked while it is received, before
+//! anything is unpacked. The same content compressed in two ways is unpacked twice; that is rare.
+//!
+//! A blob or layer is made below `tmp`, written to disk, and renamed to its place, so what has
+//! its final name is whole, also after a crash.
+
+mod archive;
+mod capture;
+mod digest;
+mod error;
+mod layer;
+mod oci;
+mod store;
+
+#[cfg(test)]
+mod tests;
+
+pub use digest::{Digest, DigestError};
+pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
+pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
+pub use store::{BlobWriter, Store};
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// An image whose layers are in the [`Store`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// Digests of the layers' blobs, lowest first.
+    pub layers: Vec<Digest>,
+    /// How the image wants to be run.
+    pub config: ImageConfig,
+    /// Instruction set in OCI's words, e.g. `amd64`.
+    pub architecture: String,
+    /// Name the image has where it came from; the path it was imported from when it has none.
+    pub reference: String,
+}
+
+/// The part of an OCI image's configuration that says how to run it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageConfig {
+    /// `NAME=VALUE` pairs.
+    pub env: Vec<String>,
+    /// First words of the command, kept when the user gives arguments.
+    pub entrypoint: Vec<String>,
+    /// Following words of the command, replaced by what the user gives.
+    pub cmd: Vec<String>,
+    /// `user[:group]`, names or numbers; empty for root.
+    pub user: String,
+    /// Absolute path; empty for `/`.
+    pub working_dir: String,
+    /// E.g. `6379/tcp`.
+    pub exposed_ports: Vec<String>,
+    /// Free text by name.
+    pub labels: BTreeMap<String, String>,
+    /// Signal that asks the main process to end, e.g. `SIGQUIT`; empty for SIGTERM.
+    pub stop_signal: String,
+}
+
+/// This machine's instruction set in OCI's words.
+#[must_use]
+pub fn machine_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}

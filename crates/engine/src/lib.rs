@@ -5,6 +5,7 @@
 //! Nothing here knows of migrations or networks: a container is given a network namespace by
 //! path, and can be frozen, described for a dump, and restored from a directory of images.
 
+mod beneath;
 pub mod container;
 pub mod image;
 pub mod rootfs;

@@ -1,0 +1,436 @@
+//! Makes a tree from items that may be hostile.
+//!
+//! Each item is checked before it is used; a path is resolved below the root without following
+//! any link (see [`crate::beneath`]). A name that comes again is made anew, except a directory,
+//! which keeps what is in it. Making or removing a name moves its directory's modification time,
+//! so the times of all directories touched are set when the round is over.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Bound;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+
+use super::TreeError;
+use super::item::{Data, End, Entry, Item, Kind, MAX_DATA, Remove};
+use super::send::MAX_XATTR_TOTAL;
+use crate::beneath::{self, Attributes, Links, MAX_NAME, MAX_PATH, Node, Root, SetFault};
+
+/// Longest value of an extended attribute, in bytes: the kernel's `XATTR_SIZE_MAX`.
+const MAX_XATTR_VALUE: usize = 64 << 10;
+/// Namespaces of extended attributes that are taken; all that a filesystem below an overlay keeps.
+const XATTR_NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+/// Access lists, the only ones of the `system` namespace.
+const XATTR_ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// What a receiver takes in one round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Names that come or go.
+    pub entries: u64,
+    /// Bytes of file content.
+    pub bytes: u64,
+}
+
+/// Takes the items of one round.
+#[derive(Debug)]
+pub struct Receiver {
+    path: PathBuf,
+    root: Root,
+    limits: Limits,
+    names: u64,
+    entries: u64,
+    bytes: u64,
+    open: Option<OpenFile>,
+    /// Modification times that directories shall have in the end.
+    directories: BTreeMap<Vec<u8>, (i64, u32)>,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    path: Vec<u8>,
+    file: File,
+    node: Node,
+    attributes: Attributes,
+    size: u64,
+    position: u64,
+}
+
+impl Receiver {
+    /// For one round into the directory `root`, which holds what earlier rounds brought.
+    pub fn new(root: &Path, limits: Limits) -> Result<Self, TreeError> {
+        let opened = Root::open(root, Links::Refused).map_err(|source| TreeError::Io {
+            root: root.to_path_buf(),
+            action: "open the directory".into(),
+            path: "/".into(),
+            source,
+        })?;
+        Ok(Self {
+            path: root.to_path_buf(),
+            root: opened,
+            limits,
+            names: 0,
+            entries: 0,
+            bytes: 0,
+            open: None,
+            directories: BTreeMap::new(),
+            ended: false,
+        })
+    }
+
+    /// Applies one item. After an error the tree is useless.
+    pub fn apply(&mut self, item: Item) -> Result<(), TreeError> {
+        if self.ended {
+            return Err(self.refused(b"", "it comes after the end"));
+        }
+        match item {
+            Item::Data(data) => self.data(&data),
+            Item::Entry(entry) => {
+                self.close()?;
+                self.count_name()?;
+                self.entries += 1;
+                self.entry(entry)
+            }
+            Item::Remove(remove) => {
+                self.close()?;
+                self.count_name()?;
+                self.remove(&remove)
+            }
+            Item::End(end) => {
+                self.close()?;
+                self.end(end)
+            }
+        }
+    }
+
+    /// Sets what can be set only in the end; an error when the round was not complete. The tree is
+    /// in the page cache then, see [`super::sync`].
+    pub fn finish(mut self) -> Result<(), TreeError> {
+        if !self.ended {
+            return Err(TreeError::Incomplete { root: self.path });
+        }
+        for (path, mtime) in std::mem::take(&mut self.directories) {
+            self.root
+                .node(&path)
+                .and_then(|node| node.set_mtime(mtime))
+                .map_err(|error| self.fault("set the time of", &path, error))?;
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, data: &Data) -> Result<(), TreeError> {
+        let Some(open) = &mut self.open else {
+            return Err(self.refused(b"", "bytes come without a file"));
+        };
+        let length = data.bytes.len() as u64;
+        let reason = if data.bytes.is_empty() || data.bytes.len() > MAX_DATA {
+            Some("it holds no bytes or more than 256 KiB")
+        } else if data.offset < open.position {
+            Some("its bytes come twice")
+        } else if data.offset.checked_add(length).is_none_or(|end| end > open.size) {
+            Some("its bytes are beyond its size")
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            let path = open.path.clone();
+            return Err(self.refused(&path, reason));
+        }
+        self.bytes = self.bytes.saturating_add(length);
+        if self.bytes > self.limits.bytes {
+            return Err(TreeError::Limit {
+                root: self.path.clone(),
+                limit: self.limits.bytes,
+                unit: "bytes",
+            });
+        }
+        if let Err(error) = open.file.write_all_at(&data.bytes, data.offset) {
+            let path = open.path.clone();
+            return Err(self.fault("write", &path, error));
+        }
+        open.position = data.offset + length;
+        Ok(())
+    }
+
+    fn entry(&mut self, entry: Entry) -> Result<(), TreeError> {
+        let kind = match check(&entry) {
+            Ok(kind) => kind,
+            Err(reason) => return Err(self.refused(&entry.path, reason)),
+        };
+        let path = entry.path.clone();
+        if kind == Kind::Directory {
+            return self.directory(&path, &attributes(entry));
+        }
+        let (parent_path, name) = beneath::split(&path);
+        let parent = self
+            .root
+            .directory(parent_path)
+            .map_err(|error| self.fault("open the directory of", &path, error))?;
+        self.touch(parent_path)?;
+        if kind == Kind::HardLink {
+            return self.hard_link(&entry, parent.as_fd());
+        }
+        self.clear(parent.as_fd(), &path, name)?;
+        let make = |this: &Self, result: rustix::io::Result<()>| {
+            result.map_err(|error| this.fault("make", &path, error.into()))
+        };
+        match kind {
+            Kind::File => {
+                let flags =
+                    OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let file = rustix::fs::openat(&parent, name, flags, Mode::RUSR | Mode::WUSR)
+                    .map_err(|error| self.fault("make", &path, error.into()))?;
+                make(self, rustix::fs::ftruncate(&file, entry.size))?;
+                let node = self.made(parent.as_fd(), &path, name)?;
+                let (file, size) = (File::from(file), entry.size);
+                self.open =
+                    Some(OpenFile { path, file, node, attributes: attributes(entry), size, position: 0 });
+                return Ok(());
+            }
+            Kind::Symlink => make(self, rustix::fs::symlinkat(&entry.link_target[..], &parent, name))?,
+            _ => {
+                let file_type = match kind {
+                    Kind::CharacterDevice => FileType::CharacterDevice,
+                    Kind::BlockDevice => FileType::BlockDevice,
+                    Kind::Fifo => FileType::Fifo,
+                    _ => FileType::Socket,
+                };
+                let device = rustix::fs::makedev(entry.rdev_major, entry.rdev_minor);
+                make(self, rustix::fs::mknodat(&parent, name, file_type, Mode::RUSR | Mode::WUSR, device))?;
+            }
+        }
+        let node = self.made(parent.as_fd(), &path, name)?;
+        self.set(&path, &node, kind, &attributes(entry))
+    }
+
+    fn directory(&mut self, path: &[u8], attributes: &Attributes) -> Result<(), TreeError> {
+        let present = self.root.node_if_any(path).map_err(|error| self.fault("look at", path, error))?;
+        let node = match present {
+            Some(node) if self.file_type(path, &node)? == FileType::Directory => node,
+            _ => {
+                let (parent_path, name) = beneath::split(path);
+                let parent = self
+                    .root
+                    .directory(parent_path)
+                    .map_err(|error| self.fault("open the directory of", path, error))?;
+                self.touch(parent_path)?;
+                self.clear(parent.as_fd(), path, name)?;
+                rustix::fs::mkdirat(&parent, name, Mode::RWXU)
+                    .map_err(|error| self.fault("make the directory", path, error.into()))?;
+                self.made(parent.as_fd(), path, name)?
+            }
+        };
+        node.set_attributes(false, attributes).map_err(|fault| self.not_set(path, fault))?;
+        self.directories.insert(path.to_vec(), attributes.mtime);
+        Ok(())
+    }
+
+    fn hard_link(&mut self, entry: &Entry, parent: std::os::fd::BorrowedFd<'_>) -> Result<(), TreeError> {
+        let (path, target) = (&entry.path, &entry.hard_link_of);
+        let node =
+            self.root.node(target).map_err(|error| self.fault("find the link's target", target, error))?;
+        if self.file_type(target, &node)? == FileType::Directory {
+            return Err(self.refused(path, "it is a hard link to a directory"));
+        }
+        let name = beneath::split(path).1;
+        self.clear(parent, path, name)?;
+        let (target_parent, target_name) = beneath::split(target);
+        let target_parent = self
+            .root
+            .directory(target_parent)
+            .map_err(|error| self.fault("open the directory of", target, error))?;
+        rustix::fs::linkat(&target_parent, target_name, parent, name, AtFlags::empty())
+            .map_err(|error| self.fault("make the hard link", path, error.into()))
+    }
+
+    fn remove(&mut self, remove: &Remove) -> Result<(), TreeError> {
+        if remove.path.is_empty() {
+            return Err(self.refused(b"", "the root cannot be removed"));
+        }
+        if let Err(reason) = beneath::check_path(&remove.path) {
+            return Err(self.refused(&remove.path, reason));
+        }
+        let (parent_path, name) = beneath::split(&remove.path);
+        if self
+            .root
+            .node_if_any(&remove.path)
+            .map_err(|error| self.fault("look at", &remove.path, error))?
+            .is_none()
+        {
+            return Ok(());
+        }
+        let parent = self
+            .root
+            .directory(parent_path)
+            .map_err(|error| self.fault("open the directory of", &remove.path, error))?;
+        self.touch(parent_path)?;
+        self.clear(parent.as_fd(), &remove.path, name)
+    }
+
+    fn end(&mut self, end: End) -> Result<(), TreeError> {
+        if end.entries != self.entries || end.bytes != self.bytes {
+            return Err(self.refused(b"", "the end's counts are not what came"));
+        }
+        self.ended = true;
+        Ok(())
+    }
+
+    /// Ends the file that is written.
+    fn close(&mut self) -> Result<(), TreeError> {
+        if let Some(open) = self.open.take() {
+            drop(open.file);
+            self.set(&open.path, &open.node, Kind::File, &open.attributes)?;
+        }
+        Ok(())
+    }
+
+    fn set(&self, path: &[u8], node: &Node, kind: Kind, attributes: &Attributes) -> Result<(), TreeError> {
+        node.set_attributes(kind == Kind::Symlink, attributes).map_err(|fault| self.not_set(path, fault))?;
+        node.set_mtime(attributes.mtime).map_err(|error| self.fault("set the time of", path, error))
+    }
+
+    /// Removes what has the name, with all below.
+    fn clear(
+        &mut self,
+        parent: std::os::fd::BorrowedFd<'_>,
+        path: &[u8],
+        name: &[u8],
+    ) -> Result<(), TreeError> {
+        beneath::remove_tree(parent, name).map_err(|error| self.fault("remove", path, error))?;
+        self.directories.remove(path);
+        let below = [path, b"/"].concat();
+        let range = (Bound::Included(below.clone()), Bound::Unbounded);
+        let gone: Vec<Vec<u8>> = self
+            .directories
+            .range(range)
+            .map(|(directory, _)| directory.clone())
+            .take_while(|directory| directory.starts_with(&below))
+            .collect();
+        for directory in gone {
+            self.directories.remove(&directory);
+        }
+        Ok(())
+    }
+
+    /// Keeps the modification time of a directory that is about to be changed.
+    fn touch(&mut self, directory: &[u8]) -> Result<(), TreeError> {
+        if !self.directories.contains_key(directory) {
+            let stat = self
+                .root
+                .node(directory)
+                .and_then(|node| node.statx())
+                .map_err(|error| self.fault("look at", directory, error))?;
+            self.directories.insert(directory.to_vec(), (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec));
+        }
+        Ok(())
+    }
+
+    fn made(&self, parent: std::os::fd::BorrowedFd<'_>, path: &[u8], name: &[u8]) -> Result<Node, TreeError> {
+        Node::at(parent, name).map_err(|error| self.fault("look at", path, error))
+    }
+
+    fn file_type(&self, path: &[u8], node: &Node) -> Result<FileType, TreeError> {
+        let stat = node.statx().map_err(|error| self.fault("look at", path, error))?;
+        Ok(FileType::from_raw_mode(stat.stx_mode.into()))
+    }
+
+    fn count_name(&mut self) -> Result<(), TreeError> {
+        self.names += 1;
+        if self.names > self.limits.entries {
+            let limit = self.limits.entries;
+            return Err(TreeError::Limit { root: self.path.clone(), limit, unit: "entries" });
+        }
+        Ok(())
+    }
+
+    fn fault(&self, action: &str, path: &[u8], source: io::Error) -> TreeError {
+        TreeError::Io {
+            root: self.path.clone(),
+            action: action.to_owned(),
+            path: beneath::display(path),
+            source,
+        }
+    }
+
+    fn not_set(&self, path: &[u8], fault: SetFault) -> TreeError {
+        self.fault(&format!("set the {} of", fault.what), path, fault.error)
+    }
+
+    fn refused(&self, path: &[u8], reason: &'static str) -> TreeError {
+        TreeError::Refused { root: self.path.clone(), path: beneath::display(path), reason }
+    }
+}
+
+/// Checks all that can be checked of an entry by itself.
+fn check(entry: &Entry) -> Result<Kind, &'static str> {
+    let kind = Kind::try_from(entry.kind).unwrap_or(Kind::Invalid);
+    beneath::check_path(&entry.path)?;
+    if kind == Kind::Invalid {
+        return Err("its kind is unknown");
+    }
+    if entry.path.is_empty() && kind != Kind::Directory {
+        return Err("the root is not a directory");
+    }
+    if entry.mode > 0o7777 || entry.mtime_nanoseconds >= 1_000_000_000 {
+        return Err("its mode or its time is out of range");
+    }
+    // The highest id means "leave as it is" to chown(2).
+    if entry.uid == u32::MAX || entry.gid == u32::MAX {
+        return Err("its owner is out of range");
+    }
+    if entry.size > 0 && kind != Kind::File || i64::try_from(entry.size).is_err() {
+        return Err("its size is out of range");
+    }
+    let link = &entry.link_target;
+    if link.is_empty() == (kind == Kind::Symlink) || link.len() > MAX_PATH || link.contains(&0) {
+        return Err("its link target is missing, too long or not allowed");
+    }
+    let target = &entry.hard_link_of;
+    if target.is_empty() == (kind == Kind::HardLink) || *target == entry.path && !target.is_empty() {
+        return Err("its hard link's target is missing or not allowed");
+    }
+    beneath::check_path(target).map_err(|_| "its hard link's target is not a path within the tree")?;
+    let is_device = matches!(kind, Kind::CharacterDevice | Kind::BlockDevice);
+    if !is_device && (entry.rdev_major, entry.rdev_minor) != (0, 0) {
+        return Err("it has a device number and is no device");
+    }
+    check_xattrs(entry)?;
+    Ok(kind)
+}
+
+fn check_xattrs(entry: &Entry) -> Result<(), &'static str> {
+    let mut total = 0;
+    let mut previous: Option<&[u8]> = None;
+    for xattr in &entry.xattrs {
+        let name = xattr.name.as_slice();
+        let known = XATTR_NAMESPACES.iter().any(|space| name.starts_with(space) && name.len() > space.len())
+            || XATTR_ACCESS_LISTS.contains(&name);
+        if !known || name.len() > MAX_NAME || name.contains(&0) {
+            return Err("the name of an extended attribute is not allowed");
+        }
+        if previous.is_some_and(|previous| previous >= name) {
+            return Err("its extended attributes are not in order");
+        }
+        previous = Some(name);
+        total += name.len() + xattr.value.len();
+        if xattr.value.len() > MAX_XATTR_VALUE || total > MAX_XATTR_TOTAL {
+            return Err("its extended attributes are too large");
+        }
+    }
+    Ok(())
+}
+
+fn attributes(entry: Entry) -> Attributes {
+    Attributes {
+        mode: entry.mode,
+        uid: entry.uid,
+        gid: entry.gid,
+        mtime: (entry.mtime_seconds, entry.mtime_nanoseconds),
+        xattrs: entry.xattrs.into_iter().map(|xattr| (xattr.name, xattr.value)).collect(),
+    }
+}
