@@ -1,2 +1,96 @@
-//! godwit-daemon.
-fn main() {}
+//! `godwitd`: one node of a cluster. Founds or joins a cluster, and serves the node.
+
+mod cluster;
+mod convert;
+mod doctor;
+mod events;
+mod exec;
+mod join;
+mod logs;
+mod migrate;
+mod node;
+mod node_api;
+mod peer_api;
+mod peers;
+mod serve;
+mod services;
+mod state;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+#[derive(Parser)]
+#[command(name = "godwitd", version, about = "The daemon of a godwit node")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Serve this node
+    Serve(serve::ServeArgs),
+    /// Found a cluster on this node
+    Init {
+        /// Directory that survives a restart of the machine
+        #[arg(long, default_value = "/var/lib/godwit")]
+        state: PathBuf,
+        /// Name of the cluster
+        #[arg(long, default_value = "godwit")]
+        cluster: String,
+        /// Name of this node
+        #[arg(long)]
+        node: String,
+        /// Address and port other nodes reach this one at
+        #[arg(long, value_name = "ADDRESS:PORT")]
+        listen: std::net::SocketAddr,
+    },
+    /// Join the cluster that a token invites to
+    Join {
+        /// Directory that survives a restart of the machine
+        #[arg(long, default_value = "/var/lib/godwit")]
+        state: PathBuf,
+        /// Name of this node
+        #[arg(long)]
+        node: String,
+        /// Address and port other nodes reach this one at
+        #[arg(long, value_name = "ADDRESS:PORT")]
+        listen: std::net::SocketAddr,
+        /// What `godwit cluster token` printed on the founding node
+        token: String,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("GODWIT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("Error: godwitd cannot start its threads: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = runtime.block_on(async {
+        match cli.verb {
+            Verb::Serve(args) => serve::serve(args).await,
+            Verb::Init { state, cluster, node, listen } => {
+                join::init(&state, &cluster, &node, &listen.to_string())
+            }
+            Verb::Join { state, node, listen, token } => {
+                join::join(&state, &node, &listen.to_string(), &token).await
+            }
+        }
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

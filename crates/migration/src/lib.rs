@@ -1,1 +1,36 @@
-//! godwit-migration (placeholder head, replaced by its owner).
+//! Moving a service: the state machines of [`source`] and [`destination`], the conversation
+//! between them ([`message`], [`link`]), the [`journal`] that makes the commit a single instant,
+//! what is done after a crash ([`recovery`]), and the [`report`] every migration ends in.
+
+pub mod destination;
+pub mod fault;
+pub mod images;
+pub mod journal;
+pub mod link;
+pub mod local;
+pub mod message;
+pub mod recovery;
+pub mod report;
+pub mod service;
+pub mod source;
+
+pub use local::{Decision, Host, HostError, Local, LocalError};
+pub use report::{Outcome, Report};
+pub use service::{Layout, Port, Service};
+pub use source::{Progress, Source};
+
+/// An error and all its causes as one sentence.
+#[must_use]
+pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,188 @@
+//! Between the API's messages and the types inside; all checks of what users give are here.
+
+use std::path::{Path, PathBuf};
+
+use godwit_api::v1 as api;
+use godwit_engine::{Mount, MountKind};
+use godwit_migration::{Port, Report, Service};
+use tonic::Status;
+
+/// The smallest memory limit with which a container starts at all.
+const MIN_MEMORY_BYTES: u64 = 4 << 20;
+
+/// Refuses names that could not be file names, interface labels and host names at once.
+pub(crate) fn check_name(name: &str) -> Result<(), Status> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
+    let good = (1..=63).contains(&name.len())
+        && name.as_bytes()[0].is_ascii_alphanumeric()
+        && name.bytes().all(allowed);
+    if good {
+        return Ok(());
+    }
+    Err(Status::invalid_argument(format!(
+        "{name:?} cannot be a service's name: use 1 to 63 letters, digits, '-', '_' or '.', and begin with a letter or digit"
+    )))
+}
+
+/// The host name a service gets.
+pub(crate) fn hostname(request: &api::RunRequest) -> String {
+    if request.hostname.is_empty() { request.name.clone() } else { request.hostname.clone() }
+}
+
+/// Mounts as the user gave them.
+pub(crate) fn mounts(mounts: &[api::Mount]) -> Result<Vec<Mount>, Status> {
+    mounts.iter().map(mount).collect()
+}
+
+fn mount(mount: &api::Mount) -> Result<Mount, Status> {
+    let absolute = |path: &str, what: &str| {
+        let plain = Path::new(path).components().all(|c| !matches!(c, std::path::Component::ParentDir));
+        if Path::new(path).is_absolute() && plain && path != "/" {
+            return Ok(PathBuf::from(path));
+        }
+        Err(Status::invalid_argument(format!(
+            "the {what} {path:?} of a mount must be an absolute path without '..'"
+        )))
+    };
+    let target = absolute(&mount.target, "target")?;
+    let kind = match mount.kind.as_str() {
+        "bind" => {
+            let source = absolute(&mount.source, "source")?;
+            if !source.exists() {
+                return Err(Status::invalid_argument(format!(
+                    "{}, which is to be mounted at {}, does not exist on this node",
+                    mount.source, mount.target
+                )));
+            }
+            MountKind::Bind { source }
+        }
+        "tmpfs" => MountKind::Tmpfs { size_bytes: mount.size_bytes },
+        other => {
+            return Err(Status::invalid_argument(format!(
+                "mounts of type {other:?} are not known; use bind or tmpfs"
+            )));
+        }
+    };
+    Ok(Mount { kind, target, read_only: mount.read_only })
+}
+
+/// Published ports as the user gave them.
+pub(crate) fn ports(ports: &[api::PublishedPort]) -> Result<Vec<Port>, Status> {
+    ports
+        .iter()
+        .map(|port| {
+            let number = |n: u32| {
+                u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| {
+                    Status::invalid_argument(format!("{n} is no port number; give one from 1 to 65535"))
+                })
+            };
+            let udp = match port.protocol.as_str() {
+                "" | "tcp" => false,
+                "udp" => true,
+                other => {
+                    return Err(Status::invalid_argument(format!(
+                        "ports of protocol {other:?} cannot be published; use tcp or udp"
+                    )));
+                }
+            };
+            Ok(Port { host: number(port.host_port)?, container: number(port.container_port)?, udp })
+        })
+        .collect()
+}
+
+/// Refuses limits under which nothing can run.
+pub(crate) fn check_limits(service: &Service) -> Result<(), Status> {
+    if service.memory_bytes != 0 && service.memory_bytes < MIN_MEMORY_BYTES {
+        return Err(Status::invalid_argument(format!(
+            "a memory limit of {} bytes is too small to start a container; give at least {} MiB",
+            service.memory_bytes,
+            MIN_MEMORY_BYTES >> 20
+        )));
+    }
+    Ok(())
+}
+
+/// A service as the API shows it; state, process and memory are filled in by the caller.
+pub(crate) fn service(service: &Service, node: &str) -> api::Service {
+    api::Service {
+        name: service.name.clone(),
+        address: service.address.to_string(),
+        mac: mac(godwit_network::mac_of(service.address)),
+        node: node.to_string(),
+        created_ms: service.created_ms,
+        started_ms: service.started_ms,
+        epoch: service.epoch,
+        command: service.command.clone(),
+        env: service.env.clone(),
+        mounts: service.mounts.iter().map(shown_mount).collect(),
+        memory_bytes: service.memory_bytes,
+        cpu_millis: service.cpu_millis,
+        publish: service
+            .publish
+            .iter()
+            .map(|port| api::PublishedPort {
+                host_port: port.host.into(),
+                container_port: port.container.into(),
+                protocol: if port.udp { "udp".into() } else { "tcp".into() },
+            })
+            .collect(),
+        hostname: service.hostname.clone(),
+        user: format!("{}:{}", service.user.uid, service.user.gid),
+        workdir: service.workdir.display().to_string(),
+        labels: service.labels.clone(),
+        layers: service.layers.clone(),
+        image: service.image.clone(),
+        ..api::Service::default()
+    }
+}
+
+fn shown_mount(mount: &Mount) -> api::Mount {
+    let (kind, source, size_bytes) = match &mount.kind {
+        MountKind::Bind { source } => ("bind", source.display().to_string(), 0),
+        MountKind::Tmpfs { size_bytes } => ("tmpfs", String::new(), *size_bytes),
+    };
+    api::Mount {
+        kind: kind.into(),
+        source,
+        target: mount.target.display().to_string(),
+        read_only: mount.read_only,
+        size_bytes,
+    }
+}
+
+fn mac(bytes: [u8; 6]) -> String {
+    bytes.map(|b| format!("{b:02x}")).join(":")
+}
+
+/// A report as the API shows it.
+pub(crate) fn report(report: Report) -> api::MigrationReport {
+    let outcome = match report.outcome {
+        godwit_migration::Outcome::Moved => "moved",
+        godwit_migration::Outcome::Kept => "kept",
+    };
+    api::MigrationReport {
+        name: report.name,
+        mode: report.mode,
+        source: report.source,
+        destination: report.destination,
+        outcome: outcome.into(),
+        reason: report.reason,
+        rounds: report.rounds,
+        total_ms: report.total_ms,
+        frozen_ms: report.frozen_ms,
+        pre_dump_ms: report.pre_dump_ms,
+        pre_dump_transfer_ms: report.pre_dump_transfer_ms,
+        dump_ms: report.dump_ms,
+        dump_transfer_ms: report.dump_transfer_ms,
+        resume_ms: report.resume_ms,
+        faulted_transfer_ms: report.faulted_transfer_ms,
+        pre_dump_bytes: report.pre_dump_bytes,
+        dump_bytes: report.dump_bytes,
+        faulted_bytes: report.faulted_bytes,
+        wire_bytes: report.wire_bytes,
+        memory_bytes: report.memory_bytes,
+        phases: report.phases.into_iter().map(|p| api::PhaseTime { phase: p.phase, ms: p.ms }).collect(),
+        id: report.id,
+        criu: report.criu,
+    }
+}

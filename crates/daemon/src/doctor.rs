@@ -1,0 +1,224 @@
+//! What works on this node, what is missing, and what to do about it.
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use godwit_api::v1::Check;
+use godwit_criu::Criu;
+use godwit_migration::error_chain;
+
+use crate::node::Node;
+
+/// Below this much free disk, images and changed files may not fit.
+const DISK_LOW: u64 = 1 << 30;
+
+/// `CAP_*` numbers godwitd and CRIU use (linux/capability.h), and for what.
+const CAPABILITIES: [(u32, &str, &str); 8] = [
+    (0, "CAP_CHOWN", "files of services"),
+    (1, "CAP_DAC_OVERRIDE", "files of services"),
+    (12, "CAP_NET_ADMIN", "bridges, VXLAN, TCP repair"),
+    (13, "CAP_NET_RAW", "gratuitous ARP"),
+    (19, "CAP_SYS_PTRACE", "dumping processes"),
+    (21, "CAP_SYS_ADMIN", "namespaces and mounts"),
+    (24, "CAP_SYS_RESOURCE", "restoring limits above this process's own"),
+    (27, "CAP_MKNOD", "device nodes of images"),
+];
+
+fn ok(name: &str, found: impl Into<String>) -> Check {
+    Check { name: name.into(), status: "ok".into(), found: found.into(), advice: String::new() }
+}
+
+fn degraded(name: &str, found: impl Into<String>, advice: impl Into<String>) -> Check {
+    Check { name: name.into(), status: "degraded".into(), found: found.into(), advice: advice.into() }
+}
+
+fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> Check {
+    Check { name: name.into(), status: "missing".into(), found: found.into(), advice: advice.into() }
+}
+
+/// Looks at everything godwit stands on.
+pub(crate) async fn examine(node: &Node) -> Vec<Check> {
+    let local = node.local();
+    let network = local.overlay.config();
+    let mut checks = criu(&local.criu).await;
+    checks.push(userfaultfd());
+    checks.push(pagemap_scan());
+    checks.push(soft_dirty());
+    checks.push(cgroups());
+    checks.push(capabilities());
+    for fact in godwit_network::probe(&network.uplink, &network.bridge).await {
+        checks.push(match (fact.ok, fact.optional) {
+            (true, _) => ok(fact.name, fact.detail),
+            (false, true) => degraded(fact.name, "not as it could be", fact.detail),
+            (false, false) => missing(fact.name, "not as it must be", fact.detail),
+        });
+    }
+    checks.push(clock());
+    checks.push(disk(&local.layout.state));
+    checks
+}
+
+async fn criu(criu: &Criu) -> Vec<Check> {
+    let advice = "run scripts/setup, which installs a CRIU that works on this kernel";
+    let version = match criu.version().await {
+        Ok(version) if version >= godwit_criu::OLDEST_VERSION => {
+            ok("criu", format!("version {version}, {}", criu.path().display()))
+        }
+        Ok(version) => {
+            let found = format!("version {version}, older than {}", godwit_criu::OLDEST_VERSION);
+            missing("criu", found, advice)
+        }
+        Err(error) => return vec![missing("criu", error_chain(&error), advice)],
+    };
+    let check = match criu.check().await {
+        Ok(()) => ok("criu check", "looks good"),
+        Err(error) => missing("criu check", error_chain(&error), advice),
+    };
+    vec![version, check]
+}
+
+fn userfaultfd() -> Check {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: userfaultfd(2) takes flags only and returns a new descriptor or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    if fd < 0 {
+        return degraded(
+            "userfaultfd",
+            std::io::Error::last_os_error().to_string(),
+            "post-copy and pre-copy need it: enable CONFIG_USERFAULTFD; cold migration works without",
+        );
+    }
+    if let Ok(fd) = i32::try_from(fd) {
+        // SAFETY: the descriptor was made above and is closed once.
+        unsafe { libc::close(fd) };
+    }
+    ok("userfaultfd", "available")
+}
+
+/// `struct pm_scan_arg` of linux/fs.h (Linux 6.7).
+#[repr(C)]
+#[derive(Default)]
+struct ScanArguments {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+nix::ioctl_readwrite!(pagemap_scan_ioctl, b'f', 16, ScanArguments);
+
+fn pagemap_scan() -> Check {
+    let advice = "pre-copy without stopping needs Linux 6.7 or newer; cold migration works without";
+    let file = match std::fs::File::open("/proc/self/pagemap") {
+        Ok(file) => file,
+        Err(error) => return degraded("PAGEMAP_SCAN", error.to_string(), advice),
+    };
+    let mut arguments = ScanArguments { size: size_of::<ScanArguments>() as u64, ..ScanArguments::default() };
+    // SAFETY: the argument is a valid pm_scan_arg of the size it says; an empty range touches nothing.
+    match unsafe { pagemap_scan_ioctl(file.as_raw_fd(), &raw mut arguments) } {
+        Ok(_) => ok("PAGEMAP_SCAN", "available"),
+        Err(error) => degraded("PAGEMAP_SCAN", error.to_string(), advice),
+    }
+}
+
+fn soft_dirty() -> Check {
+    let name = "soft-dirty";
+    let advice = "only CRIU's own pre-dump needs it (CONFIG_MEM_SOFT_DIRTY, x86-64); godwit uses PAGEMAP_SCAN where it is";
+    match soft_dirty_bit() {
+        Ok(true) => ok(name, "available"),
+        Ok(false) => degraded(name, "the kernel does not track it", advice),
+        Err(error) => degraded(name, error.to_string(), advice),
+    }
+}
+
+/// Whether a page that was just written carries bit 55 in pagemap (Documentation/admin-guide/mm/soft-dirty.rst).
+fn soft_dirty_bit() -> std::io::Result<bool> {
+    use std::os::unix::fs::FileExt;
+    let page = vec![1u8; 8192];
+    let address = std::hint::black_box(&page).as_ptr() as u64;
+    let mut entry = [0u8; 8];
+    std::fs::File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, address / 4096 * 8)?;
+    Ok(u64::from_ne_bytes(entry) & (1 << 55) != 0)
+}
+
+fn cgroups() -> Check {
+    let root = Path::new("/sys/fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        return ok("cgroup", "version 2");
+    }
+    let wanted = ["freezer", "memory", "cpu"];
+    let lacking: Vec<_> = wanted.into_iter().filter(|c| !root.join(c).exists()).collect();
+    if lacking.is_empty() {
+        return ok("cgroup", "version 1, with freezer, memory and cpu");
+    }
+    missing(
+        "cgroup",
+        format!("version 1 without {}", lacking.join(", ")),
+        "mount these controllers below /sys/fs/cgroup",
+    )
+}
+
+fn capabilities() -> Check {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok())
+        .unwrap_or(0);
+    let lacking: Vec<_> = CAPABILITIES.iter().filter(|(bit, ..)| effective >> bit & 1 == 0).collect();
+    let names: Vec<_> = lacking.iter().map(|(_, name, what)| format!("{name} ({what})")).collect();
+    match lacking.as_slice() {
+        [] => ok("capabilities", "all that are needed"),
+        [(24, ..)] => degraded(
+            "capabilities",
+            format!("without {}", names.join(", ")),
+            "services that raised limits above godwitd's own cannot be restored; up to 20,000 open files work",
+        ),
+        _ => missing(
+            "capabilities",
+            format!("without {}", names.join(", ")),
+            "run godwitd as root with these capabilities",
+        ),
+    }
+}
+
+fn clock() -> Check {
+    // SAFETY: an all-zero timex is a valid request that only reads.
+    let mut timex: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a timex that lives through the call.
+    let state = unsafe { libc::adjtimex(&raw mut timex) };
+    if state >= 0 && state != libc::TIME_ERROR {
+        return ok("clock", "synchronised");
+    }
+    degraded(
+        "clock",
+        "not synchronised",
+        "run an NTP client: certificates are refused when clocks differ by a day, and services see the time jump when they move",
+    )
+}
+
+fn disk(state: &Path) -> Check {
+    let free = match nix::sys::statvfs::statvfs(state) {
+        Ok(stat) => stat.blocks_available().saturating_mul(stat.fragment_size()),
+        Err(error) => {
+            return missing(
+                "disk",
+                format!("{}: {error}", state.display()),
+                "make the state directory readable",
+            );
+        }
+    };
+    let found = format!("{} MiB free in {}", free >> 20, state.display());
+    if free >= DISK_LOW {
+        ok("disk", found)
+    } else {
+        degraded("disk", found, "free some space: layers and changed files of arriving services need it")
+    }
+}

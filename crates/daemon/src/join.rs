@@ -1,0 +1,144 @@
+//! How a cluster begins and grows: founding it, inviting a node, and joining.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use godwit_api::v1::{CreateTokenRequest, Member};
+use godwit_migration::error_chain;
+use godwit_transfer::join::{self, JoinAnswer};
+use godwit_transfer::listen::JoinListener;
+use godwit_transfer::{ClusterAuthority, ConnectOptions, JoinToken, NodeName, SecureStream};
+use tonic::Status;
+
+use crate::node::Node;
+use crate::state::{State, now_ms};
+
+/// Where identities are, below the state directory.
+pub(crate) const IDENTITY: &str = "identity";
+
+/// How long a token is good for when the user does not say.
+const TOKEN_VALID: Duration = Duration::from_secs(3600);
+
+/// The port for new nodes is the one after the peers'.
+pub(crate) fn join_address(listen: &str) -> Option<String> {
+    let (host, port) = listen.rsplit_once(':')?;
+    Some(format!("{host}:{}", port.parse::<u16>().ok()?.checked_add(1)?))
+}
+
+fn member(name: &str, listen: &str) -> anyhow::Result<Member> {
+    let (host, _) = listen.rsplit_once(':').with_context(|| format!("{listen:?} is no HOST:PORT"))?;
+    let revision = u64::try_from(now_ms()).unwrap_or(1);
+    Ok(Member { name: name.into(), address: listen.into(), vtep: host.into(), revision })
+}
+
+/// Founds a cluster on this node.
+pub(crate) fn init(state_dir: &Path, cluster: &str, node: &str, listen: &str) -> anyhow::Result<()> {
+    let name = NodeName::new(node)?;
+    let member = member(node, listen)?;
+    let identity = state_dir.join(IDENTITY);
+    std::fs::create_dir_all(state_dir).with_context(|| format!("cannot create {}", state_dir.display()))?;
+    let authority = ClusterAuthority::create(&identity, cluster)?;
+    authority.issue_own(&identity, &name)?;
+    State::open(&state_dir.join("node.db"))?.put_member(&member)?;
+    Ok(())
+}
+
+/// Joins the cluster that a token invites to.
+pub(crate) async fn join(state_dir: &Path, node: &str, listen: &str, token: &str) -> anyhow::Result<()> {
+    let token = JoinToken::decode(token)?;
+    if token.node.as_str() != node {
+        bail!(
+            "the token is for node {}, not for {node}; ask for one with `godwit cluster token {node}`",
+            token.node
+        );
+    }
+    let own = member(node, listen)?;
+    let identity = state_dir.join(IDENTITY);
+    std::fs::create_dir_all(state_dir).with_context(|| format!("cannot create {}", state_dir.display()))?;
+    let joined = join::join(&token, &identity, ConnectOptions::default()).await?;
+    let state = State::open(&state_dir.join("node.db"))?;
+    state.put_member(&own)?;
+    // Revision 0: whatever the inviter says of itself later is newer.
+    let inviter = member(joined.inviter.as_str(), &joined.inviter_address)?;
+    state.put_member(&Member { revision: 0, ..inviter })?;
+    Ok(())
+}
+
+/// Makes a token for one more node.
+pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<String, Status> {
+    let name = NodeName::new(&request.node).map_err(|e| Status::invalid_argument(error_chain(&e)))?;
+    if node.member_address(&request.node).map_err(|e| Status::internal(error_chain(&e)))?.is_some() {
+        return Err(Status::already_exists(format!(
+            "node {name} is a member of the cluster already; give the new node another name"
+        )));
+    }
+    let identity = node.local().layout.state.join(IDENTITY);
+    let authority = ClusterAuthority::load(&identity).map_err(|_| {
+        Status::failed_precondition(format!(
+            "node {} has no key of the cluster's CA; ask the node that founded the cluster",
+            node.name
+        ))
+    })?;
+    let own =
+        node.member_address(&node.name).map_err(|e| Status::internal(error_chain(&e)))?.unwrap_or_default();
+    let address = join_address(&own)
+        .ok_or_else(|| Status::internal(format!("this node's address {own:?} has no port for new nodes")))?;
+    let token = JoinToken::new(&address, authority.fingerprint(), name)
+        .map_err(|e| Status::internal(error_chain(&e)))?;
+    let valid = match request.valid_s {
+        0 => TOKEN_VALID,
+        seconds => Duration::from_secs(seconds.into()),
+    };
+    let expires = now_ms().saturating_add(i64::try_from(valid.as_millis()).unwrap_or(i64::MAX));
+    node.state
+        .put_token(&token.secret.sha256(), &request.node, expires)
+        .map_err(|e| Status::internal(error_chain(&e)))?;
+    token.encode().map_err(|e| Status::internal(error_chain(&e)))
+}
+
+/// Lets in whoever shows a valid token, for as long as the node lives.
+pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
+    loop {
+        let (stream, remote) = listener.accept().await;
+        let node = Arc::clone(&node);
+        tokio::spawn(async move {
+            if let Err(error) = answer(&node, stream, &remote.to_string()).await {
+                tracing::warn!(%remote, error = format!("{error:#}"), "a host did not join");
+            }
+        });
+    }
+}
+
+async fn answer(node: &Node, mut stream: SecureStream, remote: &str) -> anyhow::Result<()> {
+    let request = join::read_request(&mut stream, remote).await?;
+    let granted = grant(node, &request);
+    let answer = match granted {
+        Ok(answer) => answer,
+        Err(reason) => {
+            tracing::warn!(%remote, wanted = %request.node, %reason, "a host was not let in");
+            JoinAnswer::Refused { reason }
+        }
+    };
+    join::answer(&mut stream, remote, &answer).await?;
+    Ok(())
+}
+
+fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String> {
+    let secret = request.secret.secret().sha256();
+    let invited = node.state.take_token(&secret).map_err(|e| error_chain(&e))?;
+    if invited.as_deref() != Some(request.node.as_str()) {
+        return Err("the token is not valid: it was used, has expired, or is for another node; make a new one with `godwit cluster token`".into());
+    }
+    let authority =
+        ClusterAuthority::load(&node.local().layout.state.join(IDENTITY)).map_err(|e| error_chain(&e))?;
+    let certificate_pem =
+        authority.issue(&request.node, &request.request_pem).map_err(|e| error_chain(&e))?;
+    Ok(JoinAnswer::Granted {
+        ca_pem: authority.pem().to_string(),
+        certificate_pem,
+        inviter: NodeName::new(&node.name).map_err(|e| error_chain(&e))?,
+        inviter_address: node.member_address(&node.name).map_err(|e| error_chain(&e))?.unwrap_or_default(),
+    })
+}

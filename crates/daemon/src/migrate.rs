@@ -1,0 +1,206 @@
+//! Migrations that users ask of this node: started here, or passed on to the node that has the service.
+
+use std::sync::Arc;
+
+use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
+use godwit_migration::link;
+use godwit_migration::{Outcome, Progress, Source, error_chain};
+use godwit_transfer::{Connection, NodeName};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::convert;
+use crate::node::{Migrating, Node};
+use crate::services::status;
+
+/// Progress that waits for a slow reader; more is merged, only the report must not be lost.
+const QUEUE: usize = 64;
+
+/// Events of a migration for whoever asked.
+pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
+
+/// Starts a migration of a service of this node. It goes on also when nobody reads the stream.
+pub(crate) fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream, Status> {
+    if !matches!(request.mode.as_str(), "" | "cold") {
+        return Err(Status::unimplemented(format!(
+            "mode {:?} is not known to this version; it has only cold",
+            request.mode
+        )));
+    }
+    let owned = crate::services::owned(node, &request.name)?;
+    if request.to == node.name {
+        return Err(Status::invalid_argument(format!(
+            "service {} is on node {} already; name another node (`godwit nodes` lists them)",
+            request.name, request.to
+        )));
+    }
+    let address =
+        node.member_address(&request.to).map_err(|e| status(Status::internal, &e))?.ok_or_else(|| {
+            Status::not_found(format!(
+                "there is no node {}; `godwit nodes` lists those there are",
+                request.to
+            ))
+        })?;
+    if owned.exit_code.is_some() {
+        return Err(Status::failed_precondition(format!(
+            "service {} is stopped; only a service that runs can be moved",
+            request.name
+        )));
+    }
+    if node.is_busy(&request.name) {
+        return Err(Status::aborted(format!("service {} is being stopped or removed", request.name)));
+    }
+    let peer = NodeName::new(&request.to).map_err(|e| status(Status::invalid_argument, &e))?;
+    let id = ulid::Ulid::new().to_string();
+    let cancel = CancellationToken::new();
+    let (end, ended) = watch::channel(());
+    let migrating = Migrating { id: id.clone(), to: request.to.clone(), cancel: cancel.clone(), ended };
+    node.begin_migration(&request.name, migrating).map_err(|other| {
+        Status::aborted(format!("service {} is on its way to node {} already", request.name, other.to))
+    })?;
+    let (progress, watching) = watch::channel(Progress::default());
+    let source = Source::new(
+        Arc::clone(node.local()),
+        owned.service,
+        id.clone(),
+        request.to.clone(),
+        progress,
+        cancel,
+    );
+    let (finish, finished) = oneshot::channel();
+    let (node, name, to) = (Arc::clone(node), request.name.clone(), request.to.clone());
+    let identity = Arc::clone(node.peers.identity());
+    tokio::spawn(async move {
+        node.events.tell("migration", "started", &name, &format!("to node {to}"));
+        let connect = async move { Connection::open(&identity, &address, &peer, &link::options()).await };
+        let report = source.run(connect).await;
+        node.end_migration(&name);
+        drop(end);
+        let answer = match report {
+            Ok(report) => {
+                let (action, detail) = match report.outcome {
+                    Outcome::Moved => ("moved", format!("to node {to}, frozen {:.0} ms", report.frozen_ms)),
+                    Outcome::Kept => ("kept", report.reason.clone()),
+                };
+                node.events.tell("migration", action, &name, &detail);
+                Ok(convert::report(report))
+            }
+            Err(error) => {
+                let why = error_chain(&error);
+                node.events.tell("migration", "failed", &name, &why);
+                Err(Status::internal(format!(
+                    "service {name} could neither be moved nor put back: {why}; look at `godwit inspect {name}` and restart godwitd, which tries again"
+                )))
+            }
+        };
+        // The one who asked may have gone; the events tell the same.
+        let _ = finish.send(answer);
+    });
+    Ok(stream(id, watching, finished))
+}
+
+fn stream(
+    id: String,
+    mut watching: watch::Receiver<Progress>,
+    mut finished: oneshot::Receiver<Result<api::MigrationReport, Status>>,
+) -> Stream {
+    let (events, stream) = mpsc::channel(QUEUE);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut finished => {
+                    let last = match ended {
+                        Ok(Ok(report)) => Ok(MigrationEvent { kind: Some(Kind::Report(report)) }),
+                        Ok(Err(status)) => Err(status),
+                        Err(_) => Err(Status::internal("the migration's task failed; godwitd's log tells more")),
+                    };
+                    // A reader that has gone needs no report.
+                    let _ = events.send(last).await;
+                    return;
+                }
+                Ok(()) = watching.changed() => {
+                    let now = watching.borrow_and_update().clone();
+                    let progress = api::MigrationProgress {
+                        id: id.clone(),
+                        phase: now.phase.into(),
+                        bytes_done: now.bytes_done,
+                        bytes_total: now.bytes_total,
+                    };
+                    // Progress may be skipped for a slow reader; the report may not.
+                    let _ = events.try_send(Ok(MigrationEvent { kind: Some(Kind::Progress(progress)) }));
+                }
+            }
+        }
+    });
+    stream
+}
+
+/// The node that has the service, when that is another one.
+fn elsewhere(node: &Node, name: &str) -> Result<Option<(String, String)>, Status> {
+    let internal = |e: crate::state::StateError| status(Status::internal, &e);
+    if node.state.service(name).map_err(internal)?.is_some() {
+        return Ok(None);
+    }
+    let Some(placement) = node.placement(name).map_err(internal)? else { return Ok(None) };
+    let address = node.member_address(&placement.node).map_err(internal)?;
+    Ok(address.filter(|_| placement.node != node.name).map(|address| (placement.node, address)))
+}
+
+/// Starts a migration here or at the node that has the service.
+pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) -> Result<Stream, Status> {
+    let Some((owner, address)) = elsewhere(node, &request.name)? else { return start(node, &request) };
+    if owner == request.to {
+        return Err(Status::invalid_argument(format!(
+            "service {} is on node {owner} already; name another node (`godwit nodes` lists them)",
+            request.name
+        )));
+    }
+    let mut incoming = node.peers.get_patient(&owner, &address).migrate(request).await?.into_inner();
+    let (events, stream) = mpsc::channel(QUEUE);
+    tokio::spawn(async move {
+        loop {
+            let event = match incoming.message().await {
+                Ok(Some(event)) => Ok(event),
+                Ok(None) => return,
+                Err(status) => Err(status),
+            };
+            let last = event.is_err();
+            if events.send(event).await.is_err() || last {
+                return;
+            }
+        }
+    });
+    Ok(stream)
+}
+
+/// Cancels a migration from this node, and waits until the service is back.
+pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelResponse, Status> {
+    let Some(mut migrating) = node.migration(name) else {
+        let reason = format!("no migration of service {name} is under way");
+        return Ok(api::CancelResponse { cancelled: false, reason });
+    };
+    migrating.cancel.cancel();
+    // An error means that the sender is gone, which is what is waited for.
+    while migrating.ended.changed().await.is_ok() {}
+    let entry = node.local().journal.get(&migrating.id).map_err(|e| status(Status::internal, &e))?;
+    let kept = entry.is_some_and(|entry| entry.stage == godwit_migration::journal::Stage::Kept);
+    let reason = if kept {
+        format!("service {name} runs on node {} as before", node.name)
+    } else {
+        format!("the migration of service {name} to node {} had committed", migrating.to)
+    };
+    Ok(api::CancelResponse { cancelled: kept, reason })
+}
+
+/// Cancels a migration here or at the node that has the service.
+pub(crate) async fn cancel_anywhere(node: &Arc<Node>, name: &str) -> Result<api::CancelResponse, Status> {
+    match elsewhere(node, name)? {
+        None => cancel(node, name).await,
+        Some((owner, address)) => {
+            let request = api::ServiceRequest { name: name.to_string() };
+            Ok(node.peers.get_patient(&owner, &address).cancel(request).await?.into_inner())
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! One running node: what its parts share, and what it knows of the cluster.
+
+use std::collections::{HashMap, HashSet};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use godwit_api::v1::{DecisionRequest, NodeInfo, Placement};
+use godwit_migration::local::Local;
+use godwit_migration::{Decision, Host, HostError, Service, error_chain};
+use godwit_network::Subnet;
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::events::Events;
+use crate::peers::Peers;
+use crate::state::{State, StateError};
+
+/// A migration under way from this node.
+#[derive(Clone)]
+pub(crate) struct Migrating {
+    /// Its id.
+    pub id: String,
+    /// Where it goes.
+    pub to: String,
+    /// Cancels it until it has committed.
+    pub cancel: CancellationToken,
+    /// Closed when it has ended.
+    pub ended: watch::Receiver<()>,
+}
+
+/// What changes while the node runs and is not worth a disk.
+#[derive(Default)]
+struct Moment {
+    /// Names that are being created or removed.
+    busy: HashSet<String>,
+    /// Migrations from here, by service.
+    migrating: HashMap<String, Migrating>,
+    /// Services restored here whose source has not told its decision: the source, and since when.
+    in_doubt: HashMap<String, (Service, String)>,
+    /// Tasks that wait for a service's end.
+    watchers: HashMap<String, AbortHandle>,
+    /// What peers last told of themselves.
+    heard: HashMap<String, NodeInfo>,
+}
+
+/// One node.
+pub(crate) struct Node {
+    /// Its name.
+    pub name: String,
+    /// The service subnet.
+    pub subnet: Subnet,
+    /// What it keeps on disk.
+    pub state: Arc<State>,
+    /// What happened.
+    pub events: Events,
+    /// The other nodes.
+    pub peers: Peers,
+    /// Raised when others should hear news at once.
+    pub news: Notify,
+    local: std::sync::OnceLock<Arc<Local>>,
+    moment: Mutex<Moment>,
+}
+
+impl Node {
+    /// A node whose means are given later by [`Node::equip`].
+    pub(crate) fn new(name: &str, subnet: Subnet, state: Arc<State>, peers: Peers) -> Self {
+        let events = Events::new(name, Arc::clone(&state));
+        Self {
+            name: name.to_string(),
+            subnet,
+            state,
+            events,
+            peers,
+            news: Notify::new(),
+            local: std::sync::OnceLock::new(),
+            moment: Mutex::default(),
+        }
+    }
+
+    /// Gives the node its engine, network and journal, which in turn know the node.
+    pub(crate) fn equip(&self, local: Arc<Local>) {
+        assert!(self.local.set(local).is_ok(), "a node is equipped once");
+    }
+
+    /// The node's means.
+    pub(crate) fn local(&self) -> &Arc<Local> {
+        #[allow(clippy::expect_used, reason = "serve() equips the node before anything can reach it")]
+        self.local.get().expect("the node is equipped")
+    }
+
+    fn moment(&self) -> MutexGuard<'_, Moment> {
+        // Every change under this lock is a single insertion or removal: nothing is half done.
+        self.moment.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a name for an operation that must not meet another one on it.
+    pub(crate) fn occupy(self: &Arc<Self>, name: &str) -> Option<Occupied> {
+        let mut moment = self.moment();
+        if moment.migrating.contains_key(name) || !moment.busy.insert(name.to_string()) {
+            return None;
+        }
+        Some(Occupied { node: Arc::clone(self), name: name.to_string() })
+    }
+
+    /// Names being created or removed now.
+    pub(crate) fn is_busy(&self, name: &str) -> bool {
+        self.moment().busy.contains(name)
+    }
+
+    /// Enters a migration; the one under way if there is one.
+    pub(crate) fn begin_migration(&self, name: &str, migrating: Migrating) -> Result<(), Migrating> {
+        let mut moment = self.moment();
+        if let Some(other) = moment.migrating.get(name) {
+            return Err(other.clone());
+        }
+        moment.migrating.insert(name.to_string(), migrating);
+        Ok(())
+    }
+
+    /// Forgets a migration that has ended.
+    pub(crate) fn end_migration(&self, name: &str) {
+        self.moment().migrating.remove(name);
+    }
+
+    /// The migration of a service that is under way.
+    pub(crate) fn migration(&self, name: &str) -> Option<Migrating> {
+        self.moment().migrating.get(name).cloned()
+    }
+
+    /// All migrations under way.
+    pub(crate) fn migrations(&self) -> Vec<Migrating> {
+        self.moment().migrating.values().cloned().collect()
+    }
+
+    /// Services restored here that wait for their source's decision.
+    pub(crate) fn doubts(&self) -> Vec<(Service, String)> {
+        self.moment().in_doubt.values().cloned().collect()
+    }
+
+    /// Remembers what a peer told of itself.
+    pub(crate) fn hear(&self, info: NodeInfo) {
+        self.moment().heard.insert(info.name.clone(), info);
+    }
+
+    /// What a peer last told of itself.
+    pub(crate) fn heard(&self, name: &str) -> Option<NodeInfo> {
+        self.moment().heard.get(name).cloned()
+    }
+
+    /// Watches for the end of a service that runs here.
+    pub(crate) fn watch(self: &Arc<Self>, service: &Service) {
+        let node = Arc::clone(self);
+        let watched = service.clone();
+        let task = tokio::spawn(async move {
+            let config = node.local().config(&watched);
+            let (code, reason) = match node.local().engine.wait(&config).await {
+                Ok(code) => (code, String::new()),
+                Err(error) => (-1, error_chain(&error)),
+            };
+            node.ended(&watched, code, &reason).await;
+        });
+        if let Some(before) = self.moment().watchers.insert(service.name.clone(), task.abort_handle()) {
+            before.abort();
+        }
+    }
+
+    /// Stops watching: the service leaves, or is being removed.
+    pub(crate) fn unwatch(&self, name: &str) {
+        if let Some(watcher) = self.moment().watchers.remove(name) {
+            watcher.abort();
+        }
+    }
+
+    async fn ended(&self, service: &Service, code: i32, reason: &str) {
+        if let Err(error) = self.state.set_exit(&service.name, code, reason) {
+            tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
+        }
+        if let Err(error) = self.local().overlay.close(&service.endpoint()).await {
+            tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
+        }
+        let detail = if reason.is_empty() { format!("exit code {code}") } else { reason.to_string() };
+        self.events.tell("service", "died", &service.name, &detail);
+    }
+
+    /// The address of a member's peer API.
+    pub(crate) fn member_address(&self, name: &str) -> Result<Option<String>, StateError> {
+        Ok(self.state.members()?.into_iter().find(|m| m.name == name).map(|m| m.address))
+    }
+
+    /// Where a service is, if any node has it.
+    pub(crate) fn placement(&self, name: &str) -> Result<Option<Placement>, StateError> {
+        Ok(self.state.placements()?.into_iter().find(|p| p.service == name && !p.removed))
+    }
+
+    /// Says where a service of this node is now, to the state, the network and the others.
+    pub(crate) fn place(
+        &self,
+        service: &Service,
+        node: &str,
+        epoch: u64,
+        removed: bool,
+    ) -> Result<(), StateError> {
+        self.state.put_placement(&Placement {
+            service: service.name.clone(),
+            address: service.address.to_string(),
+            node: node.to_string(),
+            epoch,
+            removed,
+            id: service.id.clone(),
+        })?;
+        self.news.notify_one();
+        Ok(())
+    }
+
+    /// Takes over what another node says of a placement.
+    pub(crate) async fn learn(&self, placement: &Placement) -> Result<(), StateError> {
+        if !self.state.put_placement(placement)? {
+            return Ok(());
+        }
+        if placement.node != self.name {
+            self.forward(placement).await?;
+        }
+        Ok(())
+    }
+
+    /// Points the overlay at the node that has a service.
+    pub(crate) async fn forward(&self, placement: &Placement) -> Result<(), StateError> {
+        let Ok(address) = placement.address.parse::<Ipv4Addr>() else {
+            tracing::warn!(service = %placement.service, address = %placement.address, "a peer told no address");
+            return Ok(());
+        };
+        if self.state.service(&placement.service)?.is_some_and(|owned| owned.service.id == placement.id) {
+            // Still being let go here; the network is changed when that is done.
+            return Ok(());
+        }
+        let mac = godwit_network::mac_of(address);
+        let overlay = &self.local().overlay;
+        let member = self.state.members()?.into_iter().find(|m| m.name == placement.node);
+        let vtep = member.and_then(|m| m.vtep.parse::<Ipv4Addr>().ok());
+        let done = match vtep {
+            Some(vtep) if !placement.removed => overlay.set_remote(address, mac, vtep).await,
+            _ => overlay.set_absent(address, mac).await,
+        };
+        if let Err(error) = done {
+            tracing::warn!(service = %placement.service, error = %error_chain(&error), "the overlay cannot be pointed at it");
+        }
+        Ok(())
+    }
+
+    /// Why this node cannot have a service of this name and address; nothing if it can.
+    pub(crate) fn conflict(
+        &self,
+        name: &str,
+        address: Ipv4Addr,
+        id: &str,
+    ) -> Result<Option<String>, StateError> {
+        if let Err(error) = self.subnet.check(address) {
+            return Ok(Some(error.to_string()));
+        }
+        for placement in self.state.placements()? {
+            if placement.removed || placement.id == id {
+                continue;
+            }
+            if placement.service == name {
+                return Ok(Some(format!("the name {name} is taken by a service on node {}", placement.node)));
+            }
+            if placement.address == address.to_string() {
+                return Ok(Some(format!(
+                    "the address {address} is taken by service {} on node {}",
+                    placement.service, placement.node
+                )));
+            }
+        }
+        if self.is_busy(name) {
+            return Ok(Some(format!("a service {name} is being created or removed on node {}", self.name)));
+        }
+        Ok(None)
+    }
+}
+
+/// A name that is taken for an operation; free again when this is dropped.
+pub(crate) struct Occupied {
+    node: Arc<Node>,
+    name: String,
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        self.node.moment().busy.remove(&self.name);
+    }
+}
+
+/// The node as migrations know it.
+pub(crate) struct NodeHost(pub std::sync::Weak<Node>);
+
+impl NodeHost {
+    fn node(&self) -> Result<Arc<Node>, HostError> {
+        self.0.upgrade().ok_or_else(|| HostError("godwitd is shutting down".into()))
+    }
+}
+
+fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
+    HostError(error_chain(error))
+}
+
+#[async_trait]
+impl Host for NodeHost {
+    async fn objections(&self, service: &Service) -> Vec<String> {
+        let node = match self.node() {
+            Ok(node) => node,
+            Err(error) => return vec![error.to_string()],
+        };
+        let conflict = node.conflict(&service.name, service.address, &service.id);
+        let mut objections = match conflict {
+            Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
+            Err(error) => vec![error_chain(&error)],
+        };
+        if node.state.service(&service.name).ok().flatten().is_some() {
+            objections.push(format!("node {} still holds a service {}", node.name, service.name));
+        }
+        if node.moment().in_doubt.contains_key(&service.name) {
+            objections
+                .push(format!("node {} still waits for the end of an earlier migration of it", node.name));
+        }
+        objections
+    }
+
+    async fn adopt(&self, service: &Service) -> Result<(), HostError> {
+        let node = self.node()?;
+        node.state.put_service(service).map_err(|e| host_error(&e))?;
+        node.place(service, &node.name, service.epoch, false).map_err(|e| host_error(&e))?;
+        node.watch(service);
+        node.events.tell("migration", "arrived", &service.name, "");
+        Ok(())
+    }
+
+    async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {
+        let node = self.node()?;
+        node.unwatch(&service.name);
+        node.state.remove_service(&service.name).map_err(|e| host_error(&e))?;
+        node.place(service, to, service.epoch + 1, false).map_err(|e| host_error(&e))?;
+        if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))? {
+            if placement.node != node.name {
+                node.forward(&placement).await.map_err(|e| host_error(&e))?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError> {
+        let node = self.node()?;
+        let address = node
+            .member_address(source)
+            .map_err(|e| host_error(&e))?
+            .ok_or_else(|| HostError(format!("node {source} is no member of the cluster")))?;
+        let answer = node
+            .peers
+            .get(source, &address)
+            .decision(DecisionRequest { migration_id: migration.to_string() })
+            .await
+            .map_err(|status| HostError(status.message().to_string()))?
+            .into_inner();
+        Ok(match answer.decision() {
+            godwit_api::v1::Decision::Committed => Decision::Committed,
+            godwit_api::v1::Decision::Kept => Decision::Kept(answer.reason),
+            godwit_api::v1::Decision::Pending | godwit_api::v1::Decision::Unspecified => Decision::Pending,
+        })
+    }
+
+    async fn in_doubt(&self, service: &Service, source: &str, doubt: bool) {
+        let Ok(node) = self.node() else { return };
+        if doubt {
+            let entry = (service.clone(), source.to_string());
+            node.moment().in_doubt.insert(service.name.clone(), entry);
+            let detail = format!("restored here, stopped, until node {source} tells whether it committed");
+            node.events.tell("migration", "in doubt", &service.name, &detail);
+        } else {
+            node.moment().in_doubt.remove(&service.name);
+        }
+    }
+}

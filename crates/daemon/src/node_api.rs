@@ -1,0 +1,143 @@
+//! The node's API on its unix socket: thin, every verb's work is in the module of its name.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use godwit_api::v1 as api;
+use godwit_api::v1::node_server::Node as NodeApi;
+use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::node::Node;
+use crate::services::{self, status};
+use crate::{cluster, doctor, exec, join, logs, migrate};
+
+/// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Serves one node's API.
+pub(crate) struct NodeService(pub Arc<Node>);
+
+type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn internal(error: impl std::error::Error + 'static) -> Status {
+    status(Status::internal, &error)
+}
+
+#[tonic::async_trait]
+impl NodeApi for NodeService {
+    type LogsStream = Out<api::LogEntry>;
+    type ExecStream = Out<api::ExecOutput>;
+    type MigrateStream = Out<api::MigrationEvent>;
+    type EventsStream = Out<api::Event>;
+
+    async fn run(&self, request: Request<api::RunRequest>) -> Result<Response<api::Service>, Status> {
+        // In a task of its own: a client that goes away must not leave a service half made.
+        let node = Arc::clone(&self.0);
+        let made = tokio::spawn(async move { services::run(&node, request.into_inner()).await });
+        Ok(Response::new(made.await.map_err(internal)??))
+    }
+
+    async fn list(&self, request: Request<api::ListRequest>) -> Result<Response<api::ListResponse>, Status> {
+        let services = services::list(&self.0, request.into_inner().all).await?;
+        Ok(Response::new(api::ListResponse { services }))
+    }
+
+    async fn inspect(&self, request: Request<api::ServiceRequest>) -> Result<Response<api::Service>, Status> {
+        Ok(Response::new(services::inspect(&self.0, &request.into_inner().name).await?))
+    }
+
+    async fn logs(&self, request: Request<api::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
+        Ok(Response::new(logs::stream(&self.0, request.into_inner()).await?))
+    }
+
+    async fn exec(
+        &self,
+        request: Request<Streaming<api::ExecInput>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
+        Ok(Response::new(exec::start(&self.0, request.into_inner()).await?))
+    }
+
+    async fn stop(&self, request: Request<api::StopRequest>) -> Result<Response<api::Service>, Status> {
+        let request = request.into_inner();
+        let timeout = match request.timeout_ms {
+            0 => STOP_TIMEOUT,
+            ms => Duration::from_millis(ms.into()),
+        };
+        let node = Arc::clone(&self.0);
+        let ended = tokio::spawn(async move { services::stop(&node, &request.name, timeout).await });
+        Ok(Response::new(ended.await.map_err(internal)??))
+    }
+
+    async fn remove(
+        &self,
+        request: Request<api::RemoveRequest>,
+    ) -> Result<Response<api::RemoveResponse>, Status> {
+        let request = request.into_inner();
+        let node = Arc::clone(&self.0);
+        let removed =
+            tokio::spawn(async move { services::remove(&node, &request.name, request.force).await });
+        removed.await.map_err(internal)??;
+        Ok(Response::new(api::RemoveResponse {}))
+    }
+
+    async fn migrate(
+        &self,
+        request: Request<api::MigrateRequest>,
+    ) -> Result<Response<Self::MigrateStream>, Status> {
+        let events = migrate::start_anywhere(&self.0, request.into_inner()).await?;
+        Ok(Response::new(ReceiverStream::new(events).boxed()))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<api::ServiceRequest>,
+    ) -> Result<Response<api::CancelResponse>, Status> {
+        Ok(Response::new(migrate::cancel_anywhere(&self.0, &request.into_inner().name).await?))
+    }
+
+    async fn nodes(&self, _: Request<api::NodesRequest>) -> Result<Response<api::NodesResponse>, Status> {
+        let nodes = cluster::nodes(&self.0).map_err(internal)?;
+        Ok(Response::new(api::NodesResponse { nodes }))
+    }
+
+    async fn events(
+        &self,
+        request: Request<api::EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
+        let request = request.into_inner();
+        // Listening starts before the past is read, so that nothing falls between.
+        let live = self.0.events.listen();
+        let past = self.0.state.events(request.since_ms).map_err(internal)?;
+        let newest = past.last().map_or(0, |event| event.time_ms);
+        let seen: Vec<api::Event> = past.iter().filter(|event| event.time_ms == newest).cloned().collect();
+        let past = futures::stream::iter(past.into_iter().map(Ok));
+        if !request.follow {
+            return Ok(Response::new(past.boxed()));
+        }
+        let live = BroadcastStream::new(live).filter_map(move |event| {
+            let event = match event {
+                Ok(event) if event.time_ms < newest || seen.contains(&event) => None,
+                Ok(event) => Some(Ok(event)),
+                Err(lost) => Some(Err(Status::data_loss(format!("this listener is too slow: {lost}")))),
+            };
+            futures::future::ready(event)
+        });
+        Ok(Response::new(past.chain(live).boxed()))
+    }
+
+    async fn doctor(&self, _: Request<api::DoctorRequest>) -> Result<Response<api::DoctorResponse>, Status> {
+        let checks = doctor::examine(&self.0).await;
+        Ok(Response::new(api::DoctorResponse { node: self.0.name.clone(), checks }))
+    }
+
+    async fn create_token(
+        &self,
+        request: Request<api::CreateTokenRequest>,
+    ) -> Result<Response<api::CreateTokenResponse>, Status> {
+        let token = join::create_token(&self.0, &request.into_inner())?;
+        Ok(Response::new(api::CreateTokenResponse { token }))
+    }
+}

@@ -1,0 +1,94 @@
+//! The node's API for the other nodes of the cluster. A caller is known by its certificate.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt};
+use godwit_api::v1 as api;
+use godwit_api::v1::peer_server::Peer;
+use godwit_migration::{Decision, recovery};
+use godwit_transfer::NodeName;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::node::Node;
+use crate::services::status;
+use crate::{cluster, migrate};
+
+/// Serves the peer API.
+pub(crate) struct PeerService(pub Arc<Node>);
+
+fn internal(error: impl std::error::Error + 'static) -> Status {
+    status(Status::internal, &error)
+}
+
+/// The node that calls, as its certificate says.
+fn caller<T>(request: &Request<T>) -> Result<String, Status> {
+    request
+        .extensions()
+        .get::<NodeName>()
+        .map(ToString::to_string)
+        .ok_or_else(|| Status::unauthenticated("the caller shows no certificate of this cluster"))
+}
+
+#[tonic::async_trait]
+impl Peer for PeerService {
+    type MigrateStream = Pin<Box<dyn Stream<Item = Result<api::MigrationEvent, Status>> + Send>>;
+
+    async fn sync(&self, request: Request<api::SyncMessage>) -> Result<Response<api::SyncMessage>, Status> {
+        let from = caller(&request)?;
+        let message = request.into_inner();
+        if message.info.as_ref().is_some_and(|info| info.name != from) {
+            return Err(Status::permission_denied(format!("node {from} may speak only for itself")));
+        }
+        cluster::take_in(&self.0, message).await.map_err(internal)?;
+        Ok(Response::new(cluster::what_we_know(&self.0).map_err(internal)?))
+    }
+
+    async fn decision(
+        &self,
+        request: Request<api::DecisionRequest>,
+    ) -> Result<Response<api::DecisionResponse>, Status> {
+        let from = caller(&request)?;
+        let id = request.into_inner().migration_id;
+        let decision = recovery::decision(self.0.local(), &id, &from).map_err(internal)?;
+        let (decision, reason) = match decision {
+            Decision::Pending => (api::Decision::Pending, String::new()),
+            Decision::Committed => (api::Decision::Committed, String::new()),
+            Decision::Kept(reason) => (api::Decision::Kept, reason),
+        };
+        Ok(Response::new(api::DecisionResponse { decision: decision.into(), reason }))
+    }
+
+    async fn check(
+        &self,
+        request: Request<api::CheckRequest>,
+    ) -> Result<Response<api::CheckResponse>, Status> {
+        caller(&request)?;
+        let request = request.into_inner();
+        let address = request
+            .address
+            .parse()
+            .map_err(|_| Status::invalid_argument(format!("{:?} is no IPv4 address", request.address)))?;
+        let conflict = self.0.conflict(&request.name, address, "").map_err(internal)?.unwrap_or_default();
+        Ok(Response::new(api::CheckResponse { conflict }))
+    }
+
+    async fn migrate(
+        &self,
+        request: Request<api::MigrateRequest>,
+    ) -> Result<Response<Self::MigrateStream>, Status> {
+        caller(&request)?;
+        // Not passed on again: two nodes that know different things must not send it in circles.
+        let events = migrate::start(&self.0, &request.into_inner())?;
+        Ok(Response::new(ReceiverStream::new(events).boxed()))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<api::ServiceRequest>,
+    ) -> Result<Response<api::CancelResponse>, Status> {
+        caller(&request)?;
+        Ok(Response::new(migrate::cancel(&self.0, &request.into_inner().name).await?))
+    }
+}

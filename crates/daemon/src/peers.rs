@@ -1,0 +1,68 @@
+//! Clients of the other nodes' peer API, over the cluster's mutual TLS.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use godwit_api::v1::peer_client::PeerClient;
+use godwit_transfer::{Alpn, ConnectOptions, Identity, NodeName};
+use hyper_util::rt::TokioIo;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// How long a peer may take to accept a connection.
+pub(crate) const CONNECT: Duration = Duration::from_secs(3);
+
+/// How long a peer may take to answer a question.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// One client per peer; connections are made when first needed and again after they broke.
+pub(crate) struct Peers {
+    identity: Arc<Identity>,
+    clients: Mutex<HashMap<(String, String), PeerClient<Channel>>>,
+}
+
+impl Peers {
+    /// Clients that show this identity.
+    pub(crate) fn new(identity: Arc<Identity>) -> Self {
+        Self { identity, clients: Mutex::new(HashMap::new()) }
+    }
+
+    /// What this node shows its peers.
+    pub(crate) fn identity(&self) -> &Arc<Identity> {
+        &self.identity
+    }
+
+    /// The client of a node at an address.
+    pub(crate) fn get(&self, node: &str, address: &str) -> PeerClient<Channel> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (node.to_string(), address.to_string());
+        clients
+            .entry(key)
+            .or_insert_with(|| PeerClient::new(self.channel(node, address, Some(ANSWER))))
+            .clone()
+    }
+
+    /// A client without a time limit on answers, for streams that last.
+    pub(crate) fn get_patient(&self, node: &str, address: &str) -> PeerClient<Channel> {
+        PeerClient::new(self.channel(node, address, None))
+    }
+
+    fn channel(&self, node: &str, address: &str, answer: Option<Duration>) -> Channel {
+        let identity = Arc::clone(&self.identity);
+        let (node, address) = (node.to_string(), address.to_string());
+        // The URI only fills HTTP/2's :authority; the connector knows where to go.
+        let mut endpoint = Endpoint::from_static("http://peer.godwit").connect_timeout(CONNECT);
+        if let Some(answer) = answer {
+            endpoint = endpoint.timeout(answer);
+        }
+        endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
+            let (identity, node, address) = (Arc::clone(&identity), node.clone(), address.clone());
+            async move {
+                let node = NodeName::new(&node).map_err(std::io::Error::other)?;
+                let options = ConnectOptions { timeout: CONNECT, ..ConnectOptions::default() };
+                let stream = godwit_transfer::connect(&identity, &address, &node, Alpn::Peer, options).await;
+                stream.map(TokioIo::new).map_err(std::io::Error::other)
+            }
+        }))
+    }
+}

@@ -1,0 +1,316 @@
+//! Wires a node together and serves it until it is told to end.
+//!
+//! ```text
+//!   unix socket ── Node API (users)             TCP 7117 ── mutual TLS ─┬─ h2: Peer API (nodes)
+//!                                                                       └─ data: migrations
+//!                                               TCP 7118 ── join (invited hosts)
+//! ```
+//! Ending the daemon ends neither services nor their logs: each has a shim of its own.
+
+use std::net::SocketAddr;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::task::{Context as TaskContext, Poll};
+
+use anyhow::{Context, bail};
+use godwit_api::v1::Member;
+use godwit_api::v1::node_server::NodeServer;
+use godwit_api::v1::peer_server::PeerServer;
+use godwit_criu::Criu;
+use godwit_engine::image::Store;
+use godwit_engine::runc::{Runc, RuncConfig};
+use godwit_migration::journal::Journal;
+use godwit_migration::link::{self, Link};
+use godwit_migration::local::Local;
+use godwit_migration::{Layout, destination, recovery};
+use godwit_network::{Overlay, OverlayConfig, Subnet};
+use godwit_transfer::listen::JoinListener;
+use godwit_transfer::{
+    Accepted, Alpn, Connection, Identity, ListenOptions, Listener, NodeName, SecureStream,
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+
+use crate::node::{Node, NodeHost};
+use crate::node_api::NodeService;
+use crate::peer_api::PeerService;
+use crate::peers::Peers;
+use crate::state::{State, now_ms};
+use crate::{cluster, join, services};
+
+/// Connections of peers that wait to be served.
+const BACKLOG: usize = 64;
+
+/// VXLAN network id and UDP port (RFC 7348's assigned one) of the overlay.
+const VNI: u32 = 88;
+const VXLAN_PORT: u16 = 4789;
+
+/// How `godwitd serve` was called.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// Directory that survives a restart of the machine
+    #[arg(long, default_value = "/var/lib/godwit")]
+    pub state: PathBuf,
+    /// Directory that does not; the socket is in it
+    #[arg(long, default_value = "/run/godwit")]
+    pub run: PathBuf,
+    /// Name of this node
+    #[arg(long)]
+    pub node: String,
+    /// Address and port other nodes reach this one at; the next port serves new nodes
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// Interface that carries the overlay and on which clients reach services
+    #[arg(long, default_value = "eth0")]
+    pub uplink: String,
+    /// Addresses of services, the same on all nodes
+    #[arg(long, default_value = "10.88.0.0/16")]
+    pub subnet: Subnet,
+    /// CRIU
+    #[arg(long, default_value = "/usr/local/lib/godwit/bin/criu")]
+    pub criu: PathBuf,
+    /// runc
+    #[arg(long, default_value = "runc")]
+    pub runc: PathBuf,
+    /// cgroup below each hierarchy's root under which services live
+    #[arg(long, default_value = "/godwit")]
+    pub cgroup_parent: String,
+    /// The most memory that services on their way to this node may need, in MiB; 0: what is free
+    #[arg(long, default_value_t = 0, value_name = "MIB")]
+    pub incoming_memory: u64,
+    /// File descriptor that gets one byte when the node serves
+    #[arg(long, hide = true)]
+    pub ready_fd: Option<i32>,
+}
+
+/// Serves a node until SIGTERM or SIGINT.
+pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("godwitd must run as root: it makes containers, mounts and network devices");
+    }
+    let identity = Arc::new(Identity::load(&args.state.join(join::IDENTITY)).context(
+        "this node has no identity; found a cluster with `godwit cluster init` or join one with `godwit cluster join`",
+    )?);
+    if identity.node().as_str() != args.node {
+        bail!("the certificate of this node says that it is {}, not {}", identity.node(), args.node);
+    }
+    for directory in [&args.state, &args.run] {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+    }
+    let _only_one = lock(&args.run)?;
+    let node = build(&args, Arc::clone(&identity)).await?;
+
+    recovery::recover(node.local()).await.context("migrations left unfinished cannot be ended")?;
+    services::find_again(&node).await?;
+
+    let listener = Listener::bind(args.listen, &identity, ListenOptions::default()).await?;
+    let mut join_at = args.listen;
+    join_at.set_port(args.listen.port().checked_add(1).context("the port must be below 65535")?);
+    let inviting = JoinListener::bind(join_at, &identity, ListenOptions::default()).await?;
+    let socket = args.run.join("godwitd.sock");
+    let users = listen_unix(&socket)?;
+    tracing::info!(node = %args.node, listen = %args.listen, socket = %socket.display(), "godwitd serves");
+    if let Some(fd) = args.ready_fd {
+        tell_ready(fd)?;
+    }
+
+    let (peers, incoming) = mpsc::channel(BACKLOG);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let ended = tokio::select! {
+        served = Server::builder()
+            .add_service(NodeServer::new(NodeService(Arc::clone(&node))))
+            .serve_with_incoming(UnixListenerStream::new(users)) => served.context("the unix socket failed"),
+        served = Server::builder()
+            .add_service(PeerServer::new(PeerService(Arc::clone(&node))).max_decoding_message_size(MAX_SYNC))
+            .serve_with_incoming(ReceiverStream::new(incoming)) => served.context("the peer API failed"),
+        () = accept_peers(Arc::clone(&node), listener, peers) => Ok(()),
+        () = join::invite(Arc::clone(&node), inviting) => Ok(()),
+        () = cluster::run(Arc::clone(&node)) => Ok(()),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    shut_down(&node).await;
+    let _ = std::fs::remove_file(&socket);
+    ended
+}
+
+/// Largest message of a peer: 16 MiB hold the placements of some 100,000 services.
+const MAX_SYNC: usize = 16 << 20;
+
+async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<Node>> {
+    let state = Arc::new(State::open(&args.state.join("node.db"))?);
+    let vtep = godwit_network::underlay_address(&args.uplink).await?;
+    state.put_member(&Member {
+        name: args.node.clone(),
+        address: args.listen.to_string(),
+        vtep: vtep.to_string(),
+        revision: u64::try_from(now_ms()).unwrap_or(1),
+    })?;
+    let overlay = Overlay::up(OverlayConfig {
+        vni: VNI,
+        port: VXLAN_PORT,
+        netns_dir: args.run.join("netns"),
+        ..OverlayConfig::new(args.subnet, &args.uplink, vtep)
+    })
+    .await?;
+    let store = Store::open(&args.state.join("images"))?;
+    let engine = Runc::new(RuncConfig {
+        runc: args.runc.clone(),
+        criu: args.criu.clone(),
+        root: args.run.join("runc"),
+        shim: beside_us("godwit-shim")?,
+    });
+    let node = Arc::new(Node::new(&args.node, args.subnet, state, Peers::new(identity)));
+    let local = Local {
+        node: args.node.clone(),
+        layout: Layout {
+            state: args.state.clone(),
+            run: args.run.clone(),
+            cgroup_parent: args.cgroup_parent.clone(),
+        },
+        engine: Arc::new(engine),
+        overlay: Arc::new(overlay),
+        store: Arc::new(store),
+        criu: Criu::new(&args.criu),
+        journal: Journal::open(&args.state.join("journal.db"))?,
+        host: Arc::new(NodeHost(Arc::downgrade(&node))),
+        reserved: Arc::new(AtomicU64::new(0)),
+        incoming_limit: args.incoming_memory << 20,
+    };
+    node.equip(Arc::new(local));
+    Ok(node)
+}
+
+/// A program of ours that lies beside this one.
+fn beside_us(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program's own path")?;
+    let path = own.with_file_name(name);
+    if path.exists() {
+        Ok(path)
+    } else {
+        bail!("{} is missing; install all of godwit's programs together", path.display())
+    }
+}
+
+/// Two daemons on one run directory would fight over the same containers.
+fn lock(run: &Path) -> anyhow::Result<nix::fcntl::Flock<std::fs::File>> {
+    let path = run.join("godwitd.lock");
+    let file = std::fs::File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock)
+        .map_err(|_| anyhow::anyhow!("another godwitd uses {} already", run.display()))
+}
+
+fn listen_unix(path: &Path) -> anyhow::Result<UnixListener> {
+    // The lock says that nobody listens on a socket that is there.
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| format!("cannot remove {}", path.display()));
+        }
+        _ => {}
+    }
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+fn tell_ready(fd: i32) -> anyhow::Result<()> {
+    use std::io::Write;
+    // SAFETY: the descriptor was passed to us by whoever started us, for this one use.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    std::fs::File::from(fd).write_all(b"1").context("cannot tell that the node is ready")
+}
+
+async fn accept_peers(
+    node: Arc<Node>,
+    mut listener: Listener,
+    peers: mpsc::Sender<std::io::Result<PeerStream>>,
+) {
+    loop {
+        let accepted = listener.accept().await;
+        match accepted.alpn {
+            Alpn::Data => {
+                let local = Arc::clone(node.local());
+                tokio::spawn(async move { receive(local, accepted).await });
+            }
+            _ => {
+                let stream = PeerStream { peer: accepted.peer, stream: accepted.stream };
+                if peers.send(Ok(stream)).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn receive(local: Arc<Local>, accepted: Accepted) {
+    let remote = accepted.remote;
+    match Connection::accept(accepted, &link::options()).await {
+        Ok(connection) => destination::serve(local, Link::new(connection)).await,
+        Err(error) => tracing::warn!(%remote, %error, "a data connection did not begin as it must"),
+    }
+}
+
+/// Cancels what can be cancelled, so that services do not stay frozen while no daemon runs.
+async fn shut_down(node: &Arc<Node>) {
+    for migrating in node.migrations() {
+        tracing::info!(migration = %migrating.id, "cancelled: godwitd ends");
+        migrating.cancel.cancel();
+        let mut ended = migrating.ended;
+        // An error means that its sender is gone, which is what is waited for.
+        while ended.changed().await.is_ok() {}
+    }
+}
+
+/// A peer's connection that knows whose it is.
+struct PeerStream {
+    peer: NodeName,
+    stream: SecureStream,
+}
+
+impl Connected for PeerStream {
+    type ConnectInfo = NodeName;
+
+    fn connect_info(&self) -> NodeName {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for PeerStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for PeerStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+        data: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

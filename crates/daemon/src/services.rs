@@ -1,0 +1,356 @@
+//! Services of this node: made, looked at, ended, removed, and found again after a restart.
+
+use std::collections::HashSet;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
+use godwit_engine::image::Image;
+use godwit_engine::{ContainerStatus, EngineError, rootfs};
+use godwit_migration::{Service, error_chain};
+use tonic::Status;
+
+use crate::convert;
+use crate::node::Node;
+use crate::state::{Owned, now_ms};
+
+/// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Turns an error with its causes into a status of the given kind.
+pub(crate) fn status(kind: fn(String) -> Status, error: &(dyn std::error::Error + 'static)) -> Status {
+    kind(error_chain(error))
+}
+
+fn internal(error: impl std::error::Error + 'static) -> Status {
+    status(Status::internal, &error)
+}
+
+fn invalid(error: impl std::error::Error + 'static) -> Status {
+    status(Status::invalid_argument, &error)
+}
+
+/// The service this node owns, or the sentence that says where it is.
+pub(crate) fn owned(node: &Node, name: &str) -> Result<Owned, Status> {
+    if let Some(owned) = node.state.service(name).map_err(internal)? {
+        return Ok(owned);
+    }
+    match node.placement(name).map_err(internal)? {
+        Some(placement) if placement.node != node.name => Err(Status::failed_precondition(format!(
+            "service {name} is on node {}, not on {}; ask there",
+            placement.node, node.name
+        ))),
+        _ => Err(Status::not_found(format!(
+            "there is no service {name}; `godwit ps -a` lists those there are"
+        ))),
+    }
+}
+
+fn occupied(name: &str) -> Status {
+    Status::aborted(format!(
+        "service {name} is being created, removed or migrated; try again when that has ended"
+    ))
+}
+
+/// Creates and starts a service.
+pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Service, Status> {
+    convert::check_name(&request.name)?;
+    let conflict = |address| node.conflict(&request.name, address, "");
+    let address = choose_address(node, &request)?;
+    if let Some(conflict) = conflict(address).map_err(internal)? {
+        return Err(Status::already_exists(conflict));
+    }
+    let _occupied = node.occupy(&request.name).ok_or_else(|| occupied(&request.name))?;
+    ask_peers(node, &request.name, address).await?;
+
+    let (image, origin) = import(node, &request).await?;
+    let mut service = describe(&request, address, &image, origin)?;
+    let user = if request.user.is_empty() { image.config.user } else { request.user };
+    match start(node, &mut service, &user).await {
+        Ok(()) => {}
+        Err(error) => {
+            if let Err(left) = node.local().clear(&service).await {
+                tracing::error!(service = %service.name, error = %error_chain(&left), "what was half made cannot be removed");
+            }
+            return Err(error);
+        }
+    }
+    node.state.put_service(&service).map_err(internal)?;
+    node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
+    node.watch(&service);
+    node.events.tell("service", "started", &service.name, &service.address.to_string());
+    show(node, Owned { service, exit_code: None, reason: String::new() }).await
+}
+
+fn choose_address(node: &Node, request: &RunRequest) -> Result<Ipv4Addr, Status> {
+    if !request.address.is_empty() {
+        let address = request.address.parse().map_err(|_| {
+            Status::invalid_argument(format!(
+                "{:?} is no IPv4 address; give one of {}",
+                request.address, node.subnet
+            ))
+        })?;
+        node.subnet.check(address).map_err(invalid)?;
+        return Ok(address);
+    }
+    let placements = node.state.placements().map_err(internal)?;
+    let taken: HashSet<&str> = placements.iter().filter(|p| !p.removed).map(|p| p.address.as_str()).collect();
+    node.subnet
+        .hosts()
+        .find(|address| !taken.contains(address.to_string().as_str()))
+        .ok_or_else(|| Status::resource_exhausted(format!("all addresses of {} are taken", node.subnet)))
+}
+
+/// Other nodes may know of a name or address that this one has not heard of yet.
+async fn ask_peers(node: &Arc<Node>, name: &str, address: Ipv4Addr) -> Result<(), Status> {
+    for member in node.state.members().map_err(internal)? {
+        if member.name == node.name {
+            continue;
+        }
+        let request = CheckRequest { name: name.to_string(), address: address.to_string() };
+        match node.peers.get(&member.name, &member.address).check(request).await {
+            Ok(answer) if answer.get_ref().conflict.is_empty() => {}
+            Ok(answer) => return Err(Status::already_exists(answer.into_inner().conflict)),
+            Err(error) => {
+                tracing::warn!(peer = %member.name, %error, "cannot be asked whether the name is free")
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String), Status> {
+    let store = Arc::clone(&node.local().store);
+    let source = request.source.clone().ok_or_else(|| {
+        Status::invalid_argument("a service needs a root filesystem: give --rootfs DIR or --image ARCHIVE")
+    })?;
+    let (path, is_rootfs) = match source {
+        Source::Rootfs(path) => (path, true),
+        Source::Image(path) => (path, false),
+    };
+    if !Path::new(&path).is_absolute() {
+        return Err(Status::invalid_argument(format!("{path} is no absolute path")));
+    }
+    let origin = path.clone();
+    let image = tokio::task::spawn_blocking(move || {
+        if is_rootfs { store.import_rootfs(Path::new(&path)) } else { store.import_oci(Path::new(&path)) }
+    })
+    .await
+    .map_err(internal)?
+    .map_err(invalid)?;
+    Ok((image, origin))
+}
+
+fn describe(
+    request: &RunRequest,
+    address: Ipv4Addr,
+    image: &Image,
+    origin: String,
+) -> Result<Service, Status> {
+    let arguments =
+        if request.command.is_empty() { image.config.cmd.clone() } else { request.command.clone() };
+    let command: Vec<String> = image.config.entrypoint.iter().cloned().chain(arguments).collect();
+    if command.is_empty() {
+        return Err(Status::invalid_argument(format!(
+            "{origin} has no command of its own; give one after `--`"
+        )));
+    }
+    let mut env = vec![format!("PATH={DEFAULT_PATH}"), format!("HOSTNAME={}", convert::hostname(request))];
+    for pair in image.config.env.iter().chain(&request.env) {
+        let Some((name, _)) = pair.split_once('=') else {
+            return Err(Status::invalid_argument(format!("{pair:?} is no NAME=VALUE")));
+        };
+        env.retain(|known| known.split_once('=').is_none_or(|(other, _)| other != name));
+        env.push(pair.clone());
+    }
+    let workdir = [&request.workdir, &image.config.working_dir].into_iter().find(|w| !w.is_empty());
+    let now = now_ms();
+    let service = Service {
+        id: ulid::Ulid::new().to_string(),
+        name: request.name.clone(),
+        address,
+        epoch: 1,
+        image: origin,
+        layers: image.layers.iter().map(ToString::to_string).collect(),
+        command,
+        env,
+        mounts: convert::mounts(&request.mounts)?,
+        memory_bytes: request.memory_bytes,
+        cpu_millis: request.cpu_millis,
+        publish: convert::ports(&request.publish)?,
+        hostname: convert::hostname(request),
+        user: godwit_engine::User::default(),
+        workdir: workdir.map_or_else(|| PathBuf::from("/"), PathBuf::from),
+        labels: request.labels.clone(),
+        created_ms: now,
+        started_ms: now,
+    };
+    convert::check_limits(&service)?;
+    Ok(service)
+}
+
+async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<(), Status> {
+    let local = node.local();
+    local.make_directories(service).map_err(internal)?;
+    local.mount_root(service).map_err(internal)?;
+    let root = local.config(service).rootfs;
+    let path = service.env.iter().find_map(|pair| pair.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
+    rootfs::find_command(&root, path, &service.command[0]).map_err(invalid)?;
+    service.user = rootfs::resolve_user(&root, user).map_err(invalid)?;
+    local.overlay.create_endpoint(&service.endpoint()).await.map_err(internal)?;
+    // Open before the first instruction, so that a program that connects at once gets through.
+    local.overlay.open(&service.endpoint()).await.map_err(internal)?;
+    local.engine.run(&local.config(service)).await.map_err(|error| match &error {
+        EngineError::Command { .. } => invalid(error),
+        _ => internal(error),
+    })?;
+    local.overlay.announce(&service.endpoint()).map_err(internal)?;
+    Ok(())
+}
+
+/// A service of this node as the API shows it.
+pub(crate) async fn show(node: &Node, owned: Owned) -> Result<api::Service, Status> {
+    let config = node.local().config(&owned.service);
+    let mut shown = convert::service(&owned.service, &node.name);
+    if let Some(code) = owned.exit_code {
+        shown.set_state(ServiceState::Stopped);
+        shown.exit_code = code;
+        shown.reason = owned.reason;
+        return Ok(shown);
+    }
+    if let Some(migrating) = node.migration(&owned.service.name) {
+        shown.set_state(ServiceState::Migrating);
+        shown.reason = format!("on its way to node {}", migrating.to);
+    } else {
+        shown.set_state(ServiceState::Running);
+    }
+    if let Ok(state) = node.local().engine.state(&config).await {
+        shown.pid = state.pid;
+        shown.memory_current_bytes = node.local().engine.memory_current(&config).await.unwrap_or(0);
+    }
+    Ok(shown)
+}
+
+/// All services this node knows of.
+pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, Status> {
+    let mut shown = Vec::new();
+    let mut names = HashSet::new();
+    for owned in node.state.services().map_err(internal)? {
+        names.insert(owned.service.name.clone());
+        if all || owned.exit_code.is_none() {
+            shown.push(show(node, owned).await?);
+        }
+    }
+    for (service, source) in node.doubts() {
+        names.insert(service.name.clone());
+        let mut doubtful = convert::service(&service, &node.name);
+        doubtful.set_state(ServiceState::InDoubt);
+        doubtful.reason = format!("waits for node {source} to tell whether the migration committed");
+        shown.push(doubtful);
+    }
+    for placement in node.state.placements().map_err(internal)? {
+        if !placement.removed && placement.node != node.name && names.insert(placement.service.clone()) {
+            shown.push(api::Service {
+                name: placement.service,
+                address: placement.address,
+                node: placement.node,
+                epoch: placement.epoch,
+                state: ServiceState::Remote.into(),
+                ..api::Service::default()
+            });
+        }
+    }
+    shown.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(shown)
+}
+
+/// One service, wherever it is.
+pub(crate) async fn inspect(node: &Node, name: &str) -> Result<api::Service, Status> {
+    list(node, true).await?.into_iter().find(|service| service.name == name).ok_or_else(|| {
+        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
+    })
+}
+
+/// Ends a service: SIGTERM, then after the time-out SIGKILL.
+pub(crate) async fn stop(node: &Arc<Node>, name: &str, timeout: Duration) -> Result<api::Service, Status> {
+    let service = owned(node, name)?;
+    let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    if service.exit_code.is_none() {
+        end(node, &service.service, timeout).await?;
+    }
+    show(node, owned(node, name)?).await
+}
+
+async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(), Status> {
+    let engine = &node.local().engine;
+    let config = node.local().config(service);
+    node.unwatch(&service.name);
+    engine.signal(&config, nix::libc::SIGTERM).await.map_err(internal)?;
+    let code = match tokio::time::timeout(timeout, engine.wait(&config)).await {
+        Ok(code) => code,
+        Err(_) => {
+            engine.signal(&config, nix::libc::SIGKILL).await.map_err(internal)?;
+            engine.wait(&config).await
+        }
+    }
+    .map_err(internal)?;
+    node.local().overlay.close(&service.endpoint()).await.map_err(internal)?;
+    node.state.set_exit(&service.name, code, "stopped by `godwit stop`").map_err(internal)?;
+    node.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
+    Ok(())
+}
+
+/// Removes a stopped service and all of its files.
+pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), Status> {
+    let service = owned(node, name)?;
+    let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    if service.exit_code.is_none() && !force {
+        return Err(Status::failed_precondition(format!(
+            "service {name} runs; stop it first, or remove it with --force"
+        )));
+    }
+    node.unwatch(name);
+    node.local().clear(&service.service).await.map_err(internal)?;
+    node.state.remove_service(name).map_err(internal)?;
+    node.place(&service.service, &node.name, service.service.epoch, true).map_err(internal)?;
+    node.events.tell("service", "removed", name, "");
+    Ok(())
+}
+
+/// After a restart of the daemon: services that still run are watched, the others are said to be gone.
+pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
+    for owned in node.state.services()? {
+        let service = owned.service;
+        if owned.exit_code.is_some() {
+            continue;
+        }
+        let config = node.local().config(&service);
+        match node.local().engine.state(&config).await {
+            Ok(state) if state.status != ContainerStatus::Stopped => {
+                node.local().overlay.create_endpoint(&service.endpoint()).await?;
+                node.local().overlay.open(&service.endpoint()).await?;
+                node.watch(&service);
+            }
+            Ok(state) => {
+                let code = state.exit_code.unwrap_or(-1);
+                node.state.set_exit(&service.name, code, "ended while godwitd was not running")?;
+                node.events.tell("service", "died", &service.name, "while godwitd was not running");
+            }
+            Err(EngineError::NotFound(_)) => {
+                let reason =
+                    "its processes are gone: the machine was restarted, or they were killed with their shim";
+                node.state.set_exit(&service.name, -1, reason)?;
+                node.events.tell("service", "died", &service.name, reason);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for placement in node.state.placements()? {
+        if placement.node != node.name {
+            node.forward(&placement).await?;
+        }
+    }
+    Ok(())
+}

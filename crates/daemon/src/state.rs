@@ -1,0 +1,294 @@
+//! What a node knows, on disk: its services, where all services of the cluster are, the cluster's
+//! members, join tokens, and the last events. One SQLite file, `node.db`.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use godwit_api::v1::{Event, Member, Placement};
+use godwit_migration::Service;
+use rusqlite::{Connection, OptionalExtension, params};
+
+/// Events that are kept; older ones are forgotten.
+const MAX_EVENTS: i64 = 10_000;
+
+/// Why the state could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StateError {
+    /// SQLite's answer.
+    #[error("godwitd's database node.db cannot be used; check the disk that holds its state directory")]
+    Database(#[from] rusqlite::Error),
+    /// A row that cannot be read.
+    #[error("godwitd's database node.db holds a service that cannot be read")]
+    Damaged(#[from] serde_json::Error),
+}
+
+/// A service this node owns, and how its main process ended, if it did.
+#[derive(Debug, Clone)]
+pub(crate) struct Owned {
+    /// The service.
+    pub service: Service,
+    /// Exit code once it has ended.
+    pub exit_code: Option<i32>,
+    /// Why it has ended, when that is not the program's own doing.
+    pub reason: String,
+}
+
+/// The database of one node.
+#[derive(Debug)]
+pub(crate) struct State {
+    database: Mutex<Connection>,
+}
+
+impl State {
+    /// Opens or makes it. Writes are on the disk when their method returns.
+    pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
+        let database = Connection::open(path)?;
+        database.pragma_update(None, "journal_mode", "WAL")?;
+        database.pragma_update(None, "synchronous", "FULL")?;
+        database.execute_batch(
+            "CREATE TABLE IF NOT EXISTS service (
+                name TEXT PRIMARY KEY, service TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL DEFAULT ''
+            ) STRICT;
+            CREATE TABLE IF NOT EXISTS placement (
+                service TEXT PRIMARY KEY, id TEXT NOT NULL, address TEXT NOT NULL, node TEXT NOT NULL,
+                epoch INTEGER NOT NULL, removed INTEGER NOT NULL
+            ) STRICT;
+            CREATE TABLE IF NOT EXISTS member (
+                name TEXT PRIMARY KEY, address TEXT NOT NULL, vtep TEXT NOT NULL, revision INTEGER NOT NULL
+            ) STRICT;
+            CREATE TABLE IF NOT EXISTS token (
+                secret_sha256 BLOB PRIMARY KEY, node TEXT NOT NULL, expires_ms INTEGER NOT NULL
+            ) STRICT;
+            CREATE TABLE IF NOT EXISTS event (
+                id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, node TEXT NOT NULL,
+                subject TEXT NOT NULL, action TEXT NOT NULL, name TEXT NOT NULL, detail TEXT NOT NULL
+            ) STRICT;",
+        )?;
+        Ok(Self { database: Mutex::new(database) })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Connection> {
+        // A panic while the lock was held cannot have left a half-made row: SQLite rolls it back.
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Inserts or replaces a service this node owns.
+    pub(crate) fn put_service(&self, service: &Service) -> Result<(), StateError> {
+        let text = serde_json::to_string(service)?;
+        self.lock().execute(
+            "INSERT OR REPLACE INTO service (name, service) VALUES (?1, ?2)",
+            params![service.name, text],
+        )?;
+        Ok(())
+    }
+
+    /// Notes how a service ended.
+    pub(crate) fn set_exit(&self, name: &str, code: i32, reason: &str) -> Result<(), StateError> {
+        self.lock().execute(
+            "UPDATE service SET exit_code = ?2, reason = ?3 WHERE name = ?1",
+            params![name, code, reason],
+        )?;
+        Ok(())
+    }
+
+    /// Forgets a service.
+    pub(crate) fn remove_service(&self, name: &str) -> Result<(), StateError> {
+        self.lock().execute("DELETE FROM service WHERE name = ?1", params![name])?;
+        Ok(())
+    }
+
+    /// One service this node owns.
+    pub(crate) fn service(&self, name: &str) -> Result<Option<Owned>, StateError> {
+        Ok(self.services()?.into_iter().find(|owned| owned.service.name == name))
+    }
+
+    /// All services this node owns, by name.
+    pub(crate) fn services(&self) -> Result<Vec<Owned>, StateError> {
+        let database = self.lock();
+        let mut statement =
+            database.prepare("SELECT service, exit_code, reason FROM service ORDER BY name")?;
+        let rows = statement
+            .query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?)))?
+            .collect::<Result<Vec<_>, _>>()?;
+        rows.into_iter()
+            .map(|(text, exit_code, reason)| {
+                Ok(Owned { service: serde_json::from_str(&text)?, exit_code, reason })
+            })
+            .collect()
+    }
+
+    /// Takes over a placement if it is newer than what is known; whether it was.
+    pub(crate) fn put_placement(&self, new: &Placement) -> Result<bool, StateError> {
+        let epoch = i64::try_from(new.epoch).unwrap_or(i64::MAX);
+        let rows = self.lock().execute(
+            "INSERT INTO placement (service, id, address, node, epoch, removed) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT (service) DO UPDATE SET
+                id = excluded.id, address = excluded.address, node = excluded.node,
+                epoch = excluded.epoch, removed = excluded.removed
+             WHERE (placement.id = excluded.id AND (excluded.epoch > placement.epoch
+                    OR (excluded.epoch = placement.epoch AND excluded.removed > placement.removed)))
+                OR (placement.id <> excluded.id AND placement.removed = 1 AND excluded.id > placement.id)",
+            params![new.service, new.id, new.address, new.node, epoch, new.removed],
+        )?;
+        Ok(rows > 0)
+    }
+
+    /// Where all services are, including those removed.
+    pub(crate) fn placements(&self) -> Result<Vec<Placement>, StateError> {
+        let database = self.lock();
+        let mut statement = database
+            .prepare("SELECT service, id, address, node, epoch, removed FROM placement ORDER BY service")?;
+        let rows = statement.query_map([], |row| {
+            Ok(Placement {
+                service: row.get(0)?,
+                id: row.get(1)?,
+                address: row.get(2)?,
+                node: row.get(3)?,
+                epoch: row.get::<_, i64>(4)?.unsigned_abs(),
+                removed: row.get(5)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Takes over a member if it is newer than what is known; whether it was.
+    pub(crate) fn put_member(&self, member: &Member) -> Result<bool, StateError> {
+        let revision = i64::try_from(member.revision).unwrap_or(i64::MAX);
+        let rows = self.lock().execute(
+            "INSERT INTO member (name, address, vtep, revision) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (name) DO UPDATE SET
+                address = excluded.address, vtep = excluded.vtep, revision = excluded.revision
+             WHERE excluded.revision > member.revision",
+            params![member.name, member.address, member.vtep, revision],
+        )?;
+        Ok(rows > 0)
+    }
+
+    /// The cluster's members, this node among them.
+    pub(crate) fn members(&self) -> Result<Vec<Member>, StateError> {
+        let database = self.lock();
+        let mut statement =
+            database.prepare("SELECT name, address, vtep, revision FROM member ORDER BY name")?;
+        let rows = statement.query_map([], |row| {
+            Ok(Member {
+                name: row.get(0)?,
+                address: row.get(1)?,
+                vtep: row.get(2)?,
+                revision: row.get::<_, i64>(3)?.unsigned_abs(),
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Keeps the hash of a join token's secret until it is used or has expired.
+    pub(crate) fn put_token(
+        &self,
+        secret_sha256: &[u8],
+        node: &str,
+        expires_ms: i64,
+    ) -> Result<(), StateError> {
+        let database = self.lock();
+        database.execute("DELETE FROM token WHERE expires_ms < ?1", params![now_ms()])?;
+        database.execute(
+            "INSERT OR REPLACE INTO token (secret_sha256, node, expires_ms) VALUES (?1, ?2, ?3)",
+            params![secret_sha256, node, expires_ms],
+        )?;
+        Ok(())
+    }
+
+    /// Uses a token up; the node it was made for, if it was valid.
+    pub(crate) fn take_token(&self, secret_sha256: &[u8]) -> Result<Option<String>, StateError> {
+        Ok(self
+            .lock()
+            .query_row(
+                "DELETE FROM token WHERE secret_sha256 = ?1 AND expires_ms >= ?2 RETURNING node",
+                params![secret_sha256, now_ms()],
+                |row| row.get(0),
+            )
+            .optional()?)
+    }
+
+    /// Keeps an event.
+    pub(crate) fn put_event(&self, event: &Event) -> Result<(), StateError> {
+        let database = self.lock();
+        database.execute(
+            "INSERT INTO event (time_ms, node, subject, action, name, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            params![event.time_ms, event.node, event.subject, event.action, event.name, event.detail],
+        )?;
+        database
+            .execute("DELETE FROM event WHERE id <= (SELECT max(id) FROM event) - ?1", params![MAX_EVENTS])?;
+        Ok(())
+    }
+
+    /// Events at or after a time, oldest first.
+    pub(crate) fn events(&self, since_ms: i64) -> Result<Vec<Event>, StateError> {
+        let database = self.lock();
+        let mut statement = database.prepare(
+            "SELECT time_ms, node, subject, action, name, detail FROM event WHERE time_ms >= ?1 ORDER BY id",
+        )?;
+        let rows = statement.query_map(params![since_ms], |row| {
+            Ok(Event {
+                time_ms: row.get(0)?,
+                node: row.get(1)?,
+                subject: row.get(2)?,
+                action: row.get(3)?,
+                name: row.get(4)?,
+                detail: row.get(5)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+}
+
+/// Milliseconds since the epoch.
+pub(crate) fn now_ms() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn placement(id: &str, node: &str, epoch: u64, removed: bool) -> Placement {
+        Placement {
+            service: "redis".into(),
+            address: "10.88.0.10".into(),
+            node: node.into(),
+            epoch,
+            removed,
+            id: id.into(),
+        }
+    }
+
+    #[test]
+    fn only_a_newer_placement_replaces_what_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(&dir.path().join("node.db")).unwrap();
+        assert!(state.put_placement(&placement("1", "a", 1, false)).unwrap());
+        assert!(state.put_placement(&placement("1", "b", 2, false)).unwrap());
+        assert!(!state.put_placement(&placement("1", "a", 1, false)).unwrap(), "an older owner");
+        assert!(
+            !state.put_placement(&placement("2", "c", 9, false)).unwrap(),
+            "a second service of that name"
+        );
+        assert!(state.put_placement(&placement("1", "b", 2, true)).unwrap());
+        assert!(!state.put_placement(&placement("0", "c", 1, false)).unwrap(), "one made before the removal");
+        assert!(state.put_placement(&placement("2", "c", 1, false)).unwrap(), "the name is free again");
+        assert_eq!(state.placements().unwrap()[0].node, "c");
+    }
+
+    #[test]
+    fn a_token_works_once_and_not_after_its_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(&dir.path().join("node.db")).unwrap();
+        state.put_token(b"one", "b", now_ms() + 60_000).unwrap();
+        state.put_token(b"old", "c", now_ms() - 1).unwrap();
+        assert_eq!(state.take_token(b"one").unwrap().as_deref(), Some("b"));
+        assert_eq!(state.take_token(b"one").unwrap(), None);
+        assert_eq!(state.take_token(b"old").unwrap(), None);
+    }
+}

@@ -1,0 +1,453 @@
+//! The destination's side of a migration.
+//!
+//! Until the source has committed, nothing that arrives here runs: the restored processes are
+//! stopped and the port is closed. When the connection ends between `Restored` and the decision,
+//! the migration is in doubt and this node asks the source until it is told ([`resolve`]).
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_engine::image::Digest;
+use godwit_engine::tree;
+use godwit_engine::{MountKind, RestoreRequest};
+
+use crate::fault;
+use crate::images::{self, Room};
+use crate::journal::{Role, Stage};
+use crate::link::{Link, LinkError};
+use crate::local::{Decision, Local, LocalError, cpu_flags, machine};
+use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Reason, Refused};
+use crate::service::Service;
+
+/// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
+const MAX_LOG_BYTES: u64 = 64 << 20;
+
+/// Largest upper directory taken over: larger ones want a volume.
+const MAX_TREE_BYTES: u64 = 1 << 40;
+
+/// Most names in it.
+const MAX_TREE_ENTRIES: u64 = 50_000_000;
+
+/// First and last pause between two questions to a source that does not answer.
+const ASK_FIRST: Duration = Duration::from_millis(100);
+const ASK_LAST: Duration = Duration::from_secs(2);
+
+/// Room for the restore beside the service's own memory, bytes.
+const RESTORE_OVERHEAD: u64 = 32 << 20;
+
+/// Why the copy here was given up.
+#[derive(Debug, thiserror::Error)]
+pub enum DestinationError {
+    /// This node said no, for these reasons.
+    #[error("refused: {}", .0.join("; "))]
+    Refused(Vec<String>),
+    /// The conversation broke.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// This node could not do its part.
+    #[error(transparent)]
+    Local(#[from] LocalError),
+    /// Files could not be written.
+    #[error("the service's changed files cannot be written on this node")]
+    Tree(#[from] tree::TreeError),
+    /// The source broke the rules of the conversation.
+    #[error("the source sent {0}")]
+    Protocol(&'static str),
+}
+
+macro_rules! through_local {
+    ($($error:ty),*) => {$(
+        impl From<$error> for DestinationError {
+            fn from(error: $error) -> Self {
+                Self::Local(error.into())
+            }
+        }
+    )*};
+}
+through_local!(
+    godwit_engine::image::DigestError,
+    godwit_engine::EngineError,
+    godwit_network::NetworkError,
+    godwit_engine::image::ImageError,
+    images::ImagesError,
+    crate::journal::JournalError,
+    crate::local::HostError,
+    tokio::task::JoinError
+);
+
+/// What an accepted offer holds until it is committed or dropped.
+struct Admitted {
+    service: Service,
+    id: String,
+    images_bytes: u64,
+    missing: Vec<Layer>,
+    _memory: crate::local::Reservation,
+}
+
+/// Serves one incoming data connection to its end. Errors are told to the source, and logged here.
+pub async fn serve(local: Arc<Local>, mut link: Link) {
+    let source = link.node().to_string();
+    let admitted = match admit(&local, &mut link).await {
+        Ok(admitted) => admitted,
+        Err(error) => {
+            if let DestinationError::Refused(reasons) = &error {
+                // The connection's end tells the source the same, less well.
+                let _ = link.send(Message::Refused(Refused { reasons: reasons.clone() })).await;
+            }
+            tracing::info!(%source, reason = %crate::error_chain(&error), "a migration was not accepted");
+            link.close().await;
+            return;
+        }
+    };
+    let Admitted { service, id, .. } = &admitted;
+    tracing::info!(migration = %id, service = %service.name, %source, "a service is on its way here");
+    let restored = until_restored(&local, &mut link, &admitted).await;
+    let decided = match restored {
+        Ok(keep_stopped) => match decision(&mut link).await {
+            Some(decision) => finish(&local, &mut link, service, id, &keep_stopped, decision).await,
+            None => {
+                tracing::warn!(migration = %id, %source, "the connection ended before the decision; asking for it");
+                link.close().await;
+                resolve(&local, service, id, &source, &keep_stopped).await;
+                return;
+            }
+        },
+        Err(error) => {
+            let reason = crate::error_chain(&error);
+            tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
+            let dropped = drop_copy(&local, service, id, &reason).await;
+            // The source also sees the connection close; the reason is for its user.
+            let _ = link.send(Message::Abort(Reason { reason })).await;
+            dropped
+        }
+    };
+    if let Err(error) = decided {
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
+    }
+    link.close().await;
+}
+
+async fn admit(local: &Arc<Local>, link: &mut Link) -> Result<Admitted, DestinationError> {
+    let open = match link.receive().await? {
+        Message::Open(open) => open,
+        other => return Err(link.unexpected(&other, "Open").into()),
+    };
+    if open.protocol != PROTOCOL_VERSION {
+        return Err(DestinationError::Refused(vec![format!(
+            "it speaks version {PROTOCOL_VERSION} of the migration protocol and node {} version {}; install the same godwit on both",
+            link.node(),
+            open.protocol
+        )]));
+    }
+    let service: Service = serde_json::from_str(&open.service)
+        .map_err(|_| DestinationError::Protocol("a service description that cannot be read"))?;
+    check_names(&service, &open)?;
+    let mut reasons = local.host.objections(&service).await;
+    reasons.extend(machine_objections(local, &open));
+    for mount in &service.mounts {
+        if let MountKind::Bind { source } = &mount.kind {
+            if !source.exists() {
+                reasons.push(format!(
+                    "{}, which is mounted into the service, does not exist there",
+                    source.display()
+                ));
+            }
+        }
+    }
+    let missing = missing_layers(local, &open, &mut reasons)?;
+    let disk = missing.iter().map(|l| l.bytes.saturating_mul(3)).sum::<u64>().saturating_add(open.tree_bytes);
+    let free = local.store.available_bytes()?;
+    if disk > free {
+        reasons.push(format!(
+            "its disk has {} MiB free and {} MiB are needed",
+            free >> 20,
+            disk.div_ceil(1 << 20)
+        ));
+    }
+    let memory = match local.reserve(open.memory_bytes.saturating_add(RESTORE_OVERHEAD)) {
+        Ok(memory) => Some(memory),
+        Err(reason) => {
+            reasons.push(reason);
+            None
+        }
+    };
+    let Some(memory) = memory.filter(|_| reasons.is_empty()) else {
+        return Err(DestinationError::Refused(reasons));
+    };
+    local.journal.begin(&open.migration, Role::Destination, link.node(), &service)?;
+    let missing_layers = missing.iter().map(|l| l.digest.clone()).collect();
+    let admitted =
+        Admitted { service, id: open.migration, images_bytes: open.images_bytes, missing, _memory: memory };
+    fault::point("destination.reserved").await;
+    link.send(Message::Accepted(Accepted { missing_layers })).await?;
+    Ok(admitted)
+}
+
+/// Names become paths here: only plain ones are let in.
+fn check_names(service: &Service, open: &Open) -> Result<(), DestinationError> {
+    let plain = |name: &str| {
+        (1..=63).contains(&name.len())
+            && name.as_bytes()[0].is_ascii_alphanumeric()
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+    };
+    if !plain(&service.name) || !plain(&open.migration) || !plain(&service.id) {
+        return Err(DestinationError::Protocol("a name that cannot be a file name"));
+    }
+    Ok(())
+}
+
+fn machine_objections(local: &Local, open: &Open) -> Vec<String> {
+    let here = machine();
+    if here != open.machine {
+        return vec![format!(
+            "its instruction set is {here} and the service runs on {}; only programs built for both can move",
+            open.machine
+        )];
+    }
+    let flags = cpu_flags();
+    let lacking: Vec<_> = open.cpu_flags.iter().filter(|flag| !flags.contains(flag)).cloned().collect();
+    if lacking.is_empty() {
+        return Vec::new();
+    }
+    vec![format!("the CPU of node {} lacks {} that the service may use", local.node, lacking.join(", "))]
+}
+
+fn missing_layers(
+    local: &Local,
+    open: &Open,
+    reasons: &mut Vec<String>,
+) -> Result<Vec<Layer>, DestinationError> {
+    let mut missing = Vec::new();
+    for layer in &open.layers {
+        if !local.store.has_layer(&layer.digest.parse::<Digest>()?) && !missing.contains(layer) {
+            if layer.bytes == 0 {
+                reasons
+                    .push(format!("layer {} is missing there and the source cannot send it", layer.digest));
+            }
+            missing.push(layer.clone());
+        }
+    }
+    Ok(missing)
+}
+
+/// Everything up to `Restored`; returns the processes that stay stopped.
+async fn until_restored(
+    local: &Arc<Local>,
+    link: &mut Link,
+    admitted: &Admitted,
+) -> Result<Vec<u32>, DestinationError> {
+    let service = &admitted.service;
+    for layer in &admitted.missing {
+        receive_layer(local, link, layer).await?;
+        link.send(Message::LayerStored).await?;
+    }
+    local.make_directories(service)?;
+    local.overlay.create_endpoint(&service.endpoint()).await?;
+    let upper = local.layout.upper(&service.name);
+    receive_tree(link, &upper).await?;
+    fault::point("destination.prepared").await;
+    link.send(Message::TreeApplied).await?;
+
+    let room = Room::open(&local.layout.migration(&admitted.id), admitted.images_bytes)?;
+    let restored = receive_and_restore(local, link, admitted, &room).await;
+    room.close()?;
+    let keep_stopped = restored?;
+    local.journal.set_keep_stopped(&admitted.id, &keep_stopped)?;
+    local.journal.set(&admitted.id, Stage::Restored, "")?;
+    fault::point("destination.restored").await;
+    link.send(Message::Restored).await?;
+    Ok(keep_stopped)
+}
+
+async fn receive_layer(local: &Local, link: &mut Link, layer: &Layer) -> Result<(), DestinationError> {
+    match link.receive().await? {
+        Message::LayerBegin(begun) if begun == *layer => {}
+        other => return Err(link.unexpected(&other, "LayerBegin").into()),
+    }
+    let digest = layer.digest.parse::<Digest>()?;
+    let mut writer = local.store.blob_writer(&digest, layer.bytes)?;
+    loop {
+        match link.receive().await? {
+            Message::LayerData(data) => writer.write_all(&data).map_err(|source| LocalError::Io {
+                action: "write the blob of layer",
+                path: layer.digest.clone().into(),
+                source,
+            })?,
+            Message::LayerEnd => break,
+            other => return Err(link.unexpected(&other, "LayerData").into()),
+        }
+    }
+    // Hashing, unpacking and waiting for the disk would hold up other tasks of this thread.
+    tokio::task::block_in_place(|| {
+        writer.finish()?;
+        local.store.unpack(&digest)
+    })?;
+    Ok(())
+}
+
+async fn receive_tree(link: &mut Link, upper: &std::path::Path) -> Result<(), DestinationError> {
+    match link.receive().await? {
+        Message::TreeBegin => {}
+        other => return Err(link.unexpected(&other, "TreeBegin").into()),
+    }
+    let limits = tree::Limits { entries: MAX_TREE_ENTRIES, bytes: MAX_TREE_BYTES };
+    let mut receiver = tree::Receiver::new(upper, limits)?;
+    loop {
+        match link.receive().await? {
+            Message::TreeItem(item) => {
+                receiver.apply(
+                    tree::Item::decode(&item).map_err(|_| DestinationError::Protocol("a damaged file"))?,
+                )?;
+            }
+            Message::TreeEnd => return Ok(receiver.finish()?),
+            other => return Err(link.unexpected(&other, "TreeItem").into()),
+        }
+    }
+}
+
+async fn receive_and_restore(
+    local: &Local,
+    link: &mut Link,
+    admitted: &Admitted,
+    room: &Room,
+) -> Result<Vec<u32>, DestinationError> {
+    let service = &admitted.service;
+    receive_tree(link, &local.layout.upper(&service.name)).await?;
+    local.mount_root(service)?;
+    let mut images = images::Receiver::new(&room.images(), admitted.images_bytes);
+    let mut log = LogWriter::new(local, service);
+    let ImagesEnd { files, keep_stopped } = loop {
+        fault::point("destination.receiving").await;
+        match link.receive().await? {
+            Message::LogData(data) => log.write(false, &data)?,
+            Message::OldLogData(data) => log.write(true, &data)?,
+            Message::ImageData(piece) => images.apply(&piece)?,
+            Message::ImagesEnd(end) => break end,
+            other => return Err(link.unexpected(&other, "ImageData").into()),
+        }
+    };
+    images.finish(&files)?;
+    link.send(Message::ImagesReceived).await?;
+    fault::point("destination.received").await;
+    let request = RestoreRequest { config: local.config(service), images: room.images(), work: room.work() };
+    local.engine.restore_stopped(&request).await?;
+    fault::point("destination.restoring").await;
+    Ok(keep_stopped)
+}
+
+/// Takes over the service's log.
+struct LogWriter {
+    paths: [PathBuf; 2],
+    written: [u64; 2],
+}
+
+impl LogWriter {
+    fn new(local: &Local, service: &Service) -> Self {
+        Self { paths: local.log_files(service), written: [0; 2] }
+    }
+
+    fn write(&mut self, old: bool, data: &[u8]) -> Result<(), DestinationError> {
+        let which = usize::from(!old);
+        let (path, written) = (&self.paths[which], &mut self.written[which]);
+        *written += data.len() as u64;
+        if *written > MAX_LOG_BYTES {
+            return Err(DestinationError::Protocol("a log that is too long"));
+        }
+        let mut options = OpenOptions::new();
+        let opened = options.create(true).append(true).mode(0o600).open(path);
+        opened
+            .and_then(|mut file| file.write_all(data))
+            .map_err(|source| LocalError::Io { action: "write", path: path.clone(), source }.into())
+    }
+}
+
+/// The source's decision, or nothing when the connection ended without one.
+async fn decision(link: &mut Link) -> Option<Decision> {
+    match link.receive().await {
+        Ok(Message::Commit) => Some(Decision::Committed),
+        Err(LinkError::Aborted { reason, .. }) => Some(Decision::Kept(reason)),
+        Ok(other) => {
+            tracing::warn!(got = other.name(), "the source sent something else than its decision");
+            None
+        }
+        Err(error) => {
+            tracing::debug!(error = %crate::error_chain(&error), "no decision on the connection");
+            None
+        }
+    }
+}
+
+async fn finish(
+    local: &Local,
+    link: &mut Link,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+    decision: Decision,
+) -> Result<(), LocalError> {
+    match decision {
+        Decision::Committed => {
+            take_over(local, service, id, keep_stopped).await?;
+            // The source learns it from the closed connection and asks nothing more.
+            let _ = link.send(Message::Running).await;
+            Ok(())
+        }
+        Decision::Kept(reason) => drop_copy(local, service, id, &reason).await,
+        Decision::Pending => Ok(()),
+    }
+}
+
+/// The service is this node's: opens the port and lets it run. Safe to do again after a crash.
+pub(crate) async fn take_over(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+) -> Result<(), LocalError> {
+    fault::point("destination.committing").await;
+    local.journal.set(id, Stage::Committed, "")?;
+    fault::point("destination.committed").await;
+    local.overlay.open(&service.endpoint()).await?;
+    local.engine.cont(&local.config(service), keep_stopped).await?;
+    local.overlay.announce(&service.endpoint())?;
+    local.host.adopt(service).await?;
+    local.journal.set(id, Stage::Done, "")?;
+    Ok(())
+}
+
+/// Removes everything that came here of a service that stays where it was.
+pub(crate) async fn drop_copy(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    reason: &str,
+) -> Result<(), LocalError> {
+    local.clear(service).await?;
+    images::remove(&local.layout.migration(id))?;
+    local.journal.set(id, Stage::Dropped, reason)?;
+    Ok(())
+}
+
+/// Asks the source of a migration in doubt until it answers, and does what it says.
+pub async fn resolve(local: &Arc<Local>, service: &Service, id: &str, source: &str, keep_stopped: &[u32]) {
+    local.host.in_doubt(service, source, true).await;
+    let mut pause = ASK_FIRST;
+    let ended = loop {
+        match local.host.decision(source, id).await {
+            Ok(Decision::Committed) => break take_over(local, service, id, keep_stopped).await,
+            Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason).await,
+            Ok(Decision::Pending) => {}
+            Err(error) => tracing::debug!(migration = %id, %source, %error, "the source does not answer"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(ASK_LAST);
+    };
+    local.host.in_doubt(service, source, false).await;
+    if let Err(error) = ended {
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
+    }
+}

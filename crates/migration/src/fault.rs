@@ -1,0 +1,66 @@
+//! Named points of a migration at which a test can make this process die or wait.
+//!
+//! `GODWIT_FAULT=POINT=exit` ends the process at once as SIGKILL would; `GODWIT_FAULT=POINT=wait:DIR`
+//! makes `DIR/POINT.reached` and goes on when `DIR/POINT.go` is there. Several are separated by
+//! commas. Only who starts the daemon can set its environment; unset, a point costs a comparison.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Action {
+    Exit,
+    Wait(PathBuf),
+}
+
+fn faults() -> &'static [(String, Action)] {
+    static FAULTS: OnceLock<Vec<(String, Action)>> = OnceLock::new();
+    FAULTS.get_or_init(|| parse(&std::env::var("GODWIT_FAULT").unwrap_or_default()))
+}
+
+fn parse(text: &str) -> Vec<(String, Action)> {
+    text.split(',')
+        .filter_map(|fault| {
+            let (point, action) = fault.split_once('=')?;
+            let action = match action.split_once(':') {
+                Some(("wait", directory)) => Action::Wait(directory.into()),
+                None if action == "exit" => Action::Exit,
+                _ => return None,
+            };
+            Some((point.to_string(), action))
+        })
+        .collect()
+}
+
+/// Passes a point of the given name.
+pub async fn point(name: &str) {
+    for (_, action) in faults().iter().filter(|(point, _)| point == name) {
+        tracing::warn!(point = name, ?action, "a fault is injected");
+        match action {
+            Action::Exit => std::process::abort(),
+            Action::Wait(directory) => wait(directory, name).await,
+        }
+    }
+}
+
+async fn wait(directory: &Path, name: &str) {
+    if let Err(error) = std::fs::write(directory.join(format!("{name}.reached")), b"") {
+        tracing::error!(%error, "a fault's point cannot be marked");
+    }
+    let go = directory.join(format!("{name}.go"));
+    while !go.exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_and_nonsense_is_passed_over() {
+        let faults = parse("a=exit,b=wait:/tmp/x,c=,d,=,e=burn");
+        assert_eq!(faults, [("a".into(), Action::Exit), ("b".into(), Action::Wait("/tmp/x".into()))]);
+    }
+}

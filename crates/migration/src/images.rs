@@ -1,0 +1,368 @@
+//! CRIU's images on their way: a tmpfs of the agent's at both ends, bounded, and a stream between.
+//!
+//! CRIU writes into the source's tmpfs while this module follows its page files and sends what is
+//! new; what is sent is given back to the system at once (a hole is punched), so the source holds
+//! no second copy of the memory for longer than the wire needs. The destination fills its tmpfs,
+//! and the restore consumes it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use inotify::{Inotify, WatchMask};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::message::{ImageData, ImageFile, Message};
+
+/// What one message carries: large enough that framing costs nothing, small enough to share a wire.
+const CHUNK: usize = 256 * 1024;
+
+/// Most files an image directory may have: CRIU makes about ten a process.
+const MAX_FILES: usize = 65_536;
+
+/// Room for what is not memory: a few KiB a process, and files that were deleted while open.
+pub const KERNEL_STATE_BYTES: u64 = 320 << 20;
+
+/// Why images could not be carried.
+#[derive(Debug, thiserror::Error)]
+pub enum ImagesError {
+    /// A file operation failed.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A name that is no plain file name.
+    #[error("the source sent an image file with the name {0:?}, which is refused")]
+    Name(String),
+    /// More than was offered and reserved.
+    #[error("the source sent more than the {limit} bytes of images it had announced")]
+    TooMuch {
+        /// The bound.
+        limit: u64,
+    },
+    /// Something is missing.
+    #[error("image {name} is {have} bytes long here and {want} at the source")]
+    Incomplete {
+        /// The file.
+        name: String,
+        /// Here.
+        have: u64,
+        /// There.
+        want: u64,
+    },
+    /// The conversation ended while images were sent.
+    #[error("the connection ended while images were sent")]
+    Closed,
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImagesError {
+    let path = path.to_path_buf();
+    move |source| ImagesError::Io { action, path, source }
+}
+
+/// A tmpfs with a bounded size that ends with [`Room::close`] (or at the next start of the daemon).
+#[derive(Debug)]
+pub struct Room {
+    path: PathBuf,
+}
+
+impl Room {
+    /// Mounts a tmpfs of at most `bytes` at `path`, with `images` and `work` inside.
+    pub fn open(path: &Path, bytes: u64) -> Result<Self, ImagesError> {
+        fs::create_dir_all(path).map_err(io_error("create", path))?;
+        let options = format!("size={bytes},mode=0700");
+        mount(
+            Some("godwit-images"),
+            path,
+            Some("tmpfs"),
+            MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC,
+            Some(options.as_str()),
+        )
+        .map_err(|e| io_error("mount a tmpfs on", path)(e.into()))?;
+        let room = Self { path: path.to_path_buf() };
+        for directory in [room.images(), room.work()] {
+            fs::create_dir(&directory).map_err(io_error("create", &directory))?;
+        }
+        Ok(room)
+    }
+
+    /// Where images go.
+    #[must_use]
+    pub fn images(&self) -> PathBuf {
+        self.path.join("images")
+    }
+
+    /// Where CRIU's logs go.
+    #[must_use]
+    pub fn work(&self) -> PathBuf {
+        self.path.join("work")
+    }
+
+    /// Gives the memory back.
+    pub fn close(self) -> Result<(), ImagesError> {
+        remove(&self.path)
+    }
+}
+
+/// Unmounts and removes a room left by an earlier life of the daemon; no error when there is none.
+pub fn remove(path: &Path) -> Result<(), ImagesError> {
+    loop {
+        match umount2(path, MntFlags::MNT_DETACH) {
+            Ok(()) => {}
+            Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => break,
+            Err(e) => return Err(io_error("unmount", path)(e.into())),
+        }
+    }
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Sends a directory of images while it is written.
+pub struct Sender {
+    directory: PathBuf,
+    outgoing: tokio::sync::mpsc::Sender<Message>,
+    open: BTreeMap<String, (File, u64)>,
+    bytes: u64,
+}
+
+impl Sender {
+    /// Follows `directory`.
+    #[must_use]
+    pub fn new(directory: &Path, outgoing: tokio::sync::mpsc::Sender<Message>) -> Self {
+        Self { directory: directory.to_path_buf(), outgoing, open: BTreeMap::new(), bytes: 0 }
+    }
+
+    /// Sends page files as they grow, until `writing` ends (which is not waited for here: the
+    /// caller cancels this future), so that the wire works while CRIU does. Never returns early.
+    pub async fn follow(&mut self) -> Result<std::convert::Infallible, ImagesError> {
+        let directory = self.directory.clone();
+        let inotify = Inotify::init().map_err(io_error("watch", &directory))?;
+        inotify
+            .watches()
+            .add(&directory, WatchMask::CREATE | WatchMask::MODIFY)
+            .map_err(io_error("watch", &directory))?;
+        let mut events = inotify.into_event_stream([0u8; 4096]).map_err(io_error("watch", &directory))?;
+        loop {
+            for name in file_names(&directory)? {
+                // Only page files are appended to and never looked at again by CRIU.
+                if name.starts_with("pages-") {
+                    self.send_new(&name).await?;
+                }
+            }
+            match events.next().await {
+                Some(Ok(_)) => {}
+                Some(Err(e)) => return Err(io_error("watch", &directory)(e)),
+                None => return Err(ImagesError::Closed),
+            }
+        }
+    }
+
+    /// Sends all that is left of all files, and returns their final lengths.
+    pub async fn finish(&mut self) -> Result<Vec<ImageFile>, ImagesError> {
+        let mut files = Vec::new();
+        for name in file_names(&self.directory.clone())? {
+            let bytes = self.send_new(&name).await?;
+            files.push(ImageFile { name, bytes });
+        }
+        Ok(files)
+    }
+
+    /// Bytes of images sent so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    async fn send_new(&mut self, name: &str) -> Result<u64, ImagesError> {
+        let path = self.directory.join(name);
+        if !self.open.contains_key(name) {
+            let file =
+                OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("open", &path))?;
+            self.open.insert(name.to_string(), (file, 0));
+        }
+        let Some((file, offset)) = self.open.get_mut(name) else { return Err(ImagesError::Closed) };
+        let length = file.metadata().map_err(io_error("read the length of", &path))?.len();
+        if length == 0 {
+            // An empty file is part of the images too.
+            let data = ImageData { name: name.to_string(), offset: 0, data: Bytes::new() };
+            self.outgoing.send(Message::ImageData(data)).await.map_err(|_| ImagesError::Closed)?;
+        }
+        while *offset < length {
+            let want = usize::try_from(length - *offset).unwrap_or(CHUNK).min(CHUNK);
+            let mut buffer = vec![0; want];
+            file.read_exact_at(&mut buffer, *offset).map_err(io_error("read", &path))?;
+            let data = ImageData { name: name.to_string(), offset: *offset, data: buffer.into() };
+            self.outgoing.send(Message::ImageData(data)).await.map_err(|_| ImagesError::Closed)?;
+            punch(file, *offset, want).map_err(io_error("give back memory of", &path))?;
+            *offset += want as u64;
+            self.bytes += want as u64;
+        }
+        Ok(length)
+    }
+}
+
+/// Gives the memory of a sent stretch back to the system.
+fn punch(file: &File, offset: u64, length: usize) -> io::Result<()> {
+    use nix::fcntl::{FallocateFlags, fallocate};
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let signed = |n: u64| i64::try_from(n).map_err(io::Error::other);
+    fallocate(file, flags, signed(offset)?, signed(length as u64)?).map_err(io::Error::from)
+}
+
+fn file_names(directory: &Path) -> Result<Vec<String>, ImagesError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory).map_err(io_error("list", directory))? {
+        let entry = entry.map_err(io_error("list", directory))?;
+        if entry.file_type().map_err(io_error("list", directory))?.is_file() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Writes images that come from another node; nothing leaves its directory or its bound.
+pub struct Receiver {
+    directory: PathBuf,
+    limit: u64,
+    files: BTreeMap<String, File>,
+    bytes: u64,
+}
+
+impl Receiver {
+    /// Writes into `directory`, at most `limit` bytes.
+    #[must_use]
+    pub fn new(directory: &Path, limit: u64) -> Self {
+        Self { directory: directory.to_path_buf(), limit, files: BTreeMap::new(), bytes: 0 }
+    }
+
+    /// Writes one piece.
+    pub fn apply(&mut self, piece: &ImageData) -> Result<(), ImagesError> {
+        self.bytes = self.bytes.saturating_add(piece.data.len() as u64);
+        let end = piece.offset.saturating_add(piece.data.len() as u64);
+        if self.bytes > self.limit || end > self.limit {
+            return Err(ImagesError::TooMuch { limit: self.limit });
+        }
+        let path = self.directory.join(&piece.name);
+        if !self.files.contains_key(&piece.name) {
+            if !is_image_name(&piece.name) {
+                return Err(ImagesError::Name(piece.name.clone()));
+            }
+            if self.files.len() >= MAX_FILES {
+                return Err(ImagesError::TooMuch { limit: self.limit });
+            }
+            let file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)
+                .map_err(io_error("create", &path))?;
+            self.files.insert(piece.name.clone(), file);
+        }
+        match self.files.get(&piece.name) {
+            Some(file) => file.write_all_at(&piece.data, piece.offset).map_err(io_error("write", &path)),
+            None => Err(ImagesError::Name(piece.name.clone())),
+        }
+    }
+
+    /// Checks that every file is there with its final length.
+    pub fn finish(self, files: &[ImageFile]) -> Result<(), ImagesError> {
+        for expected in files {
+            let have = match self.files.get(&expected.name) {
+                Some(file) => {
+                    file.metadata().map_err(io_error("read the length of", &self.directory))?.size()
+                }
+                None => {
+                    return Err(ImagesError::Incomplete {
+                        name: expected.name.clone(),
+                        have: 0,
+                        want: expected.bytes,
+                    });
+                }
+            };
+            if have != expected.bytes {
+                return Err(ImagesError::Incomplete {
+                    name: expected.name.clone(),
+                    have,
+                    want: expected.bytes,
+                });
+            }
+        }
+        match self.files.keys().find(|name| !files.iter().any(|f| &f.name == *name)) {
+            Some(extra) => Err(ImagesError::Name(extra.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A plain file name as CRIU and runc use them.
+fn is_image_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 128
+        && !name.starts_with('.')
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn piece(name: &str, offset: u64, data: &'static [u8]) -> ImageData {
+        ImageData { name: name.into(), offset, data: Bytes::from_static(data) }
+    }
+
+    #[test]
+    fn names_that_leave_the_directory_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut receiver = Receiver::new(dir.path(), 1 << 20);
+        for name in ["../x", "/etc/passwd", "", ".", "..", "a/b", "a\0b", ".hidden", &"x".repeat(129)] {
+            assert!(matches!(receiver.apply(&piece(name, 0, b"x")), Err(ImagesError::Name(_))), "{name:?}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn more_than_announced_is_refused_also_by_a_far_offset() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut receiver = Receiver::new(dir.path(), 8);
+        receiver.apply(&piece("pages-1.img", 0, b"1234")).unwrap();
+        assert!(matches!(
+            receiver.apply(&piece("pages-1.img", u64::MAX, b"1")),
+            Err(ImagesError::TooMuch { .. })
+        ));
+        assert!(matches!(
+            receiver.apply(&piece("pages-1.img", 4, b"56789")),
+            Err(ImagesError::TooMuch { .. })
+        ));
+    }
+
+    #[test]
+    fn a_missing_a_short_and_an_unannounced_file_are_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, bytes| ImageFile { name: name.into(), bytes };
+        let make = |sub: &str| {
+            let path = dir.path().join(sub);
+            fs::create_dir(&path).unwrap();
+            let mut receiver = Receiver::new(&path, 100);
+            receiver.apply(&piece("a.img", 0, b"abc")).unwrap();
+            receiver
+        };
+        assert!(make("1").finish(&[file("a.img", 3)]).is_ok());
+        assert!(make("2").finish(&[file("a.img", 4)]).is_err());
+        assert!(make("3").finish(&[file("a.img", 3), file("b.img", 0)]).is_err());
+        assert!(make("4").finish(&[]).is_err());
+    }
+}

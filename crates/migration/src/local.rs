@@ -1,0 +1,230 @@
+//! This node as a migration sees it: its engine, network, images and journal, and the host above.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use godwit_criu::Criu;
+use godwit_engine::image::{Digest, Store};
+use godwit_engine::runc::Runc;
+use godwit_engine::{ContainerConfig, Engine, EngineError};
+use godwit_network::{NetworkError, Overlay};
+
+use crate::images;
+use crate::journal::{Journal, JournalError};
+use crate::service::{Layout, Service};
+
+/// What the source of a migration says became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// Not decided: ask again.
+    Pending,
+    /// The destination owns the service.
+    Committed,
+    /// The source does, for this reason.
+    Kept(String),
+}
+
+/// What the daemon does for migrations: it knows the cluster.
+#[async_trait]
+pub trait Host: Send + Sync {
+    /// Every reason why this node cannot take the service beside its resources: name or address
+    /// taken, address outside the subnet, already migrating.
+    async fn objections(&self, service: &Service) -> Vec<String>;
+    /// This node owns the service from now on and it runs here. Called again after a crash.
+    async fn adopt(&self, service: &Service) -> Result<(), HostError>;
+    /// This node does not own the service any more; `to` does. Called again after a crash.
+    async fn release(&self, service: &Service, to: &str) -> Result<(), HostError>;
+    /// Asks the source of a migration what became of it.
+    async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError>;
+    /// Says that a migration that arrived here is (not) waiting for the source's decision.
+    async fn in_doubt(&self, service: &Service, source: &str, doubt: bool);
+}
+
+/// The daemon's sentence about what it could not do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct HostError(pub String);
+
+/// Why this node could not prepare or clear the place of a service.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The container engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// Root filesystem or layers.
+    #[error(transparent)]
+    Root(#[from] godwit_engine::rootfs::RootfsError),
+    /// Image store.
+    #[error(transparent)]
+    Image(#[from] godwit_engine::image::ImageError),
+    /// A layer's name.
+    #[error(transparent)]
+    Digest(#[from] godwit_engine::image::DigestError),
+    /// Memory for images.
+    #[error(transparent)]
+    Images(#[from] images::ImagesError),
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The daemon.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A file operation.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A task of ours ended by a panic.
+    #[error("an internal task failed; godwitd's log tells more")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// This node's means.
+pub struct Local {
+    /// Its name.
+    pub node: String,
+    /// Where files are.
+    pub layout: Layout,
+    /// Containers.
+    pub engine: Arc<dyn Engine>,
+    /// Network.
+    pub overlay: Arc<Overlay>,
+    /// Layers.
+    pub store: Arc<Store>,
+    /// The checkpointer.
+    pub criu: Criu,
+    /// Promises.
+    pub journal: Journal,
+    /// The daemon.
+    pub host: Arc<dyn Host>,
+    /// Memory promised to services on their way here, bytes.
+    pub reserved: Arc<AtomicU64>,
+    /// The operator's limit on that, bytes; 0 for what the machine has.
+    pub incoming_limit: u64,
+}
+
+impl Local {
+    /// What the engine is told of the service on this node.
+    #[must_use]
+    pub fn config(&self, service: &Service) -> ContainerConfig {
+        self.layout.container_config(service, &self.overlay.config().netns_dir.join(&service.name))
+    }
+
+    /// The service's log: the older file, then the one being written.
+    #[must_use]
+    pub fn log_files(&self, service: &Service) -> [PathBuf; 2] {
+        let log = Runc::log_path(&self.config(service));
+        let mut older = log.clone().into_os_string();
+        older.push(".1");
+        [older.into(), log]
+    }
+
+    /// Makes the directories a service needs here.
+    pub fn make_directories(&self, service: &Service) -> Result<(), LocalError> {
+        let root = self.layout.root(&service.name, Vec::new());
+        for path in [root.upper, root.work, root.target, self.layout.container(&service.name)] {
+            std::fs::create_dir_all(&path).map_err(|source| LocalError::Io {
+                action: "create",
+                path,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Mounts the root filesystem of a service whose layers are all here.
+    pub fn mount_root(&self, service: &Service) -> Result<(), LocalError> {
+        let mut lower = Vec::new();
+        for digest in &service.layers {
+            lower.push(self.store.layer_path(&digest.parse::<Digest>()?));
+        }
+        self.layout.root(&service.name, lower).mount()?;
+        Ok(())
+    }
+
+    /// Removes all that this node holds of a service. May be called at any time, also when only
+    /// some of it is there; with `forget_files` also what it wrote.
+    pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {
+        self.engine.delete(&self.config(service)).await?;
+        self.layout.root(&service.name, Vec::new()).unmount()?;
+        self.overlay.remove_endpoint(&service.name, service.address).await?;
+        let path = self.layout.service(&service.name);
+        let gone = path.clone();
+        let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(gone)).await?;
+        match removed {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(LocalError::Io { action: "remove", path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Promises memory to a service on its way here; the reason when there is not enough.
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation, String> {
+        let free = available_memory();
+        let limit = if self.incoming_limit == 0 { free } else { self.incoming_limit.min(free) };
+        let before = self.reserved.fetch_add(bytes, Ordering::SeqCst);
+        let reservation = Reservation { total: Arc::clone(&self.reserved), bytes };
+        let left = limit.saturating_sub(before);
+        if bytes > left {
+            return Err(format!(
+                "node {} has {} MiB of memory for services on their way to it and {} MiB are needed",
+                self.node,
+                left >> 20,
+                bytes.div_ceil(1 << 20)
+            ));
+        }
+        Ok(reservation)
+    }
+}
+
+/// Memory promised to one migration; given back on drop.
+#[derive(Debug)]
+pub struct Reservation {
+    total: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::SeqCst);
+    }
+}
+
+/// `MemAvailable` of this machine, bytes; 0 when the kernel does not tell.
+#[must_use]
+pub fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
+        .map_or(0, |kib| kib << 10)
+}
+
+/// This machine's instruction set as `uname -m` names it.
+#[must_use]
+pub fn machine() -> String {
+    nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// The CPU features programs choose code by, from `/proc/cpuinfo`.
+#[must_use]
+pub fn cpu_flags() -> Vec<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    text.lines()
+        .find(|line| line.starts_with("flags") || line.starts_with("Features"))
+        .and_then(|line| line.split_once(':'))
+        .map(|(_, flags)| flags.split_whitespace().map(str::to_string).collect())
+        .unwrap_or_default()
+}

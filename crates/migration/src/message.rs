@@ -1,0 +1,302 @@
+//! What source and destination say to each other on their data connection.
+//!
+//! ```text
+//! source                                   destination
+//!   │ Open ─────────────────────────────────► │  checks name, address, memory, disk, layers
+//!   │ ◄──────────────────── Accepted | Refused│  journal: reserved
+//!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer
+//!   │ ◄─────────────────────────── LayerStored│
+//!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs
+//!   │ ◄─────────────────────────── TreeApplied│
+//!   │ (journal: frozen; freeze, close port)   │
+//!   │ TreeBegin TreeItem… TreeEnd ──────────► │  files changed since
+//!   │ LogData… ImageData… ImagesEnd ────────► │
+//!   │ ◄─────────────────────── ImagesReceived │  restores, all processes stopped
+//!   │ ◄───────────────────────────── Restored │  journal: restored
+//!   │ (journal: COMMITTED, the commit point)  │
+//!   │ Commit ───────────────────────────────► │  journal: committed; opens port, continues
+//!   │ ◄────────────────────────────── Running │
+//! ```
+//! Either side may send `Abort` before the commit. `Heartbeat` goes out after a second without
+//! other frames, so that a cut link shows as silence. Frame kinds are fixed numbers and are never
+//! given a second meaning; 0 is invalid. Versions are compared in `Open`.
+
+use bytes::Bytes;
+use prost::Message as _;
+
+/// The version of this conversation; both sides must speak the same.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// The source's request.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Open {
+    /// [`PROTOCOL_VERSION`] of the source.
+    #[prost(uint32, tag = "1")]
+    pub protocol: u32,
+    /// The migration.
+    #[prost(string, tag = "2")]
+    pub migration: String,
+    /// The service ([`crate::Service`]) as JSON.
+    #[prost(string, tag = "3")]
+    pub service: String,
+    /// Resident memory now, bytes.
+    #[prost(uint64, tag = "4")]
+    pub memory_bytes: u64,
+    /// Upper bound of the images' size, bytes.
+    #[prost(uint64, tag = "5")]
+    pub images_bytes: u64,
+    /// Changed files, bytes.
+    #[prost(uint64, tag = "6")]
+    pub tree_bytes: u64,
+    /// Layers of the root filesystem, lowest first.
+    #[prost(message, repeated, tag = "7")]
+    pub layers: Vec<Layer>,
+    /// `uname -m` of the source.
+    #[prost(string, tag = "8")]
+    pub machine: String,
+    /// CPU feature flags of the source that programs may have chosen code by.
+    #[prost(string, repeated, tag = "9")]
+    pub cpu_flags: Vec<String>,
+}
+
+/// A layer the service stands on.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Layer {
+    /// `sha256:…`
+    #[prost(string, tag = "1")]
+    pub digest: String,
+    /// Size of the blob; 0 when the source cannot send it.
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+
+/// The destination holds room, and names what it lacks.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Accepted {
+    /// Digests to send.
+    #[prost(string, repeated, tag = "1")]
+    pub missing_layers: Vec<String>,
+}
+
+/// The destination will not take the service: every reason at once.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Refused {
+    /// Sentences.
+    #[prost(string, repeated, tag = "1")]
+    pub reasons: Vec<String>,
+}
+
+/// Part of a CRIU image file.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImageData {
+    /// File name inside the image directory.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Where the data belongs.
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+    /// The bytes.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub data: Bytes,
+}
+
+/// All images are sent.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImagesEnd {
+    /// Every file with its final length, so that nothing can be missing unseen.
+    #[prost(message, repeated, tag = "1")]
+    pub files: Vec<ImageFile>,
+    /// Processes that were stopped by a signal before the dump, by PID inside the container.
+    #[prost(uint32, repeated, tag = "2")]
+    pub keep_stopped: Vec<u32>,
+}
+
+/// One image file.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImageFile {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its length.
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+
+/// A sentence for the other side.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Reason {
+    /// Why.
+    #[prost(string, tag = "1")]
+    pub reason: String,
+}
+
+/// One frame's meaning.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    /// Still there.
+    Heartbeat,
+    /// First from the source.
+    Open(Open),
+    /// First from the destination.
+    Accepted(Accepted),
+    /// First and last from the destination.
+    Refused(Refused),
+    /// A layer's blob follows.
+    LayerBegin(Layer),
+    /// Part of the blob, in order.
+    LayerData(Bytes),
+    /// The blob is complete.
+    LayerEnd,
+    /// It is verified and unpacked.
+    LayerStored,
+    /// A round of changed files follows.
+    TreeBegin,
+    /// An encoded [`godwit_engine::tree::Item`].
+    TreeItem(Bytes),
+    /// The round is complete.
+    TreeEnd,
+    /// It is applied.
+    TreeApplied,
+    /// Part of the service's log, in order.
+    LogData(Bytes),
+    /// Part of the log's older file, in order.
+    OldLogData(Bytes),
+    /// Part of an image.
+    ImageData(ImageData),
+    /// All images are sent.
+    ImagesEnd(ImagesEnd),
+    /// Every image is here and whole.
+    ImagesReceived,
+    /// The stopped copy is complete.
+    Restored,
+    /// Ownership has passed.
+    Commit,
+    /// The service runs at the destination.
+    Running,
+    /// No: the service stays at the source.
+    Abort(Reason),
+}
+
+/// Why a frame could not be understood.
+#[derive(Debug, thiserror::Error)]
+pub enum MessageError {
+    /// A number this version does not know.
+    #[error("a frame of unknown kind {0} came; both nodes must run the same version of godwit")]
+    UnknownKind(u16),
+    /// Not what its kind says.
+    #[error("a frame of kind {kind} is damaged")]
+    Damaged {
+        /// The frame's kind.
+        kind: u16,
+        /// What the decoder said.
+        #[source]
+        source: prost::DecodeError,
+    },
+}
+
+impl Message {
+    /// The frame's kind.
+    #[must_use]
+    pub fn kind(&self) -> u16 {
+        match self {
+            Self::Heartbeat => 1,
+            Self::Open(_) => 2,
+            Self::Accepted(_) => 3,
+            Self::Refused(_) => 4,
+            Self::LayerBegin(_) => 5,
+            Self::LayerData(_) => 6,
+            Self::LayerEnd => 7,
+            Self::LayerStored => 8,
+            Self::TreeBegin => 9,
+            Self::TreeItem(_) => 10,
+            Self::TreeEnd => 11,
+            Self::TreeApplied => 12,
+            Self::LogData(_) => 13,
+            Self::ImageData(_) => 14,
+            Self::ImagesEnd(_) => 15,
+            Self::Restored => 16,
+            Self::Commit => 17,
+            Self::Running => 18,
+            Self::Abort(_) => 19,
+            Self::ImagesReceived => 20,
+            Self::OldLogData(_) => 21,
+        }
+    }
+
+    /// The frame's payload.
+    #[must_use]
+    pub fn payload(&self) -> Bytes {
+        match self {
+            Self::Open(m) => m.encode_to_vec().into(),
+            Self::Accepted(m) => m.encode_to_vec().into(),
+            Self::Refused(m) => m.encode_to_vec().into(),
+            Self::LayerBegin(m) => m.encode_to_vec().into(),
+            Self::ImageData(m) => m.encode_to_vec().into(),
+            Self::ImagesEnd(m) => m.encode_to_vec().into(),
+            Self::Abort(m) => m.encode_to_vec().into(),
+            Self::LayerData(data) | Self::TreeItem(data) | Self::LogData(data) | Self::OldLogData(data) => {
+                data.clone()
+            }
+            _ => Bytes::new(),
+        }
+    }
+
+    /// What a frame says.
+    pub fn decode(kind: u16, payload: Bytes) -> Result<Self, MessageError> {
+        fn typed<M: prost::Message + Default>(kind: u16, payload: Bytes) -> Result<M, MessageError> {
+            M::decode(payload).map_err(|source| MessageError::Damaged { kind, source })
+        }
+        Ok(match kind {
+            1 => Self::Heartbeat,
+            2 => Self::Open(typed(kind, payload)?),
+            3 => Self::Accepted(typed(kind, payload)?),
+            4 => Self::Refused(typed(kind, payload)?),
+            5 => Self::LayerBegin(typed(kind, payload)?),
+            6 => Self::LayerData(payload),
+            7 => Self::LayerEnd,
+            8 => Self::LayerStored,
+            9 => Self::TreeBegin,
+            10 => Self::TreeItem(payload),
+            11 => Self::TreeEnd,
+            12 => Self::TreeApplied,
+            13 => Self::LogData(payload),
+            14 => Self::ImageData(typed(kind, payload)?),
+            15 => Self::ImagesEnd(typed(kind, payload)?),
+            16 => Self::Restored,
+            17 => Self::Commit,
+            18 => Self::Running,
+            19 => Self::Abort(typed(kind, payload)?),
+            20 => Self::ImagesReceived,
+            21 => Self::OldLogData(payload),
+            other => return Err(MessageError::UnknownKind(other)),
+        })
+    }
+
+    /// The message's name, for errors.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Heartbeat => "Heartbeat",
+            Self::Open(_) => "Open",
+            Self::Accepted(_) => "Accepted",
+            Self::Refused(_) => "Refused",
+            Self::LayerBegin(_) => "LayerBegin",
+            Self::LayerData(_) => "LayerData",
+            Self::LayerEnd => "LayerEnd",
+            Self::LayerStored => "LayerStored",
+            Self::TreeBegin => "TreeBegin",
+            Self::TreeItem(_) => "TreeItem",
+            Self::TreeEnd => "TreeEnd",
+            Self::TreeApplied => "TreeApplied",
+            Self::LogData(_) => "LogData",
+            Self::ImageData(_) => "ImageData",
+            Self::ImagesEnd(_) => "ImagesEnd",
+            Self::Restored => "Restored",
+            Self::Commit => "Commit",
+            Self::Running => "Running",
+            Self::Abort(_) => "Abort",
+            Self::ImagesReceived => "ImagesReceived",
+            Self::OldLogData(_) => "OldLogData",
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What a daemon does with the migrations that its last life left unfinished.
+//!
+//! | role, stage | what it means | what is done |
+//! |---|---|---|
+//! | source `started`, `frozen` | not committed | port opened, thawed, `kept` |
+//! | source `committed` | the destination owns it | everything here is let go, `done` |
+//! | destination `reserved` | the source cannot have committed | copy dropped |
+//! | destination `restored` | in doubt | the source is asked, in the background |
+//! | destination `committed` | owned, perhaps not running yet | taken over again, `done` |
+
+use std::sync::Arc;
+
+use crate::destination;
+use crate::journal::{Entry, Role, Stage};
+use crate::local::{Decision, Local, LocalError};
+use crate::source;
+
+/// Brings every unfinished migration of this node to its end. Returns when nothing of this node's
+/// own services is in the wrong state; those in doubt go on in tasks of their own.
+pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
+    for entry in local.journal.unfinished()? {
+        let Entry { id, role, peer, stage, service, keep_stopped, .. } = &entry;
+        tracing::info!(migration = %id, service = %service.name, ?role, ?stage, "an unfinished migration is found");
+        match (role, stage) {
+            (Role::Source, Stage::Committed) => {
+                local.host.release(service, peer).await?;
+                local.clear(service).await?;
+                crate::images::remove(&local.layout.migration(id))?;
+                local.journal.set(id, Stage::Done, "godwitd was restarted after the commit")?;
+            }
+            (Role::Source, _) => {
+                source::put_back(local, service, id, "godwitd was restarted before the commit").await?;
+            }
+            (Role::Destination, Stage::Committed) => {
+                destination::take_over(local, service, id, keep_stopped).await?;
+            }
+            (Role::Destination, Stage::Restored) => {
+                let local = Arc::clone(local);
+                tokio::spawn(async move {
+                    destination::resolve(&local, &entry.service, &entry.id, &entry.peer, &entry.keep_stopped)
+                        .await;
+                });
+            }
+            (Role::Destination, _) => {
+                destination::drop_copy(
+                    local,
+                    service,
+                    id,
+                    "godwitd was restarted before the service was complete",
+                )
+                .await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What this node, as the source, answers to [`Decision`] questions. A migration it never heard
+/// of was never committed; one that is not final is still being decided.
+pub fn decision(local: &Local, id: &str, asker: &str) -> Result<Decision, LocalError> {
+    Ok(match local.journal.get(id)? {
+        Some(entry) if entry.role == Role::Source && entry.peer == asker => match entry.stage {
+            Stage::Committed | Stage::Done => Decision::Committed,
+            Stage::Kept => Decision::Kept(entry.reason),
+            _ => Decision::Pending,
+        },
+        _ => Decision::Kept("the source knows of no such migration".into()),
+    })
+}

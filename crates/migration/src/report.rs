@@ -1,0 +1,119 @@
+//! The report every migration ends in, and the clock that fills it.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+/// How a migration ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The destination owns the service.
+    Moved,
+    /// The source still owns it, and it runs there.
+    Kept,
+}
+
+/// Times in milliseconds, sizes in bytes; the fields are those of the design's report.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Report {
+    /// Identifies the migration in both journals.
+    pub id: String,
+    /// The service.
+    pub name: String,
+    /// `cold`.
+    pub mode: String,
+    /// Node it left.
+    pub source: String,
+    /// Node it went to.
+    pub destination: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why it was kept; empty when moved.
+    pub reason: String,
+    /// Passes over the memory while the service ran; 0 in cold migration.
+    pub rounds: u32,
+    /// From the request until the source holds nothing the destination needs.
+    pub total_ms: f64,
+    /// From freezing at the source to resuming at the destination (or at the source when kept).
+    pub frozen_ms: f64,
+    /// Time spent on memory and files before the freeze: finding what to send.
+    pub pre_dump_ms: f64,
+    /// Sending it.
+    pub pre_dump_transfer_ms: f64,
+    /// CRIU's dump.
+    pub dump_ms: f64,
+    /// From the end of the dump until the destination had everything.
+    pub dump_transfer_ms: f64,
+    /// From there until the service ran.
+    pub resume_ms: f64,
+    /// Pages asked for after the resume; 0 in cold migration.
+    pub faulted_transfer_ms: f64,
+    /// Layers and files sent before the freeze.
+    pub pre_dump_bytes: u64,
+    /// Images and files sent while frozen.
+    pub dump_bytes: u64,
+    /// Pages sent after the resume.
+    pub faulted_bytes: u64,
+    /// Everything the source put on the wire, with framing.
+    pub wire_bytes: u64,
+    /// Resident memory of the service at the freeze.
+    pub memory_bytes: u64,
+    /// Where the frozen time went, in order; the sum is the frozen time.
+    pub phases: Vec<Phase>,
+    /// The CRIU that dumped.
+    pub criu: String,
+}
+
+/// One stretch of the frozen time.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Phase {
+    /// `freeze`, `dump`, `transfer`, `restore`, `commit`.
+    pub phase: String,
+    /// How long it took, milliseconds.
+    pub ms: f64,
+}
+
+/// Milliseconds since `start`.
+#[must_use]
+pub fn ms_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+/// Cuts a stretch of time into named phases without gaps.
+#[derive(Debug)]
+pub struct PhaseClock {
+    start: Instant,
+    last: Instant,
+    phases: Vec<Phase>,
+}
+
+impl PhaseClock {
+    /// Starts the first phase now.
+    #[must_use]
+    pub fn start() -> Self {
+        let now = Instant::now();
+        Self { start: now, last: now, phases: Vec::new() }
+    }
+
+    /// Ends the current phase, and gives it its name; returns its length in milliseconds.
+    pub fn end(&mut self, phase: &str) -> f64 {
+        let now = Instant::now();
+        let ms = now.duration_since(self.last).as_secs_f64() * 1e3;
+        self.last = now;
+        self.phases.push(Phase { phase: phase.to_string(), ms });
+        ms
+    }
+
+    /// Milliseconds from the start to the end of the last phase.
+    #[must_use]
+    pub fn total_ms(&self) -> f64 {
+        self.last.duration_since(self.start).as_secs_f64() * 1e3
+    }
+
+    /// The phases so far.
+    #[must_use]
+    pub fn phases(&self) -> Vec<Phase> {
+        self.phases.clone()
+    }
+}

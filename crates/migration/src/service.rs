@@ -1,0 +1,151 @@
+//! A service as it travels: everything a node has to know to run it, and where its files are there.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use godwit_engine::rootfs::Overlay as RootOverlay;
+use godwit_engine::{ContainerConfig, Mount, User};
+use godwit_network::{Protocol, Published, ServiceEndpoint};
+use serde::{Deserialize, Serialize};
+
+/// One service: the same on whatever node it is, but for paths, which [`Layout`] gives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Service {
+    /// Unique id, made once when the service is created.
+    pub id: String,
+    /// Name, unique in the cluster.
+    pub name: String,
+    /// Address that moves with it.
+    pub address: Ipv4Addr,
+    /// Counts its moves; the higher epoch is the newer owner.
+    pub epoch: u64,
+    /// Where its image came from, in the user's words.
+    pub image: String,
+    /// Digests of its layers, lowest first.
+    pub layers: Vec<String>,
+    /// Command with arguments.
+    pub command: Vec<String>,
+    /// `NAME=VALUE` pairs.
+    pub env: Vec<String>,
+    /// Mounts beside the root.
+    pub mounts: Vec<Mount>,
+    /// Memory limit in bytes; 0 for none.
+    pub memory_bytes: u64,
+    /// CPU limit in thousandths; 0 for none.
+    pub cpu_millis: u32,
+    /// Ports of the node that lead into the service.
+    pub publish: Vec<Port>,
+    /// Host name inside.
+    pub hostname: String,
+    /// Who runs it.
+    pub user: User,
+    /// Working directory inside.
+    pub workdir: PathBuf,
+    /// `NAME=VALUE` pairs for people.
+    pub labels: Vec<String>,
+    /// When it was created, milliseconds since the epoch.
+    pub created_ms: i64,
+    /// When its main process was started, milliseconds since the epoch.
+    pub started_ms: i64,
+}
+
+/// A published port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    /// On the node.
+    pub host: u16,
+    /// In the container.
+    pub container: u16,
+    /// UDP instead of TCP.
+    pub udp: bool,
+}
+
+impl Service {
+    /// The service's end of the network.
+    #[must_use]
+    pub fn endpoint(&self) -> ServiceEndpoint {
+        ServiceEndpoint {
+            name: self.name.clone(),
+            address: self.address,
+            mac: godwit_network::mac_of(self.address),
+            published: self
+                .publish
+                .iter()
+                .map(|p| Published {
+                    host_port: p.host,
+                    container_port: p.container,
+                    protocol: if p.udp { Protocol::Udp } else { Protocol::Tcp },
+                })
+                .collect(),
+        }
+    }
+}
+
+/// Where a node keeps what belongs to services.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// Survives a restart of the machine, e.g. `/var/lib/godwit`.
+    pub state: PathBuf,
+    /// Does not, e.g. `/run/godwit`.
+    pub run: PathBuf,
+    /// cgroup path below each hierarchy's root under which services live.
+    pub cgroup_parent: String,
+}
+
+impl Layout {
+    /// Directory of everything a service has on disk.
+    #[must_use]
+    pub fn service(&self, name: &str) -> PathBuf {
+        self.state.join("services").join(name)
+    }
+
+    /// The directory that takes the changes to the root filesystem.
+    #[must_use]
+    pub fn upper(&self, name: &str) -> PathBuf {
+        self.service(name).join("upper")
+    }
+
+    /// The engine's directory of a service.
+    #[must_use]
+    pub fn container(&self, name: &str) -> PathBuf {
+        self.service(name).join("container")
+    }
+
+    /// Directory of one migration under way; a tmpfs of its own is mounted there.
+    #[must_use]
+    pub fn migration(&self, id: &str) -> PathBuf {
+        self.run.join("migrations").join(id)
+    }
+
+    /// The root filesystem of a service on this node, given the directories of its layers.
+    #[must_use]
+    pub fn root(&self, name: &str, layers: Vec<PathBuf>) -> RootOverlay {
+        let directory = self.service(name);
+        RootOverlay {
+            lower: layers,
+            upper: directory.join("upper"),
+            work: directory.join("work"),
+            target: directory.join("rootfs"),
+        }
+    }
+
+    /// What the engine is told of a service on this node.
+    #[must_use]
+    pub fn container_config(&self, service: &Service, network_namespace: &Path) -> ContainerConfig {
+        ContainerConfig {
+            name: service.name.clone(),
+            directory: self.container(&service.name),
+            rootfs: self.service(&service.name).join("rootfs"),
+            network_namespace: network_namespace.to_path_buf(),
+            cgroup: format!("{}/{}", self.cgroup_parent.trim_end_matches('/'), service.name),
+            command: service.command.clone(),
+            env: service.env.clone(),
+            mounts: service.mounts.clone(),
+            memory_bytes: service.memory_bytes,
+            cpu_millis: service.cpu_millis,
+            hostname: service.hostname.clone(),
+            user: service.user.clone(),
+            workdir: service.workdir.clone(),
+        }
+    }
+}
