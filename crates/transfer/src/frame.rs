@@ -493,3 +493,6 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

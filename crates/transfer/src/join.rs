@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::identity::{Fingerprint, Identity, IdentityError};
+use crate::identity::{Fingerprint, Identity, IdentityError, node_of, parse_certificate};
 use crate::listen::{ConnectError, ConnectOptions, handshake};
 use crate::node::NodeName;
 use crate::tls::join_client_config;
@@ -61,7 +61,7 @@ pub enum JoinError {
     /// TLS could not be set up.
     #[error("TLS could not be set up for the join")]
     Tls(#[from] rustls::Error),
-    /// The answer is of another CA than the token, or for another name.
+    /// The answer is of another CA than the token, for another name, or of another node than it says.
     #[error("{address} answered with a certificate that the token does not promise")]
     WrongAnswer {
         /// The other side.
@@ -150,9 +150,13 @@ pub async fn join(token: &JoinToken, dir: &Path, options: ConnectOptions) -> Res
         JoinAnswer::Refused { reason } => Err(JoinError::Refused { node: token.node.clone(), reason }),
         JoinAnswer::Granted { ca_pem, certificate_pem, inviter, inviter_address } => {
             let wrong = || JoinError::WrongAnswer { address: address.to_owned() };
-            let certificate = crate::identity::parse_certificate(certificate_pem.as_bytes(), "the answer")?;
-            let named = crate::identity::node_of(&certificate);
-            if Fingerprint::of_pem(&ca_pem)? != token.ca_sha256 || named.as_ref() != Some(&token.node) {
+            let certificate = parse_certificate(certificate_pem.as_bytes(), "the answer")?;
+            let named = node_of(&certificate);
+            let answering = stream.get_ref().1.peer_certificates().and_then(|chain| node_of(chain.first()?));
+            if Fingerprint::of_pem(&ca_pem)? != token.ca_sha256
+                || named.as_ref() != Some(&token.node)
+                || answering.as_ref() != Some(&inviter)
+            {
                 return Err(wrong());
             }
             let identity = Identity::install(dir, &ca_pem, &certificate_pem)?;
