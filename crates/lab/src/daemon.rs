@@ -53,7 +53,7 @@ pub(crate) fn start_cluster(lab: &Lab) -> Result<(), LabError> {
         let token = token(lab, founder, node)?;
         let mut command = godwitd(lab, node)?;
         command.arg("join").arg("--state").arg(lab.paths.node_state(node));
-        command.args(["--node", node, "--listen", &listen(lab, node)?, &token]);
+        command.args(["--node", node, "--listen", &listen(lab, node)?, "--", &token]);
         finish(lab, node, "join", command)?;
         serve(lab, node)?;
     }

@@ -169,7 +169,7 @@ pub(crate) fn unkillable(lab: &str, process: Process, patience: Duration) -> Lab
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::zombie_processes)] // one child is reaped by what is tested
 mod tests {
     use std::process::Command;
 

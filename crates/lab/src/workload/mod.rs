@@ -1,1 +1,18 @@
 //! Workloads: root filesystems from the distribution's packages, and clients that measure.
+//!
+//! - [`rootfs`]: copies programs with the libraries they need into a directory.
+//! - [`presets`]: the services that tests, the demo and benchmarks use.
+//! - [`resp`]: the Redis protocol.
+//! - [`redis`]: a client for single requests, for filling a Redis and for checking its content.
+//! - [`load`]: the open-loop client that measures what a user of a Redis notices.
+
+pub mod load;
+pub mod presets;
+pub mod redis;
+pub mod resp;
+pub mod rootfs;
+
+pub use load::{LoadReport, RedisLoad};
+pub use presets::{Preset, Workload};
+pub use redis::RedisClient;
+pub use rootfs::Rootfs;

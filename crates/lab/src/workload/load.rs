@@ -1,0 +1,432 @@
+//! The open-loop Redis client: what a user of a service notices while it moves.
+//!
+//! ```text
+//!   schedule   │  │  │  │  │  │  │  │  │  │  │  │     a request each 1/rate, whatever happens
+//!   answers     ╲  ╲  ╲              ╲╲╲╲╲╲  ╲  ╲    in order, each checked
+//!                     ◀── longest ──▶                wait of an answer since its scheduled time
+//! ```
+//!
+//! One TCP connection, never renewed. Requests go out on schedule without waiting for answers, so a
+//! pause of the service is met by every request that was due in it, not only by the one that happened
+//! to be under way ("coordinated omission", Tene 2013). Each request is an INCR of one of a few
+//! counters, so the right answer of each is known: a lost, a repeated and a reordered execution all
+//! give a wrong one.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    io::{self, Read, Write},
+    net::{SocketAddrV4, TcpStream},
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant, SystemTime},
+};
+
+use hdrhistogram::Histogram;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
+
+use super::{
+    redis::{connect, failed},
+    resp::{self, Reply},
+};
+use crate::{error::LabError, lab::Lab};
+
+/// Counters that the requests go round.
+const COUNTERS: u64 = 64;
+/// How long the answers that are out may take when the client is asked for a report.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Significant digits of the latency histogram; its unit is the microsecond.
+const DIGITS: u8 = 3;
+/// The longest wait that it tells from longer ones: an hour.
+const LONGEST: u64 = 3_600_000_000;
+
+/// What the client saw.
+#[derive(Clone, Serialize)]
+pub struct LoadReport {
+    /// Requests issued.
+    pub sent: u64,
+    /// Requests answered, rightly or wrongly.
+    pub answered: u64,
+    /// Requests not answered, though there was time.
+    pub lost_ops: u64,
+    /// Answers that were not the expected ones.
+    pub wrong: u64,
+    /// Connections made after the first: always 0, this client makes one.
+    pub reconnects: u64,
+    /// Why the connection broke, if it did; then every request since is not even sent.
+    pub broken: Option<String>,
+    /// The first wrong answer.
+    pub first_wrong: Option<String>,
+    /// Longest wait of an answer minus the median wait, in milliseconds. A request that has no answer
+    /// yet counts with its wait so far.
+    pub downtime_ms: f64,
+    /// Half of the answers took no longer, in microseconds.
+    pub median_us: u64,
+    /// 99 of 100 answers took no longer.
+    pub p99_us: u64,
+    /// 999 of 1000 answers took no longer.
+    pub p999_us: u64,
+    /// The longest wait, also of a request that has no answer yet.
+    pub longest_us: u64,
+    /// Time that the report covers, in milliseconds.
+    pub duration_ms: f64,
+    /// All waits, in microseconds.
+    #[serde(skip)]
+    pub latency: Histogram<u64>,
+}
+
+impl fmt::Debug for LoadReport {
+    /// Without the histogram, which has thousands of counts.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string_pretty(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl LoadReport {
+    /// Whether every request was answered rightly on the one connection.
+    pub fn is_clean(&self) -> bool {
+        self.lost_ops == 0 && self.wrong == 0 && self.broken.is_none() && self.answered > 0
+    }
+}
+
+/// A running client.
+#[derive(Debug)]
+pub struct RedisLoad {
+    orders: Sender<Order>,
+    thread: Option<JoinHandle<()>>,
+    sent: Arc<AtomicU64>,
+    answered: Arc<AtomicU64>,
+    address: SocketAddrV4,
+}
+
+#[derive(Debug)]
+enum Order {
+    /// Report since the last report, and go on.
+    Lap(Sender<LoadReport>),
+    /// Send no more, report on everything since the start, and end.
+    Stop(Sender<LoadReport>),
+}
+
+impl RedisLoad {
+    /// Connects from a lab's host, and begins.
+    ///
+    /// # Errors
+    /// The Redis cannot be connected to, or the rate is 0.
+    pub fn start(lab: &Lab, host: &str, address: SocketAddrV4, rate_per_s: u32) -> Result<Self, LabError> {
+        let problem = |error: &dyn ToString| failed(address, error.to_string());
+        let interval = Duration::from_secs(1).checked_div(rate_per_s);
+        let interval =
+            interval.ok_or_else(|| problem(&"the rate is 0 requests a second; give at least 1"))?;
+        let stream = connect(lab, host, address)?.map_err(|error| problem(&error))?;
+        stream.set_nonblocking(true).map_err(|error| problem(&error))?;
+        let (orders, inbox) = mpsc::channel();
+        let (sent, answered) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let client = Client {
+            stream,
+            inbox,
+            interval,
+            // Counters of their own for each client.
+            prefix: format!("load:{:x}:", started.as_nanos()),
+            begun: Instant::now(),
+            issued: 0,
+            waiting: VecDeque::new(),
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            broken: None,
+            lap: Figures::new(),
+            total: Figures::new(),
+            sent: Arc::clone(&sent),
+            answered: Arc::clone(&answered),
+        };
+        let thread = thread::Builder::new().name("redis-load".to_owned()).spawn(move || client.run());
+        let thread = thread.map_err(|error| problem(&error))?;
+        Ok(Self { orders, thread: Some(thread), sent, answered, address })
+    }
+
+    /// Requests issued so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Requests answered so far.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the requests issued so far are answered (at most half a minute), and reports what
+    /// happened since the start or the last lap. The client goes on.
+    ///
+    /// # Errors
+    /// The client's thread has ended, which only a bug can do.
+    pub fn lap(&self) -> Result<LoadReport, LabError> {
+        self.order(Order::Lap)
+    }
+
+    /// Issues no more, waits for the answers that are out (at most half a minute), and reports what
+    /// happened since the start.
+    ///
+    /// # Errors
+    /// As for [`RedisLoad::lap`].
+    pub fn stop(mut self) -> Result<LoadReport, LabError> {
+        let report = self.order(Order::Stop)?;
+        if let Some(thread) = self.thread.take() {
+            // A panic has no report, so it was met above.
+            let _ = thread.join();
+        }
+        Ok(report)
+    }
+
+    fn order(&self, order: impl FnOnce(Sender<LoadReport>) -> Order) -> Result<LoadReport, LabError> {
+        let ended = || failed(self.address, "the client's thread has ended".to_owned());
+        let (reply, report) = mpsc::channel();
+        self.orders.send(order(reply)).map_err(|_| ended())?;
+        match report.recv_timeout(2 * PATIENCE) {
+            Ok(report) => Ok(report),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Err(ended()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Figures {
+    begun: Instant,
+    sent: u64,
+    answered: u64,
+    wrong: u64,
+    first_wrong: Option<String>,
+    latency: Histogram<u64>,
+}
+
+impl Figures {
+    fn new() -> Self {
+        #[allow(clippy::unwrap_used)] // fails for other bounds and more than 5 digits only
+        let latency = Histogram::new_with_bounds(1, LONGEST, DIGITS).unwrap();
+        Self { begun: Instant::now(), sent: 0, answered: 0, wrong: 0, first_wrong: None, latency }
+    }
+
+    /// `oldest` is how long the oldest request without an answer has waited.
+    fn report(&self, lost_ops: u64, oldest: Duration, broken: Option<String>) -> LoadReport {
+        let oldest = u64::try_from(oldest.as_micros()).unwrap_or(u64::MAX);
+        let (median, longest) = (self.latency.value_at_quantile(0.5), self.latency.max().max(oldest));
+        LoadReport {
+            sent: self.sent,
+            answered: self.answered,
+            lost_ops,
+            wrong: self.wrong,
+            reconnects: 0,
+            broken,
+            first_wrong: self.first_wrong.clone(),
+            downtime_ms: Duration::from_micros(longest.saturating_sub(median)).as_secs_f64() * 1e3,
+            median_us: median,
+            p99_us: self.latency.value_at_quantile(0.99),
+            p999_us: self.latency.value_at_quantile(0.999),
+            longest_us: longest,
+            duration_ms: self.begun.elapsed().as_secs_f64() * 1e3,
+            latency: self.latency.clone(),
+        }
+    }
+}
+
+/// A request whose answer is out.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    due: Instant,
+    expected: i64,
+}
+
+/// A report that was asked for, and until when its answers are waited for.
+#[derive(Debug)]
+struct Pending {
+    order: Order,
+    /// Number of the last request that it covers, plus one.
+    until: u64,
+    deadline: Instant,
+}
+
+struct Client {
+    stream: TcpStream,
+    inbox: Receiver<Order>,
+    interval: Duration,
+    prefix: String,
+    begun: Instant,
+    issued: u64,
+    waiting: VecDeque<Waiting>,
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+    broken: Option<String>,
+    lap: Figures,
+    total: Figures,
+    sent: Arc<AtomicU64>,
+    answered: Arc<AtomicU64>,
+}
+
+impl Client {
+    fn run(mut self) {
+        let mut pending: Option<Pending> = None;
+        loop {
+            let stopping = matches!(&pending, Some(Pending { order: Order::Stop(_), .. }));
+            if self.broken.is_none() {
+                if !stopping {
+                    self.issue();
+                }
+                if let Err(reason) = self.write().and_then(|()| self.read()) {
+                    self.broken = Some(reason);
+                }
+            }
+            let done = pending.take_if(|pending| self.is_done(pending));
+            if done.is_some_and(|done| self.report(done.order)) {
+                return;
+            }
+            if pending.is_none() {
+                match self.inbox.try_recv() {
+                    Ok(order) => {
+                        let deadline = Instant::now() + PATIENCE;
+                        pending = Some(Pending { order, until: self.issued, deadline });
+                        continue;
+                    }
+                    Err(mpsc::TryRecvError::Empty) => {}
+                    Err(mpsc::TryRecvError::Disconnected) => return,
+                }
+            }
+            self.sleep(stopping);
+        }
+    }
+
+    /// When request `number` is due. By multiplication, so that rounding does not add up.
+    fn due(&self, number: u64) -> Instant {
+        let nanos = u64::try_from(self.interval.as_nanos()).unwrap_or(u64::MAX);
+        self.begun + Duration::from_nanos(nanos.saturating_mul(number))
+    }
+
+    /// Queues every request that is due.
+    fn issue(&mut self) {
+        let now = Instant::now();
+        while self.due(self.issued) <= now {
+            let (due, number) = (self.due(self.issued), self.issued);
+            let key = format!("{}{}", self.prefix, number % COUNTERS);
+            resp::encode(&mut self.outgoing, &[b"INCR", key.as_bytes()]);
+            let expected = i64::try_from(number / COUNTERS + 1).unwrap_or(i64::MAX);
+            self.waiting.push_back(Waiting { due, expected });
+            self.issued += 1;
+            for figures in [&mut self.lap, &mut self.total] {
+                figures.sent += 1;
+            }
+            self.sent.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn write(&mut self) -> Result<(), String> {
+        while !self.outgoing.is_empty() {
+            match self.stream.write(&self.outgoing) {
+                Ok(length) => drop(self.outgoing.drain(..length)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(format!("sending failed: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), String> {
+        let mut buffer = [0; 64 << 10];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err("the server closed the connection".to_owned()),
+                Ok(length) => {
+                    self.incoming.extend_from_slice(buffer.get(..length).unwrap_or_default());
+                    self.take_answers(Instant::now())?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(format!("receiving failed: {error}")),
+            }
+        }
+    }
+
+    fn take_answers(&mut self, now: Instant) -> Result<(), String> {
+        let mut taken = 0;
+        while let Some((reply, length)) =
+            resp::parse(self.incoming.get(taken..).unwrap_or_default()).map_err(|error| error.to_string())?
+        {
+            taken += length;
+            let request = self.waiting.pop_front().ok_or("an answer came that nothing had asked for")?;
+            let wait =
+                u64::try_from(now.saturating_duration_since(request.due).as_micros()).unwrap_or(u64::MAX);
+            let right = reply == Reply::Integer(request.expected);
+            for figures in [&mut self.lap, &mut self.total] {
+                figures.answered += 1;
+                figures.latency.saturating_record(wait);
+                if !right {
+                    figures.wrong += 1;
+                    figures
+                        .first_wrong
+                        .get_or_insert_with(|| format!("{reply:?} instead of {}", request.expected));
+                }
+            }
+            self.answered.fetch_add(1, Ordering::Relaxed);
+        }
+        self.incoming.drain(..taken);
+        Ok(())
+    }
+
+    /// Number of the oldest request that is not answered.
+    fn oldest(&self) -> u64 {
+        self.issued - self.waiting.len() as u64
+    }
+
+    fn is_done(&self, pending: &Pending) -> bool {
+        self.oldest() >= pending.until || self.broken.is_some() || Instant::now() >= pending.deadline
+    }
+
+    /// Sends a report; true if it was the last.
+    fn report(&mut self, order: Order) -> bool {
+        // Of a lap, what is out may still come, unless nothing can come any more or it had its time.
+        let broken = self.broken.is_some();
+        let overdue = self.waiting.iter().filter(|request| broken || request.due.elapsed() >= PATIENCE);
+        let overdue = overdue.count() as u64;
+        let oldest = self.waiting.front().map_or(Duration::ZERO, |request| request.due.elapsed());
+        match order {
+            Order::Lap(reply) => {
+                let report = self.lap.report(overdue, oldest, self.broken.clone());
+                self.lap = Figures::new();
+                // Whoever asked and went away does not want it.
+                let _ = reply.send(report);
+                false
+            }
+            Order::Stop(reply) => {
+                let _ = reply.send(self.total.report(self.waiting.len() as u64, oldest, self.broken.clone()));
+                true
+            }
+        }
+    }
+
+    /// Until the next request is due, or an answer or room to send is there.
+    fn sleep(&self, stopping: bool) {
+        let wait = match self.due(self.issued).saturating_duration_since(Instant::now()) {
+            // Nothing more is issued, so nothing is due.
+            _ if stopping || self.broken.is_some() => self.interval,
+            wait => wait,
+        };
+        let timeout = Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        };
+        let mut events = PollFlags::IN;
+        if !self.outgoing.is_empty() {
+            events |= PollFlags::OUT;
+        }
+        let descriptor = self.stream.as_fd();
+        let mut set = [PollFd::from_borrowed_fd(descriptor, events)];
+        // A broken connection is readable all the time: then only the time counts.
+        let watched = if self.broken.is_some() { &mut set[..0] } else { &mut set[..] };
+        // An interruption is a wake-up like any other.
+        let _ = poll(watched, Some(&timeout));
+    }
+}
