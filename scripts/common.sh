@@ -44,12 +44,12 @@ candidate_version() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^  
 # apt-get without questions, waiting for another apt to end instead of failing.
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq "$@"; }
 
-apt_updated=0
+# Once in a run: the scripts that this one starts see it too.
 apt_update() {
-    if [ "$apt_updated" -eq 0 ]; then
+    if [ -z "${GODWIT_APT_UPDATED:-}" ]; then
         note "reading the package lists"
         apt update || die "apt-get update failed (see above): check the machine's apt sources and its network."
-        apt_updated=1
+        export GODWIT_APT_UPDATED=1
     fi
 }
 
