@@ -1,11 +1,9 @@
 //! Gratuitous ARP (RFC 5227, section 3): tells neighbours at which link-layer address an IPv4
 //! address now is, without being asked.
 
-use std::io;
-use std::mem;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::packet::{OFFLOAD_HEADER, PacketSocket};
 use crate::{Mac, NetworkError};
 
 const BROADCAST: Mac = [0xff; 6];
@@ -21,11 +19,18 @@ enum Form {
 }
 
 /// Says on the interface, in both forms, that `address` is at `mac`.
-pub(crate) fn announce(index: u32, name: &str, address: Ipv4Addr, mac: Mac) -> Result<(), NetworkError> {
-    let failed = |error| NetworkError::system(format!("announce the address {address} on {name}"))(error);
-    let socket = packet_socket().map_err(failed)?;
+pub(crate) fn announce(
+    socket: &PacketSocket,
+    index: u32,
+    name: &str,
+    address: Ipv4Addr,
+    mac: Mac,
+) -> Result<(), NetworkError> {
     for form in [Form::Request, Form::Reply] {
-        send(&socket, index, &frame(form, address, mac)).map_err(failed)?;
+        let mut packet = [0; OFFLOAD_HEADER + FRAME_LENGTH];
+        packet[OFFLOAD_HEADER..].copy_from_slice(&frame(form, address, mac));
+        let sent = socket.send(index, &packet);
+        sent.map_err(NetworkError::system(format!("announce the address {address} on {name}")))?;
     }
     Ok(())
 }
@@ -35,7 +40,7 @@ pub(crate) fn announce(index: u32, name: &str, address: Ipv4Addr, mac: Mac) -> R
 fn frame(form: Form, address: Ipv4Addr, mac: Mac) -> [u8; FRAME_LENGTH] {
     let target = if form == Form::Reply { mac } else { [0; 6] };
     let mut frame = [0; FRAME_LENGTH];
-    let parts: [&[u8]; 12] = [
+    let parts: [&[u8]; 11] = [
         &BROADCAST,
         &mac,
         &ETHERTYPE_ARP.to_be_bytes(),
@@ -47,7 +52,6 @@ fn frame(form: Form, address: Ipv4Addr, mac: Mac) -> [u8; FRAME_LENGTH] {
         &address.octets(),
         &target,
         &address.octets(),
-        &[],
     ];
     let mut rest = frame.as_mut_slice();
     for part in parts {
@@ -56,40 +60,6 @@ fn frame(form: Form, address: Ipv4Addr, mac: Mac) -> [u8; FRAME_LENGTH] {
         rest = after;
     }
     frame
-}
-
-/// A socket for whole frames that receives nothing (protocol 0).
-fn packet_socket() -> io::Result<OwnedFd> {
-    // SAFETY: socket(2) takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn send(socket: &OwnedFd, index: u32, frame: &[u8]) -> io::Result<()> {
-    // SAFETY: sockaddr_ll is plain old data, for which all zeroes is a valid value.
-    let mut to: libc::sockaddr_ll = unsafe { mem::zeroed() };
-    to.sll_family = libc::AF_PACKET.try_into().map_err(io::Error::other)?;
-    to.sll_protocol = ETHERTYPE_ARP.to_be();
-    to.sll_ifindex = index.try_into().map_err(io::Error::other)?;
-    to.sll_halen = 6;
-    to.sll_addr[..6].copy_from_slice(&BROADCAST);
-    let length = mem::size_of_val(&to).try_into().map_err(io::Error::other)?;
-    // SAFETY: `frame` and `to` are readable for the lengths given, and live across the call.
-    let sent = unsafe {
-        libc::sendto(
-            socket.as_raw_fd(),
-            frame.as_ptr().cast(),
-            frame.len(),
-            0,
-            (&raw const to).cast(),
-            length,
-        )
-    };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]

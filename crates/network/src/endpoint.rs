@@ -227,8 +227,9 @@ impl Overlay {
         netlink.delete_vxlan_entry(self.vxlan, vxlan, service.mac).await?;
         netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await?;
         netlink.set_bridge_entry(link.index, &link.name, service.mac).await?;
-        netlink.set_port(link.index, &link.name, PortState::Open).await?;
         netlink.set_proxy(self.uplink, uplink, service.address).await?;
+        // The moment: before it no frame reaches the service.
+        netlink.set_port(link.index, &link.name, PortState::Open).await?;
         self.announce(service)
     }
 
@@ -238,8 +239,8 @@ impl Overlay {
     /// # Errors
     /// When a frame cannot be sent.
     pub fn announce(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
-        arp::announce(self.uplink, &self.config.uplink, service.address, self.uplink_mac)?;
-        arp::announce(self.bridge, &self.config.bridge, service.address, service.mac)
+        arp::announce(&self.sender, self.uplink, &self.config.uplink, service.address, self.uplink_mac)?;
+        arp::announce(&self.sender, self.bridge, &self.config.bridge, service.address, service.mac)
     }
 
     /// Stops frames in both directions, at once, without the service seeing its link go down. The
@@ -262,7 +263,8 @@ impl Overlay {
     }
 
     /// Says that the service with this address lives on the node at `vtep`: frames to it go there,
-    /// and this node no longer answers for it, nor publishes its ports.
+    /// and this node no longer answers for it. An endpoint that it had here stays, without
+    /// traffic and with its published ports, until [`Overlay::remove_endpoint`].
     ///
     /// # Errors
     /// When the address may not be a service's, `vtep` is this node, or the kernel refuses.
@@ -274,12 +276,10 @@ impl Overlay {
         let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
         netlink.set_vxlan_entry(self.vxlan, vxlan, mac, vtep).await?;
         netlink.set_neighbour(self.vxlan, vxlan, address, mac).await?;
-        netlink.set_bridge_entry(self.vxlan, vxlan, mac).await?;
         netlink.set_neighbour(self.bridge, &self.config.bridge, address, mac).await?;
-        if netlink.delete_proxy(self.uplink, &self.config.uplink, address).await? {
-            publish::unpublish(address).await?;
-        }
-        Ok(())
+        netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
+        // The moment: before it frames go where they went.
+        netlink.set_bridge_entry(self.vxlan, vxlan, mac).await
     }
 
     /// Says that no node has the service with this address: forgets what [`Overlay::set_remote`]

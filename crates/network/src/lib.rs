@@ -13,6 +13,8 @@
 //! - [`Overlay::create_endpoint`] makes a service's network namespace and its veth, closed: not a
 //!   frame passes. [`Overlay::open`] lets frames through, takes the address over and announces it;
 //!   [`Overlay::close`] stops them again without the service seeing its link go down.
+//! - [`Overlay::hold`] collects what arrives while an endpoint is closed, and [`Overlay::release`]
+//!   delivers it to wherever the service is by then.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
 //!
@@ -24,15 +26,18 @@
 mod arp;
 mod endpoint;
 mod error;
+mod hold;
 mod netlink;
 mod netns;
 mod overlay;
+mod packet;
 mod probe;
 mod publish;
 mod subnet;
 
 pub use endpoint::{Endpoint, ExistingEndpoint, Protocol, Published, ServiceEndpoint};
 pub use error::NetworkError;
+pub use hold::Held;
 pub use netns::{enter, enter_blocking};
 pub use overlay::{Overlay, OverlayConfig, underlay_address};
 pub use probe::{Fact, probe};

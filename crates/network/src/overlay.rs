@@ -23,6 +23,7 @@ use rtnetlink::{LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVxlan, RouteMess
 
 use crate::netlink::{Link, Netlink};
 use crate::netns::set_sysctl;
+use crate::packet::PacketSocket;
 use crate::{Mac, NetworkError, Subnet, publish};
 
 /// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
@@ -95,6 +96,8 @@ pub async fn underlay_address(uplink: &str) -> Result<Ipv4Addr, NetworkError> {
 pub struct Overlay {
     pub(crate) config: OverlayConfig,
     pub(crate) netlink: Netlink,
+    /// For frames that this node sends by itself.
+    pub(crate) sender: PacketSocket,
     /// The MTU of everything that carries the services' frames.
     pub(crate) mtu: u32,
     pub(crate) bridge: u32,
@@ -115,6 +118,7 @@ impl Overlay {
     /// overlaps the subnet, or the kernel refuses.
     pub async fn up(config: OverlayConfig) -> Result<Self, NetworkError> {
         let netlink = Netlink::new()?;
+        let sender = PacketSocket::new().map_err(NetworkError::system("open a packet socket"))?;
         let uplink = netlink.need_link(&config.uplink).await?;
         if uplink.mtu < LEAST_MTU {
             return Err(NetworkError::SmallMtu { interface: uplink.name, mtu: uplink.mtu, least: LEAST_MTU });
@@ -131,7 +135,7 @@ impl Overlay {
             tracing::warn!(%error, uplink = config.uplink, "the uplink may answer for the gateway's address");
         }
         let uplink_mac = uplink.mac.unwrap_or_default();
-        Ok(Self { config, netlink, mtu, bridge, vxlan, uplink: uplink.index, uplink_mac })
+        Ok(Self { config, netlink, sender, mtu, bridge, vxlan, uplink: uplink.index, uplink_mac })
     }
 
     /// Removes every endpoint and everything else that [`Overlay::up`] and its other methods made.

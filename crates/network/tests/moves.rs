@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 
 use common::repair::{restore, resume, save};
 use common::{A_WHILE, SOON, World, comes_back, connect, echo_server, echoes, service};
+use godwit_network::Overlay;
 
 #[test]
 fn an_established_connection_goes_on_at_the_other_node_and_back() {
@@ -131,7 +133,7 @@ fn an_absent_service_is_reached_from_nowhere() {
     assert!(connect(&world.a.host, at, SOON).is_ok());
     let before = world.a.state();
 
-    world.a.with(async move |overlay: &godwit_network::Overlay| {
+    world.a.with(async move |overlay: &Overlay| {
         overlay.set_absent(web.address, web.mac).await.unwrap();
         overlay.set_absent(web.address, web.mac).await.unwrap();
     });
@@ -187,4 +189,86 @@ fn uplink_mac(node: &common::Node) -> String {
 
 fn received(node: &common::Node, interface: &str) -> String {
     node.host.sh(&format!("cat /sys/class/net/{interface}/statistics/rx_packets"))
+}
+
+#[test]
+fn what_is_sent_during_a_move_is_held_and_arrives_once_and_in_order() {
+    let world = World::new();
+    let (web, near, far) = (service("web", 19), service("near", 20), service("far", 21));
+    let inside_a = world.a.create(&web);
+    world.a.open(&web);
+    let inside_near = world.a.create(&near);
+    world.a.open(&near);
+    let inside_far = world.b.create(&far);
+    world.b.open(&far);
+    world.a.set_remote(&far, world.b.vtep);
+    world.b.set_remote(&near, world.a.vtep);
+    world.b.set_remote(&web, world.a.vtep);
+
+    // UDP, which nobody sends again: what is lost stays lost, what is doubled is seen.
+    let datagrams = |host: &common::Host| host.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    let senders = [datagrams(&world.client), datagrams(&inside_near), datagrams(&inside_far)];
+    let at = (web.address, 53);
+    let before = inside_a.run(|| UdpSocket::bind(at).unwrap());
+    before.set_read_timeout(Some(SOON)).unwrap();
+    for sender in &senders {
+        sender.send_to(b"before", at).unwrap();
+        before.recv(&mut [0; 64]).unwrap();
+    }
+
+    let inside_b = world.b.create(&web);
+    let held = world.a.hold(&web);
+    world.a.close(&web);
+    for number in 0..20_u32 {
+        for sender in &senders {
+            sender.send_to(&number.to_be_bytes().repeat(1 + number as usize * 16), at).unwrap();
+        }
+    }
+    let after = inside_b.run(|| UdpSocket::bind(at).unwrap());
+    after.set_read_timeout(Some(SOON)).unwrap();
+    world.b.open(&web);
+    world.a.set_remote(&web, world.b.vtep);
+    let frames = world.a.with(async move |overlay: &Overlay| overlay.release(held).unwrap());
+    assert!(frames >= 60, "{frames}");
+
+    let mut next = HashMap::new();
+    let mut buffer = vec![0; 70_000];
+    for _ in 0..60 {
+        let (length, from) = after.recv_from(&mut buffer).unwrap();
+        let expected: &mut u32 = next.entry(from).or_default();
+        assert_eq!(buffer[..4], expected.to_be_bytes(), "from {from}");
+        assert_eq!(length, 4 + *expected as usize * 64, "from {from}");
+        *expected += 1;
+    }
+    assert_eq!(next.len(), 3);
+    after.set_read_timeout(Some(A_WHILE)).unwrap();
+    assert!(after.recv_from(&mut buffer).is_err(), "something arrived twice");
+    assert!(
+        before.set_nonblocking(true).is_ok() && before.recv(&mut buffer).is_err(),
+        "the old place heard it"
+    );
+}
+
+#[test]
+fn a_stream_that_was_held_goes_on_where_it_stopped() {
+    let world = World::new();
+    let web = service("web", 22);
+    // A client that sends nothing again for longer than this test waits.
+    world.client.sh("ip route change 10.88.0.0/16 dev uplink0 rto_min 60s");
+    world.client.sh("sysctl -qw net.ipv4.tcp_early_retrans=0");
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    let at = echo_server(&inside, web.address, 80);
+    let mut connection = connect(&world.client, at, SOON).unwrap();
+    assert!(echoes(&mut connection, b"before", SOON));
+
+    // The move is called off. A big write leaves the client in few large frames whose check sums
+    // and segments are still to be made.
+    let held = world.a.hold(&web);
+    world.a.close(&web);
+    connection.write_all(&[5; 14_000]).unwrap();
+    world.a.open(&web);
+    let frames = world.a.with(async move |overlay: &Overlay| overlay.release(held).unwrap());
+    assert!(frames > 0);
+    assert!(comes_back(&mut connection, &[5; 14_000], SOON));
 }

@@ -14,7 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use godwit_network::{
-    Overlay, OverlayConfig, Protocol, Published, ServiceEndpoint, enter_blocking, mac_of, underlay_address,
+    Held, Overlay, OverlayConfig, Protocol, Published, ServiceEndpoint, enter_blocking, mac_of,
+    underlay_address,
 };
 
 pub const UPLINK: &str = "uplink0";
@@ -166,6 +167,11 @@ impl Node {
     pub fn close(&self, service: &ServiceEndpoint) {
         let service = service.clone();
         self.with(async move |overlay: &Overlay| overlay.close(&service).await).unwrap();
+    }
+
+    pub fn hold(&self, service: &ServiceEndpoint) -> Held {
+        let service = service.clone();
+        self.with(async move |overlay: &Overlay| overlay.hold(&service)).unwrap()
     }
 
     pub fn is_open(&self, service: &ServiceEndpoint) -> bool {

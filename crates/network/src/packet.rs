@@ -1,0 +1,162 @@
+//! Packet sockets (packet(7)): whole frames, sent and collected. The system calls that no crate
+//! here wraps, and nothing else.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::Mac;
+
+/// The length of `struct virtio_net_hdr`, which stands before each frame: check sums and segments
+/// that are still to be made. All zeroes means none.
+pub(crate) const OFFLOAD_HEADER: usize = 10;
+/// The largest frame: 64 KiB of segments to be cut, with headers to spare.
+const LARGEST_FRAME: usize = OFFLOAD_HEADER + (66 << 10);
+const LINK_HEADER: usize = 14;
+const BPF_RETURN: u16 = 0x06;
+
+/// A packet socket, which passes frames in and out with what offloading has left to do, and so
+/// unchanged. It receives nothing until [`PacketSocket::collect`].
+///
+/// The kernel takes 10 ms and more to close one, so nobody should wait for that.
+#[derive(Debug)]
+pub(crate) struct PacketSocket(OwnedFd);
+
+impl PacketSocket {
+    pub(crate) fn new() -> io::Result<Self> {
+        // Protocol 0: no frame comes in.
+        // SAFETY: socket(2) takes no pointers.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just opened, and nobody else has it.
+        let socket = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1_i32)?;
+        Ok(socket)
+    }
+
+    /// Starts to collect, in a queue of at most `memory` bytes, the frames to `mac` that come in
+    /// at any interface, and those that the interface `own` sends itself. What other interfaces
+    /// send has come in before.
+    pub(crate) fn collect(&self, mac: Mac, own: u32, memory: i32) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &memory)?;
+        self.filter(&mut collecting(mac, own))?;
+        let every = u16::try_from(libc::ETH_P_ALL).map_err(io::Error::other)?;
+        let (address, length) = link_address(0, every, None)?;
+        // SAFETY: `address` is readable for `length` bytes during the call.
+        let bound = unsafe { libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), length) };
+        if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Stops collecting; what was collected stays in the queue.
+    pub(crate) fn collect_nothing(&self) -> io::Result<()> {
+        self.filter(&mut [libc::sock_filter { code: BPF_RETURN, jt: 0, jf: 0, k: 0 }])
+    }
+
+    /// Takes the oldest frame out of the queue; `None` when it is empty.
+    pub(crate) fn take<'a>(&self, buffer: &'a mut Vec<u8>) -> io::Result<Option<&'a [u8]>> {
+        buffer.resize(LARGEST_FRAME, 0);
+        loop {
+            // SAFETY: `buffer` is writable for its length during the call.
+            let length = unsafe {
+                libc::recv(self.0.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
+            };
+            if let Ok(length) = usize::try_from(length) {
+                return Ok(Some(&buffer[..length]));
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EAGAIN) => return Ok(None),
+                // A frame whose offloads cannot be told is dropped by the kernel; go on with the
+                // next. ENETDOWN: an interface went down meanwhile, what it brought is kept.
+                Some(libc::EINTR | libc::EINVAL | libc::ENETDOWN) => {}
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Sends a frame, with its offload header, on the interface.
+    pub(crate) fn send(&self, index: u32, frame: &[u8]) -> io::Result<()> {
+        let header = frame.get(OFFLOAD_HEADER..OFFLOAD_HEADER + LINK_HEADER);
+        let Some(&[a, b, c, d, e, f, .., high, low]) = header else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the frame is shorter than its header"));
+        };
+        let protocol = u16::from_be_bytes([high, low]);
+        let (address, length) = link_address(index, protocol, Some([a, b, c, d, e, f]))?;
+        // SAFETY: `frame` and `address` are readable for the lengths given during the call.
+        let sent = unsafe {
+            libc::sendto(
+                self.0.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                0,
+                (&raw const address).cast(),
+                length,
+            )
+        };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+        let len = program.len().try_into().map_err(io::Error::other)?;
+        let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+        self.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+    }
+
+    fn set<T>(&self, level: i32, option: i32, value: &T) -> io::Result<()> {
+        let length = mem::size_of::<T>().try_into().map_err(io::Error::other)?;
+        // SAFETY: `value` is readable for its size during the call; the kernel copies what a
+        // `sock_fprog` points at, which the caller keeps alive.
+        let set = unsafe {
+            libc::setsockopt(self.0.as_raw_fd(), level, option, (&raw const *value).cast(), length)
+        };
+        if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+fn link_address(
+    index: u32,
+    protocol: u16,
+    to: Option<Mac>,
+) -> io::Result<(libc::sockaddr_ll, libc::socklen_t)> {
+    // SAFETY: sockaddr_ll is plain old data, for which all zeroes is a valid value.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family = libc::AF_PACKET.try_into().map_err(io::Error::other)?;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = index.try_into().map_err(io::Error::other)?;
+    if let Some(to) = to {
+        address.sll_halen = 6;
+        address.sll_addr[..6].copy_from_slice(&to);
+    }
+    let length = mem::size_of_val(&address).try_into().map_err(io::Error::other)?;
+    Ok((address, length))
+}
+
+/// The filter of [`PacketSocket::collect`], in the kernel's classic BPF (bpf(4), and
+/// `Documentation/networking/filter.rst` for the two negative offsets).
+fn collecting(mac: Mac, own: u32) -> [libc::sock_filter; 10] {
+    const LOAD_WORD: u16 = 0x20;
+    const LOAD_HALF: u16 = 0x28;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const PACKET_TYPE: u32 = u32::MAX - 0x1000 + 1 + 4;
+    const INTERFACE: u32 = u32::MAX - 0x1000 + 1 + 8;
+    const OUTGOING: u32 = 4;
+    const WHOLE: u32 = u32::MAX;
+
+    let [a, b, c, d, e, f] = mac;
+    let op = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+    let equal = |k, jt, jf| libc::sock_filter { code: JUMP_IF_EQUAL, jt, jf, k };
+    [
+        op(LOAD_WORD, 0),
+        equal(u32::from_be_bytes([a, b, c, d]), 0, 7),
+        op(LOAD_HALF, 4),
+        equal(u32::from(u16::from_be_bytes([e, f])), 0, 5),
+        op(LOAD_WORD, PACKET_TYPE),
+        equal(OUTGOING, 0, 2),
+        op(LOAD_WORD, INTERFACE),
+        equal(own, 0, 1),
+        op(BPF_RETURN, WHOLE),
+        op(BPF_RETURN, 0),
+    ]
+}
