@@ -13,8 +13,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{
-    self, AtFlags, CWD, Gid, Mode, OFlags, RawMode, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
-    Uid, XattrFlags,
+    self, AtFlags, CWD, Gid, Mode, OFlags, RawMode, RenameFlags, ResolveFlags, Statx, StatxFlags, Timespec,
+    Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
@@ -24,6 +24,9 @@ pub(crate) const MAX_PATH: usize = 4095;
 pub(crate) const MAX_NAME: usize = 255;
 /// openat2(2) answers EAGAIN when something was renamed while it resolved; so often it is asked again.
 const RESOLVE_ATTEMPTS: usize = 64;
+/// How many directories are open at once while a tree is removed: far fewer than the 1024
+/// descriptors a process has by default.
+const MAX_OPEN_DEPTH: usize = 64;
 /// SELinux labels belong to the node's policy, not to the tree, and are neither read nor set.
 const NODE_XATTR: &[u8] = b"security.selinux";
 
@@ -268,35 +271,54 @@ pub(crate) fn remove_tree(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()>
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }
-    // Open directories from the top to the one being emptied; names of the way there.
-    let top = open_listed(parent, name)?;
-    let mut stack = vec![(name.to_vec(), top)];
+    // Open directories from the top to the one being emptied, with their names.
+    let mut stack = vec![(name.to_vec(), open_listed(parent, name)?)];
+    let mut moved = 0_u64;
     while let Some((_, directory)) = stack.last() {
-        let mut child = None;
-        for entry in fs::Dir::read_from(directory)? {
-            let entry = entry?;
-            let entry_name = entry.file_name().to_bytes();
-            if entry_name == b"." || entry_name == b".." {
-                continue;
-            }
-            match fs::unlinkat(directory, entry_name, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(Errno::ISDIR | Errno::PERM) => {
-                    child = Some(entry_name.to_vec());
-                    break;
+        match unlink_up_to_directory(directory)? {
+            None => {
+                if let Some((emptied, _)) = stack.pop() {
+                    let above = stack.last().map_or(parent, |(_, above)| above.as_fd());
+                    fs::unlinkat(above, &emptied[..], AtFlags::REMOVEDIR)?;
                 }
-                Err(error) => return Err(error.into()),
             }
-        }
-        if let Some(child_name) = child {
-            let opened = open_listed(directory.as_fd(), &child_name)?;
-            stack.push((child_name, opened));
-        } else if let Some((emptied, _)) = stack.pop() {
-            let above = stack.last().map_or(parent, |(_, above)| above.as_fd());
-            fs::unlinkat(above, &emptied[..], AtFlags::REMOVEDIR)?;
+            // A tree deeper than descriptors should be spent on is cut: the rest goes to the top.
+            Some(child) if stack.len() >= MAX_OPEN_DEPTH => {
+                let top = &stack[0].1;
+                loop {
+                    moved += 1;
+                    let name = format!(".removed-{moved}");
+                    match fs::renameat_with(directory, &child[..], top, name, RenameFlags::NOREPLACE) {
+                        Ok(()) => break,
+                        Err(Errno::EXIST) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+            Some(child) => {
+                let opened = open_listed(directory.as_fd(), &child)?;
+                stack.push((child, opened));
+            }
         }
     }
     Ok(())
+}
+
+/// Unlinks what is in a directory until there is a directory among it, and names that.
+fn unlink_up_to_directory(directory: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
+    for entry in fs::Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        match fs::unlinkat(directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR | Errno::PERM) => return Ok(Some(name.to_vec())),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
 }
 
 /// Names in a directory, sorted, without `.` and `..`.

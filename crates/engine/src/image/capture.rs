@@ -78,14 +78,14 @@ enum Stop {
     Write(io::Error),
 }
 
-struct Capture<'a> {
+struct Capture {
     root: Root,
-    out: io::BufWriter<BlobWriter<'a>>,
+    out: io::BufWriter<BlobWriter>,
     /// Inodes with several names, and the name each was written as.
     inodes: HashMap<(u32, u32, u64), Vec<u8>>,
 }
 
-impl Capture<'_> {
+impl Capture {
     fn tree(&mut self, path: &[u8]) -> Result<(), Stop> {
         let mut pending = vec![path.to_vec()];
         while let Some(path) = pending.pop() {

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::FlockOperation;
 use tempfile::{NamedTempFile, TempDir};
@@ -16,12 +17,13 @@ use crate::beneath;
 /// Only root may look in: layers hold setuid programs and device nodes of strangers.
 const DIRECTORY_MODE: u32 = 0o700;
 
-/// A directory of blobs and unpacked layers. Several may have it open at once.
-#[derive(Debug)]
+/// A directory of blobs and unpacked layers. Several may have it open at once; a clone is the
+/// same opening.
+#[derive(Debug, Clone)]
 pub struct Store {
     directory: PathBuf,
-    /// Holds the lock file's shared lock for as long as the store is open.
-    _lock: File,
+    /// Holds the lock file's shared lock for as long as the store or a writer is there.
+    lock: Arc<File>,
 }
 
 impl Store {
@@ -42,11 +44,11 @@ impl Store {
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let lock = options.open(directory.join("lock")).map_err(fault("open its lock"))?;
         let alone = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
-        let store = Self { directory, _lock: lock };
+        let store = Self { directory, lock: Arc::new(lock) };
         if alone {
             store.sweep().map_err(|error| store.fault("remove what was half-made in tmp", error))?;
         }
-        rustix::fs::flock(&store._lock, FlockOperation::LockShared)
+        rustix::fs::flock(&store.lock, FlockOperation::LockShared)
             .map_err(|error| store.fault("take its lock", error.into()))?;
         Ok(store)
     }
@@ -90,12 +92,12 @@ impl Store {
     }
 
     /// Takes in a blob of which digest and length are announced.
-    pub fn blob_writer(&self, digest: &Digest, length: u64) -> Result<BlobWriter<'_>, ImageError> {
+    pub fn blob_writer(&self, digest: &Digest, length: u64) -> Result<BlobWriter, ImageError> {
         self.writer(Some((digest.clone(), length)))
     }
 
     /// Takes in a blob whose digest is not known before.
-    pub(super) fn new_blob_writer(&self) -> Result<BlobWriter<'_>, ImageError> {
+    pub(super) fn new_blob_writer(&self) -> Result<BlobWriter, ImageError> {
         self.writer(None)
     }
 
@@ -165,10 +167,10 @@ impl Store {
         fs::read_to_string(self.diff_id_path(digest)).ok()?.trim().parse().ok()
     }
 
-    fn writer(&self, expected: Option<(Digest, u64)>) -> Result<BlobWriter<'_>, ImageError> {
+    fn writer(&self, expected: Option<(Digest, u64)>) -> Result<BlobWriter, ImageError> {
         let file = NamedTempFile::with_prefix_in("blob", self.directory.join("tmp"))
             .map_err(|error| self.fault("make a file in tmp", error))?;
-        Ok(BlobWriter { store: self, file: Hashing::new(file), expected })
+        Ok(BlobWriter { store: self.clone(), file: Hashing::new(file), expected })
     }
 
     fn unpack_now(&self, digest: &Digest, diff_id: Option<&Digest>) -> Result<(), ImageError> {
@@ -221,13 +223,13 @@ impl Store {
 }
 
 /// A blob on its way in. Dropped without [`BlobWriter::finish`], it leaves nothing.
-pub struct BlobWriter<'a> {
-    store: &'a Store,
+pub struct BlobWriter {
+    store: Store,
     file: Hashing<NamedTempFile>,
     expected: Option<(Digest, u64)>,
 }
 
-impl BlobWriter<'_> {
+impl BlobWriter {
     /// Verifies length and digest, writes the blob to disk and gives it its name.
     pub fn finish(self) -> Result<Digest, ImageError> {
         let Self { store, file, expected } = self;
@@ -259,7 +261,7 @@ impl BlobWriter<'_> {
     }
 }
 
-impl Write for BlobWriter<'_> {
+impl Write for BlobWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some((digest, length)) = &self.expected
             && self.file.count() + bytes.len() as u64 > *length
@@ -275,7 +277,7 @@ impl Write for BlobWriter<'_> {
     }
 }
 
-impl std::fmt::Debug for BlobWriter<'_> {
+impl std::fmt::Debug for BlobWriter {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("BlobWriter")

@@ -110,12 +110,13 @@ impl Overlay {
         };
         // Descriptors that stand for paths too long for the interface live until the mount is made.
         let mut held = Vec::new();
-        for (number, layer) in self.lower.iter().rev().enumerate() {
+        for layer in self.lower.iter().rev() {
             let text = parameter(layer, &mut held).map_err(|error| self.no_directory(layer, error))?;
             match fsconfig_set_string(&context, "lowerdir+", &text) {
                 Ok(()) => {}
-                // Kernels before 6.5 take any option at first, or say that they do not know this one.
-                Err(Errno::INVAL | Errno::OPNOTSUPP) if number == 0 => return Err(Refusal::NotKnown),
+                // Kernels before 6.5 either do not know it, or gather all options as text, and then
+                // refuse a comma in it or more than a page of them.
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => return Err(Refusal::NotKnown),
                 Err(error) => return Err(Refusal::Failed(self.no_directory(layer, error.into()))),
             }
         }

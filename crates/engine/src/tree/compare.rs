@@ -10,6 +10,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 use super::TreeError;
+use super::send::next_data;
 use super::snapshot::{Record, Snapshot};
 use crate::beneath::{self, Links, Root};
 
@@ -95,20 +96,39 @@ fn groups(records: &BTreeMap<Vec<u8>, Record>) -> BTreeMap<Vec<u8>, BTreeSet<Vec
 
 fn same_content(one: &Side, two: &Side, path: &[u8]) -> Result<bool, TreeError> {
     let (first, second) = (one.file(path)?, two.file(path)?);
+    let size = first.metadata().map_err(|error| one.fault("look at", path, error))?.len();
     let (mut left, mut right) = (vec![0; CHUNK], vec![0; CHUNK]);
     let mut position = 0;
-    loop {
-        let read = first.read_at(&mut left, position).map_err(|error| one.fault("read", path, error))?;
-        if read == 0 {
-            return Ok(true);
-        }
-        match second.read_exact_at(&mut right[..read], position) {
-            Ok(()) if left[..read] == right[..read] => position += read as u64,
+    while position < size {
+        // Where both have holes both have zeros.
+        let next = |side: &Side, file: &File| {
+            let data = next_data(file, position, size);
+            Ok(data
+                .map_err(|error| side.fault("find data in", path, error))?
+                .map_or(size, |(start, _)| start))
+        };
+        position = next(one, &first)?.min(next(two, &second)?);
+        let wanted = usize::try_from(size - position).unwrap_or(CHUNK).min(CHUNK);
+        let read = read_both(&first, &second, &mut left[..wanted], &mut right[..wanted], position);
+        match read {
+            Ok(()) if left[..wanted] == right[..wanted] => position += wanted as u64,
             Ok(()) => return Ok(false),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
-            Err(error) => return Err(two.fault("read", path, error)),
+            Err(error) => return Err(one.fault("read", path, error)),
         }
     }
+    Ok(true)
+}
+
+fn read_both(
+    first: &File,
+    second: &File,
+    left: &mut [u8],
+    right: &mut [u8],
+    position: u64,
+) -> io::Result<()> {
+    first.read_exact_at(left, position)?;
+    second.read_exact_at(right, position)
 }
 
 struct Side {

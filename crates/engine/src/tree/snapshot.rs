@@ -22,6 +22,9 @@ use crate::beneath::{self, Links, MAX_PATH, Root};
 /// timer tick, 10 ms at the lowest rate kernels are built with; twice that.
 const CLOCK_MARGIN_NANOSECONDS: i128 = 20_000_000;
 
+/// A file up to this size may be kept in its inode and have no blocks.
+const INLINE_BYTES: u64 = 4096;
+
 /// What stat(2) tells of one path.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
@@ -117,14 +120,15 @@ impl Changes {
     }
 
     /// Bytes that the files to be sent have on disk: an estimate of what [`super::send()`] will
-    /// yield. Holes are not counted, files with several names once.
+    /// yield, too low only where the filesystem compresses. Holes are not counted, files with
+    /// several names once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let mut counted = HashSet::new();
         let files = self.changed.values().filter(|record| record.file_type == FileType::RegularFile);
         files
             .filter(|record| record.links < 2 || counted.insert(record.inode))
-            .map(|record| record.size.min(record.blocks.saturating_mul(512)))
+            .map(|record| record.size.min(record.blocks.saturating_mul(512).max(INLINE_BYTES)))
             .fold(0, u64::saturating_add)
     }
 }
