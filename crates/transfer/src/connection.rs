@@ -91,8 +91,11 @@ impl Connection {
         let mut writer = FrameWriter::new(write, peer.as_str());
         writer.set_stall_timeout(options.stall_timeout);
         reader.set_idle_timeout(Some(options.connect.timeout));
-        writer.flush().await?;
+        // A peer that refuses us closes the connection, which may fail our greeting before its reason
+        // is read: the reason comes first.
+        let greeted = writer.flush().await;
         reader.start().await?;
+        greeted?;
         reader.set_idle_timeout(options.idle_timeout);
         Ok(Self { reader, writer, peer, remote, traffic })
     }

@@ -227,6 +227,34 @@ async fn a_server_of_another_cluster_is_refused() {
     }
 }
 
+/// A certificate of the cluster that is good for two nodes is good for none: who has it could pass
+/// for either.
+#[tokio::test]
+async fn a_server_whose_certificate_names_two_nodes_is_refused() {
+    let cluster = Cluster::found();
+    let names = vec![node("a").dns_name(), node("c").dns_name()];
+    let (certificate, key) = cluster.issue_odd(&Odd { names, ..Odd::proper("a") }).der();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    config.alpn_protocols = vec![b"godwit-data/1".to_vec()];
+    let tcp = tokio::net::TcpListener::bind(localhost()).await.unwrap();
+    let address = tcp.local_addr().unwrap().to_string();
+    let serve = async {
+        let (stream, _) = tcp.accept().await.unwrap();
+        tokio_rustls::TlsAcceptor::from(Arc::new(config)).accept(stream).await.map(|_| ())
+    };
+    let options = ConnectOptions::default();
+    let (connected, served) =
+        tokio::join!(connect(&cluster.a, &address, cluster.a.node(), Alpn::Data, options), serve);
+    assert!(matches!(connected, Err(ConnectError::WrongNode { .. })), "{connected:?}");
+    assert!(served.is_err());
+}
+
 #[tokio::test]
 async fn a_server_with_an_expired_certificate_is_refused() {
     let cluster = Cluster::found();
