@@ -1,1 +1,129 @@
-//! godwit-criu (placeholder head, replaced by its owner).
+//! CRIU as a program that answers over its RPC, and its image files as typed values.
+//!
+//! - [`Criu`]: one CRIU binary. Asks its version and features, runs its self check, and dumps a
+//!   process tree ([`Criu::dump`]).
+//! - [`images`]: reads the few image files that godwit itself looks into.
+//! - [`log`]: finds the reason of a failure in CRIU's log and says what it means to a user.
+//!
+//! Nothing here knows of containers, networks or page contents. Restores go through the container
+//! engine, which makes the namespaces and cgroups that CRIU restores into.
+
+mod dump;
+mod error;
+pub mod images;
+pub mod log;
+mod rpc;
+
+use std::path::{Path, PathBuf};
+
+pub use dump::{DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS};
+pub use error::CriuError;
+
+/// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.
+pub const OLDEST_VERSION: Version = Version { major: 4, minor: 1, sublevel: 0 };
+
+/// One CRIU binary.
+#[derive(Debug, Clone)]
+pub struct Criu {
+    path: PathBuf,
+}
+
+/// A CRIU release, `major.minor.sublevel`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+    /// Sublevel; 0 when CRIU does not give one.
+    pub sublevel: u32,
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)?;
+        if self.sublevel != 0 {
+            write!(f, ".{}", self.sublevel)?;
+        }
+        Ok(())
+    }
+}
+
+/// What this CRIU can do on this kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features {
+    /// Soft-dirty tracking of memory, for CRIU's own pre-dump.
+    pub mem_track: bool,
+    /// Restoring with pages that come later, by userfaultfd.
+    pub lazy_pages: bool,
+    /// Keeping pidfds between pre-dumps.
+    pub pidfd_store: bool,
+}
+
+impl Criu {
+    /// The CRIU binary at this path; nothing is run yet.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Where the binary is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The release of the binary.
+    pub async fn version(&self) -> Result<Version, CriuError> {
+        let service = rpc::Service::start(&self.path, None)?;
+        let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;
+        service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
+        let version = answer.version.ok_or_else(|| CriuError::Answer {
+            path: self.path.clone(),
+            reason: "its answer to a version request has no version".into(),
+        })?;
+        Ok(Version {
+            major: u32::try_from(version.major).unwrap_or(0),
+            minor: u32::try_from(version.minor).unwrap_or(0),
+            sublevel: version.sublevel.and_then(|s| u32::try_from(s).ok()).unwrap_or(0),
+        })
+    }
+
+    /// What the binary can do on this kernel.
+    pub async fn features(&self) -> Result<Features, CriuError> {
+        let service = rpc::Service::start(&self.path, None)?;
+        let mut request = rpc::Request::of_kind(rpc::Kind::FeatureCheck);
+        request.features = Some(rpc::FeatureFlags {
+            mem_track: Some(true),
+            lazy_pages: Some(true),
+            pidfd_store: Some(true),
+        });
+        let answer = service.ask(request).await?;
+        service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
+        let flags = answer.features.unwrap_or_default();
+        Ok(Features {
+            mem_track: flags.mem_track.unwrap_or(false),
+            lazy_pages: flags.lazy_pages.unwrap_or(false),
+            pidfd_store: flags.pidfd_store.unwrap_or(false),
+        })
+    }
+
+    /// Runs `criu check`: whether this kernel has what a dump and a restore need. The error says
+    /// what is missing.
+    pub async fn check(&self) -> Result<(), CriuError> {
+        let output = tokio::process::Command::new(&self.path)
+            .arg("check")
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        let reason = log::first_error(&text)
+            .or_else(|| text.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned))
+            .unwrap_or_else(|| format!("it ended with {}", output.status));
+        Err(CriuError::Check { path: self.path.clone(), reason })
+    }
+}

@@ -1,1 +1,375 @@
-//! runc (placeholder head, replaced by its owner).
+//! [`Runc`]: containers by runc, each with a `godwit-shim` of its own.
+//!
+//! ```text
+//! Runc ──▶ godwit-shim ──▶ runc run | restore ──▶ container
+//!   └────▶ runc state, exec, delete; the cgroup's freezer and members directly
+//! ```
+//!
+//! All state is on disk: runc's under its root, the rest in the container's directory:
+//!
+//! | file | what |
+//! |---|---|
+//! | `bundle/config.json` | the OCI description |
+//! | `container.log`, `.1` | the output, see [`log`] |
+//! | `runc.log` | runc's messages of the last start |
+//! | `init.pid`, `shim.lock`, `exit.json` | see `godwit-shim` |
+
+mod cgroup;
+mod lifecycle;
+pub mod log;
+mod process;
+mod shim;
+mod spec;
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use tokio::process::Command;
+
+use crate::container::{
+    ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
+    MountKind, RestoreRequest,
+};
+use shim::Files;
+
+/// The key under which runc's restore brings the network namespace.
+const NETWORK_KEY: &str = "extRootNetNS";
+
+/// Which programs to use, and where runc keeps its state.
+#[derive(Debug, Clone)]
+pub struct RuncConfig {
+    /// The runc binary.
+    pub runc: PathBuf,
+    /// The CRIU binary that runc shall restore with.
+    pub criu: PathBuf,
+    /// runc's state directory, one per node; on a file system that a reboot empties.
+    pub root: PathBuf,
+    /// The `godwit-shim` binary.
+    pub shim: PathBuf,
+}
+
+/// Containers by runc.
+#[derive(Debug, Clone)]
+pub struct Runc {
+    config: RuncConfig,
+    /// `PATH` for runc: CRIU's directory comes first, as runc takes `criu` from there.
+    path_variable: OsString,
+}
+
+/// What `runc state` prints.
+#[derive(Debug, Deserialize)]
+struct RuncState {
+    status: String,
+    #[serde(default)]
+    pid: u32,
+}
+
+impl Runc {
+    /// Containers by these programs.
+    pub fn new(config: RuncConfig) -> Self {
+        let mut path_variable = OsString::new();
+        if let Some(directory) = config.criu.parent() {
+            path_variable.push(directory);
+            path_variable.push(":");
+        }
+        path_variable.push(
+            std::env::var_os("PATH")
+                .filter(|path| !path.is_empty())
+                .unwrap_or("/usr/sbin:/usr/bin:/sbin:/bin".into()),
+        );
+        Self { config, path_variable }
+    }
+
+    /// The container's log in its directory; see [`log::LogReader`].
+    pub fn log_path(config: &ContainerConfig) -> PathBuf {
+        config.directory.join("container.log")
+    }
+
+    /// A runc command on this engine's root.
+    fn runc(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.config.runc);
+        command
+            .arg("--root")
+            .arg(&self.config.root)
+            .args(["--log-format", "json"])
+            .args(words)
+            .env("PATH", &self.path_variable)
+            .stdin(Stdio::null())
+            .kill_on_drop(false);
+        command
+    }
+
+    /// Runs a runc command to its end.
+    async fn run_runc(&self, name: &str, words: &[&str]) -> Result<Output, EngineError> {
+        let action = || format!("run {}", self.config.runc.display());
+        self.runc(words).output().await.map_err(|source| io_error(name, action(), source))
+    }
+
+    /// The directory in which runc keeps a container.
+    fn state_directory(&self, name: &str) -> PathBuf {
+        self.config.root.join(name)
+    }
+
+    async fn runc_state(&self, name: &str) -> Result<RuncState, EngineError> {
+        if !is_name(name) || !self.state_directory(name).join("state.json").exists() {
+            return Err(EngineError::NotFound(name.to_owned()));
+        }
+        let output = self.run_runc(name, &["state", name]).await?;
+        if !output.status.success() {
+            let reason = message(&output.stderr);
+            if reason.contains("does not exist") {
+                return Err(EngineError::NotFound(name.to_owned()));
+            }
+            return Err(program_error(name, "state", reason));
+        }
+        serde_json::from_slice(&output.stdout)
+            .map_err(|error| program_error(name, "state", error.to_string()))
+    }
+
+    /// The container's main process, which must live.
+    async fn main_pid(&self, config: &ContainerConfig) -> Result<u32, EngineError> {
+        match self.state(config).await?.pid {
+            0 => Err(program_error(&config.name, "state", "its main process has ended".into())),
+            pid => Ok(pid),
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Runc {
+    async fn run(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
+        match self.state(config).await {
+            Ok(state) if state.status != ContainerStatus::Stopped => return Ok(state),
+            Ok(_) | Err(EngineError::NotFound(_)) => {}
+            Err(error) => return Err(error),
+        }
+        self.start_new(config).await
+    }
+
+    async fn state(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
+        let state = self.runc_state(&config.name).await?;
+        let exit_code = Files::new(&config.directory)
+            .exit_code()
+            .map_err(|source| io_error(&config.name, "read its exit record".into(), source))?;
+        let stopped = state.status == "stopped" || exit_code.is_some();
+        let status = match state.status.as_str() {
+            _ if stopped => ContainerStatus::Stopped,
+            "paused" => ContainerStatus::Paused,
+            _ => ContainerStatus::Running,
+        };
+        Ok(ContainerState { status, pid: if stopped { 0 } else { state.pid }, exit_code })
+    }
+
+    async fn wait(&self, config: &ContainerConfig) -> Result<i32, EngineError> {
+        let name = &config.name;
+        let files = Files::new(&config.directory);
+        let io = |source| io_error(name, "wait for its end".into(), source);
+        loop {
+            // Looked for before the record: a shim that is gone now has written all it will.
+            let shim = files.shim().map_err(io)?;
+            if let Some(code) = files.exit_code().map_err(io)? {
+                return Ok(code);
+            }
+            match shim {
+                Some(shim) => shim.ended().await.map_err(io)?,
+                None => {
+                    // The shim was killed. Nobody learns the exit code, but the end can be seen.
+                    let state = self.state(config).await?;
+                    if let Some(main) = process::Handle::open(state.pid).map_err(io)? {
+                        main.ended().await.map_err(io)?;
+                    }
+                    let reason = "it was killed, so the container's exit code is not known".into();
+                    return Err(EngineError::Program {
+                        program: "godwit-shim".into(),
+                        verb: "wait".into(),
+                        name: name.clone(),
+                        reason,
+                    });
+                }
+            }
+        }
+    }
+
+    async fn signal(&self, config: &ContainerConfig, signal: i32) -> Result<(), EngineError> {
+        let number = signal.to_string();
+        let output = self.run_runc(&config.name, &["kill", &config.name, &number]).await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        // Tells a container that is not there from a signal that is none.
+        self.state(config).await?;
+        Err(program_error(&config.name, "kill", message(&output.stderr)))
+    }
+
+    async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let cgroup = self.cgroup(config)?;
+        cgroup.freeze().await.map_err(|source| io_error(&config.name, "freeze its processes".into(), source))
+    }
+
+    async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.thaw_after_criu(config).await
+    }
+
+    async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
+        let pid = self.main_pid(config).await?;
+        let cgroup = self.cgroup(config)?;
+        let mut external_mounts = Vec::new();
+        for mount in &config.mounts {
+            if let MountKind::Bind { .. } = mount.kind {
+                let target = mount.target.to_string_lossy().into_owned();
+                external_mounts.push((target.clone(), target));
+            }
+        }
+        // A masked file is a bind mount of /dev/null, and runc's restore brings it under that key.
+        for path in spec::MASKED_PATHS {
+            let inside = PathBuf::from(format!("/proc/{pid}/root{path}"));
+            if std::fs::symlink_metadata(inside).is_ok_and(|metadata| !metadata.is_dir()) {
+                external_mounts.push(((*path).to_owned(), "/dev/null".to_owned()));
+            }
+        }
+        Ok(DumpTarget {
+            pid,
+            root: config.rootfs.clone(),
+            external_mounts,
+            network_namespace: (config.network_namespace.clone(), NETWORK_KEY.to_owned()),
+            freezer: cgroup.freezer(),
+            extra_files: vec![("descriptors.json".into(), self.descriptors(config, pid)?)],
+        })
+    }
+
+    async fn restore_stopped(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError> {
+        self.restore_new(request).await
+    }
+
+    async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
+        self.continue_members(config, keep_stopped)
+    }
+
+    async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+        let members = self.cgroup(config)?.members();
+        let stopped = members.into_iter().filter_map(process::status).filter(|status| status.state == 'T');
+        Ok(stopped.map(|status| status.inner_pid).collect())
+    }
+
+    async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.remove(config).await
+    }
+
+    async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError> {
+        let name = &config.name;
+        let state = self.state(config).await?;
+        if state.status != ContainerStatus::Running {
+            return Err(program_error(name, "exec", "it does not run".into()));
+        }
+        if request.command.is_empty() {
+            return Err(program_error(name, "exec", "no command was given".into()));
+        }
+        let pipe = || io::pipe().map_err(|source| io_error(name, "make pipes for a command".into(), source));
+        let ((stdin_read, stdin), (stdout, stdout_write), (stderr, stderr_write)) =
+            (pipe()?, pipe()?, pipe()?);
+        let mut command = self.runc(&["exec"]);
+        for pair in &request.env {
+            command.arg("--env").arg(pair);
+        }
+        if let Some(user) = &request.user {
+            command.arg("--user").arg(user);
+        }
+        if let Some(workdir) = &request.workdir {
+            command.arg("--cwd").arg(workdir);
+        }
+        command.arg("--").arg(name).args(&request.command);
+        let child = command
+            .stdin(stdin_read)
+            .stdout(stdout_write)
+            .stderr(stderr_write)
+            .spawn()
+            .map_err(|source| io_error(name, format!("run {}", self.config.runc.display()), source))?;
+        Ok(ExecIo { stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into(), child })
+    }
+
+    async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
+        let main = self.main_pid(config).await?;
+        let members = self.cgroup(config)?.members();
+        // A command's first process has its parent outside the container.
+        let from_outside = |pid: &u32| {
+            *pid != main && process::status(*pid).is_some_and(|status| !members.contains(&status.parent))
+        };
+        Ok(members.iter().filter(|pid| from_outside(pid)).count())
+    }
+
+    async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        let cgroup = self.cgroup(config)?;
+        if let Some(bytes) = cgroup.memory() {
+            return Ok(bytes);
+        }
+        let members = cgroup.members();
+        if members.is_empty() {
+            self.main_pid(config).await?;
+        }
+        Ok(members.into_iter().filter_map(process::status).map(|status| status.resident_bytes).sum())
+    }
+}
+
+/// The trait's words on names; they become file names here.
+fn is_name(name: &str) -> bool {
+    let mut characters = name.chars();
+    name.len() <= 63
+        && characters.next().is_some_and(|c| c.is_ascii_alphanumeric())
+        && characters.all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
+fn io_error(name: &str, action: String, source: io::Error) -> EngineError {
+    EngineError::Io { name: name.to_owned(), action, source }
+}
+
+fn program_error(name: &str, verb: &str, reason: String) -> EngineError {
+    EngineError::Program { program: "runc".into(), verb: verb.into(), name: name.to_owned(), reason }
+}
+
+/// The last error in runc's messages, or all of them as one line.
+fn message(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    text.lines().rev().find_map(error_message).unwrap_or_else(|| {
+        let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        if lines.is_empty() { "it gave no reason".into() } else { lines.join("; ") }
+    })
+}
+
+/// The message of a line of runc's log when it is an error.
+fn error_message(line: &str) -> Option<String> {
+    let value: serde_json::Value = serde_json::from_str(line).ok()?;
+    (value["level"] == "error").then(|| value["msg"].as_str().map(str::to_owned))?
+}
+
+/// The last error in runc's log file.
+fn last_error(path: &Path) -> Option<String> {
+    let text = std::fs::read(path).ok()?;
+    String::from_utf8_lossy(&text).lines().rev().find_map(error_message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_the_last_error_of_runc() {
+        let log = br#"{"level":"error","msg":"first","time":"t"}
+{"level":"error","msg":"runc run failed: x","time":"t"}
+{"level":"warning","msg":"later","time":"t"}"#;
+        assert_eq!(message(log), "runc run failed: x");
+        assert_eq!(message(b"plain\nwords\n"), "plain; words");
+        assert_eq!(message(b""), "it gave no reason");
+    }
+
+    #[test]
+    fn a_name_that_is_a_path_is_no_name() {
+        for name in ["", "..", "a/b", "-a", ".a", &"x".repeat(64)] {
+            assert!(!is_name(name), "{name}");
+        }
+        assert!(is_name("web-1.a_b"));
+    }
+}

@@ -1,0 +1,238 @@
+//! A dump of a process tree through CRIU's RPC.
+//!
+//! ```text
+//! caller: freezer FROZEN ─▶ dump() ─▶ CRIU: seize all tasks, thaw the freezer, read the tasks,
+//!                                     write images, let go, freezer back to FROZEN ─▶ result
+//! ```
+//!
+//! The tree is left as it was found in both cases: with success (it runs on, or stays frozen when
+//! its freezer was frozen) and with failure. That only holds when CRIU comes to its end, so a dump
+//! that is no longer wanted is waited for, never killed: see [`Criu::dump`].
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::images::{self, DumpStats};
+use crate::{Criu, CriuError, log, rpc};
+
+/// Largest deleted-but-open file that a dump carries along, in bytes: 256 MiB. CRIU's own limit of
+/// 1 MiB fails for databases that unlink their temporary files; beyond this the copy would take
+/// longer than anybody wants to be frozen.
+pub const GHOST_LIMIT_BYTES: u32 = 256 << 20;
+
+/// CRIU's log level for errors and warnings. Levels 3 and 4 cost tens of milliseconds of frozen
+/// time.
+pub const LOG_LEVEL_WARNINGS: i32 = 2;
+
+/// Seconds that CRIU may take to seize the tasks before it gives up; its own default is 10.
+const SEIZE_TIMEOUT_SECONDS: u32 = 10;
+
+/// Name of CRIU's log in the work directory.
+pub(crate) const LOG_FILE: &str = "dump.log";
+
+/// What to dump, and how.
+#[derive(Debug, Clone)]
+pub struct DumpOptions {
+    /// Root of the process tree, in the PID namespace of the caller.
+    pub pid: u32,
+    /// The tree's root directory as it is mounted on the node.
+    pub root: PathBuf,
+    /// Mount points that whoever restores will bring: `(path inside, key)`.
+    pub external_mounts: Vec<(String, String)>,
+    /// Key of the network namespace that whoever restores will bring; none when the tree has the
+    /// namespace of the caller.
+    pub external_network: Option<String>,
+    /// Further `external` entries in CRIU's syntax.
+    pub external: Vec<String>,
+    /// cgroup directory of the freezer (v1) or of the cgroup (v2) that holds exactly this tree.
+    pub freezer: Option<PathBuf>,
+    /// Existing directory for the images.
+    pub images: PathBuf,
+    /// Existing directory for CRIU's log and statistics.
+    pub work: PathBuf,
+    /// Whether established TCP connections are dumped; without, they make the dump fail.
+    pub tcp_established: bool,
+    /// Whether file locks are dumped; without, they make the dump fail.
+    pub file_locks: bool,
+    /// Whether the tree lives on after the dump; else CRIU kills it.
+    pub leave_running: bool,
+    /// Whether a deleted file with further names is given a temporary name in its directory, which
+    /// must then exist where it is restored.
+    pub link_remap: bool,
+    /// Largest deleted-but-open file taken along, in bytes.
+    pub ghost_limit: u32,
+    /// CRIU's log level, 0 (nothing) to 4 (all).
+    pub log_level: i32,
+}
+
+impl DumpOptions {
+    /// Options of a migration: connections and locks go along, the tree lives on, CRIU leaves the
+    /// network and the cgroups alone.
+    pub fn new(
+        pid: u32,
+        root: impl Into<PathBuf>,
+        images: impl Into<PathBuf>,
+        work: impl Into<PathBuf>,
+    ) -> Self {
+        Self {
+            pid,
+            root: root.into(),
+            external_mounts: Vec::new(),
+            external_network: None,
+            external: Vec::new(),
+            freezer: None,
+            images: images.into(),
+            work: work.into(),
+            tcp_established: true,
+            file_locks: true,
+            leave_running: true,
+            link_remap: false,
+            ghost_limit: GHOST_LIMIT_BYTES,
+            log_level: LOG_LEVEL_WARNINGS,
+        }
+    }
+
+    /// Where CRIU writes its log.
+    pub fn log(&self) -> PathBuf {
+        self.work.join(LOG_FILE)
+    }
+}
+
+/// What CRIU measured in a dump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DumpResult {
+    /// Time to seize all tasks.
+    pub freezing: Duration,
+    /// Time the tasks were held by CRIU.
+    pub frozen: Duration,
+    /// Time to take the memory.
+    pub memory: Duration,
+    /// Time to write the memory.
+    pub memory_write: Duration,
+    /// Pages written into the images, private and shared.
+    pub pages_written: u64,
+    /// Pages looked at.
+    pub pages_scanned: u64,
+}
+
+impl From<DumpStats> for DumpResult {
+    fn from(stats: DumpStats) -> Self {
+        let time = |microseconds: u32| Duration::from_micros(microseconds.into());
+        Self {
+            freezing: time(stats.freezing_time),
+            frozen: time(stats.frozen_time),
+            memory: time(stats.memdump_time),
+            memory_write: time(stats.memwrite_time),
+            pages_written: stats.pages_written.saturating_add(stats.shpages_written.unwrap_or(0)),
+            pages_scanned: stats.pages_scanned.saturating_add(stats.shpages_scanned.unwrap_or(0)),
+        }
+    }
+}
+
+impl Criu {
+    /// Dumps a process tree and returns when CRIU has let go of it.
+    ///
+    /// Dropping the future does not stop the dump: CRIU works on in the background until the tree
+    /// is back in the state in which it found it. A CRIU that is killed instead would leave tasks
+    /// that run although their freezer was frozen, with its own code mapped in them. Whoever thaws
+    /// the tree after giving up must first wait until nothing traces it.
+    ///
+    /// # Errors
+    /// With [`CriuError::Dump`] the tree is as it was; the images are not usable.
+    pub async fn dump(&self, options: DumpOptions) -> Result<DumpResult, CriuError> {
+        let criu = self.clone();
+        let task = tokio::spawn(async move { criu.dump_to_the_end(options).await });
+        match task.await {
+            Ok(result) => result,
+            Err(error) => Err(CriuError::Talk {
+                path: self.path.clone(),
+                action: "waiting for the dump",
+                log: None,
+                source: std::io::Error::other(error),
+            }),
+        }
+    }
+
+    async fn dump_to_the_end(&self, options: DumpOptions) -> Result<DumpResult, CriuError> {
+        let log_path = options.log();
+        let images_dir = open_directory(&options.images)?;
+        let work_dir = open_directory(&options.work)?;
+        let mut request = rpc::Request::of_kind(rpc::Kind::Dump);
+        request.options = Some(rpc_options(&options, images_dir.as_raw_fd(), work_dir.as_raw_fd())?);
+
+        // CRIU opens the two directories as descriptors of this process: they stay open until it ends.
+        let service = rpc::Service::start(&self.path, Some(log_path.clone()))?;
+        let answer = service.ask(request).await;
+        let ended = service.end().await;
+        drop((images_dir, work_dir));
+
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(CriuError::Talk { source, .. }) if source.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let status = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
+                return Err(CriuError::Died { pid: options.pid, status, log: log_path });
+            }
+            Err(error) => return Err(error),
+        };
+        if !answer.success {
+            let text = log::read_lossy(&log_path);
+            let reason = log::first_error(&text)
+                .or(answer.message)
+                .or_else(|| answer.errno.map(|n| std::io::Error::from_raw_os_error(n).to_string()))
+                .unwrap_or_else(|| "it gave no reason".into());
+            return Err(CriuError::Dump { pid: options.pid, hint: log::hint(&text), reason, log: log_path });
+        }
+        let stats = images::dump_stats(&options.work).map_err(|error| CriuError::Answer {
+            path: self.path.clone(),
+            reason: format!("its statistics cannot be read: {error}"),
+        })?;
+        Ok(stats.into())
+    }
+}
+
+fn rpc_options(options: &DumpOptions, images_fd: i32, work_fd: i32) -> Result<rpc::Options, CriuError> {
+    let mut external = options.external.clone();
+    for (inside, key) in &options.external_mounts {
+        external.push(format!("mnt[{inside}]:{key}"));
+    }
+    if let Some(key) = &options.external_network {
+        let path = PathBuf::from(format!("/proc/{}/ns/net", options.pid));
+        let namespace = std::fs::metadata(&path).map_err(|source| CriuError::File {
+            action: "look at network namespace",
+            path,
+            source,
+        })?;
+        external.push(format!("net[{}]:{key}", namespace.ino()));
+    }
+    Ok(rpc::Options {
+        images_dir_fd: images_fd,
+        pid: i32::try_from(options.pid).ok(),
+        leave_running: Some(options.leave_running),
+        tcp_established: Some(options.tcp_established),
+        file_locks: Some(options.file_locks),
+        log_level: Some(options.log_level),
+        log_file: Some(LOG_FILE.into()),
+        root: Some(options.root.to_string_lossy().into_owned()),
+        work_dir_fd: Some(work_fd),
+        link_remap: Some(options.link_remap),
+        manage_cgroups: Some(false),
+        manage_cgroups_mode: Some(rpc::CGROUPS_IGNORE),
+        ghost_limit: Some(options.ghost_limit),
+        external,
+        freeze_cgroup: options.freezer.as_ref().map(|path| path.to_string_lossy().into_owned()),
+        timeout: Some(SEIZE_TIMEOUT_SECONDS),
+        orphan_pts_master: Some(true),
+        network_lock: Some(rpc::NETWORK_LOCK_SKIP),
+    })
+}
+
+fn open_directory(path: &Path) -> Result<File, CriuError> {
+    File::options().read(true).custom_flags(libc::O_DIRECTORY).open(path).map_err(|source| CriuError::File {
+        action: "open directory",
+        path: path.to_owned(),
+        source,
+    })
+}

@@ -1,0 +1,80 @@
+//! Why CRIU could not do what it was asked.
+
+use std::path::PathBuf;
+
+/// Why CRIU could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum CriuError {
+    /// The binary does not start.
+    #[error("CRIU at {path} cannot be started; run `godwit doctor` to see what is missing")]
+    Start {
+        /// The binary.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A directory or file for CRIU cannot be used.
+    #[error("cannot {action} {path} for CRIU")]
+    File {
+        /// What was tried, e.g. `open directory`.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The conversation with CRIU broke.
+    #[error("the conversation with CRIU at {path} broke while {action}; see {log:?} for its log")]
+    Talk {
+        /// The binary.
+        path: PathBuf,
+        /// What was under way.
+        action: &'static str,
+        /// CRIU's log, where it writes one.
+        log: Option<PathBuf>,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// CRIU said something that its protocol does not allow.
+    #[error("CRIU at {path} gave an answer that is not understood: {reason}; use CRIU 4.1 or newer")]
+    Answer {
+        /// The binary.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// `criu check` found this kernel wanting.
+    #[error("CRIU at {path} cannot work on this kernel: {reason}")]
+    Check {
+        /// The binary.
+        path: PathBuf,
+        /// The first error it printed.
+        reason: String,
+    },
+    /// The process tree could not be dumped; it is as it was before.
+    #[error("CRIU cannot dump process {pid}: {reason}{}; its log is {log}", hint.map(|h| format!(" ({h})")).unwrap_or_default())]
+    Dump {
+        /// Root of the process tree.
+        pid: u32,
+        /// The first error in CRIU's log.
+        reason: String,
+        /// What this means and what to do, when it is a known case.
+        hint: Option<&'static str>,
+        /// CRIU's log.
+        log: PathBuf,
+    },
+    /// CRIU ended without an answer: it was killed, or crashed. The process tree may run again
+    /// without being thawed, and may hold remains of CRIU's work.
+    #[error("CRIU ended ({status}) while it dumped process {pid}; its log is {log}")]
+    Died {
+        /// Root of the process tree.
+        pid: u32,
+        /// How it ended.
+        status: String,
+        /// CRIU's log.
+        log: PathBuf,
+    },
+}

@@ -1,0 +1,317 @@
+//! CRIU's image files, as far as godwit looks into them: the inventory, each task's core, and the
+//! statistics of a dump.
+//!
+//! ```text
+//! file    = magic(u32: common or service) kind(u32) record*
+//! record  = length(u32) message(protobuf, length bytes)          all integers little-endian
+//! ```
+//!
+//! The messages are subsets of CRIU's `images/*.proto` (MIT) with the tags of those files; fields
+//! that are not named here are passed over. What is read may come from another node, so lengths
+//! are checked before anything is allocated.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+
+/// First word of ordinary images.
+const COMMON_MAGIC: u32 = 0x5456_4319;
+/// First word of service files such as the statistics.
+const SERVICE_MAGIC: u32 = 0x5510_5940;
+
+/// Largest image read here, in bytes. An inventory has tens of bytes and a core some kilobytes
+/// (registers, signal queue); 16 MiB leaves room for a core with full signal queues.
+const FILE_LIMIT: u64 = 16 << 20;
+
+/// `TASK_STOPPED` of CRIU's `task_state`.
+const TASK_STOPPED: u32 = 3;
+
+/// The kinds of image that are read here, by their magic number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ImageKind {
+    /// `inventory.img`.
+    Inventory = 0x5831_3116,
+    /// `core-PID.img`.
+    Core = 0x5505_3847,
+    /// `pstree.img`.
+    ProcessTree = 0x5027_3030,
+    /// `stats-dump`.
+    Statistics = 0x5709_3306,
+}
+
+impl ImageKind {
+    fn head(self) -> u32 {
+        if self == Self::Statistics { SERVICE_MAGIC } else { COMMON_MAGIC }
+    }
+}
+
+/// Why an image cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The file cannot be read.
+    #[error("image {path} cannot be read")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("image {path} is damaged: {reason}; dump the service again")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// `inventory_entry`: what CRIU dumped, as a whole.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Inventory {
+    /// Version of the image format.
+    #[prost(uint32, required, tag = "1")]
+    pub img_version: u32,
+    /// Uptime of the node at the dump, in microseconds.
+    #[prost(uint64, optional, tag = "8")]
+    pub dump_uptime: Option<u64>,
+    /// How CRIU locked the network: 1 iptables, 2 nftables, 3 not at all.
+    #[prost(uint32, optional, tag = "11")]
+    pub network_lock_method: Option<u32>,
+}
+
+/// `task_core_entry`: a process.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct TaskCore {
+    /// 1 alive, 2 dead, 3 stopped by a signal, 6 zombie.
+    #[prost(uint32, required, tag = "1")]
+    pub task_state: u32,
+    /// Exit code of a zombie.
+    #[prost(uint32, required, tag = "2")]
+    pub exit_code: u32,
+    /// Name of the command.
+    #[prost(bytes = "vec", required, tag = "6")]
+    pub comm: Vec<u8>,
+}
+
+/// `core_entry`: a process or a thread.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Core {
+    /// Instruction set: 1 x86-64, 3 arm64, 8 riscv64.
+    #[prost(uint32, required, tag = "1")]
+    pub mtype: u32,
+    /// The process; none in the core of a thread.
+    #[prost(message, optional, tag = "3")]
+    pub task: Option<TaskCore>,
+}
+
+/// `pstree_entry`: a process in its tree.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ProcessTreeEntry {
+    /// PID inside the PID namespace.
+    #[prost(uint32, required, tag = "1")]
+    pub pid: u32,
+    /// PID of its parent; 0 for the root.
+    #[prost(uint32, required, tag = "2")]
+    pub ppid: u32,
+    /// Process group.
+    #[prost(uint32, required, tag = "3")]
+    pub pgid: u32,
+    /// Session.
+    #[prost(uint32, required, tag = "4")]
+    pub sid: u32,
+    /// Thread ids, the main thread's first.
+    #[prost(uint32, repeated, packed = "false", tag = "5")]
+    pub threads: Vec<u32>,
+}
+
+/// `dump_stats_entry`; times in microseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct DumpStats {
+    /// Time to seize the tasks.
+    #[prost(uint32, required, tag = "1")]
+    pub freezing_time: u32,
+    /// Time the tasks were held.
+    #[prost(uint32, required, tag = "2")]
+    pub frozen_time: u32,
+    /// Time to take the memory.
+    #[prost(uint32, required, tag = "3")]
+    pub memdump_time: u32,
+    /// Time to write the memory.
+    #[prost(uint32, required, tag = "4")]
+    pub memwrite_time: u32,
+    /// Private pages looked at.
+    #[prost(uint64, required, tag = "5")]
+    pub pages_scanned: u64,
+    /// Private pages written.
+    #[prost(uint64, required, tag = "7")]
+    pub pages_written: u64,
+    /// Shared pages looked at.
+    #[prost(uint64, optional, tag = "12")]
+    pub shpages_scanned: Option<u64>,
+    /// Shared pages written.
+    #[prost(uint64, optional, tag = "14")]
+    pub shpages_written: Option<u64>,
+}
+
+/// `stats_entry`.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct Stats {
+    #[prost(message, optional, tag = "1")]
+    dump: Option<DumpStats>,
+}
+
+/// Reads `inventory.img` in a directory of images.
+pub fn inventory(images: &Path) -> Result<Inventory, ImageError> {
+    single(&images.join("inventory.img"), ImageKind::Inventory)
+}
+
+/// Reads `pstree.img` in a directory of images: the processes, parents first.
+pub fn process_tree(images: &Path) -> Result<Vec<ProcessTreeEntry>, ImageError> {
+    let path = images.join("pstree.img");
+    records(&path, ImageKind::ProcessTree)
+}
+
+/// Reads the core of the process (or thread) with this PID inside its PID namespace.
+pub fn core(images: &Path, pid: u32) -> Result<Core, ImageError> {
+    single(&images.join(format!("core-{pid}.img")), ImageKind::Core)
+}
+
+/// PIDs, inside the PID namespace, of the dumped processes that were stopped by a signal.
+pub fn stopped_processes(images: &Path) -> Result<Vec<u32>, ImageError> {
+    let mut stopped = Vec::new();
+    for process in process_tree(images)? {
+        let core = core(images, process.pid)?;
+        if core.task.is_some_and(|task| task.task_state == TASK_STOPPED) {
+            stopped.push(process.pid);
+        }
+    }
+    Ok(stopped)
+}
+
+/// Reads `stats-dump` in CRIU's work directory.
+pub(crate) fn dump_stats(work: &Path) -> Result<DumpStats, ImageError> {
+    let path = work.join("stats-dump");
+    let stats: Stats = single(&path, ImageKind::Statistics)?;
+    stats.dump.ok_or_else(|| ImageError::Damaged { path, reason: "it has no figures of a dump".into() })
+}
+
+/// The messages in the bytes of an image; the error says what is wrong with them.
+pub fn decode<M: Message + Default>(bytes: &[u8], kind: ImageKind) -> Result<Vec<M>, String> {
+    let mut rest = bytes;
+    let head = take_word(&mut rest).ok_or("it ends inside its head")?;
+    let magic = take_word(&mut rest).ok_or("it ends inside its head")?;
+    if head != kind.head() || magic != kind as u32 {
+        return Err(format!("its head is {head:#x} {magic:#x}, not that of a {kind:?} image"));
+    }
+    let mut messages = Vec::new();
+    while !rest.is_empty() {
+        let length = take_word(&mut rest).ok_or("it ends inside the length of a record")?;
+        let length = usize::try_from(length).map_err(|_| "a record is too long")?;
+        let record = rest.split_off(..length).ok_or("it ends inside a record")?;
+        messages.push(M::decode(record).map_err(|error| error.to_string())?);
+    }
+    Ok(messages)
+}
+
+fn take_word(rest: &mut &[u8]) -> Option<u32> {
+    let (word, after) = rest.split_first_chunk::<4>()?;
+    *rest = after;
+    Some(u32::from_le_bytes(*word))
+}
+
+fn records<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<Vec<M>, ImageError> {
+    let damaged = |reason| ImageError::Damaged { path: path.to_owned(), reason };
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_end(&mut bytes))
+        .map_err(|source| ImageError::Read { path: path.to_owned(), source })?;
+    if u64::try_from(bytes.len()).is_ok_and(|length| length > FILE_LIMIT) {
+        return Err(damaged(format!("it is longer than {FILE_LIMIT} bytes")));
+    }
+    decode(&bytes, kind).map_err(damaged)
+}
+
+fn single<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<M, ImageError> {
+    let mut messages = records(path, kind)?;
+    if messages.len() != 1 {
+        let reason = format!("it has {} records where one belongs", messages.len());
+        return Err(ImageError::Damaged { path: path.to_owned(), reason });
+    }
+    Ok(messages.remove(0))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn image<M: Message>(kind: ImageKind, messages: &[M]) -> Vec<u8> {
+        let mut bytes = kind.head().to_le_bytes().to_vec();
+        bytes.extend((kind as u32).to_le_bytes());
+        for message in messages {
+            let message = message.encode_to_vec();
+            bytes.extend(u32::try_from(message.len()).unwrap().to_le_bytes());
+            bytes.extend(message);
+        }
+        bytes
+    }
+
+    fn core_of(state: u32) -> Core {
+        let task = TaskCore { task_state: state, exit_code: 0, comm: b"sleep".to_vec() };
+        Core { mtype: 1, task: Some(task) }
+    }
+
+    #[test]
+    fn stopped_processes_are_found_in_the_images() {
+        let directory = tempfile::tempdir().unwrap();
+        let process = |pid| ProcessTreeEntry { pid, ppid: 1, pgid: 1, sid: 1, threads: vec![pid, 90] };
+        let tree = [process(1), process(7), process(8)];
+        std::fs::write(directory.path().join("pstree.img"), image(ImageKind::ProcessTree, &tree)).unwrap();
+        for (pid, state) in [(1, 1), (7, TASK_STOPPED), (8, 6)] {
+            let bytes = image(ImageKind::Core, &[core_of(state)]);
+            std::fs::write(directory.path().join(format!("core-{pid}.img")), bytes).unwrap();
+        }
+        assert_eq!(stopped_processes(directory.path()).unwrap(), [7]);
+    }
+
+    #[test]
+    fn an_image_of_another_kind_is_refused() {
+        let bytes = image(ImageKind::Core, &[core_of(1)]);
+        assert!(decode::<Inventory>(&bytes, ImageKind::Inventory).unwrap_err().contains("head"));
+    }
+
+    #[test]
+    fn a_record_longer_than_its_file_is_refused() {
+        let mut bytes = image::<Core>(ImageKind::Core, &[]);
+        bytes.extend(u32::MAX.to_le_bytes());
+        assert!(decode::<Core>(&bytes, ImageKind::Core).unwrap_err().contains("inside a record"));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            let _ = decode::<Core>(&bytes, ImageKind::Core);
+            let mut headed = image::<Core>(ImageKind::Core, &[]);
+            headed.extend(&bytes);
+            if let Ok(cores) = decode::<Core>(&headed, ImageKind::Core) {
+                prop_assert!(cores.len() <= bytes.len() / 4);
+            }
+        }
+
+        #[test]
+        fn a_cut_image_is_refused_or_shorter(state in 0u32..9, cut in 0usize..64) {
+            let bytes = image(ImageKind::Core, &[core_of(state), core_of(state)]);
+            let cut = cut.min(bytes.len() - 1);
+            if let Ok(cores) = decode::<Core>(&bytes[..cut], ImageKind::Core) {
+                prop_assert!(cores.len() < 2);
+            }
+        }
+    }
+}

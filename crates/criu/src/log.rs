@@ -1,0 +1,130 @@
+//! CRIU's logs: the first error, and what it means to a user.
+//!
+//! A line is `(00.012345) Error (criu/sk-unix.c:859): unix: External socket is used…`; the first
+//! error is the cause, the later ones are its echo.
+
+use std::path::Path;
+
+/// Most of a log that is looked at, in bytes: CRIU's most talkative logs of large trees stay below.
+const READ_LIMIT: u64 = 8 << 20;
+
+/// What marks an error line.
+const ERROR_MARK: &str = "Error (";
+
+/// Parts of CRIU's messages, and what they mean. The first that occurs in an error line counts.
+const HINTS: &[(&str, &str)] = &[
+    (
+        "External socket is used",
+        "a unix socket is connected to a process outside the container; do not mount sockets of the node into it",
+    ),
+    (
+        "unix: Can't dump half of stream unix connection",
+        "a unix socket is connected to a process outside the container; do not mount sockets of the node into it",
+    ),
+    ("tty: Found dangling tty", "the container uses a terminal of the node; start it without one"),
+    ("tty: Unable to dump external tty", "the container uses a terminal of the node; start it without one"),
+    (
+        "Found slave peer index",
+        "the container uses a terminal whose other end is outside; start it without one",
+    ),
+    (
+        "anon_inode:[io_uring]",
+        "the service uses io_uring, which CRIU cannot dump; switch it off in the service's configuration",
+    ),
+    ("anon_inode:[bpf", "the service holds a BPF object, which CRIU cannot dump"),
+    ("anon_inode:[perf_event]", "the service uses perf events, which CRIU cannot dump"),
+    ("anon_inode:[userfaultfd]", "the service uses userfaultfd, which CRIU cannot dump"),
+    ("anon_inode:[fanotify]", "the service uses fanotify in a way that CRIU cannot dump"),
+    ("Unknown anon inode", "the service uses a kernel object that CRIU cannot dump"),
+    ("Can't dump file", "the service has a file open whose kind CRIU cannot dump"),
+    ("Unsupported proto", "the service uses a kind of socket that CRIU cannot dump"),
+    ("Unsupported socket", "the service uses a kind of socket that CRIU cannot dump"),
+    ("BUG! Unknown socket collected", "the service uses a kind of socket that CRIU cannot dump"),
+    ("sockets: Can't dump", "the service uses a kind of socket that CRIU cannot dump"),
+    ("Can't handle AF_PACKET", "the service uses packet sockets in a way that CRIU cannot dump"),
+    ("ghost file", "a deleted file that is still open is larger than the limit for such files"),
+    ("Can't dump ghost file", "a deleted file that is still open is larger than the limit for such files"),
+    (
+        "link-remap",
+        "a deleted file is still open under another name in its directory; close it or name it again",
+    ),
+    (
+        "doesn't have a proper root mount",
+        "a mount inside the container comes from elsewhere on the node; declare it as a mount of the service",
+    ),
+    ("unreachable sharing", "a mount inside the container shares its events with a mount of the node"),
+    ("Seized task", "a process is traced by a debugger; detach it"),
+    ("Unable to connect to the freezer", "the freezer of the container's cgroup cannot be used"),
+    (
+        "is not in a task's session",
+        "a process was started in the container from outside; wait until such commands have ended",
+    ),
+    (
+        "A session leader of",
+        "a process was started in the container from outside; wait until such commands have ended",
+    ),
+    ("SCTP", "the service uses SCTP, which CRIU cannot dump"),
+    ("Unable to interrupt task", "a process could not be stopped for the dump; is it traced by a debugger?"),
+    ("No space left on device", "the place for the images is full"),
+];
+
+/// The first error line of a log, without its time and source position.
+pub fn first_error(log: &str) -> Option<String> {
+    error_lines(log).next().map(str::to_owned)
+}
+
+/// What the first known error of a log means and what to do about it, as a part of a sentence.
+pub fn hint(log: &str) -> Option<&'static str> {
+    error_lines(log)
+        .find_map(|line| HINTS.iter().find(|(part, _)| line.contains(part)).map(|(_, meaning)| *meaning))
+}
+
+/// The log as text; empty when it cannot be read.
+pub fn read_lossy(path: &Path) -> String {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    // A log that is missing says as much as an empty one: the caller has CRIU's answer as well.
+    if let Ok(file) = std::fs::File::open(path) {
+        let _ = file.take(READ_LIMIT).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn error_lines(log: &str) -> impl Iterator<Item = &str> {
+    log.lines().filter_map(|line| {
+        let (_, rest) = line.split_once(ERROR_MARK)?;
+        let text = rest.split_once("): ").map_or(rest, |(_, text)| text).trim();
+        (!text.is_empty()).then_some(text)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const LOG: &str = "\
+(00.001) Warn  (criu/kerndat.c:1): something\n\
+(00.017) Error (criu/sk-unix.c:859): unix: External socket is used. Consider using --ext-unix-sk option.\n\
+(00.018) Error (criu/cr-dump.c:2098): Dumping FAILED.\n";
+
+    #[test]
+    fn the_first_error_is_given_without_its_place() {
+        assert_eq!(
+            first_error(LOG).unwrap(),
+            "unix: External socket is used. Consider using --ext-unix-sk option."
+        );
+        assert_eq!(first_error("(00.1) Warn (a.c:1): no\n"), None);
+    }
+
+    #[test]
+    fn a_known_error_comes_with_a_hint() {
+        assert!(hint(LOG).unwrap().contains("outside the container"));
+        assert_eq!(hint("(00.018) Error (criu/cr-dump.c:2098): Dumping FAILED.\n"), None);
+    }
+
+    #[test]
+    fn a_missing_log_is_an_empty_one() {
+        assert_eq!(read_lossy(Path::new("/nonexistent/dump.log")), "");
+    }
+}

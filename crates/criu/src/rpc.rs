@@ -1,0 +1,267 @@
+//! CRIU's RPC: one request and one answer over a socket to `criu swrk FD`.
+//!
+//! ```text
+//! godwit                        criu swrk 3
+//!   │ ── SOCK_SEQPACKET: request ──▶ │   one protobuf message per packet
+//!   │ ◀── answer ─────────────────── │
+//!   │ ── end of file ──────────────▶ │   CRIU ends
+//! ```
+//!
+//! The messages are a subset of CRIU's `images/rpc.proto` (MIT), written as prost types with the
+//! tags of that file: protobuf readers pass over what they do not know, so that the subset works
+//! with every CRIU, and no copy of the whole file has to be kept in step.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use prost::Message;
+use tokio::net::UnixDatagram;
+use tokio::process::{Child, Command};
+
+use crate::CriuError;
+
+/// Largest answer taken, in bytes. CRIU's answers are below 1 KiB; its own clients use 40 KiB.
+const ANSWER_LIMIT: usize = 64 * 1024;
+
+/// The number of the socket in the CRIU process.
+const SERVICE_FD: i32 = 3;
+
+/// `criu_req_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum Kind {
+    Empty = 0,
+    Dump = 1,
+    FeatureCheck = 9,
+    Version = 10,
+}
+
+/// `criu_network_lock_method`.
+pub(crate) const NETWORK_LOCK_SKIP: i32 = 3;
+
+/// `criu_cg_mode`: cgroups are neither dumped nor restored.
+pub(crate) const CGROUPS_IGNORE: i32 = 0;
+
+/// `criu_opts`, the fields of a dump.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Options {
+    #[prost(int32, required, tag = "1")]
+    pub images_dir_fd: i32,
+    #[prost(int32, optional, tag = "2")]
+    pub pid: Option<i32>,
+    #[prost(bool, optional, tag = "3")]
+    pub leave_running: Option<bool>,
+    #[prost(bool, optional, tag = "5")]
+    pub tcp_established: Option<bool>,
+    #[prost(bool, optional, tag = "8")]
+    pub file_locks: Option<bool>,
+    #[prost(int32, optional, tag = "9")]
+    pub log_level: Option<i32>,
+    #[prost(string, optional, tag = "10")]
+    pub log_file: Option<String>,
+    #[prost(string, optional, tag = "13")]
+    pub root: Option<String>,
+    #[prost(int32, optional, tag = "17")]
+    pub work_dir_fd: Option<i32>,
+    #[prost(bool, optional, tag = "18")]
+    pub link_remap: Option<bool>,
+    #[prost(bool, optional, tag = "24")]
+    pub manage_cgroups: Option<bool>,
+    #[prost(int32, optional, tag = "34")]
+    pub manage_cgroups_mode: Option<i32>,
+    #[prost(uint32, optional, tag = "35")]
+    pub ghost_limit: Option<u32>,
+    #[prost(string, repeated, tag = "37")]
+    pub external: Vec<String>,
+    #[prost(string, optional, tag = "44")]
+    pub freeze_cgroup: Option<String>,
+    #[prost(uint32, optional, tag = "45")]
+    pub timeout: Option<u32>,
+    #[prost(bool, optional, tag = "50")]
+    pub orphan_pts_master: Option<bool>,
+    #[prost(int32, optional, tag = "64")]
+    pub network_lock: Option<i32>,
+}
+
+/// `criu_features`.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct FeatureFlags {
+    #[prost(bool, optional, tag = "1")]
+    pub mem_track: Option<bool>,
+    #[prost(bool, optional, tag = "2")]
+    pub lazy_pages: Option<bool>,
+    #[prost(bool, optional, tag = "3")]
+    pub pidfd_store: Option<bool>,
+}
+
+/// `criu_req`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Request {
+    #[prost(enumeration = "Kind", required, tag = "1")]
+    pub kind: i32,
+    #[prost(message, optional, tag = "2")]
+    pub options: Option<Options>,
+    #[prost(message, optional, tag = "5")]
+    pub features: Option<FeatureFlags>,
+}
+
+impl Request {
+    pub(crate) fn of_kind(kind: Kind) -> Self {
+        Self { kind: kind.into(), options: None, features: None }
+    }
+}
+
+/// `criu_version`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct VersionAnswer {
+    #[prost(int32, required, tag = "1")]
+    pub major: i32,
+    #[prost(int32, required, tag = "2")]
+    pub minor: i32,
+    #[prost(int32, optional, tag = "4")]
+    pub sublevel: Option<i32>,
+}
+
+/// `criu_resp`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Answer {
+    #[prost(int32, required, tag = "1")]
+    pub kind: i32,
+    #[prost(bool, required, tag = "2")]
+    pub success: bool,
+    #[prost(int32, optional, tag = "7")]
+    pub errno: Option<i32>,
+    #[prost(message, optional, tag = "8")]
+    pub features: Option<FeatureFlags>,
+    #[prost(string, optional, tag = "9")]
+    pub message: Option<String>,
+    #[prost(message, optional, tag = "10")]
+    pub version: Option<VersionAnswer>,
+}
+
+/// A running `criu swrk` and the socket to it.
+#[derive(Debug)]
+pub(crate) struct Service {
+    path: PathBuf,
+    log: Option<PathBuf>,
+    // A packet socket is used as a datagram socket is: one call, one message; 0 bytes is its end.
+    socket: UnixDatagram,
+    child: Child,
+}
+
+impl Service {
+    /// Starts CRIU. `log` is only named in errors. The process is not killed when the value is
+    /// dropped: a CRIU killed at work leaves its mark in the processes that it dumps.
+    pub(crate) fn start(path: &Path, log: Option<PathBuf>) -> Result<Self, CriuError> {
+        let failed = |source: io::Error| CriuError::Start { path: path.to_owned(), source };
+        let (ours, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        )
+        .map_err(|errno| failed(errno.into()))?;
+        clear_nonblocking(&theirs).map_err(failed)?;
+        let raw = theirs.as_raw_fd();
+        let mut command = Command::new(path);
+        command
+            .arg("swrk")
+            .arg(SERVICE_FD.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(false)
+            .process_group(0);
+        // SAFETY: between fork and exec only async-signal-safe system calls are made, on a
+        // descriptor that lives in this frame until after the spawn.
+        unsafe {
+            command.pre_exec(move || {
+                if raw == SERVICE_FD {
+                    // dup2 onto itself would leave close-on-exec set.
+                    return match libc::fcntl(raw, libc::F_SETFD, 0) {
+                        -1 => Err(io::Error::last_os_error()),
+                        _ => Ok(()),
+                    };
+                }
+                match libc::dup2(raw, SERVICE_FD) {
+                    -1 => Err(io::Error::last_os_error()),
+                    _ => Ok(()),
+                }
+            });
+        }
+        let child = command.spawn().map_err(failed)?;
+        drop(theirs);
+        let socket = UnixDatagram::from_std(ours.into()).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), log, socket, child })
+    }
+
+    /// Sends a request and waits for its answer.
+    pub(crate) async fn ask(&self, request: Request) -> Result<Answer, CriuError> {
+        self.socket
+            .send(&request.encode_to_vec())
+            .await
+            .map_err(|source| self.broken("sending the request", source))?;
+        let mut buffer = vec![0; ANSWER_LIMIT];
+        let length = self
+            .socket
+            .recv(&mut buffer)
+            .await
+            .map_err(|source| self.broken("waiting for its answer", source))?;
+        if length == 0 {
+            return Err(self.broken("waiting for its answer", io::ErrorKind::UnexpectedEof.into()));
+        }
+        // What does not fit is cut off.
+        let packet =
+            buffer.get(..length).filter(|p| p.len() < ANSWER_LIMIT).ok_or_else(|| CriuError::Answer {
+                path: self.path.clone(),
+                reason: format!("it has {ANSWER_LIMIT} bytes or more"),
+            })?;
+        Answer::decode(packet)
+            .map_err(|error| CriuError::Answer { path: self.path.clone(), reason: error.to_string() })
+    }
+
+    /// Closes the socket and waits until CRIU has ended.
+    pub(crate) async fn end(self) -> io::Result<ExitStatus> {
+        let Self { socket, mut child, .. } = self;
+        drop(socket);
+        child.wait().await
+    }
+
+    fn broken(&self, action: &'static str, source: io::Error) -> CriuError {
+        CriuError::Talk { path: self.path.clone(), action, log: self.log.clone(), source }
+    }
+}
+
+fn clear_nonblocking(fd: &OwnedFd) -> io::Result<()> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
+    fcntl(fd, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn an_answer_with_unknown_fields_is_understood() {
+        // success = true for DUMP, and field 14 that no CRIU has today.
+        let bytes = [0x08, 1, 0x10, 1, 0x72, 2, b'h', b'i'];
+        let answer = Answer::decode(&bytes[..]).unwrap();
+        assert!(answer.success);
+        assert_eq!(answer.kind, 1);
+    }
+
+    #[test]
+    fn a_request_carries_the_tags_of_rpc_proto() {
+        let mut request = Request::of_kind(Kind::Dump);
+        request.options =
+            Some(Options { images_dir_fd: 7, network_lock: Some(NETWORK_LOCK_SKIP), ..Options::default() });
+        // type = 1; opts { images_dir_fd = 7; network_lock (64) = 3 }
+        assert_eq!(request.encode_to_vec(), [0x08, 1, 0x12, 5, 0x08, 7, 0x80, 0x04, 3]);
+    }
+}

@@ -1,0 +1,203 @@
+//! A container's cgroups: members, freezer, figures. cgroup v1 and v2.
+//!
+//! runc makes the cgroups; godwit uses the freezer directly, because a run of `runc pause` costs
+//! tens of milliseconds that clients would feel as part of the pause.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::io::Interest;
+
+use super::process;
+
+/// Where the kernel's cgroup hierarchies are mounted by every distribution.
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// How long freezing may take. A task in uninterruptible sleep (a stalled disk or NFS server)
+/// cannot be frozen.
+const FREEZE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The v1 freezer tells nobody when it is done: how often to look.
+const FREEZE_LOOK: Duration = Duration::from_millis(1);
+
+/// The v1 freezer can miss a task that forks while it works; runc's cure is to thaw and freeze
+/// again after this many looks.
+const LOOKS_BEFORE_RETRY: u32 = 50;
+
+/// The cgroup path with a leading slash, so that runc takes it from the hierarchy's root.
+pub(super) fn absolute(cgroup: &str) -> String {
+    format!("/{}", cgroup.trim_matches('/'))
+}
+
+/// One container's cgroups on this node.
+#[derive(Debug, Clone)]
+pub(super) struct Cgroup {
+    /// Path below each hierarchy's root, without slashes at its ends.
+    path: String,
+    unified: bool,
+}
+
+impl Cgroup {
+    /// The cgroups of this path; they may exist or not.
+    pub(super) fn new(path: &str) -> io::Result<Self> {
+        let path = path.trim_matches('/').to_owned();
+        if path.is_empty() || path.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
+            return Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                format!("cgroup path {path:?} is not a path"),
+            ));
+        }
+        let unified = Path::new(MOUNT).join("cgroup.controllers").exists();
+        Ok(Self { path, unified })
+    }
+
+    /// The directory whose freezer holds the container.
+    pub(super) fn freezer(&self) -> PathBuf {
+        self.directory("freezer")
+    }
+
+    /// PIDs of the members, those of cgroups below included.
+    pub(super) fn members(&self) -> Vec<u32> {
+        let mut pids = Vec::new();
+        let mut directories = vec![self.freezer()];
+        while let Some(directory) = directories.pop() {
+            let text = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+            pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+            let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+            directories.extend(entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
+        }
+        pids
+    }
+
+    /// Whether the freezer holds all members.
+    pub(super) fn is_frozen(&self) -> bool {
+        let directory = self.freezer();
+        if self.unified {
+            std::fs::read_to_string(directory.join("cgroup.events"))
+                .is_ok_and(|text| text.lines().any(|line| line == "frozen 1"))
+        } else {
+            std::fs::read_to_string(directory.join("freezer.state")).is_ok_and(|text| text.trim() == "FROZEN")
+        }
+    }
+
+    /// Freezes all members; returns when they are frozen. On failure they run on.
+    pub(super) async fn freeze(&self) -> io::Result<()> {
+        let result = tokio::time::timeout(FREEZE_LIMIT, async {
+            if self.unified { self.freeze_unified().await } else { self.freeze_v1().await }
+        })
+        .await
+        .unwrap_or_else(|_| Err(io::Error::new(ErrorKind::TimedOut, "a process could not be frozen")));
+        if result.is_err() {
+            // The first error is the one to tell.
+            let _ = self.thaw();
+        }
+        result
+    }
+
+    async fn freeze_unified(&self) -> io::Result<()> {
+        let events = std::fs::File::open(self.freezer().join("cgroup.events"))?;
+        let events = process::watch(events, Interest::PRIORITY)?;
+        std::fs::write(self.freezer().join("cgroup.freeze"), "1")?;
+        while !self.is_frozen() {
+            events.ready(Interest::PRIORITY).await?.clear_ready();
+        }
+        Ok(())
+    }
+
+    async fn freeze_v1(&self) -> io::Result<()> {
+        let state = self.freezer().join("freezer.state");
+        for look in 1_u32.. {
+            if look % LOOKS_BEFORE_RETRY == 0 {
+                std::fs::write(&state, "THAWED")?;
+            }
+            std::fs::write(&state, "FROZEN")?;
+            if self.is_frozen() {
+                break;
+            }
+            tokio::time::sleep(FREEZE_LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// Lets frozen members run.
+    pub(super) fn thaw(&self) -> io::Result<()> {
+        if self.unified {
+            std::fs::write(self.freezer().join("cgroup.freeze"), "0")
+        } else {
+            std::fs::write(self.freezer().join("freezer.state"), "THAWED")
+        }
+    }
+
+    /// Anonymous and shared memory in bytes: what a migration has to carry. None without a memory
+    /// controller.
+    pub(super) fn memory(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(self.directory("memory").join("memory.stat")).ok()?;
+        let field = |name: &str| {
+            text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok())
+        };
+        if self.unified {
+            Some(field("anon")? + field("shmem").unwrap_or(0))
+        } else {
+            Some(field("total_rss")? + field("total_shmem").unwrap_or(0))
+        }
+    }
+
+    /// Removes the cgroups that runc left; they must be empty.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        let mut roots = vec![PathBuf::from(MOUNT)];
+        if !self.unified {
+            roots = std::fs::read_dir(MOUNT)?.flatten().map(|entry| entry.path()).collect();
+        }
+        roots.iter().try_for_each(|root| remove_tree(&root.join(&self.path)))
+    }
+
+    fn directory(&self, controller: &str) -> PathBuf {
+        if self.unified {
+            Path::new(MOUNT).join(&self.path)
+        } else {
+            Path::new(MOUNT).join(controller).join(&self.path)
+        }
+    }
+}
+
+/// Removes a cgroup with those below it.
+fn remove_tree(directory: &Path) -> io::Result<()> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries.flatten() {
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    // A member that was killed leaves its cgroup a moment after its end can be seen.
+    let begin = Instant::now();
+    loop {
+        match std::fs::remove_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error)
+                if error.kind() == ErrorKind::ResourceBusy && begin.elapsed() < Duration::from_secs(1) =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_path_that_leaves_the_hierarchy_is_refused() {
+        for path in ["", "/", "a/../b", "a//b", ".."] {
+            assert!(Cgroup::new(path).is_err(), "{path}");
+        }
+        assert_eq!(Cgroup::new("/a/b/").unwrap().path, "a/b");
+    }
+}

@@ -1,0 +1,1 @@
+//! Reading a container's log: its end, since a time, and as it grows.

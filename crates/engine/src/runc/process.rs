@@ -1,0 +1,120 @@
+//! Processes as `/proc` shows them, and their ends as events.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// What `/proc/PID/status` says of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ProcessStatus {
+    /// In the node's PID namespace.
+    pub(super) pid: u32,
+    /// Parent, in the node's PID namespace.
+    pub(super) parent: u32,
+    /// PID in the innermost PID namespace it is in.
+    pub(super) inner_pid: u32,
+    /// Who traces it; 0 for nobody.
+    pub(super) tracer: u32,
+    /// State letter: R, S, D, T (stopped), t (traced), Z.
+    pub(super) state: char,
+    /// Anonymous and shared resident memory in bytes.
+    pub(super) resident_bytes: u64,
+}
+
+/// Reads a process's status; none when it is gone.
+pub(super) fn status(pid: u32) -> Option<ProcessStatus> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    Some(parse_status(pid, &text))
+}
+
+fn parse_status(pid: u32, text: &str) -> ProcessStatus {
+    let field = |name: &str| {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim)).unwrap_or("")
+    };
+    let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    let id = |text: &str| u32::try_from(number(text)).unwrap_or(0);
+    ProcessStatus {
+        pid,
+        parent: id(field("PPid")),
+        inner_pid: field("NSpid").split_whitespace().last().map_or(pid, id),
+        tracer: id(field("TracerPid")),
+        state: field("State").chars().next().unwrap_or('?'),
+        resident_bytes: (number(field("RssAnon")) + number(field("RssShmem"))) * 1024,
+    }
+}
+
+/// The name of a process's program, at most 15 bytes; none when it is gone.
+pub(super) fn command_name(pid: u32) -> Option<String> {
+    Some(std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
+}
+
+/// A handle of a process that stays its own when the PID is used again.
+#[derive(Debug)]
+pub(super) struct Handle(AsyncFd<OwnedFd>);
+
+impl Handle {
+    /// Opens the process; none when it is gone.
+    pub(super) fn open(pid: u32) -> io::Result<Option<Self>> {
+        let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
+            Ok(fd) => Ok(Some(Self(watch(fd, Interest::READABLE)?))),
+            Err(rustix::io::Errno::SRCH) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Resolves when the process has ended, reaped or not.
+    pub(super) async fn ended(&self) -> io::Result<()> {
+        self.0.readable().await.map(|_| ())
+    }
+
+    /// Sends SIGKILL; no error when the process has ended.
+    pub(super) fn kill(&self) -> io::Result<()> {
+        match rustix::process::pidfd_send_signal(self.0.get_ref(), Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Registers a descriptor for events.
+pub(super) fn watch<T: Into<OwnedFd>>(fd: T, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd stays open, and the same descriptor, until the AsyncFd is dropped.
+    let watched = unsafe { AsyncFd::register_with_interest(fd.into(), interest) };
+    watched.map_err(|error| error.into_parts().1)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_status_is_read_field_by_field() {
+        let text = "Name:\tx\nState:\tT (stopped)\nPid:\t70\nPPid:\t60\nTracerPid:\t5\nNSpid:\t70\t7\n\
+                    RssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n";
+        let status = parse_status(70, text);
+        let expected = ProcessStatus {
+            pid: 70,
+            parent: 60,
+            inner_pid: 7,
+            tracer: 5,
+            state: 'T',
+            resident_bytes: 16 * 1024,
+        };
+        assert_eq!(status, expected);
+    }
+
+    #[tokio::test]
+    async fn a_killed_process_is_seen_to_end() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let handle = Handle::open(child.id()).unwrap().unwrap();
+        handle.kill().unwrap();
+        handle.ended().await.unwrap();
+        child.wait().unwrap();
+        assert!(Handle::open(child.id()).unwrap().is_none());
+    }
+}

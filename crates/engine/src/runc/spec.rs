@@ -1,0 +1,248 @@
+//! The OCI `config.json` of a container.
+//!
+//! What is chosen, and why where it differs from Podman's defaults:
+//!
+//! - capabilities, masked and read-only paths, devices: Podman's lists;
+//! - no `/sys/fs/cgroup` inside: cgroup v1 would show it as a tree of bind mounts of the node, which
+//!   a restore on another node would have to bring one by one;
+//! - no seccomp profile: CRIU restores filters, but the default profile is 300 system calls long and
+//!   belongs into a file that users can change;
+//! - no terminal, and `/dev/null` as standard input: a terminal's other end would be outside;
+//! - open files limited to what this process may give without CAP_SYS_RESOURCE, 1048576 at most;
+//! - a cgroup namespace is not made: nothing inside shows cgroups.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::container::{ContainerConfig, MountKind};
+
+/// Podman's default capabilities.
+const CAPABILITIES: &[&str] = &[
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+/// Paths that show or change the node; hidden inside.
+pub(super) const MASKED_PATHS: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/dev/block",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/fs/selinux",
+];
+
+/// Paths that may be read but not written inside.
+const READ_ONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Search path of a container whose image names none.
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Size of `/dev/shm` in bytes, as Docker and Podman have it: 64 MiB.
+const SHM_BYTES: u64 = 64 << 20;
+
+/// Most open files of a process, as Podman has it.
+const OPEN_FILES: u64 = 1_048_576;
+
+/// The period over which CPU time is limited, in microseconds; the kernel's default.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// The `config.json` of a container. `criu_config` is a file with options for CRIU at a restore.
+pub(super) fn config_json(config: &ContainerConfig, criu_config: Option<&Path>) -> Value {
+    let mut annotations = serde_json::Map::new();
+    if let Some(path) = criu_config {
+        annotations.insert("org.criu.config".into(), json!(path));
+    }
+    json!({
+        "ociVersion": "1.0.2",
+        "process": process(config),
+        "root": { "path": config.rootfs, "readonly": false },
+        "hostname": config.hostname,
+        "mounts": mounts(config),
+        "annotations": annotations,
+        "linux": {
+            "cgroupsPath": super::cgroup::absolute(&config.cgroup),
+            "namespaces": [
+                { "type": "pid" },
+                { "type": "ipc" },
+                { "type": "uts" },
+                { "type": "mount" },
+                { "type": "network", "path": config.network_namespace },
+            ],
+            "resources": resources(config),
+            "maskedPaths": MASKED_PATHS,
+            "readonlyPaths": READ_ONLY_PATHS,
+        },
+    })
+}
+
+fn process(config: &ContainerConfig) -> Value {
+    // Only root holds capabilities from the start; others may gain them by files that have them.
+    let held = if config.user.uid == 0 { CAPABILITIES } else { &[] };
+    let mut env = config.env.clone();
+    if !env.iter().any(|pair| pair.starts_with("PATH=")) {
+        env.push(DEFAULT_PATH.into());
+    }
+    let open_files = open_files_limit();
+    json!({
+        "terminal": false,
+        "user": {
+            "uid": config.user.uid,
+            "gid": config.user.gid,
+            "additionalGids": config.user.groups,
+        },
+        "args": config.command,
+        "env": env,
+        "cwd": config.workdir,
+        "capabilities": { "bounding": CAPABILITIES, "effective": held, "permitted": held },
+        "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": open_files, "soft": open_files }],
+    })
+}
+
+fn mounts(config: &ContainerConfig) -> Vec<Value> {
+    let mount = |target: &str, kind: &str, source: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": source, "options": options });
+    let shm_size = format!("size={SHM_BYTES}");
+    let mut mounts = vec![
+        mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount("/dev", "tmpfs", "tmpfs", &["nosuid", "noexec", "strictatime", "mode=755", "size=65536k"]),
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        mount("/dev/shm", "tmpfs", "shm", &["nosuid", "noexec", "nodev", "mode=1777", &shm_size]),
+        mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+    ];
+    // A mount of the user's at a standard place takes its place; parents come before what is in them.
+    mounts.retain(|standard| {
+        !config
+            .mounts
+            .iter()
+            .any(|own| Some(own.target.as_path()) == standard["destination"].as_str().map(Path::new))
+    });
+    let mut own: Vec<_> = config.mounts.iter().collect();
+    own.sort_by_key(|mount| mount.target.components().count());
+    mounts.extend(own.into_iter().map(|own| {
+        let access = if own.read_only { "ro" } else { "rw" };
+        match &own.kind {
+            MountKind::Bind { source } => json!({
+                "destination": own.target,
+                "type": "bind",
+                "source": source,
+                "options": ["bind", "rprivate", access],
+            }),
+            MountKind::Tmpfs { size_bytes } => {
+                let mut options =
+                    vec!["nosuid".to_owned(), "nodev".into(), "mode=1777".into(), access.into()];
+                if *size_bytes != 0 {
+                    options.push(format!("size={size_bytes}"));
+                }
+                json!({ "destination": own.target, "type": "tmpfs", "source": "tmpfs", "options": options })
+            }
+        }
+    }));
+    mounts
+}
+
+fn resources(config: &ContainerConfig) -> Value {
+    let mut resources = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
+    if config.memory_bytes != 0 {
+        resources["memory"] = json!({ "limit": config.memory_bytes });
+    }
+    if config.cpu_millis != 0 {
+        let quota = u64::from(config.cpu_millis) * CPU_PERIOD_US / 1000;
+        resources["cpu"] = json!({ "quota": quota, "period": CPU_PERIOD_US });
+    }
+    resources
+}
+
+/// The limit of open files that can be given without a raise.
+fn open_files_limit() -> u64 {
+    nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
+        .map_or(1024, |(_, hard)| hard.min(OPEN_FILES))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::container::{Mount, User};
+
+    fn config() -> ContainerConfig {
+        ContainerConfig {
+            name: "web".into(),
+            directory: "/d".into(),
+            rootfs: "/r".into(),
+            network_namespace: "/run/netns/n".into(),
+            cgroup: "godwit/web".into(),
+            command: vec!["true".into()],
+            env: vec![],
+            mounts: vec![],
+            memory_bytes: 0,
+            cpu_millis: 0,
+            hostname: "web".into(),
+            user: User::default(),
+            workdir: "/".into(),
+        }
+    }
+
+    #[test]
+    fn no_limits_means_no_limits() {
+        let json = config_json(&config(), None);
+        assert!(json["linux"]["resources"].get("memory").is_none());
+        assert!(json["linux"]["resources"].get("cpu").is_none());
+        assert_eq!(json["linux"]["cgroupsPath"], "/godwit/web");
+    }
+
+    #[test]
+    fn a_cpu_and_a_half_is_a_quota_of_150_ms_in_100() {
+        let json = config_json(&ContainerConfig { cpu_millis: 1500, ..config() }, None);
+        assert_eq!(json["linux"]["resources"]["cpu"]["quota"], 150_000);
+    }
+
+    #[test]
+    fn only_root_starts_with_capabilities() {
+        let user = User { uid: 1000, gid: 1000, groups: vec![4] };
+        let json = config_json(&ContainerConfig { user, ..config() }, None);
+        assert_eq!(json["process"]["capabilities"]["effective"], json!([]));
+        assert!(!json["process"]["capabilities"]["bounding"].as_array().unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_own_mount_takes_the_place_of_a_standard_one() {
+        let own =
+            Mount { kind: MountKind::Tmpfs { size_bytes: 7 }, target: "/dev/shm".into(), read_only: false };
+        let json = config_json(&ContainerConfig { mounts: vec![own], ..config() }, None);
+        let mounts = json["mounts"].as_array().unwrap();
+        let shm: Vec<_> = mounts.iter().filter(|m| m["destination"] == "/dev/shm").collect();
+        assert_eq!(shm.len(), 1);
+        assert!(shm[0]["options"].as_array().unwrap().contains(&json!("size=7")));
+    }
+
+    #[test]
+    fn the_command_search_path_has_a_default() {
+        let json = config_json(&config(), None);
+        assert_eq!(json["process"]["env"], json!([DEFAULT_PATH]));
+        let json = config_json(&ContainerConfig { env: vec!["PATH=/x".into()], ..config() }, None);
+        assert_eq!(json["process"]["env"], json!(["PATH=/x"]));
+    }
+}

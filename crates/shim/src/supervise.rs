@@ -1,0 +1,206 @@
+//! The life of the shim: lock, pipes, the engine's command, the loop, the exit record.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use crate::Arguments;
+use crate::log::{Log, now_ns};
+use crate::pump::Stream;
+
+/// How long the beginning of a line waits for its end before it is logged, in milliseconds.
+const LINE_WAIT_MS: u16 = 100;
+
+/// How long the pipes may stay open after the main process has ended. They close with the PID
+/// namespace's last process; only a process that was given them outside could keep them.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+
+/// Runs the command and stays until the container has ended. The error is a sentence for the
+/// status line; after the status line has been written there are no errors any more.
+pub(crate) fn supervise(arguments: &Arguments) -> Result<(), String> {
+    let _lock = take_lock(&arguments.directory.join("shim.lock"))?;
+    let signals = take_signals()?;
+    nix::sys::prctl::set_child_subreaper(true)
+        .map_err(|errno| format!("the shim cannot become a subreaper: {errno}"))?;
+    let mut log = Log::open(&arguments.log, arguments.log_max_bytes)
+        .map_err(|error| format!("the log {} cannot be opened: {error}", arguments.log.display()))?;
+    let pipe_error = |error| format!("the shim cannot make a pipe: {error}");
+    let (stdout, container_stdout) = Stream::new("stdout").map_err(pipe_error)?;
+    let (stderr, container_stderr) = Stream::new("stderr").map_err(pipe_error)?;
+
+    let engine = start(&arguments.command, container_stdout, container_stderr)?;
+    let mut shim = Shim { signals, streams: [stdout, stderr], ended: HashMap::new() };
+
+    // Until the engine's command has ended its children may be anybody's; then the PID file says
+    // which one is the container.
+    let status = loop {
+        if let Some(status) = shim.ended.remove(&engine) {
+            break status;
+        }
+        shim.turn(&mut log);
+    };
+    if status != 0 {
+        for stream in &mut shim.streams {
+            stream.pump(&mut log);
+            stream.flush(&mut log);
+        }
+        return Err(format!("it ended with status {status}"));
+    }
+    let main = read_pid(&arguments.directory.join("init.pid"))?;
+    report(&serde_json::json!({ "pid": main.as_raw() }));
+    protect_from_out_of_memory();
+
+    // Other children are strangers by now: their status is of no interest.
+    let code = loop {
+        if let Some(code) = shim.ended.remove(&main) {
+            break code;
+        }
+        shim.ended.clear();
+        shim.turn(&mut log);
+    };
+    // What the main process wrote is in the pipes: log it before anybody is told of the end.
+    let drained = Instant::now();
+    for stream in &mut shim.streams {
+        while stream.pump(&mut log) > 0 && drained.elapsed() < DRAIN_LIMIT {}
+    }
+    write_exit_record(&arguments.directory, code);
+    while shim.streams.iter().any(|stream| stream.pipe().is_some()) && drained.elapsed() < DRAIN_LIMIT {
+        shim.turn(&mut log);
+    }
+    for stream in &mut shim.streams {
+        stream.flush(&mut log);
+    }
+    Ok(())
+}
+
+/// Writes the status line of a failure.
+pub(crate) fn report_error(reason: &str) {
+    report(&serde_json::json!({ "error": reason }));
+}
+
+/// Writes the status line and closes standard output and standard error for good.
+fn report(status: &serde_json::Value) {
+    // The daemon may be gone; the container lives on all the same.
+    let _ = writeln!(std::io::stdout(), "{status}");
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        let _ = nix::unistd::dup2_stdout(&null);
+        let _ = nix::unistd::dup2_stderr(&null);
+    }
+}
+
+struct Shim {
+    signals: SignalFd,
+    streams: [Stream; 2],
+    /// Exit codes of children that were reaped and not asked for yet.
+    ended: HashMap<Pid, i32>,
+}
+
+impl Shim {
+    /// Waits for output or for a child's end, and handles all there is.
+    fn turn(&mut self, log: &mut Log) {
+        let waits = self.streams.iter().any(Stream::has_partial_line);
+        let timeout = if waits { PollTimeout::from(LINE_WAIT_MS) } else { PollTimeout::NONE };
+        let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        fds.extend(self.streams.iter().filter_map(|s| Some(PollFd::new(s.pipe()?, PollFlags::POLLIN))));
+        let ready = poll(&mut fds, timeout);
+        if ready == Ok(0) {
+            for stream in &mut self.streams {
+                stream.flush(log);
+            }
+            return;
+        }
+        for stream in &mut self.streams {
+            stream.pump(log);
+        }
+        while let Ok(Some(_)) = self.signals.read_signal() {}
+        self.reap();
+    }
+
+    fn reap(&mut self) {
+        loop {
+            match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) => self.ended.insert(pid, code),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => self.ended.insert(pid, 128 + signal as i32),
+                Ok(WaitStatus::StillAlive) | Err(_) => break,
+                Ok(_) => None,
+            };
+        }
+    }
+}
+
+/// Starts the engine's command with the container's streams as its own.
+fn start(command: &[std::ffi::OsString], stdout: OwnedFd, stderr: OwnedFd) -> Result<Pid, String> {
+    let (program, words) = command.split_first().ok_or("there is no command")?;
+    // The standard library gives the child an empty signal mask.
+    let child = Command::new(program)
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(stderr)
+        .spawn()
+        .map_err(|error| format!("{} cannot be started: {error}", program.to_string_lossy()))?;
+    i32::try_from(child.id()).map(Pid::from_raw).map_err(|error| error.to_string())
+}
+
+fn take_lock(path: &Path) -> Result<Flock<File>, String> {
+    let failed =
+        |error: &dyn std::fmt::Display| format!("the lock {} cannot be taken: {error}", path.display());
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .map_err(|error| failed(&error))?;
+    let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| failed(&errno))?;
+    lock.set_len(0)
+        .and_then(|()| writeln!(lock, "{}", std::process::id()))
+        .map_err(|error| failed(&error))?;
+    Ok(lock)
+}
+
+/// Blocks every signal that can be blocked, so that none meant for the daemon ends the shim, and
+/// gives a descriptor for the ends of children.
+fn take_signals() -> Result<SignalFd, String> {
+    let failed = |errno| format!("the shim cannot set up its signals: {errno}");
+    SigSet::all().thread_block().map_err(failed)?;
+    let mut children = SigSet::empty();
+    children.add(Signal::SIGCHLD);
+    SignalFd::with_flags(&children, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)
+}
+
+/// Asks the kernel to choose others first when memory runs out: with the shim the container's
+/// output would end. Done after the container was started, which would inherit it.
+fn protect_from_out_of_memory() {
+    // Refused without CAP_SYS_RESOURCE; then the shim is as likely a victim as its size makes it.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
+}
+
+fn read_pid(path: &Path) -> Result<Pid, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("it wrote no PID to {}: {error}", path.display()))?;
+    text.trim().parse().map(Pid::from_raw).map_err(|_| format!("{} has no PID: {text:?}", path.display()))
+}
+
+/// Writes `exit.json` in one step: whoever sees it sees all of it.
+fn write_exit_record(directory: &Path, code: i32) {
+    let record = serde_json::json!({ "code": code, "time_ns": now_ns() });
+    let temporary = directory.join("exit.json.new");
+    // Without space for it the exit is told by the shim's end alone.
+    let _ = File::create(&temporary)
+        .and_then(|mut file| {
+            writeln!(file, "{record}")?;
+            file.sync_all()
+        })
+        .and_then(|()| std::fs::rename(&temporary, directory.join("exit.json")));
+}
