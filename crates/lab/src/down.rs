@@ -47,6 +47,7 @@ pub(crate) fn clear(name: &str, paths: &Paths) -> Result<(), LabError> {
         .map(|space| Path::new(NETNS_ROOT).join(space))
         .collect();
     end_processes(name, paths, &spaces)?;
+    registry::reap(paths);
     for directory in [paths.run(), paths.state()] {
         mounts::unmount_below(&directory)?;
     }

@@ -26,6 +26,24 @@ pub(crate) fn configure(
     address: Ipv4Addr,
     link: Option<Link>,
 ) -> Result<(), LabError> {
+    with_netlink(paths, host, async |handle| apply(&handle, address, link, host == CLIENT).await)
+}
+
+/// Fits a host's uplink to another link.
+pub(crate) fn reshape(paths: &Paths, host: &str, link: Option<Link>) -> Result<(), LabError> {
+    with_netlink(paths, host, async |handle| {
+        let uplink = index(&handle, UPLINK).await?;
+        let message = LinkUnspec::new_with_index(uplink).append_extra_attribute(largest_frame(link)).build();
+        handle.link().change(message).execute().await.map_err(|error| ("configuring uplink0", error))
+    })
+}
+
+/// Runs `work` with a netlink socket of the host's.
+fn with_netlink(
+    paths: &Paths,
+    host: &str,
+    work: impl AsyncFnOnce(Handle) -> Step<()> + Send,
+) -> Result<(), LabError> {
     let failed = |action: &str, reason: &dyn ToString| LabError::Netlink {
         action: action.to_owned(),
         host: paths.netns_name(host),
@@ -38,7 +56,7 @@ pub(crate) fn configure(
             let (connection, handle, _) =
                 new_connection().map_err(|error| failed("opening netlink", &error))?;
             let connection = tokio::spawn(connection);
-            let done = apply(&handle, address, link, host == CLIENT).await;
+            let done = work(handle).await;
             connection.abort();
             done.map_err(|(action, error)| failed(action, &error))
         })
@@ -54,15 +72,12 @@ async fn apply(handle: &Handle, address: Ipv4Addr, link: Option<Link>, client: b
 
     let uplink = index(handle, UPLINK).await?;
     let [a, b, c, d] = address.octets();
-    let mut message = LinkUnspec::new_with_index(uplink)
+    let message = LinkUnspec::new_with_index(uplink)
         .address(vec![0x02, 0x00, a, b, c, d])
-        .append_extra_attribute(LinkAttribute::TxQueueLen(QUEUE_PACKETS));
-    if let Some(link) = link {
-        let bytes = (link.rate / 8 / LONGEST_FRAMES_PER_SECOND).clamp(GSO_BYTES.0, GSO_BYTES.1);
-        message = message
-            .append_extra_attribute(LinkAttribute::GsoMaxSize(u32::try_from(bytes).unwrap_or(u32::MAX)));
-    }
-    handle.link().change(message.build()).execute().await.map_err(|error| ("configuring uplink0", error))?;
+        .append_extra_attribute(LinkAttribute::TxQueueLen(QUEUE_PACKETS))
+        .append_extra_attribute(largest_frame(link))
+        .build();
+    handle.link().change(message).execute().await.map_err(|error| ("configuring uplink0", error))?;
     handle
         .address()
         .add(uplink, IpAddr::V4(address), UNDERLAY_PREFIX)
@@ -82,6 +97,13 @@ async fn apply(handle: &Handle, address: Ipv4Addr, link: Option<Link>, client: b
         handle.route().add(route).execute().await.map_err(|error| ("routing the services' subnet", error))?;
     }
     Ok(())
+}
+
+/// The largest frame that the kernel may leave to be cut up later.
+fn largest_frame(link: Option<Link>) -> LinkAttribute {
+    let bytes = link.map_or(GSO_BYTES.1, |link| link.rate / 8 / LONGEST_FRAMES_PER_SECOND);
+    let bytes = bytes.clamp(GSO_BYTES.0, GSO_BYTES.1);
+    LinkAttribute::GsoMaxSize(u32::try_from(bytes).unwrap_or(u32::MAX))
 }
 
 async fn index(handle: &Handle, name: &'static str) -> Step<u32> {

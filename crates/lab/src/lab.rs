@@ -16,8 +16,8 @@ use crate::{
     config::{CLIENT, LabConfig, Link, Paths, RUN_ROOT, STATE_ROOT, check_lab_name, parse_netns_name},
     daemon, down,
     error::{Context, LabError},
-    netns,
-    registry::{self, Record},
+    host, netns,
+    registry::{self, Lock, Record},
     switch::{
         PortFigures, Request,
         control::{Answer, ask},
@@ -60,6 +60,8 @@ pub struct LabStatus {
     pub link: Option<Link>,
     /// Pid of the link program; none when it does not run, and then no frame passes.
     pub link_program: Option<i32>,
+    /// Pairs of hosts between which nothing passes, see [`Lab::cut`].
+    pub cuts: Vec<(String, String)>,
     /// Whether its nodes are meant to run daemons.
     pub daemons: bool,
     /// Its hosts: the nodes in order, then the client.
@@ -130,6 +132,7 @@ impl Lab {
                 complete: false,
                 link: None,
                 link_program: None,
+                cuts: Vec::new(),
                 daemons: false,
                 hosts: Vec::new(),
             });
@@ -152,6 +155,11 @@ impl Lab {
             complete: record.complete,
             link: record.config.link,
             link_program: registry::process(&paths, up::LINK_ROLE).map(|found| found.pid),
+            // A link program that does not answer cuts everything off; `link_program` tells.
+            cuts: match ask(&paths.link_socket(), &Request::Cuts) {
+                Ok(Answer::Cuts(cuts)) => cuts,
+                _ => Vec::new(),
+            },
             daemons: record.config.daemons,
             hosts: record.config.hosts().into_iter().map(host).collect(),
         })
@@ -269,9 +277,17 @@ impl Lab {
     /// Gives all access links another rate and delay, at once.
     ///
     /// # Errors
-    /// The link program does not run.
+    /// The link program does not run, or the lab is just being taken down.
     pub fn set_link(&self, link: Option<Link>) -> Result<(), LabError> {
-        self.ask(&Request::Link(link)).map(|_| ())
+        let unknown = || LabError::Unknown(self.name().to_owned());
+        let _lock = Lock::take(&self.paths, self.name())?.ok_or_else(unknown)?;
+        for (host, _) in self.config.hosts() {
+            host::reshape(&self.paths, &host, link)?;
+        }
+        self.ask(&Request::Link(link))?;
+        let mut record = Record::read(&self.paths).ok_or_else(unknown)?;
+        record.config.link = link;
+        record.write(&self.paths)
     }
 
     /// What passed each host's access link.

@@ -33,6 +33,15 @@ impl Process {
         stat(self.pid).is_some_and(|stat| stat.start_time == self.start_time && !stat.ended)
     }
 
+    /// Takes it off the process table if it has ended and is a child of ours.
+    pub(crate) fn reap(self) {
+        let ended = stat(self.pid).is_some_and(|stat| stat.start_time == self.start_time && stat.ended);
+        if let Some(pid) = Pid::from_raw(self.pid).filter(|_| ended) {
+            // Nobody's child but its parent's: an error says that it is not ours.
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+        }
+    }
+
     pub(crate) fn command(self) -> String {
         fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default().trim().to_owned()
     }
@@ -143,9 +152,8 @@ pub(crate) fn kill_all(
         let ready = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout));
         if !matches!(ready, Ok(n) if n > 0) && process.is_running() {
             left.push(process);
-        } else if let Some(pid) = Pid::from_raw(process.pid) {
-            // Ours to reap if we started it; no child of ours otherwise.
-            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+        } else {
+            process.reap();
         }
     }
     left

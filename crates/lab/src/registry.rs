@@ -74,16 +74,28 @@ pub(crate) fn record_process(paths: &Paths, role: &str, process: &Process) -> Re
 
 /// The program of a role, if it still runs.
 pub(crate) fn process(paths: &Paths, role: &str) -> Option<Process> {
-    let text = fs::read_to_string(paths.pids().join(role)).ok()?;
-    let (pid, start_time) = text.trim().split_once(' ')?;
-    let recorded = Process { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? };
-    recorded.is_running().then_some(recorded)
+    recorded(&paths.pids().join(role)).filter(|process| process.is_running())
 }
 
 /// All recorded programs that still run.
 pub(crate) fn processes(paths: &Paths) -> Vec<Process> {
-    let Ok(entries) = fs::read_dir(paths.pids()) else { return Vec::new() };
-    entries.flatten().filter_map(|entry| process(paths, entry.file_name().to_str()?)).collect()
+    all_recorded(paths).into_iter().filter(|process| process.is_running()).collect()
+}
+
+/// Takes those among our own children that have ended off the process table.
+pub(crate) fn reap(paths: &Paths) {
+    all_recorded(paths).into_iter().for_each(Process::reap);
+}
+
+fn all_recorded(paths: &Paths) -> Vec<Process> {
+    let entries = fs::read_dir(paths.pids()).into_iter().flatten().flatten();
+    entries.filter_map(|entry| recorded(&entry.path())).collect()
+}
+
+fn recorded(path: &Path) -> Option<Process> {
+    let text = fs::read_to_string(path).ok()?;
+    let (pid, start_time) = text.trim().split_once(' ')?;
+    Some(Process { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
 }
 
 /// Held while a lab is being changed; goes with the process that holds it.

@@ -189,6 +189,7 @@ fn a_cut_holds_between_two_hosts_only_until_healed() {
     lab.cut("a", "b").unwrap();
     assert!(!reaches(lab, "a", "b") && !reaches(lab, "b", "a"));
     assert!(reaches(lab, "a", "client") && reaches(lab, "client", "b"));
+    assert_eq!(Lab::status("bed-cut").unwrap().cuts, [("a".to_owned(), "b".to_owned())]);
     lab.heal("b", "a").unwrap();
     assert!(reaches(lab, "a", "b") && reaches(lab, "b", "a"));
     let message = lab.cut("a", "x").unwrap_err().to_string();
@@ -276,6 +277,7 @@ fn a_lab_whose_link_program_was_killed_can_be_taken_down() {
     let message = guard.0.cut("a", "b").unwrap_err().to_string();
     assert!(message.contains("does not answer"), "{message}");
     Lab::down("bed-killed").unwrap();
+    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "it is reaped, as it was our child");
     assert_eq!(remains("bed-killed"), BTreeSet::new());
 }
 

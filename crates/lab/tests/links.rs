@@ -133,11 +133,11 @@ fn a_gigabit_link_carries_a_gigabit_with_its_delay() {
     assert_delay(&round_trips(lab, "a", "b", 200), Duration::from_millis(1), Duration::from_millis(2));
     let before = processor_time(lab);
     let address = lab.address("b").unwrap();
-    assert_rate(tcp_rate(lab, "a", "b", address, 250 << 20), 1e9);
+    assert_rate(tcp_rate(lab, "a", "b", address, 120 << 20), 1e9);
     println!("processor time {:?}", processor_time(lab) - before);
     let figures = lab.figures().unwrap();
     let from = figures.iter().find(|port| port.host == "a").unwrap().counters;
-    assert!(from.bytes_in > 250 << 20 && from.dropped_cut == 0, "{from:?}");
+    assert!(from.bytes_in > 120 << 20 && from.dropped_cut == 0, "{from:?}");
     println!("{figures:?}");
 }
 
@@ -147,7 +147,7 @@ fn a_slow_and_long_link_is_slow_and_long() {
     let lab = &guard.lab;
     assert_delay(&round_trips(lab, "client", "b", 20), Duration::from_millis(25), Duration::from_millis(5));
     let address = lab.address("b").unwrap();
-    assert_rate(tcp_rate(lab, "client", "b", address, 5 << 20), 20e6);
+    assert_rate(tcp_rate(lab, "client", "b", address, 3 << 20), 20e6);
 }
 
 #[test]
@@ -155,10 +155,12 @@ fn a_link_changes_while_it_is_used() {
     let guard = Guard::up("link-changes", Some("1gbit,10ms"));
     let lab = &guard.lab;
     assert_delay(&round_trips(lab, "a", "b", 10), Duration::from_millis(10), Duration::from_millis(5));
-    lab.set_link(Some("50mbit,2ms".parse().unwrap())).unwrap();
+    let link = "50mbit,2ms".parse().unwrap();
+    lab.set_link(Some(link)).unwrap();
+    assert_eq!(Lab::status(lab.name()).unwrap().link, Some(link));
     assert_delay(&round_trips(lab, "a", "b", 10), Duration::from_millis(2), Duration::from_millis(2));
     let address = lab.address("b").unwrap();
-    assert_rate(tcp_rate(lab, "a", "b", address, 8 << 20), 50e6);
+    assert_rate(tcp_rate(lab, "a", "b", address, 5 << 20), 50e6);
     lab.set_link(None).unwrap();
     let trips = round_trips(lab, "a", "b", 10);
     assert!(trips[5] < Duration::from_millis(2), "{trips:?}");
@@ -194,6 +196,6 @@ fn a_tunnel_between_nodes_works_at_the_rate_of_the_link() {
         assert!(status.success());
     }
     let inner = Ipv4Addr::new(172, 16, 0, 2);
-    let rate = tcp_rate(lab, "a", "b", inner, 50 << 20);
+    let rate = tcp_rate(lab, "a", "b", inner, 25 << 20);
     assert_rate(rate, 200e6);
 }

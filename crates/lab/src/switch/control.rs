@@ -36,6 +36,8 @@ pub enum Request {
     Link(Option<Link>),
     /// The figures of every port.
     Figures,
+    /// The pairs that are cut.
+    Cuts,
 }
 
 /// What passed one host's access link.
@@ -53,6 +55,7 @@ pub struct PortFigures {
 pub(crate) enum Answer {
     Done,
     Figures(Vec<PortFigures>),
+    Cuts(Vec<(String, String)>),
     Refused(String),
 }
 

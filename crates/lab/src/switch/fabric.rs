@@ -77,6 +77,13 @@ impl Fabric {
         }
     }
 
+    /// The pairs of ports that are cut, each once.
+    pub(crate) fn cuts(&self) -> Vec<(usize, usize)> {
+        let ports = 0..self.ports.len();
+        let pairs = ports.clone().flat_map(|a| ports.clone().skip(a + 1).map(move |b| (a, b)));
+        pairs.filter(|(a, b)| self.is_cut(*a, *b)).collect()
+    }
+
     fn is_cut(&self, from: usize, to: usize) -> bool {
         self.cut.get(from * self.ports.len() + to).copied().unwrap_or(true)
     }
@@ -262,6 +269,7 @@ mod tests {
         fabric.receive(0, 1, &packet(2, 4, 60), &mut seen);
         assert_eq!(seen.ports(), Vec::<usize>::new());
         assert_eq!(fabric.counters(1).dropped_cut, 1);
+        assert_eq!(fabric.cuts(), [(0, 1)]);
         fabric.set_cut(1, 0, false);
         fabric.receive(0, 1, &packet(2, 4, 60), &mut seen);
         assert_eq!(seen.ports(), [0]);

@@ -10,9 +10,9 @@ use crate::config::Link;
 /// Nanoseconds of the monotonic clock.
 pub(crate) type Nanos = u64;
 
-/// The bound of the queue is at least this many bytes at the link's rate, so that a few large
-/// frames fit on a slow link,
-const QUEUE_BYTES: u64 = 256 << 10;
+/// The bound of the queue is at least this many bytes at the link's rate, some forty frames, so that
+/// a slow link does not drop the first burst of a connection,
+const QUEUE_BYTES: u64 = 64 << 10;
 /// and at least twice the delay and this, so that one TCP connection can fill the link.
 const QUEUE_TIME: Duration = Duration::from_millis(10);
 
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(shape.wire_time(1250), 10_000);
         assert_eq!(shape.patience, 12_000_000);
         let slow = Shape::new(Some("1mbit,1ms".parse().unwrap()));
-        assert_eq!(slow.patience, 256 * 1024 * 8000);
+        assert_eq!(slow.patience, 64 * 1024 * 8000);
         assert!(Shape::new(None).is_open());
         assert_eq!(Shape::default().wire_time(1 << 17), 0);
     }

@@ -165,6 +165,10 @@ impl Loop {
                 self.fabric.set_shape(now(), Shape::new(link));
                 Answer::Done
             }
+            Request::Cuts => {
+                let name = |port: usize| self.names.get(port).cloned().unwrap_or_default();
+                Answer::Cuts(self.fabric.cuts().into_iter().map(|(a, b)| (name(a), name(b))).collect())
+            }
             Request::Figures => Answer::Figures(
                 self.names
                     .iter()
