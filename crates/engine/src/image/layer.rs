@@ -33,6 +33,8 @@ const RESERVE_BYTES: u64 = 64 << 20;
 const RESERVE_INTERVAL: u64 = 16 << 20;
 /// Bytes of a file handled at a time.
 const CHUNK: usize = 256 << 10;
+/// Compared with what is written.
+static ZEROS: [u8; CHUNK] = [0; CHUNK];
 /// OCI's mark of a removed name.
 const WHITEOUT: &[u8] = b".wh.";
 /// OCI's mark of names that say something else.
@@ -297,12 +299,10 @@ impl Unpacker {
         let file = rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|error| entry_fault(path, "make it", error.into()))?;
         let file = File::from(file);
+        file.set_len(member.size).map_err(|error| entry_fault(path, "set its size", error))?;
         let whole = [(0, member.stored)];
         for (offset, length) in member.sparse.as_deref().unwrap_or(&whole) {
             self.piece(&file, path, *offset, *length)?;
-        }
-        if member.sparse.is_some() {
-            file.set_len(member.size).map_err(|error| entry_fault(path, "set its size", error))?;
         }
         Ok(())
     }
@@ -328,8 +328,11 @@ impl Unpacker {
                 self.checked_at = self.bytes + RESERVE_INTERVAL;
                 check_space(file).map_err(|error| entry_fault(path, "ask for the free space", error))??;
             }
-            file.write_all_at(&self.buffer[..read], offset)
-                .map_err(|error| entry_fault(path, "write it", error))?;
+            // Zeros become holes: many tars hold large sparse files written out.
+            if self.buffer[..read] != ZEROS[..read] {
+                file.write_all_at(&self.buffer[..read], offset)
+                    .map_err(|error| entry_fault(path, "write it", error))?;
+            }
             (offset, length) = (offset + read as u64, length - read as u64);
         }
         Ok(())
