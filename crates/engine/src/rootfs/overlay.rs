@@ -148,7 +148,7 @@ impl Overlay {
     }
 
     /// The way of older kernels.
-    fn mount_by_options(&self) -> Result<(), RootfsError> {
+    pub(super) fn mount_by_options(&self) -> Result<(), RootfsError> {
         let mut held = Vec::new();
         let mut name = |directory: &Path| {
             let opened = open_directory(directory).map_err(|error| self.no_directory(directory, error))?;
@@ -196,10 +196,12 @@ impl From<RootfsError> for Refusal {
     }
 }
 
-/// A directory as a parameter of fsconfig(2): its path, or its descriptor when that is too long.
+/// A directory as a parameter of fsconfig(2): its path, or its descriptor when that is too long or
+/// holds a backslash, which overlayfs takes as an escape in some parameters.
 fn parameter(directory: &Path, held: &mut Vec<OwnedFd>) -> io::Result<OsString> {
-    if directory.as_os_str().len() <= MAX_PARAMETER {
-        return Ok(directory.as_os_str().to_owned());
+    let path = directory.as_os_str();
+    if path.len() <= MAX_PARAMETER && !path.as_encoded_bytes().contains(&b'\\') {
+        return Ok(path.to_owned());
     }
     let opened = open_directory(directory)?;
     let text = format!("/proc/self/fd/{}", opened.as_raw_fd());
