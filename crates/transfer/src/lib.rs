@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Every connection is TLS 1.3. A peer without a certificate of this cluster's CA gets a TLS alert
-//! and not one byte of application data. What a frame means is not known here.
+//! and not one byte of application data; what it can see is what TLS shows any client, the server's
+//! certificate with the node's name. What a frame means is not known here.
 
 pub mod authority;
 pub mod connection;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use godwit_transfer::connection::OpenError;
 use godwit_transfer::region::{REGION_FRAME, RegionError, send_region};
 use godwit_transfer::{Alpn, Connection, ConnectionOptions, FrameError, LinkOptions, Listener};
-use support::{Cluster, listen, node};
+use support::{Cluster, in_time, listen, node};
 
 /// A connection from `b` (first) to `a` (second).
 async fn pair_with(
@@ -27,7 +27,8 @@ async fn pair_with(
         assert_eq!(accepted.alpn, Alpn::Data);
         Connection::accept(accepted, to).await.unwrap()
     };
-    let (opened, accepted) = tokio::join!(Connection::open(&b, &address, cluster.a.node(), from), accept);
+    let (opened, accepted) =
+        in_time(async { tokio::join!(Connection::open(&b, &address, cluster.a.node(), from), accept) }).await;
     (opened.unwrap(), accepted)
 }
 
@@ -56,7 +57,7 @@ async fn frames_arrive_in_order_and_a_goodbye_ends_them() {
         assert!(to.reader.recv().await.unwrap_err().is_closed());
         assert!(to.reader.recv().await.unwrap_err().is_closed());
     };
-    tokio::join!(send, receive);
+    in_time(async { tokio::join!(send, receive) }).await;
     assert_eq!(from.writer.wire_bytes(), to.reader.wire_bytes());
     assert!(from.traffic().sent() > from.writer.wire_bytes());
     assert!(to.traffic().received() > to.reader.wire_bytes());
@@ -153,6 +154,7 @@ async fn a_part_of_a_file_arrives_as_it_is() {
             match to.reader.recv().await {
                 Ok(frame) => {
                     assert_eq!(frame.kind, 5);
+                    assert!(frame.payload.len() <= REGION_FRAME, "memory is bounded");
                     received.extend_from_slice(&frame.payload);
                 }
                 Err(error) => break assert!(error.is_closed(), "{error:?}"),
@@ -161,7 +163,7 @@ async fn a_part_of_a_file_arrives_as_it_is() {
         assert_eq!(received.len(), length);
         assert!(received == contents[offset..offset + length]);
     };
-    tokio::join!(send, receive);
+    in_time(async { tokio::join!(send, receive) }).await;
 }
 
 /// Prints the speed; asserts only that all arrives. `cargo test -p godwit-transfer speed -- --nocapture`

@@ -103,6 +103,43 @@ async fn a_client_without_a_certificate_gets_an_alert_and_no_byte() {
     is_kept_out(&cluster, Stranger::with(None), AlertDescription::CertificateRequired).await;
 }
 
+/// Notes which CAs the server asks for, and shows nothing.
+#[derive(Debug, Default)]
+struct Curious(std::sync::Mutex<Option<usize>>);
+
+impl rustls::client::ResolvesClientCert for Curious {
+    fn resolve(
+        &self,
+        cas: &[&[u8]],
+        _: &[rustls::SignatureScheme],
+    ) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        *self.0.lock().unwrap() = Some(cas.len());
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_does_not_learn_the_name_of_the_ca() {
+    let cluster = Cluster::found();
+    let gate = gate(&cluster.a).await;
+    let mut roots = RootCertStore::empty();
+    roots.add(cluster.a.ca().clone()).unwrap();
+    let curious = Arc::new(Curious::default());
+    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_cert_resolver(curious.clone());
+    let name = ServerName::try_from(cluster.a.node().dns_name()).unwrap();
+    let tcp = TcpStream::connect(gate.address).await.unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+    assert_eq!(*curious.0.lock().unwrap(), Some(0));
+}
+
 #[tokio::test]
 async fn a_client_of_another_cluster_is_kept_out() {
     let cluster = Cluster::found();
@@ -299,18 +336,20 @@ async fn a_silent_client_holds_up_nobody_and_is_closed_in_time() {
 #[tokio::test]
 async fn one_address_cannot_fill_the_room_for_handshakes() {
     let cluster = Cluster::found();
-    let options = ListenOptions { max_pending_per_address: 2, ..Default::default() };
-    let gate = gate_with(&cluster.a, options).await;
+    let never = Duration::from_secs(3600);
+    let options =
+        ListenOptions { max_pending_per_address: 2, handshake_timeout: never, ..Default::default() };
+    let mut gate = gate_with(&cluster.a, options).await;
     let mut silent = Vec::new();
     for _ in 0..2 {
         silent.push(TcpStream::connect(gate.address).await.unwrap());
     }
     let mut third = TcpStream::connect(gate.address).await.unwrap();
-    assert_eq!(third.read(&mut [0; 8]).await.unwrap(), 0);
+    let closed = tokio::time::timeout(Duration::from_secs(5), third.read(&mut [0; 8])).await.unwrap();
+    assert_eq!(closed.unwrap(), 0);
     // The room of a client that goes away is free again.
     drop(silent);
     let b = cluster.node("b");
-    let mut gate = gate;
     let address = gate.address.to_string();
     let entered = async {
         while connect(&b, &address, cluster.a.node(), Alpn::Data, ConnectOptions::default()).await.is_err() {}

@@ -102,6 +102,8 @@ fn an_interrupted_join_goes_on_with_the_same_key() {
     assert_eq!(fs::read(dir.join("node.key")).unwrap(), key);
     let certificate = cluster.authority.issue(&node("b"), &request).unwrap();
     Identity::install(&dir, cluster.authority.pem(), &certificate).unwrap();
+    let twice = Identity::install(&dir, cluster.authority.pem(), &certificate).unwrap_err();
+    assert!(matches!(twice, IdentityError::IdentityExists { .. }), "{twice:?}");
     let again = Identity::create_request(&dir, &node("b")).unwrap_err();
     assert!(matches!(again, IdentityError::IdentityExists { .. }));
 }

@@ -6,7 +6,7 @@ mod support;
 use godwit_transfer::join::{JoinAnswer, JoinError, answer, join, read_request};
 use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{ConnectError, ConnectOptions, Fingerprint, Identity, JoinToken, ListenOptions};
-use support::{Cluster, localhost, node};
+use support::{Cluster, in_time, localhost, node};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -39,7 +39,8 @@ async fn a_node_joins_with_its_token() {
         answer(&mut stream, &from, &granted).await.unwrap();
     };
     let dir = cluster.dir("b");
-    let (joined, ()) = tokio::join!(join(&token, &dir, ConnectOptions::default()), invite);
+    let (joined, ()) =
+        in_time(async { tokio::join!(join(&token, &dir, ConnectOptions::default()), invite) }).await;
     let joined = joined.unwrap();
     assert_eq!((joined.identity.node(), joined.inviter), (&node("b"), node("a")));
     assert_eq!(joined.inviter_address, "10.99.0.11:7117");
@@ -81,7 +82,8 @@ async fn a_server_that_only_shows_the_right_ca_is_not_believed() {
     };
     let token = JoinToken::new(&address, cluster.authority.fingerprint(), node("b")).unwrap();
     let dir = cluster.dir("b");
-    let (joined, impostor) = tokio::join!(join(&token, &dir, ConnectOptions::default()), impostor);
+    let (joined, impostor) =
+        in_time(async { tokio::join!(join(&token, &dir, ConnectOptions::default()), impostor) }).await;
     let error = joined.unwrap_err();
     assert!(matches!(error, JoinError::Connect(ConnectError::ForeignCertificate { .. })), "{error:?}");
     assert!(impostor.is_err());
@@ -111,7 +113,8 @@ async fn joined_with(cluster: &Cluster, given: JoinAnswer) -> JoinError {
         answer(&mut stream, "b", &given).await.unwrap();
     };
     let dir = cluster.dir("b");
-    let (joined, ()) = tokio::join!(join(&token, &dir, ConnectOptions::default()), reply);
+    let (joined, ()) =
+        in_time(async { tokio::join!(join(&token, &dir, ConnectOptions::default()), reply) }).await;
     assert!(!dir.join("node.pem").exists() && !dir.join("ca.pem").exists());
     joined.unwrap_err()
 }

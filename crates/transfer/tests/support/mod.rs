@@ -124,3 +124,8 @@ pub(crate) fn self_signed(odd: &Odd) -> Issued {
     let certificate = odd_params(odd).self_signed(&key).unwrap();
     Issued { certificate: certificate.pem(), key: key.serialize_pem() }
 }
+
+/// A conversation of two sides: if one fails, the other must not be waited for without end.
+pub(crate) async fn in_time<T>(conversation: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), conversation).await.expect("the other side hangs")
+}
