@@ -12,6 +12,7 @@ use godwit_lab::{Lab, LabConfig, LabStatus, Link};
 use crate::{
     cli::Global,
     output::{self, Table},
+    verbs::demo,
 };
 
 /// Make nodes and a client host on this machine to try things with
@@ -33,6 +34,17 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum LabVerb {
+    #[command(flatten)]
+    Bed(BedVerb),
+    /// Move a Redis with a busy client between two nodes of a lab of its own, and show what happened
+    ///
+    /// Ends with an error if any answer was lost.
+    Demo(demo::Args),
+}
+
+/// What is done to a lab itself.
+#[derive(Debug, Subcommand)]
+enum BedVerb {
     /// Bring a lab up: its nodes, one client host, and the links between them
     Up {
         /// Name of the lab [default: that of --lab]
@@ -100,13 +112,18 @@ enum LabVerb {
 
 /// The lab's functions block, so they run on a thread that may.
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let (lab, json) = (global.lab.clone(), global.json);
-    tokio::task::spawn_blocking(move || perform(args.verb, lab, json)).await?
+    match args.verb {
+        LabVerb::Demo(args) => demo::run(args, global).await,
+        LabVerb::Bed(verb) => {
+            let (lab, json) = (global.lab.clone(), global.json);
+            tokio::task::spawn_blocking(move || perform(verb, lab, json)).await?
+        }
+    }
 }
 
-fn perform(verb: LabVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
+fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
     match verb {
-        LabVerb::Up { name, nodes, link } => {
+        BedVerb::Up { name, nodes, link } => {
             let mut config = LabConfig::new(name.unwrap_or(lab), nodes);
             config.link = link;
             let lab = Lab::up(&config)?;
@@ -117,13 +134,13 @@ fn perform(verb: LabVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
                 table(&[status]).print()?;
             }
         }
-        LabVerb::Down { all: true, .. } => {
+        BedVerb::Down { all: true, .. } => {
             for name in Lab::list() {
                 down(&name, json)?;
             }
         }
-        LabVerb::Down { name, .. } => down(&name.unwrap_or(lab), json)?,
-        LabVerb::Status { name } => {
+        BedVerb::Down { name, .. } => down(&name.unwrap_or(lab), json)?,
+        BedVerb::Status { name } => {
             let names = name.map_or_else(Lab::list, |name| vec![name]);
             let labs = names.iter().map(|name| Lab::status(name)).collect::<Result<Vec<_>, _>>()?;
             if json {
@@ -132,27 +149,27 @@ fn perform(verb: LabVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
                 table(&labs).print()?;
             }
         }
-        LabVerb::Exec { host, command } => {
+        BedVerb::Exec { host, command } => {
             return Ok(passed_on(Lab::open(&lab)?.exec(&host, &command)?));
         }
-        LabVerb::Cut { a, b } => {
+        BedVerb::Cut { a, b } => {
             Lab::open(&lab)?.cut(&a, &b)?;
             say(json, &[("cut", &a), ("from", &b)], &format!("nothing passes between {a} and {b}"))?;
         }
-        LabVerb::Heal { a, b } => {
+        BedVerb::Heal { a, b } => {
             Lab::open(&lab)?.heal(&a, &b)?;
             say(json, &[("healed", &a), ("with", &b)], &format!("{a} and {b} reach each other"))?;
         }
-        LabVerb::Link { link } => {
+        BedVerb::Link { link } => {
             Lab::open(&lab)?.set_link(link)?;
             let link = shape(link);
             say(json, &[("link", &link)], &format!("links are {link}"))?;
         }
-        LabVerb::Kill { host } => {
+        BedVerb::Kill { host } => {
             Lab::open(&lab)?.stop_node(&host)?;
             say(json, &[("killed", &host)], &format!("godwitd of {host} is killed"))?;
         }
-        LabVerb::Start { host } => {
+        BedVerb::Start { host } => {
             Lab::open(&lab)?.start_node(&host)?;
             say(json, &[("started", &host)], &format!("godwitd of {host} answers"))?;
         }

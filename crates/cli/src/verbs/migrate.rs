@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Exit code after Ctrl-C, as shells have it.
-const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Move a service to another node, with its memory and open connections
 ///
@@ -107,7 +107,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
 }
 
 /// Runs the call in a task of its own, so that Ctrl-C is heard at every moment of it.
-fn start(
+pub(crate) fn start(
     mut connection: Connection,
     request: MigrateRequest,
 ) -> mpsc::UnboundedReceiver<Result<migration_event::Kind, ClientError>> {
@@ -142,17 +142,17 @@ async fn cancel(mut connection: Connection, name: String) -> Result<CancelRespon
 }
 
 /// SIGINT and SIGTERM: both ask for an orderly end.
-struct Interrupts {
+pub(crate) struct Interrupts {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Interrupts {
-    fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
