@@ -219,6 +219,10 @@ fn changed_settings_are_corrected() {
     }
     let (web, db) = (service("web", 50), service("db", 51));
     let inside = node.create(&web);
+    for port in ["gwvx0", &node.port(&web)] {
+        let flags = node.host.sh(&format!("bridge -d link show dev {port}"));
+        assert!(flags.contains("learning off flood off"), "{flags}");
+    }
     node.open(&web);
     world.b.create(&db);
     let at = echo_server(&inside, web.address, 80);

@@ -42,6 +42,8 @@ fn an_established_connection_goes_on_at_the_other_node_and_back() {
         to.open(&redis);
         resume(&server);
         from.set_remote(&redis, to.vtep);
+        let answers = |node: &common::Node| node.host.sh("ip neigh show proxy").contains("10.88.0.10");
+        assert!(!answers(from) && answers(to), "only the new place answers ARP requests");
         from.remove(&redis);
 
         server.set_read_timeout(Some(SOON)).unwrap();
@@ -53,6 +55,24 @@ fn an_established_connection_goes_on_at_the_other_node_and_back() {
         assert_eq!(neighbour(&world, redis.address), uplink_mac(to), "round {round}");
         (from, to) = (to, from);
     }
+}
+
+#[test]
+fn a_node_that_was_moved_to_and_from_has_nothing_left_of_it() {
+    let world = World::new();
+    let empty = [world.a.state(), world.b.state()];
+    let web = service("web", 23);
+    world.a.create(&web);
+    world.a.open(&web);
+    world.b.set_remote(&web, world.a.vtep);
+    world.b.create(&web);
+    world.a.close(&web);
+    world.b.open(&web);
+    world.a.set_remote(&web, world.b.vtep);
+    world.a.remove(&web);
+    world.b.remove(&web);
+    world.a.with(async move |overlay: &Overlay| overlay.set_absent(web.address, web.mac).await.unwrap());
+    assert_eq!([world.a.state(), world.b.state()], empty);
 }
 
 #[test]
