@@ -252,9 +252,13 @@ async fn until_restored(
     fault::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
 
-    let room = Room::open(&local.layout.migration(&admitted.id), admitted.images_bytes)?;
+    let room = Room::open(
+        &local.layout.migration(&admitted.id),
+        &local.layout.criu_logs(&admitted.id),
+        admitted.images_bytes,
+    )?;
     let restored = receive_and_restore(local, link, admitted, &room).await;
-    room.close()?;
+    room.close(restored.is_ok())?;
     let keep_stopped = restored?;
     local.journal.set_keep_stopped(&admitted.id, &keep_stopped)?;
     local.journal.set(&admitted.id, Stage::Restored, "")?;

@@ -24,6 +24,9 @@ const CHUNK: usize = 256 * 1024;
 /// Most files an image directory may have: CRIU makes about ten a process.
 const MAX_FILES: usize = 65_536;
 
+/// Failed migrations whose CRIU logs are kept.
+const KEPT_LOGS: usize = 16;
+
 /// Room for what is not memory: a few KiB a process, and files that were deleted while open.
 pub const KERNEL_STATE_BYTES: u64 = 320 << 20;
 
@@ -74,12 +77,15 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Imag
 #[derive(Debug)]
 pub struct Room {
     path: PathBuf,
+    logs: PathBuf,
 }
 
 impl Room {
-    /// Mounts a tmpfs of at most `bytes` at `path`, with `images` and `work` inside.
-    pub fn open(path: &Path, bytes: u64) -> Result<Self, ImagesError> {
-        fs::create_dir_all(path).map_err(io_error("create", path))?;
+    /// Mounts a tmpfs of at most `bytes` at `path` for images; `logs` is an ordinary directory.
+    pub fn open(path: &Path, logs: &Path, bytes: u64) -> Result<Self, ImagesError> {
+        for directory in [path, logs] {
+            fs::create_dir_all(directory).map_err(io_error("create", directory))?;
+        }
         let options = format!("size={bytes},mode=0700");
         mount(
             Some("godwit-images"),
@@ -89,10 +95,9 @@ impl Room {
             Some(options.as_str()),
         )
         .map_err(|e| io_error("mount a tmpfs on", path)(e.into()))?;
-        let room = Self { path: path.to_path_buf() };
-        for directory in [room.images(), room.work()] {
-            fs::create_dir(&directory).map_err(io_error("create", &directory))?;
-        }
+        let room = Self { path: path.to_path_buf(), logs: logs.to_path_buf() };
+        let images = room.images();
+        fs::create_dir(&images).map_err(io_error("create", &images))?;
         Ok(room)
     }
 
@@ -105,12 +110,16 @@ impl Room {
     /// Where CRIU's logs go.
     #[must_use]
     pub fn work(&self) -> PathBuf {
-        self.path.join("work")
+        self.logs.clone()
     }
 
-    /// Gives the memory back.
-    pub fn close(self) -> Result<(), ImagesError> {
-        remove(&self.path)
+    /// Gives the memory back; CRIU's logs go too when all went `well`.
+    pub fn close(self, well: bool) -> Result<(), ImagesError> {
+        remove(&self.path)?;
+        if well {
+            fs::remove_dir_all(&self.logs).map_err(io_error("remove", &self.logs))?;
+        }
+        Ok(())
     }
 }
 
@@ -127,6 +136,22 @@ pub fn remove(path: &Path) -> Result<(), ImagesError> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(e)),
         _ => Ok(()),
     }
+}
+
+/// Removes all but the newest of the directories of CRIU's logs that failed migrations left.
+pub fn prune_logs(parent: &Path) -> Result<(), ImagesError> {
+    let entries = match fs::read_dir(parent) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(io_error("list", parent))?,
+    };
+    let mut paths = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(io_error("list", parent))?;
+    // Migrations' ids sort by time.
+    paths.sort();
+    let old = paths.len().saturating_sub(KEPT_LOGS);
+    paths[..old].iter().try_for_each(|path| fs::remove_dir_all(path).map_err(io_error("remove", path)))
 }
 
 /// Sends a directory of images while it is written.

@@ -18,6 +18,7 @@ use crate::source;
 /// Brings every unfinished migration of this node to its end. Returns when nothing of this node's
 /// own services is in the wrong state; those in doubt go on in tasks of their own.
 pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
+    crate::images::prune_logs(&local.layout.state.join("criu-logs"))?;
     for entry in local.journal.unfinished()? {
         let Entry { id, role, peer, stage, service, keep_stopped, .. } = &entry;
         tracing::info!(migration = %id, service = %service.name, ?role, ?stage, "an unfinished migration is found");

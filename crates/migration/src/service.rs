@@ -117,6 +117,12 @@ impl Layout {
         self.run.join("migrations").join(id)
     }
 
+    /// Directory of CRIU's logs of one migration; stays when CRIU failed, so that they can be read.
+    #[must_use]
+    pub fn criu_logs(&self, id: &str) -> PathBuf {
+        self.state.join("criu-logs").join(id)
+    }
+
     /// The root filesystem of a service on this node, given the directories of its layers.
     #[must_use]
     pub fn root(&self, name: &str, layers: Vec<PathBuf>) -> RootOverlay {

@@ -255,7 +255,7 @@ impl Source {
     ) -> Result<(), SourceError> {
         let mut prepared = self.prepare(link, report).await?;
         let frozen = self.frozen(link, report, clock, &mut prepared).await;
-        prepared.room.close()?;
+        prepared.room.close(frozen.is_ok())?;
         frozen
     }
 
@@ -326,7 +326,11 @@ impl Source {
         }
         report.pre_dump_transfer_ms = ms_since(sending);
         report.memory_bytes = memory;
-        let room = Room::open(&self.local.layout.migration(&self.id), room_bytes)?;
+        let room = Room::open(
+            &self.local.layout.migration(&self.id),
+            &self.local.layout.criu_logs(&self.id),
+            room_bytes,
+        )?;
         Ok(Prepared { tree, room })
     }
 
