@@ -187,8 +187,15 @@ impl Unpacker {
         for end in ends.chain([parent_path.len()]) {
             let prefix = &parent_path[..end];
             let name = beneath::split(prefix).1;
-            match rustix::fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            match rustix::fs::mkdirat(&above, name, Mode::RWXU) {
+                Ok(()) => {
+                    let made = Attributes { mode: 0o755, ..Attributes::default() };
+                    let node = Node::at(above.as_fd(), name)
+                        .map_err(|error| entry_fault(path, "look at its directory", error))?;
+                    set(&node, prefix, false, &made)?;
+                    self.directories.push((prefix.to_vec(), made.mtime));
+                }
+                Err(rustix::io::Errno::EXIST) => {}
                 Err(error) => return Err(entry_fault(path, "make its directory", error.into())),
             }
             above = self

@@ -8,6 +8,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
@@ -47,8 +48,9 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// Mounts it; `upper`, `work` and `target` are made when they are not there. Nothing happens
-    /// when it is mounted already.
+    /// Mounts it; `upper`, `work` and `target` are made when they are not there. A new upper
+    /// directory gets owner and mode of the topmost layer's root, for overlayfs shows the upper
+    /// directory's as those of `/`. Nothing happens when it is mounted already.
     pub fn mount(&self) -> Result<(), RootfsError> {
         if self.is_mounted()? {
             return Ok(());
@@ -57,9 +59,17 @@ impl Overlay {
             let (target, layers) = (self.target.clone(), self.lower.len());
             return Err(RootfsError::TooManyLayers { target, layers, limit: MAX_LAYERS });
         }
+        let is_new = !self.upper.exists();
         for directory in [&self.upper, &self.work, &self.target] {
             std::fs::create_dir_all(directory)
                 .map_err(|error| self.fault(format!("make the directory {}", directory.display()), error))?;
+        }
+        if is_new && let Some(top) = self.lower.last() {
+            let copied = std::fs::metadata(top).and_then(|metadata| {
+                std::os::unix::fs::chown(&self.upper, Some(metadata.uid()), Some(metadata.gid()))?;
+                std::fs::set_permissions(&self.upper, metadata.permissions())
+            });
+            copied.map_err(|error| self.no_directory(top, error))?;
         }
         match self.mount_layer_by_layer() {
             Ok(()) => Ok(()),

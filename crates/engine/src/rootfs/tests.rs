@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use tempfile::TempDir;
@@ -75,6 +75,22 @@ fn paths_that_are_long_or_hold_separators_can_be_mounted() {
         mounted.0.mount().unwrap();
         assert_stacked(&mounted.0, 3);
     }
+}
+
+#[test]
+fn the_root_directory_has_owner_and_mode_of_the_topmost_layer() {
+    let scratch = scratch();
+    let mounted = overlay(&scratch, 2, "container");
+    let overlay = &mounted.0;
+    fs::set_permissions(&overlay.lower[1], fs::Permissions::from_mode(0o1751)).unwrap();
+    std::os::unix::fs::chown(&overlay.lower[1], Some(11), Some(12)).unwrap();
+    overlay.mount().unwrap();
+    let root = fs::metadata(&overlay.target).unwrap();
+    assert_eq!((root.mode() & 0o7777, root.uid(), root.gid()), (0o1751, 11, 12));
+    overlay.unmount().unwrap();
+    fs::set_permissions(&overlay.upper, fs::Permissions::from_mode(0o700)).unwrap();
+    overlay.mount().unwrap();
+    assert_eq!(fs::metadata(&overlay.target).unwrap().mode() & 0o7777, 0o700);
 }
 
 #[test]

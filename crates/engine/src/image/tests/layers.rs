@@ -114,17 +114,17 @@ fn links_in_a_path_are_followed_within_the_layer_only() {
     let outside = scratch.path().join("outside");
     let layer = Tar::default()
         .entry("absolute", b'2', outside.to_str().unwrap(), b"")
-        .directory("usr/lib/")
-        .entry("lib", b'2', "/usr/lib", b"")
+        .directory("inside/lib/")
+        .entry("lib", b'2', "/inside/lib", b"")
         .file("lib/through", "x")
-        .entry("up", b'2', "../../../../../usr", b"")
+        .entry("up", b'2', "../../../../../inside", b"")
         .file("up/lib/too", "y")
         .entry("over", b'2', outside.join("file").to_str().unwrap(), b"")
         .file("over", "replaces the link")
         .end();
     let layer = unpack(scratch.path(), &layer).unwrap();
-    assert_eq!(fs::read(layer.join("usr/lib/through")).unwrap(), b"x");
-    assert_eq!(fs::read(layer.join("usr/lib/too")).unwrap(), b"y");
+    assert_eq!(fs::read(layer.join("inside/lib/through")).unwrap(), b"x");
+    assert_eq!(fs::read(layer.join("inside/lib/too")).unwrap(), b"y");
     assert_eq!(fs::read(layer.join("over")).unwrap(), b"replaces the link");
     assert_eq!(fs::read_link(layer.join("absolute")).unwrap(), outside);
     assert_eq!(fs::read_dir(outside).unwrap().count(), 0);
@@ -154,6 +154,8 @@ fn later_entries_replace_earlier_ones() {
     assert!(layer.join("d/x").is_file() && layer.join("f").is_dir() && layer.join("absolute").is_file());
     assert_eq!(fs::read(layer.join("e")).unwrap(), b"file now");
     assert!(layer.join("dotted/name").is_file());
+    let implied = fs::metadata(layer.join("dotted")).unwrap();
+    assert_eq!((implied.mode() & 0o7777, implied.mtime()), (0o755, 0));
     assert_eq!(fs::metadata(layer.join("d")).unwrap().mtime(), 7);
 }
 
@@ -235,21 +237,16 @@ fn layers_compressed_in_several_frames_are_read_whole() {
 }
 
 #[test]
-fn a_tree_deeper_than_descriptors_allow_is_removed() {
+fn a_tree_deeper_than_the_longest_path_is_removed() {
     let scratch = scratch();
     let mut tar = Tar::default();
-    // Each path is made below a link to the last, so that no single path is long.
-    for turn in 0..20 {
-        let deep = "d/".repeat(40);
+    let deep = "d/".repeat(120);
+    // Each piece is made below a link to the end of the last, so that no single path is long.
+    for turn in 0..30 {
         let base = if turn == 0 { String::new() } else { format!("l{}/", turn - 1) };
-        tar = tar.directory(&format!("{base}{deep}"));
-        let link = (0..=turn).map(|_| deep.as_str()).collect::<String>();
-        if link.len() < 100 {
-            tar = tar.entry(&format!("l{turn}"), b'2', &link, b"");
-        } else {
-            tar =
-                tar.entry("p", b'x', "", &pax("linkpath", &link)).entry(&format!("l{turn}"), b'2', "x", b"");
-        }
+        let path = format!("{base}{deep}");
+        tar = tar.entry("p", b'x', "", &pax("path", &path)).directory("x");
+        tar = tar.entry("p", b'x', "", &pax("linkpath", &path)).entry(&format!("l{turn}"), b'2', "x", b"");
     }
     // What was made is removed again because of this.
     let error = unpack(scratch.path(), &tar.file("../x", "x").end()).unwrap_err().to_string();
