@@ -15,7 +15,6 @@
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rtnetlink::packet_route::link::{BridgePortState, InfoData, InfoVeth, LinkAttribute};
 use rtnetlink::packet_route::route::RouteScope;
@@ -24,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::netlink::{Link, LinkEvents, Netlink, PortState};
 use crate::netns::{self, Found, set_sysctl};
-use crate::overlay::GATEWAY_MAC;
+use crate::overlay::{GATEWAY_MAC, PATIENCE};
 use crate::{Mac, NetworkError, Overlay, Subnet, arp, enter, publish};
 
 /// The interface's name inside every service's namespace.
@@ -33,8 +32,6 @@ const INSIDE: &str = "eth0";
 const PORT_PREFIX: &str = "gws";
 /// The start of every bridge port's alias.
 const ALIAS_PREFIX: &str = "godwit ";
-/// How long a new veth may take to come up. It takes less than a millisecond.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// nft's limit for a comment is 128 bytes, the kernel's for an alias 255.
 const LONGEST_NAME: usize = 100;
 
@@ -157,7 +154,6 @@ impl Overlay {
         endpoint: &Endpoint,
         missing: Missing,
     ) -> Result<(), NetworkError> {
-        publish::publish(&self.config.bridge, &service.name, service.address, &service.published).await?;
         if missing != Missing::Nothing {
             // What is left of an older one would be in the way.
             self.netlink.delete_link(&endpoint.interface).await?;
@@ -166,6 +162,8 @@ impl Overlay {
             netns::remove(&endpoint.netns)?;
             netns::create(&endpoint.netns).await?;
         }
+        // From here on the endpoint is listed, so that whatever is interrupted can be removed.
+        publish::publish(&self.config.bridge, &service.name, service.address, &service.published).await?;
         if missing != Missing::Nothing {
             self.plug(service, endpoint).await?;
         }
@@ -205,12 +203,10 @@ impl Overlay {
             .up()
             .build();
         handle.link().change(message).execute().await.map_err(refused("plug in the veth"))?;
-        if !events.wait_until_open(&self.netlink, port, PATIENCE).await? {
-            return Err(NetworkError::PortNotReady {
-                name: service.name.clone(),
-                interface: port.to_owned(),
-                seconds: PATIENCE.as_secs(),
-            });
+        // The port opens by itself when the link comes up; only then can it be closed.
+        let opened = |link: &Link| link.port == Some(BridgePortState::Forwarding);
+        if !events.wait_until(&self.netlink, port, PATIENCE, opened).await? {
+            return Err(NetworkError::NotUp { interface: port.to_owned(), seconds: PATIENCE.as_secs() });
         }
         self.netlink.set_static_port(index, port).await?;
         self.netlink.set_port(index, port, PortState::Closed).await
@@ -305,14 +301,15 @@ impl Overlay {
     /// When the kernel refuses.
     pub async fn remove_endpoint(&self, name: &str, address: Ipv4Addr) -> Result<(), NetworkError> {
         check_name(name)?;
-        self.remove_kernel_objects(name).await?;
+        self.netlink.delete_link(&port_name(name)).await?;
         self.netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
         publish::unpublish(address).await?;
         let remote = self.netlink.neighbours(self.vxlan, false).await?;
         if !remote.iter().any(|(there, _)| *there == address) {
             self.netlink.delete_neighbour(self.bridge, &self.config.bridge, address).await?;
         }
-        Ok(())
+        // Last, as it keeps the endpoint listed until all else is gone.
+        netns::remove(&self.config.netns_dir.join(name))
     }
 
     /// The endpoints that exist on this node, whole or in part, by name.
@@ -356,14 +353,42 @@ impl Overlay {
         Ok(found)
     }
 
-    /// For [`Overlay::down`], which removes the tables that the rest would be looked up in.
-    pub(crate) async fn remove_files_of(&self, endpoint: &ExistingEndpoint) -> Result<(), NetworkError> {
-        self.remove_kernel_objects(&endpoint.name).await
-    }
-
-    async fn remove_kernel_objects(&self, name: &str) -> Result<(), NetworkError> {
+    /// Only the veth and the namespace, for [`Overlay::down`], which removes the rest at once.
+    pub(crate) async fn unplug(&self, name: &str) -> Result<(), NetworkError> {
         self.netlink.delete_link(&port_name(name)).await?;
         netns::remove(&self.config.netns_dir.join(name))
+    }
+
+    /// Takes care, for as long as it is awaited, that the uplink answers for the open services
+    /// also after it was down: the kernel then forgets for whom it answered. A daemon keeps this
+    /// running in a task of its own.
+    ///
+    /// # Errors
+    /// When the kernel refuses. It does not return otherwise.
+    pub async fn follow_uplink(&self) -> Result<std::convert::Infallible, NetworkError> {
+        let mut events = LinkEvents::new()?;
+        let mut was_up = false;
+        loop {
+            let up = self.netlink.link(&self.config.uplink).await?.is_some_and(|link| link.up);
+            if up && !was_up {
+                self.answer_again().await?;
+            }
+            was_up = up;
+            events.next().await?;
+        }
+    }
+
+    async fn answer_again(&self) -> Result<(), NetworkError> {
+        let (index, name) = (self.uplink, &self.config.uplink);
+        let answered = self.netlink.neighbours(index, true).await?;
+        for endpoint in self.list_endpoints().await?.into_iter().filter(|endpoint| endpoint.open) {
+            let Some(address) = endpoint.address else { continue };
+            if !answered.iter().any(|(there, _)| *there == address) {
+                self.netlink.set_proxy(index, name, address).await?;
+                arp::announce(&self.sender, index, name, address, self.uplink_mac)?;
+            }
+        }
+        Ok(())
     }
 
     async fn port_of(&self, name: &str) -> Result<Link, NetworkError> {
@@ -472,6 +497,20 @@ fn check_name(name: &str) -> Result<(), NetworkError> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// A daemon moves these between its threads: that it compiles is the test.
+    #[allow(dead_code)]
+    fn work_on_an_endpoint_can_move_between_threads(overlay: &Overlay, service: &ServiceEndpoint) {
+        fn can_move(_: impl Send) {}
+        can_move(overlay.create_endpoint(service));
+        can_move(overlay.open(service));
+        can_move(overlay.close(service));
+        can_move(overlay.set_remote(service.address, service.mac, service.address));
+        can_move(overlay.remove_endpoint(&service.name, service.address));
+        can_move(overlay.list_endpoints());
+        can_move(overlay.follow_uplink());
+        can_move(overlay);
+    }
 
     #[test]
     fn a_port_name_fits_an_interface_and_differs_between_services() {

@@ -133,14 +133,10 @@ pub enum NetworkError {
         /// This node's underlay address.
         vtep: Ipv4Addr,
     },
-    /// The veth did not come up in time.
-    #[error(
-        "the bridge port {interface} of the service {name} did not come up within {seconds} s; try again"
-    )]
-    PortNotReady {
-        /// The service.
-        name: String,
-        /// Its bridge port.
+    /// An interface did not come up in time.
+    #[error("the interface {interface} did not come up within {seconds} s; try again")]
+    NotUp {
+        /// The interface.
         interface: String,
         /// How long was waited, in seconds.
         seconds: u64,

@@ -69,7 +69,10 @@ pub(crate) struct Link {
     pub(crate) port: Option<BridgePortState>,
     /// Its kind's own settings, for comparing.
     pub(crate) info: Vec<LinkInfo>,
+    /// Whether it was brought up.
     pub(crate) up: bool,
+    /// Whether it has a carrier, and carries frames.
+    pub(crate) running: bool,
 }
 
 impl From<LinkMessage> for Link {
@@ -85,6 +88,7 @@ impl From<LinkMessage> for Link {
             port: None,
             info: Vec::new(),
             up: message.header.flags.contains(LinkFlags::Up),
+            running: message.header.flags.contains(LinkFlags::LowerUp),
         };
         for attribute in message.attributes {
             match attribute {
@@ -355,18 +359,28 @@ impl LinkEvents {
         Ok(Self { messages, task: tokio::spawn(connection) })
     }
 
-    /// Waits until the bridge port forwards, which it does by itself when its link comes up.
-    /// Returns false when that does not happen within `patience`.
-    pub(crate) async fn wait_until_open(
+    /// Waits for the next notification.
+    pub(crate) async fn next(&mut self) -> Result<(), NetworkError> {
+        match self.messages.next().await {
+            Some(_) => Ok(()),
+            None => Err(NetworkError::system("listen for changes of interfaces")(std::io::Error::other(
+                "the netlink socket was closed",
+            ))),
+        }
+    }
+
+    /// Waits until the interface is as wanted, having been told of each change. Returns false when
+    /// that does not happen within `patience`.
+    pub(crate) async fn wait_until(
         &mut self,
         netlink: &Netlink,
         name: &str,
         patience: Duration,
+        wanted: impl Fn(&Link) -> bool + Send,
     ) -> Result<bool, NetworkError> {
         let deadline = tokio::time::Instant::now() + patience;
         loop {
-            let state = netlink.need_link(name).await?.port;
-            if state == Some(BridgePortState::Forwarding) {
+            if wanted(&netlink.need_link(name).await?) {
                 return Ok(true);
             }
             match tokio::time::timeout_at(deadline, self.messages.next()).await {

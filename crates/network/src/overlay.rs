@@ -14,6 +14,7 @@
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use futures::TryStreamExt;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
@@ -21,7 +22,7 @@ use rtnetlink::packet_route::link::{BridgeStpState, InfoData, InfoKind, InfoVxla
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteScope, RouteType};
 use rtnetlink::{LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVxlan, RouteMessageBuilder};
 
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{Link, LinkEvents, Netlink};
 use crate::netns::set_sysctl;
 use crate::packet::PacketSocket;
 use crate::{Mac, NetworkError, Subnet, publish};
@@ -32,6 +33,9 @@ pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
 pub(crate) const VXLAN_OVERHEAD: u32 = 20 + 8 + 8 + 14;
 /// The least MTU that IPv4 hosts must cope with (RFC 791), for the inner side.
 pub(crate) const LEAST_MTU: u32 = 576 + VXLAN_OVERHEAD;
+
+/// How long a new interface may take to come up. It takes about a millisecond.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a node takes part in the overlay.
 #[derive(Debug, Clone)]
@@ -126,8 +130,13 @@ impl Overlay {
         let mtu = uplink.mtu - VXLAN_OVERHEAD;
         refuse_overlap(&netlink, &config).await?;
 
+        let mut events = LinkEvents::new()?;
         let bridge = bring_bridge_up(&netlink, &config, mtu).await?;
         let vxlan = bring_vxlan_up(&netlink, &config, mtu, bridge).await?;
+        // Only now, with a port, has the bridge a carrier.
+        if !events.wait_until(&netlink, &config.bridge, PATIENCE, |link| link.running).await? {
+            return Err(NetworkError::NotUp { interface: config.bridge, seconds: PATIENCE.as_secs() });
+        }
         address_bridge(&netlink, &config, bridge).await?;
         apply_settings(&config)?;
         if let Err(error) = publish::guard_gateway(&config.uplink, config.subnet.gateway()).await {
@@ -144,7 +153,7 @@ impl Overlay {
     /// When the kernel refuses; calling it again goes on.
     pub async fn down(self) -> Result<(), NetworkError> {
         for endpoint in self.list_endpoints().await? {
-            self.remove_files_of(&endpoint).await?;
+            self.unplug(&endpoint.name).await?;
         }
         for (address, _) in self.netlink.neighbours(self.uplink, true).await? {
             if self.config.subnet.contains(address) {

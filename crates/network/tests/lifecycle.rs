@@ -207,8 +207,23 @@ fn changed_settings_are_corrected() {
 
     node.host.sh("ip link set dev gw0 address 02:00:00:00:00:01 mtu 1000 type bridge forward_delay 1500");
     node.host.sh("ip link set dev gwvx0 nomaster");
+    let settings = [
+        ("ip_forward", "0", "1"),
+        ("conf.uplink0.forwarding", "0", "1"),
+        ("conf.gw0.forwarding", "0", "1"),
+        ("conf.uplink0.rp_filter", "1", "2"),
+        ("conf.gw0.rp_filter", "1", "2"),
+        ("conf.all.send_redirects", "1", "0"),
+        ("neigh.uplink0.proxy_delay", "80", "0"),
+    ];
+    for (name, wrong, _) in settings {
+        node.host.sh(&format!("sysctl -qw net.ipv4.{name}={wrong}"));
+    }
     node.host.sh("ip address flush dev gw0");
     node.up();
+    for (name, _, right) in settings {
+        assert_eq!(node.host.sh(&format!("sysctl -n net.ipv4.{name}")).trim(), right, "{name}");
+    }
     let bridge = node.host.sh("ip -d link show gw0");
     for setting in ["02:67:ff:00:00:01", "mtu 1450", "forward_delay 0"] {
         assert!(bridge.contains(setting), "{setting}: {bridge}");

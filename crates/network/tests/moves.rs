@@ -115,6 +115,7 @@ fn a_prepared_copy_takes_nothing_from_the_original() {
     }
     // The move was called off: the copy goes, and the original is still reached from there.
     world.b.remove(&web);
+    assert!(world.b.host.sh("ip neigh show dev gw0 nud permanent").contains("10.88.0.12"));
     for from in [&inside_user, &world.b.host] {
         assert!(connect(from, at, SOON).is_ok(), "{}", from.name);
     }
@@ -291,4 +292,22 @@ fn a_stream_that_was_held_goes_on_where_it_stopped() {
     let frames = world.a.with(async move |overlay: &Overlay| overlay.release(held).unwrap());
     assert!(frames > 0);
     assert!(comes_back(&mut connection, &[5; 14_000], SOON));
+}
+
+#[test]
+fn a_frame_is_held_once_though_it_crosses_several_interfaces() {
+    let world = World::new();
+    let web = service("web", 24);
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    let socket = inside.run(|| UdpSocket::bind((web.address, 53)).unwrap());
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    // Held while the port is still open, it is delivered as well.
+    let held = world.a.hold(&web);
+    let sender = world.client.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    sender.send_to(b"datagram", (web.address, 53)).unwrap();
+    assert_eq!(socket.recv(&mut [0; 64]).unwrap(), 8);
+    let frames = world.a.with(async move |overlay: &Overlay| overlay.release(held).unwrap());
+    assert_eq!(frames, 1);
+    assert_eq!(socket.recv(&mut [0; 64]).unwrap(), 8);
 }

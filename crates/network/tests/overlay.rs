@@ -3,6 +3,8 @@
 
 mod common;
 
+use godwit_network::Overlay;
+
 use common::{A_WHILE, SOON, World, comes_back, connect, echo_server, echoes, published, service};
 
 #[test]
@@ -77,6 +79,37 @@ fn a_published_port_of_the_node_leads_to_the_service() {
     let error = connect(&world.client, at, SOON).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     assert!(!world.a.host.sh("nft list ruleset").contains("published"));
+}
+
+#[test]
+fn a_service_is_reached_again_after_the_uplink_was_down() {
+    let world = World::new();
+    let (web, closed) = (service("web", 33), service("closed", 34));
+    let inside = world.a.create(&web);
+    world.a.create(&closed);
+    world.a.open(&web);
+    let at = echo_server(&inside, web.address, 80);
+    assert!(connect(&world.client, at, SOON).is_ok());
+
+    let flapped = world.a.host.name.clone();
+    world.a.with(async move |overlay: &Overlay| {
+        let answered = async {
+            let flap =
+                format!("ip -n {flapped} link set uplink0 down && ip -n {flapped} link set uplink0 up");
+            common::sh(&flap);
+            while !common::sh(&format!("ip -n {flapped} neigh show proxy")).contains("10.88.0.33") {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            stopped = overlay.follow_uplink() => panic!("{stopped:?}"),
+            within = tokio::time::timeout(SOON, answered) => within.unwrap(),
+        }
+    });
+    world.client.sh("ip neigh flush dev uplink0");
+    assert!(connect(&world.client, at, SOON).is_ok());
+    assert!(!world.a.host.sh("ip neigh show proxy").contains("10.88.0.34"), "a closed service has no say");
 }
 
 /// How often the link of the service's interface went up or down since it exists.

@@ -41,7 +41,11 @@ pub struct Host {
 impl Host {
     fn new(world: &str, role: &str) -> Self {
         let name = format!("{world}-{role}");
-        sh(&format!("ip netns add {name} && ip -n {name} link set lo up"));
+        // Without IPv6, whose address detection would go on for a second and change the state.
+        sh(&format!(
+            "ip netns add {name} && ip -n {name} link set lo up &&
+             ip netns exec {name} sysctl -qw net.ipv6.conf.default.disable_ipv6=1"
+        ));
         let path = Path::new("/run/netns").join(&name);
         Self { name, path }
     }
@@ -201,7 +205,7 @@ impl Node {
 
     /// All of the host's network state that godwit could leave something in.
     pub fn state(&self) -> String {
-        let script = "ip -o link | cut -d' ' -f2,3 | sed 's/@.*//'; ip address show | grep inet; ip route show table all; \
+        let script = "ip -o link | cut -d' ' -f2 | cut -d@ -f1; ip address show | grep inet; ip route show table all; \
                       ip neighbour show nud permanent; ip neighbour show proxy; bridge fdb show; nft list ruleset";
         let network = self.host.sh(&format!("sh -c \"{script}\""));
         let files: Vec<_> =
