@@ -11,7 +11,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 
 #[tokio::test]
 async fn run_sends_every_flag_and_prints_the_name() {
@@ -308,6 +308,34 @@ async fn ctrl_c_after_the_commit_still_reports_the_move() {
     let (code, lines) = interrupted(&fake, "late").await;
     assert_eq!(code, 0, "{lines:?}");
     assert_eq!(*fake.asked.cancelled.lock().unwrap(), ["late"]);
+}
+
+#[tokio::test]
+async fn on_a_terminal_a_bar_shows_the_phase_and_ctrl_c_cancels() {
+    let fake = Fake::start();
+    let command =
+        format!("{} migrate slow --to b --socket {}", env!("CARGO_BIN_EXE_godwit"), fake.socket().display());
+    // script(1) gives the command a terminal, and ends with its exit code.
+    let mut child = tokio::process::Command::new("script")
+        .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .env_remove("GODWIT_NODE")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let (mut keyboard, mut screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut seen = Vec::new();
+    while !String::from_utf8_lossy(&seen).contains("freeze") {
+        assert_ne!(screen.read_buf(&mut seen).await.unwrap(), 0, "{}", String::from_utf8_lossy(&seen));
+    }
+    keyboard.write_all(b"\x03").await.unwrap();
+    while screen.read_buf(&mut seen).await.unwrap() != 0 {}
+    let seen = String::from_utf8_lossy(&seen);
+    assert!(seen.contains("cancelling the migration of slow"), "{seen}");
+    assert!(seen.contains("Error: slow was kept on a: cancelled by the user before the commit"), "{seen}");
+    assert_eq!(child.wait().await.unwrap().code(), Some(130), "{seen}");
 }
 
 #[tokio::test]
