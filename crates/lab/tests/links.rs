@@ -114,7 +114,8 @@ fn assert_rate(rate: f64, asked: f64) {
 fn assert_delay(trips: &[Duration], one_way: Duration, slack: Duration) {
     println!("round trips {:?} … {:?} … {:?}", trips[0], trips[trips.len() / 2], trips[trips.len() - 1]);
     assert!(trips[0] >= 2 * one_way, "{:?}", trips[0]);
-    assert!(trips[trips.len() / 2] < 2 * one_way + slack, "{:?}", trips[trips.len() / 2]);
+    // The shortest: the others may have waited for the processor, on a machine that is busy.
+    assert!(trips[0] < 2 * one_way + slack, "{:?}", trips[0]);
 }
 
 /// Processor time that the link program has used.
@@ -130,7 +131,17 @@ fn processor_time(lab: &Lab) -> Duration {
 fn a_gigabit_link_carries_a_gigabit_with_its_delay() {
     let guard = Guard::up("link-gigabit", Some("1gbit,1ms"));
     let lab = &guard.lab;
-    assert_delay(&round_trips(lab, "a", "b", 200), Duration::from_millis(1), Duration::from_millis(2));
+    assert_delay(&round_trips(lab, "a", "b", 200), Duration::from_millis(1), Duration::from_millis(1));
+    for port in lab.figures().unwrap() {
+        let counters = port.counters;
+        println!(
+            "{} late {} ns, at most {} ns",
+            port.host,
+            counters.late_total_ns / counters.frames_out,
+            counters.late_longest_ns
+        );
+        assert!(counters.late_total_ns / counters.frames_out < 1_000_000, "{port:?}");
+    }
     let before = processor_time(lab);
     let address = lab.address("b").unwrap();
     assert_rate(tcp_rate(lab, "a", "b", address, 120 << 20), 1e9);

@@ -32,6 +32,11 @@ pub struct Counters {
     pub dropped_cut: u64,
     /// Frames that the host's interface did not take.
     pub dropped_refused: u64,
+    /// Nanoseconds by which frames of a shaped link were handed to the host later than the link says,
+    /// because the link program had to wait for the processor: the sum over all frames.
+    pub late_total_ns: u64,
+    /// The longest of these.
+    pub late_longest_ns: u64,
 }
 
 #[derive(Debug)]
@@ -135,10 +140,10 @@ impl Fabric {
             }
         }
         for port in 0..self.ports.len() {
-            while let Some((_, UnderWay { packet, size })) =
+            while let Some((at, UnderWay { packet, size })) =
                 self.ports.get_mut(port).and_then(|to| to.down.take_due(now))
             {
-                self.hand_over(port, &packet, size, output);
+                self.hand_over(port, &packet, size, now - at, output);
             }
         }
     }
@@ -176,7 +181,7 @@ impl Fabric {
             }
             let shape = self.shape;
             let Some(shared) = shared else {
-                self.hand_over(to, packet, size, output);
+                self.hand_over(to, packet, size, 0, output);
                 continue;
             };
             let Some(port) = self.ports.get_mut(to) else { continue };
@@ -190,9 +195,18 @@ impl Fabric {
         }
     }
 
-    fn hand_over(&mut self, to: usize, packet: &[u8], size: frame::WireSize, output: &mut impl Output) {
+    fn hand_over(
+        &mut self,
+        to: usize,
+        packet: &[u8],
+        size: frame::WireSize,
+        late: Nanos,
+        output: &mut impl Output,
+    ) {
         let taken = output.deliver(to, packet);
         if let Some(port) = self.ports.get_mut(to) {
+            port.counters.late_total_ns += late;
+            port.counters.late_longest_ns = port.counters.late_longest_ns.max(late);
             if taken {
                 port.counters.frames_out += 1;
                 port.counters.bytes_out += size.total as u64;

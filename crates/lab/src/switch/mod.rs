@@ -13,6 +13,10 @@
 //! - [`control`]: requests to the running program: cut, heal, change the link, figures.
 //! - [`run`]: the event loop of `godwit-lab-link`.
 //!
+//! How late frames are is counted (`late_*` of [`Counters`]). Measured on two cores in a virtual machine:
+//! 0.02 ms on average and 0.4 ms at most at rest; 0.03 ms and 1.9 ms with both cores overcommitted and
+//! a gigabit passing; a gigabit takes a fifth of a core, an unshaped link carries 8 to 19 Gbit/s.
+//!
 //! The kernel's netem would do, but not every kernel has it; this way numbers are the same everywhere.
 
 pub(crate) mod control;
@@ -23,4 +27,5 @@ mod run;
 pub(crate) mod tap;
 
 pub use control::{PortFigures, Request};
+pub use fabric::Counters;
 pub use run::{Arguments, run};
