@@ -23,7 +23,9 @@ fn scratch() -> TempDir {
 }
 
 fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
+    let output = Command::new(program).args(arguments).output();
+    let output =
+        output.unwrap_or_else(|error| panic!("{program} cannot be run ({error}); scripts/setup installs it"));
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 

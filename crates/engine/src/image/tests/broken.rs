@@ -305,7 +305,7 @@ fn a_file_that_is_no_archive_is_named() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
     #[test]
     fn an_archive_with_flipped_bytes_is_imported_or_refused(
