@@ -117,7 +117,8 @@ impl Connection {
         }
         let message = status.message().trim();
         match status.code() {
-            Code::Unimplemented => {
+            // The transport's own, for a method that the daemon has never heard of.
+            Code::Unimplemented if message.is_empty() => {
                 ClientError::OtherVersion { socket: self.socket.clone(), version: env!("CARGO_PKG_VERSION") }
             }
             code if message.is_empty() => {

@@ -82,6 +82,11 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// Says something on standard error; whether anybody hears it changes nothing.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// Is somebody watching standard error?
 pub(crate) fn watched() -> bool {
     io::stderr().is_terminal()

@@ -447,6 +447,35 @@ async fn a_daemon_that_is_not_there_is_named_with_what_to_do() {
 }
 
 #[tokio::test]
+async fn a_daemon_that_goes_away_before_it_answers_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("godwitd.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    // Reads the request and ends without an answer, as a daemon does that is killed.
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        std::io::Read::read(&mut stream, &mut [0; 64]).unwrap();
+    });
+    let arguments = ["migrate", "redis", "--to", "b", "--socket", socket.to_str().unwrap()];
+    let finished = Finished::from(godwit(&arguments).output().await.unwrap());
+    assert_eq!(finished.code, 1, "{finished:?}");
+    let expected =
+        format!("Error: the connection to godwitd on {} broke before the answer was there", socket.display());
+    assert!(finished.stderr.starts_with(&expected), "{finished:?}");
+}
+
+#[tokio::test]
+async fn a_migration_goes_on_when_nobody_reads_its_progress() {
+    let fake = Fake::start();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let child = fake.godwit(&["migrate", "redis", "--to", "b"]).stderr(writer).spawn().unwrap();
+    let finished = Finished::from(child.wait_with_output().await.unwrap());
+    assert_eq!(finished.code, 0, "{finished:?}");
+    assert!(finished.stdout.starts_with("redis moved from a to b"), "{finished:?}");
+}
+
+#[tokio::test]
 async fn a_lab_that_is_not_there_is_named() {
     let arguments = ["ps", "--lab", "no-such-lab", "--node", "a"];
     let finished = Finished::from(godwit(&arguments).output().await.unwrap());

@@ -87,7 +87,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         blocking(move || Ok(Lab::down(lab.name())?)).await?;
     }
     let Some(Seen { report, client }) = outcome? else {
-        eprintln!("Error: ended by Ctrl-C before the demo was over");
+        output::note("Error: ended by Ctrl-C before the demo was over");
         return Ok(ExitCode::from(migrate::INTERRUPTED));
     };
     ensure!(report.outcome == "moved", "redis was kept on {}: {}", report.source, report.reason);

@@ -84,10 +84,10 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             () = interrupts.next() => {
                 if interrupted {
                     progress.end();
-                    eprintln!(
+                    output::note(&format!(
                         "Error: left while the migration of {0} was being cancelled; `godwit inspect {0}` tells how it ends",
                         args.name
-                    );
+                    ));
                     return Ok(ExitCode::from(INTERRUPTED));
                 }
                 interrupted = true;
@@ -169,7 +169,7 @@ fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyho
         table(report).print()?;
     }
     if !moved {
-        eprintln!("Error: {} was kept on {}: {}", report.name, report.source, report.reason);
+        output::note(&format!("Error: {} was kept on {}: {}", report.name, report.source, report.reason));
     }
     Ok(match (moved, interrupted) {
         (true, _) => ExitCode::SUCCESS,

@@ -64,7 +64,7 @@ impl Progress {
                     0 => String::new(),
                     bytes => format!(" ({})", output::bytes(bytes)),
                 };
-                eprintln!("migrating {}: {}{size}", self.name, step.phase);
+                output::note(&format!("migrating {}: {}{size}", self.name, step.phase));
             }
             Kind::Lines | Kind::Silent => {}
         }
@@ -73,8 +73,8 @@ impl Progress {
     /// Says something besides.
     pub(crate) fn say(&self, text: &str) {
         match &self.kind {
-            Kind::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
-            Kind::Lines | Kind::Silent => eprintln!("{text}"),
+            Kind::Bar(bar) => bar.suspend(|| output::note(text)),
+            Kind::Lines | Kind::Silent => output::note(text),
         }
     }
 

@@ -25,7 +25,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Ok(_) if global.json => output::json(&serde_json::json!({ "removed": name }))?,
             Ok(_) => output::line(&name)?,
             Err(status) => {
-                eprintln!("Error: {}", connection.explain(&status));
+                output::note(&format!("Error: {}", connection.explain(&status)));
                 code = ExitCode::FAILURE;
             }
         }

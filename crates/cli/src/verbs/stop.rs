@@ -25,7 +25,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Ok(service) if global.json => output::json(&output::service_json(service.get_ref()))?,
             Ok(service) => output::line(&service.get_ref().name)?,
             Err(status) => {
-                eprintln!("Error: {}", connection.explain(&status));
+                output::note(&format!("Error: {}", connection.explain(&status)));
                 code = ExitCode::FAILURE;
             }
         }
