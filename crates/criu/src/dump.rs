@@ -13,7 +13,10 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use tokio::sync::watch;
 
 use crate::images::{self, DumpStats};
 use crate::{Criu, CriuError, log, rpc};
@@ -132,19 +135,67 @@ impl From<DumpStats> for DumpResult {
     }
 }
 
+/// Dumps of this process that have not come to their end: the tree's root, and a channel that
+/// closes with the end.
+static UNDER_WAY: Mutex<Vec<(u32, watch::Receiver<()>)>> = Mutex::new(Vec::new());
+
+/// An entry in [`UNDER_WAY`] for as long as it lives.
+struct UnderWay {
+    pid: u32,
+    sender: watch::Sender<()>,
+}
+
+impl UnderWay {
+    fn begin(pid: u32) -> Self {
+        let (sender, receiver) = watch::channel(());
+        under_way().push((pid, receiver));
+        Self { pid, sender }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        under_way()
+            .retain(|(pid, receiver)| *pid != self.pid || !receiver.same_channel(&self.sender.subscribe()));
+    }
+}
+
+fn under_way() -> std::sync::MutexGuard<'static, Vec<(u32, watch::Receiver<()>)>> {
+    // Nothing can panic while the list is changed.
+    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Resolves when no dump of the tree with this root, begun by this process, is under way any more.
+pub async fn settled(pid: u32) {
+    loop {
+        let receiver =
+            under_way().iter().find(|(root, _)| *root == pid).map(|(_, receiver)| receiver.clone());
+        match receiver {
+            // Nothing is ever sent: this is the end of the sender.
+            Some(mut receiver) => drop(receiver.changed().await),
+            None => return,
+        }
+    }
+}
+
 impl Criu {
     /// Dumps a process tree and returns when CRIU has let go of it.
     ///
     /// Dropping the future does not stop the dump: CRIU works on in the background until the tree
     /// is back in the state in which it found it. A CRIU that is killed instead would leave tasks
     /// that run although their freezer was frozen, with its own code mapped in them. Whoever thaws
-    /// the tree after giving up must first wait until nothing traces it.
+    /// the tree after giving up must first wait: see [`settled`].
     ///
     /// # Errors
     /// With [`CriuError::Dump`] the tree is as it was; the images are not usable.
     pub async fn dump(&self, options: DumpOptions) -> Result<DumpResult, CriuError> {
         let criu = self.clone();
-        let task = tokio::spawn(async move { criu.dump_to_the_end(options).await });
+        let under_way = UnderWay::begin(options.pid);
+        let task = tokio::spawn(async move {
+            let result = criu.dump_to_the_end(options).await;
+            drop(under_way);
+            result
+        });
         match task.await {
             Ok(result) => result,
             Err(error) => Err(CriuError::Talk {

@@ -16,7 +16,7 @@ mod rpc;
 
 use std::path::{Path, PathBuf};
 
-pub use dump::{DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS};
+pub use dump::{DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, settled};
 pub use error::CriuError;
 
 /// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `bundle/config.json` | the OCI description |
 //! | `container.log`, `.1` | the output, see [`log`] |
+//! | `provided/` | name resolution files, see [`provided`] |
 //! | `runc.log` | runc's messages of the last start |
 //! | `init.pid`, `shim.lock`, `exit.json` | see `godwit-shim` |
 
@@ -18,6 +19,7 @@ mod cgroup;
 mod lifecycle;
 pub mod log;
 mod process;
+mod provided;
 mod shim;
 mod spec;
 
@@ -60,12 +62,14 @@ pub struct Runc {
     path_variable: OsString,
 }
 
-/// What `runc state` prints.
+/// What godwit reads of runc's `state.json`: fields that runc has had under these names since its
+/// first release. `runc state` tells the same, but costs 5 ms, half of them in frozen time.
 #[derive(Debug, Deserialize)]
 struct RuncState {
-    status: String,
-    #[serde(default)]
+    #[serde(rename = "init_process_pid")]
     pid: u32,
+    #[serde(rename = "init_process_start")]
+    start: u64,
 }
 
 impl Runc {
@@ -114,20 +118,20 @@ impl Runc {
         self.config.root.join(name)
     }
 
-    async fn runc_state(&self, name: &str) -> Result<RuncState, EngineError> {
-        if !is_name(name) || !self.state_directory(name).join("state.json").exists() {
+    /// The container's main process as runc recorded it.
+    fn runc_state(&self, name: &str) -> Result<RuncState, EngineError> {
+        if !is_name(name) {
             return Err(EngineError::NotFound(name.to_owned()));
         }
-        let output = self.run_runc(name, &["state", name]).await?;
-        if !output.status.success() {
-            let reason = message(&output.stderr);
-            if reason.contains("does not exist") {
-                return Err(EngineError::NotFound(name.to_owned()));
+        let path = self.state_directory(name).join("state.json");
+        let failed = |source| io_error(name, format!("read {}", path.display()), source);
+        match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| failed(error.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(EngineError::NotFound(name.to_owned()))
             }
-            return Err(program_error(name, "state", reason));
+            Err(error) => Err(failed(error)),
         }
-        serde_json::from_slice(&output.stdout)
-            .map_err(|error| program_error(name, "state", error.to_string()))
     }
 
     /// The container's main process, which must live.
@@ -151,17 +155,17 @@ impl Engine for Runc {
     }
 
     async fn state(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
-        let state = self.runc_state(&config.name).await?;
+        let recorded = self.runc_state(&config.name)?;
         let exit_code = Files::new(&config.directory)
             .exit_code()
             .map_err(|source| io_error(&config.name, "read its exit record".into(), source))?;
-        let stopped = state.status == "stopped" || exit_code.is_some();
-        let status = match state.status.as_str() {
-            _ if stopped => ContainerStatus::Stopped,
-            "paused" => ContainerStatus::Paused,
-            _ => ContainerStatus::Running,
+        let lives = exit_code.is_none() && process::lives(recorded.pid, recorded.start);
+        let status = match lives {
+            false => ContainerStatus::Stopped,
+            true if self.cgroup(config)?.is_frozen() => ContainerStatus::Paused,
+            true => ContainerStatus::Running,
         };
-        Ok(ContainerState { status, pid: if stopped { 0 } else { state.pid }, exit_code })
+        Ok(ContainerState { status, pid: if lives { recorded.pid } else { 0 }, exit_code })
     }
 
     async fn wait(&self, config: &ContainerConfig) -> Result<i32, EngineError> {
@@ -218,14 +222,14 @@ impl Engine for Runc {
         let pid = self.main_pid(config).await?;
         let cgroup = self.cgroup(config)?;
         let mut external_mounts = Vec::new();
-        for mount in &config.mounts {
+        for mount in config.mounts.iter().chain(&provided::mounts(config, false)) {
             if let MountKind::Bind { .. } = mount.kind {
                 let target = mount.target.to_string_lossy().into_owned();
                 external_mounts.push((target.clone(), target));
             }
         }
         // A masked file is a bind mount of /dev/null, and runc's restore brings it under that key.
-        for path in spec::MASKED_PATHS {
+        for path in spec::MASKED_FILES {
             let inside = PathBuf::from(format!("/proc/{pid}/root{path}"));
             if std::fs::symlink_metadata(inside).is_ok_and(|metadata| !metadata.is_dir()) {
                 external_mounts.push(((*path).to_owned(), "/dev/null".to_owned()));

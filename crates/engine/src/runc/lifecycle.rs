@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use super::cgroup::Cgroup;
 use super::process::{self, Handle};
 use super::shim::{self, Files, Started};
-use super::{Runc, io_error, last_error, message, program_error, spec};
+use super::{Runc, io_error, last_error, message, program_error, provided, spec};
 use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineError, RestoreRequest};
 
 /// Options for CRIU at a restore that runc cannot give. They overrule what runc asks for.
@@ -147,6 +147,10 @@ impl Runc {
             statuses.map(|s| s.tracer).find(|&pid| pid != 0 && process::command_name(pid) == criu_name)
         };
         let io = |source| io_error(name, "thaw its processes".into(), source);
+        // This daemon's own CRIU, which may not have begun to trace yet; then an earlier daemon's.
+        for pid in cgroup.members() {
+            godwit_criu::settled(pid).await;
+        }
         while let Some(pid) = tracer() {
             if let Some(criu) = Handle::open(pid).map_err(io)? {
                 tracing::info!(container = %name, criu = pid, "waiting for CRIU to end before thawing");
@@ -207,10 +211,11 @@ impl Runc {
         self.remove(config).await?;
         let files = Files::new(&config.directory);
         let bundle = files.bundle();
-        let json = spec::config_json(config, criu).to_string();
+        let json = spec::config_json(config, &provided::mounts(config, criu.is_some()), criu).to_string();
         std::fs::create_dir_all(&self.config.root)
             .and_then(|()| std::fs::create_dir_all(&bundle))
             .and_then(|()| files.clear())
+            .and_then(|()| provided::write(config))
             .and_then(|()| std::fs::write(bundle.join("config.json"), json))
             .map_err(|source| io_error(&config.name, format!("write {}", bundle.display()), source))?;
         Ok(files)

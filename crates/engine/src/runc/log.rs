@@ -110,16 +110,7 @@ impl LogReader {
     /// Opens a log at its beginning: that of the rotated file, where there is one. A log that does
     /// not exist yet is empty.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let mut files = VecDeque::new();
-        // The new file first: when a rotation comes between, its content is read as the old one's.
-        let new = open_if_there(path)?;
-        let old = open_if_there(&rotated(path))?;
-        let same = |a: &File, b: &File| Ok::<_, io::Error>(a.metadata()?.ino() == b.metadata()?.ino());
-        match (old, new) {
-            (Some(old), Some(new)) if same(&old, &new)? => files.push_back(BufReader::new(new)),
-            (old, new) => files.extend(old.into_iter().chain(new).map(BufReader::new)),
-        }
-        Ok(Self { path: path.to_owned(), files, changes: None })
+        Ok(Self { path: path.to_owned(), files: files_after(path, None)?, changes: None })
     }
 
     /// The last lines, of those not older than `since_ns` when it is given. The reader stands
@@ -152,9 +143,10 @@ impl LogReader {
         let mut entries = Vec::new();
         while entries.len() < BATCH {
             let Some(file) = self.files.front_mut() else {
-                match open_if_there(&self.path)? {
-                    Some(file) => self.files.push_back(BufReader::new(file)),
-                    None => break,
+                // None was there yet.
+                self.files = files_after(&self.path, None)?;
+                if self.files.is_empty() {
+                    break;
                 }
                 continue;
             };
@@ -162,7 +154,12 @@ impl LogReader {
                 Line::Entry(entry) => entries.push(entry),
                 Line::Damaged => {}
                 Line::End => {
-                    if self.files.len() == 1 && !self.is_rotated()? {
+                    let is_last = self.files.len() == 1;
+                    let next = match self.files.front() {
+                        Some(file) if is_last => files_after(&self.path, Some(file.get_ref()))?,
+                        _ => VecDeque::new(),
+                    };
+                    if is_last && next.is_empty() {
                         break;
                     }
                     // What was written before the rotation was seen is read now.
@@ -173,6 +170,7 @@ impl LogReader {
                         continue;
                     }
                     self.files.pop_front();
+                    self.files.extend(next);
                 }
             }
         }
@@ -201,17 +199,27 @@ impl LogReader {
             }
         }
     }
+}
 
-    /// Whether the log's name belongs to another file than the last one opened.
-    fn is_rotated(&self) -> io::Result<bool> {
-        let Some(file) = self.files.back() else { return Ok(false) };
-        match std::fs::metadata(&self.path) {
-            Ok(metadata) => Ok(metadata.ino() != file.get_ref().metadata()?.ino()),
-            // Between the rename and the new file.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+/// The files that come after the one that was read, oldest first. What was rotated away unseen is
+/// gone.
+fn files_after(path: &Path, read: Option<&File>) -> io::Result<VecDeque<BufReader<File>>> {
+    // The new file first: when a rotation comes between the two, it is seen as the old one as well.
+    let new = open_if_there(path)?;
+    let old = open_if_there(&rotated(path))?;
+    let inode = |file: &File| Ok::<_, io::Error>(file.metadata()?.ino());
+    let mut known = read.map(inode).transpose()?;
+    let is_read = |file: &Option<File>| Ok::<_, io::Error>(file.as_ref().map(inode).transpose()? == known);
+    if read.is_some() && is_read(&new)? {
+        return Ok(VecDeque::new());
     }
+    let old = if is_read(&old)? { None } else { old };
+    known = old.as_ref().map(inode).transpose()?;
+    let new = match new {
+        Some(new) if Some(inode(&new)?) == known => None,
+        new => new,
+    };
+    Ok(old.into_iter().chain(new).map(BufReader::new).collect())
 }
 
 /// Watches the directory of the log: the log itself changes its name.
@@ -342,6 +350,32 @@ mod tests {
         append(&path, "\n");
         append(&path, &line(1, "a"));
         assert_eq!(texts(&LogReader::open(&path).unwrap().read().unwrap()), ["a"]);
+    }
+
+    #[test]
+    fn a_reader_that_is_one_rotation_behind_reads_both_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        append(&path, &line(1, "a"));
+        let mut log = LogReader::open(&path).unwrap();
+        assert_eq!(texts(&log.read().unwrap()), ["a"]);
+        for data in ["b", "c"] {
+            std::fs::rename(&path, rotated(&path)).unwrap();
+            append(&path, &line(2, data));
+        }
+        assert_eq!(texts(&log.read().unwrap()), ["b", "c"]);
+        assert!(log.read().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_log_that_begins_and_is_rotated_unseen_is_read_from_its_beginning() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let mut log = LogReader::open(&path).unwrap();
+        assert!(log.read().unwrap().is_empty());
+        append(&rotated(&path), &line(1, "a"));
+        append(&path, &line(2, "b"));
+        assert_eq!(texts(&log.read().unwrap()), ["a", "b"]);
     }
 
     #[tokio::test]

@@ -46,6 +46,21 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
     }
 }
 
+/// Whether the process that began at this time (clock ticks since boot) lives.
+pub(super) fn lives(pid: u32, start: u64) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    parse_stat(&text).is_some_and(|(state, began)| began == start && !"ZX".contains(state))
+}
+
+/// State letter and start time of `/proc/PID/stat`: the fields 3 and 22. The name before them may
+/// contain anything.
+fn parse_stat(text: &str) -> Option<(char, u64)> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
 /// The name of a process's program, at most 15 bytes; none when it is gone.
 pub(super) fn command_name(pid: u32) -> Option<String> {
     Some(std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
@@ -106,6 +121,16 @@ mod tests {
             resident_bytes: 16 * 1024,
         };
         assert_eq!(status, expected);
+    }
+
+    #[test]
+    fn a_process_is_told_from_a_later_one_with_its_pid() {
+        let text = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let (_, start) = parse_stat(&text).unwrap();
+        assert!(lives(std::process::id(), start));
+        assert!(!lives(std::process::id(), start + 1));
+        let odd = format!("7 (a) b ) Z 1{} 99 0", " 0".repeat(17));
+        assert_eq!(parse_stat(&odd), Some(('Z', 99)));
     }
 
     #[tokio::test]

@@ -1,0 +1,103 @@
+//! Mounts that every container gets beside those it asks for: name resolution, and empty
+//! directories over what shows the node.
+//!
+//! `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf` are bind mounts of files that are written
+//! anew at each start and restore, as Podman and Docker do it. They depend on the container, not
+//! on the node, but for the name servers.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use super::spec::COVERED_DIRECTORIES;
+use crate::container::{ContainerConfig, Mount, MountKind};
+
+/// The node's name servers: the file, and the one behind systemd's local resolver.
+const RESOLVER_FILES: &[&str] = &["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+
+/// The files with name resolution, and what is in them.
+fn files(config: &ContainerConfig) -> [(&'static str, String); 3] {
+    let name = &config.hostname;
+    let address =
+        address_in(&config.network_namespace).map_or("127.0.1.1".to_owned(), |address| address.to_string());
+    [
+        ("hostname", format!("{name}\n")),
+        ("hosts", format!("127.0.0.1 localhost\n::1 localhost ip6-localhost\n{address} {name}\n")),
+        (
+            "resolv.conf",
+            resolver(&mut RESOLVER_FILES.iter().filter_map(|path| std::fs::read_to_string(path).ok())),
+        ),
+    ]
+}
+
+fn directory(config: &ContainerConfig) -> PathBuf {
+    config.directory.join("provided")
+}
+
+/// Writes the files and the empty directory that the mounts need.
+pub(super) fn write(config: &ContainerConfig) -> io::Result<()> {
+    std::fs::create_dir_all(directory(config).join("empty"))?;
+    files(config).iter().try_for_each(|(name, content)| std::fs::write(directory(config).join(name), content))
+}
+
+/// The mounts; with `all` those too that this node's kernel has no use for, which the dump of
+/// another node may have.
+pub(super) fn mounts(config: &ContainerConfig, all: bool) -> Vec<Mount> {
+    let bind = |source: PathBuf, target: PathBuf, read_only| Mount {
+        kind: MountKind::Bind { source },
+        target,
+        read_only,
+    };
+    let names = ["hostname", "hosts", "resolv.conf"];
+    let resolution =
+        names.iter().map(|name| bind(directory(config).join(name), Path::new("/etc").join(name), false));
+    let covered = COVERED_DIRECTORIES
+        .iter()
+        .filter(|path| all || Path::new(path).is_dir())
+        .map(|path| bind(directory(config).join("empty"), path.into(), true));
+    let own = |mount: &Mount| config.mounts.iter().any(|own| own.target == mount.target);
+    resolution.chain(covered).filter(|mount| !own(mount)).collect()
+}
+
+/// The first address of a network namespace that is not a loopback or link-local one.
+fn address_in(namespace: &Path) -> Option<IpAddr> {
+    let namespace = std::fs::File::open(namespace).ok()?;
+    // A thread of its own: it stays in the other namespace for the rest of its life.
+    let reader = std::thread::spawn(move || {
+        nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).ok()?;
+        nix::ifaddrs::getifaddrs().ok()?.find_map(|interface| {
+            let address = interface.address?.as_sockaddr_in()?.ip();
+            (!address.is_loopback() && !address.is_link_local()).then_some(IpAddr::V4(address))
+        })
+    });
+    reader.join().ok()?
+}
+
+/// A `resolv.conf` from the first file with name servers that a container can reach: not those on
+/// the node's loopback.
+fn resolver(files: &mut dyn Iterator<Item = String>) -> String {
+    let is_server = |line: &str| line.split_whitespace().next() == Some("nameserver");
+    let is_local = |line: &str| {
+        let address = line.split_whitespace().nth(1).and_then(|address| address.parse::<IpAddr>().ok());
+        address.is_none_or(|address| address.is_loopback())
+    };
+    let reachable = files.map(|text| {
+        let lines = text.lines().filter(|line| !line.starts_with(['#', ';']));
+        lines.filter(|line| !(is_server(line) && is_local(line))).map(|line| format!("{line}\n")).collect()
+    });
+    reachable.into_iter().find(|text: &String| text.lines().any(is_server)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_servers_on_the_loopback_are_left_out() {
+        let stub = "# comment\nnameserver 127.0.0.53\noptions edns0\n".to_owned();
+        let real = "search lan\nnameserver 192.0.2.1\nnameserver ::1\n".to_owned();
+        let found = resolver(&mut [stub.clone(), real].into_iter());
+        assert_eq!(found, "search lan\nnameserver 192.0.2.1\n");
+        assert_eq!(resolver(&mut [stub].into_iter()), "");
+    }
+}
