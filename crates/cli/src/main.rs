@@ -54,8 +54,19 @@ fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     if reader_gone {
         return ExitCode::SUCCESS;
     }
-    let _ = writeln!(io::stderr(), "Error: {error:#}");
+    output::note(&format!("Error: {}", sentence(error)));
     ExitCode::from(code)
+}
+
+/// The error and its causes, each said once: some errors repeat their cause in their own words.
+fn sentence(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Help and version as clap writes them; errors in godwit's own form.
@@ -73,4 +84,15 @@ fn explain_usage(error: &clap::Error) -> ExitCode {
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let _ = write!(io::stderr(), "Error: {text}");
     ExitCode::from(USAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = anyhow!("no such file").context("running ping failed: no such file").context("lab exec");
+        assert_eq!(super::sentence(&error), "lab exec: running ping failed: no such file");
+    }
 }
