@@ -11,7 +11,7 @@ BENCH_ARGS ?= --workload redis --memory 256MiB --mode cold --link 1gbit,1ms --ru
 # Where rustup's own installer puts cargo, for shells that do not have it in their path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 BINARIES := godwit godwitd godwit-shim godwit-lab-link
-SAY = @printf '\033[1m==> %s\033[0m\n'
+SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build release test lint unit demo bench install uninstall clean

@@ -5,7 +5,7 @@
 # shellcheck disable=SC2034
 GODWIT_LIBEXEC=/usr/local/lib/godwit/bin
 
-say() { printf '\033[1m==> %s\033[0m\n' "$*" | plain; }
+say() { printf '==> %s\n' "$*"; }
 note() { printf '    %s\n' "$*"; }
 die() {
     printf 'Error: %s\n' "$*" >&2
@@ -22,9 +22,6 @@ run_exit_actions() {
     local action
     for action in "${exit_actions[@]}"; do "$action"; done
 }
-
-# Takes terminal colours out when nobody looks at a terminal.
-plain() { if [ -t 1 ]; then cat; else sed 's/\x1b\[[0-9;]*m//g'; fi; }
 
 # One field of /etc/os-release.
 os_release() { (
