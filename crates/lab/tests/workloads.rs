@@ -118,6 +118,8 @@ fn a_pause_is_seen_by_every_request_that_was_due_in_it() {
     guard.client(&preset);
     let load = guard.load(&preset);
     std::thread::sleep(Duration::from_millis(500));
+    load.lap().unwrap();
+    // From here on most of what is reported is the pause.
     let begun = Instant::now();
     signal(&child, Signal::SIGSTOP);
     std::thread::sleep(Duration::from_millis(400));

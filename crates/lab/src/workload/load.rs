@@ -43,6 +43,8 @@ const COUNTERS: u64 = 64;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Significant digits of the latency histogram; its unit is the microsecond.
 const DIGITS: u8 = 3;
+/// How many of the first answers tell the usual round trip.
+const FIRST: u64 = 500;
 /// The longest wait that it tells from longer ones: an hour.
 const LONGEST: u64 = 3_600_000_000;
 
@@ -63,9 +65,13 @@ pub struct LoadReport {
     pub broken: Option<String>,
     /// The first wrong answer.
     pub first_wrong: Option<String>,
-    /// Longest wait of an answer minus the median wait, in milliseconds. A request that has no answer
+    /// Longest wait of an answer minus the usual one, in milliseconds. A request that has no answer
     /// yet counts with its wait so far.
     pub downtime_ms: f64,
+    /// The round trip of a service that nothing happens to, in microseconds: the median of the client's
+    /// first answers, or of all if that is less. (The median of a report alone would be half of a
+    /// pause, if the report covers little else.)
+    pub usual_us: u64,
     /// Half of the answers took no longer, in microseconds.
     pub median_us: u64,
     /// 99 of 100 answers took no longer.
@@ -140,6 +146,7 @@ impl RedisLoad {
             outgoing: Vec::new(),
             incoming: Vec::new(),
             broken: None,
+            first: histogram(),
             lap: Figures::new(),
             total: Figures::new(),
             sent: Arc::clone(&sent),
@@ -204,15 +211,25 @@ struct Figures {
     latency: Histogram<u64>,
 }
 
+fn histogram() -> Histogram<u64> {
+    #[allow(clippy::unwrap_used)] // fails for other bounds and more than 5 digits only
+    Histogram::new_with_bounds(1, LONGEST, DIGITS).unwrap()
+}
+
 impl Figures {
     fn new() -> Self {
-        #[allow(clippy::unwrap_used)] // fails for other bounds and more than 5 digits only
-        let latency = Histogram::new_with_bounds(1, LONGEST, DIGITS).unwrap();
-        Self { begun: Instant::now(), sent: 0, answered: 0, wrong: 0, first_wrong: None, latency }
+        Self {
+            begun: Instant::now(),
+            sent: 0,
+            answered: 0,
+            wrong: 0,
+            first_wrong: None,
+            latency: histogram(),
+        }
     }
 
     /// `oldest` is how long the oldest request without an answer has waited.
-    fn report(&self, lost_ops: u64, oldest: Duration, broken: Option<String>) -> LoadReport {
+    fn report(&self, usual: u64, lost_ops: u64, oldest: Duration, broken: Option<String>) -> LoadReport {
         let oldest = u64::try_from(oldest.as_micros()).unwrap_or(u64::MAX);
         let (median, longest) = (self.latency.value_at_quantile(0.5), self.latency.max().max(oldest));
         LoadReport {
@@ -223,7 +240,8 @@ impl Figures {
             reconnects: 0,
             broken,
             first_wrong: self.first_wrong.clone(),
-            downtime_ms: Duration::from_micros(longest.saturating_sub(median)).as_secs_f64() * 1e3,
+            downtime_ms: Duration::from_micros(longest.saturating_sub(usual)).as_secs_f64() * 1e3,
+            usual_us: usual,
             median_us: median,
             p99_us: self.latency.value_at_quantile(0.99),
             p999_us: self.latency.value_at_quantile(0.999),
@@ -261,6 +279,8 @@ struct Client {
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
     broken: Option<String>,
+    /// Waits of the first answers.
+    first: Histogram<u64>,
     lap: Figures,
     total: Figures,
     sent: Arc<AtomicU64>,
@@ -370,6 +390,9 @@ impl Client {
                         .get_or_insert_with(|| format!("{reply:?} instead of {}", request.expected));
                 }
             }
+            if self.first.len() < FIRST {
+                self.first.saturating_record(wait);
+            }
             self.answered.fetch_add(1, Ordering::Relaxed);
         }
         self.incoming.drain(..taken);
@@ -385,23 +408,34 @@ impl Client {
         self.oldest() >= pending.until || self.broken.is_some() || Instant::now() >= pending.deadline
     }
 
+    fn usual(&self) -> u64 {
+        let periods = [&self.first, &self.lap.latency, &self.total.latency].into_iter();
+        periods.filter(|waits| !waits.is_empty()).map(|waits| waits.value_at_quantile(0.5)).min().unwrap_or(0)
+    }
+
     /// Sends a report; true if it was the last.
     fn report(&mut self, order: Order) -> bool {
         // Of a lap, what is out may still come, unless nothing can come any more or it had its time.
         let broken = self.broken.is_some();
         let overdue = self.waiting.iter().filter(|request| broken || request.due.elapsed() >= PATIENCE);
         let overdue = overdue.count() as u64;
+        let usual = self.usual();
         let oldest = self.waiting.front().map_or(Duration::ZERO, |request| request.due.elapsed());
         match order {
             Order::Lap(reply) => {
-                let report = self.lap.report(overdue, oldest, self.broken.clone());
+                let report = self.lap.report(usual, overdue, oldest, self.broken.clone());
                 self.lap = Figures::new();
                 // Whoever asked and went away does not want it.
                 let _ = reply.send(report);
                 false
             }
             Order::Stop(reply) => {
-                let _ = reply.send(self.total.report(self.waiting.len() as u64, oldest, self.broken.clone()));
+                let _ = reply.send(self.total.report(
+                    usual,
+                    self.waiting.len() as u64,
+                    oldest,
+                    self.broken.clone(),
+                ));
                 true
             }
         }
