@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -142,12 +143,14 @@ impl Shim {
 /// Starts the engine's command with the container's streams as its own.
 fn start(command: &[std::ffi::OsString], stdout: OwnedFd, stderr: OwnedFd) -> Result<Pid, String> {
     let (program, words) = command.split_first().ok_or("there is no command")?;
-    // The standard library gives the child an empty signal mask.
-    let child = Command::new(program)
-        .args(words)
-        .stdin(Stdio::null())
-        .stdout(stdout)
-        .stderr(stderr)
+    let mut command = Command::new(program);
+    command.args(words).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    // A child inherits the mask, and so would every process of the container: signals blocked for
+    // good, and a SIGCONT that stays pending and that CRIU cannot restore.
+    let unblock = || SigSet::empty().thread_set_mask().map_err(std::io::Error::from);
+    // SAFETY: the closure only calls pthread_sigmask(3), which is async-signal-safe.
+    unsafe { command.pre_exec(unblock) };
+    let child = command
         .spawn()
         .map_err(|error| format!("{} cannot be started: {error}", program.to_string_lossy()))?;
     i32::try_from(child.id()).map(Pid::from_raw).map_err(|error| error.to_string())
