@@ -22,6 +22,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+/// What is logged without `GODWIT_LOG`: the netlink crates warn of every attribute newer than they.
+const QUIET: &str = "info,netlink_packet_route=error,netlink_proto=error";
+
 #[derive(Parser)]
 #[command(name = "godwitd", version, about = "The daemon of a godwit node")]
 struct Cli {
@@ -66,7 +69,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("GODWIT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_env("GODWIT_LOG").unwrap_or_else(|_| EnvFilter::new(QUIET));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,

@@ -341,10 +341,10 @@ impl Host for NodeHost {
         node.unwatch(&service.name);
         node.state.remove_service(&service.name).map_err(|e| host_error(&e))?;
         node.place(service, to, service.epoch + 1, false).map_err(|e| host_error(&e))?;
-        if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))? {
-            if placement.node != node.name {
-                node.forward(&placement).await.map_err(|e| host_error(&e))?;
-            }
+        if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))?
+            && placement.node != node.name
+        {
+            node.forward(&placement).await.map_err(|e| host_error(&e))?;
         }
         Ok(())
     }

@@ -137,6 +137,10 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         () = accept_peers(Arc::clone(&node), listener, peers) => Ok(()),
         () = join::invite(Arc::clone(&node), inviting) => Ok(()),
         () = cluster::run(Arc::clone(&node)) => Ok(()),
+        failed = node.local().overlay.follow_uplink() => match failed {
+            Ok(never) => match never {},
+            Err(error) => Err(error).context("the uplink cannot be watched"),
+        },
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };

@@ -193,7 +193,7 @@ fn describe(
 
 async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<(), Status> {
     let local = node.local();
-    local.make_directories(service).map_err(internal)?;
+    local.make_directories(service, false).map_err(internal)?;
     local.mount_root(service).map_err(internal)?;
     let root = local.config(service).rootfs;
     let path = service.env.iter().find_map(|pair| pair.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
@@ -206,7 +206,6 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
         EngineError::Command { .. } => invalid(error),
         _ => internal(error),
     })?;
-    local.overlay.announce(&service.endpoint()).map_err(internal)?;
     Ok(())
 }
 

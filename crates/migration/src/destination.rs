@@ -36,6 +36,9 @@ const MAX_TREE_ENTRIES: u64 = 50_000_000;
 const ASK_FIRST: Duration = Duration::from_millis(100);
 const ASK_LAST: Duration = Duration::from_secs(2);
 
+/// Longest restore: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
+const RESTORE_LIMIT: Duration = Duration::from_secs(120);
+
 /// Room for the restore beside the service's own memory, bytes.
 const RESTORE_OVERHEAD: u64 = 32 << 20;
 
@@ -54,6 +57,9 @@ pub enum DestinationError {
     /// Files could not be written.
     #[error("the service's changed files cannot be written on this node")]
     Tree(#[from] tree::TreeError),
+    /// CRIU hangs.
+    #[error("the restore took longer than {} s", RESTORE_LIMIT.as_secs())]
+    Slow,
     /// The source broke the rules of the conversation.
     #[error("the source sent {0}")]
     Protocol(&'static str),
@@ -149,13 +155,13 @@ async fn admit(local: &Arc<Local>, link: &mut Link) -> Result<Admitted, Destinat
     let mut reasons = local.host.objections(&service).await;
     reasons.extend(machine_objections(local, &open));
     for mount in &service.mounts {
-        if let MountKind::Bind { source } = &mount.kind {
-            if !source.exists() {
-                reasons.push(format!(
-                    "{}, which is mounted into the service, does not exist there",
-                    source.display()
-                ));
-            }
+        if let MountKind::Bind { source } = &mount.kind
+            && !source.exists()
+        {
+            reasons.push(format!(
+                "{}, which is mounted into the service, does not exist there",
+                source.display()
+            ));
         }
     }
     let missing = missing_layers(local, &open, &mut reasons)?;
@@ -245,10 +251,11 @@ async fn until_restored(
         receive_layer(local, link, layer).await?;
         link.send(Message::LayerStored).await?;
     }
-    local.make_directories(service)?;
+    local.make_directories(service, true)?;
     local.overlay.create_endpoint(&service.endpoint()).await?;
     let upper = local.layout.upper(&service.name);
     receive_tree(link, &upper).await?;
+    sync(upper).await?;
     fault::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
 
@@ -313,6 +320,12 @@ async fn receive_tree(link: &mut Link, upper: &std::path::Path) -> Result<(), De
     }
 }
 
+/// Waits until files are on the disk: what the service had synced at the source must not be lost
+/// by a crash of this machine after the commit.
+async fn sync(upper: PathBuf) -> Result<(), DestinationError> {
+    Ok(tokio::task::spawn_blocking(move || tree::sync(&upper)).await??)
+}
+
 async fn receive_and_restore(
     local: &Local,
     link: &mut Link,
@@ -320,7 +333,10 @@ async fn receive_and_restore(
     room: &Room,
 ) -> Result<Vec<u32>, DestinationError> {
     let service = &admitted.service;
-    receive_tree(link, &local.layout.upper(&service.name)).await?;
+    let upper = local.layout.upper(&service.name);
+    receive_tree(link, &upper).await?;
+    // On the disk before the commit, beside the images' way here.
+    let synced = tokio::spawn(sync(upper));
     local.mount_root(service)?;
     let mut images = images::Receiver::new(&room.images(), admitted.images_bytes);
     let mut log = LogWriter::new(local, service);
@@ -338,7 +354,9 @@ async fn receive_and_restore(
     link.send(Message::ImagesReceived).await?;
     fault::point("destination.received").await;
     let request = RestoreRequest { config: local.config(service), images: room.images(), work: room.work() };
-    local.engine.restore_stopped(&request).await?;
+    let restoring = local.engine.restore_stopped(&request);
+    tokio::time::timeout(RESTORE_LIMIT, restoring).await.map_err(|_| DestinationError::Slow)??;
+    synced.await??;
     fault::point("destination.restoring").await;
     Ok(keep_stopped)
 }
@@ -417,7 +435,6 @@ pub(crate) async fn take_over(
     fault::point("destination.committed").await;
     local.overlay.open(&service.endpoint()).await?;
     local.engine.cont(&local.config(service), keep_stopped).await?;
-    local.overlay.announce(&service.endpoint())?;
     local.host.adopt(service).await?;
     local.journal.set(id, Stage::Done, "")?;
     Ok(())

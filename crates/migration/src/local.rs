@@ -130,10 +130,11 @@ impl Local {
         [older.into(), log]
     }
 
-    /// Makes the directories a service needs here.
-    pub fn make_directories(&self, service: &Service) -> Result<(), LocalError> {
-        let root = self.layout.root(&service.name, Vec::new());
-        for path in [root.upper, root.work, root.target, self.layout.container(&service.name)] {
+    /// Makes the directories a service needs here. The upper directory only for one that arrives:
+    /// the first mount makes it for a new one, with the owner and mode of the image's root.
+    pub fn make_directories(&self, service: &Service, arriving: bool) -> Result<(), LocalError> {
+        let upper = arriving.then(|| self.layout.upper(&service.name));
+        for path in upper.into_iter().chain([self.layout.container(&service.name)]) {
             std::fs::create_dir_all(&path).map_err(|source| LocalError::Io {
                 action: "create",
                 path,

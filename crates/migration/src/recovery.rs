@@ -30,7 +30,7 @@ pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
                 local.journal.set(id, Stage::Done, "godwitd was restarted after the commit")?;
             }
             (Role::Source, _) => {
-                source::put_back(local, service, id, "godwitd was restarted before the commit").await?;
+                source::put_back(local, service, id, None, "godwitd was restarted before the commit").await?;
             }
             (Role::Destination, Stage::Committed) => {
                 destination::take_over(local, service, id, keep_stopped).await?;

@@ -4,15 +4,15 @@
 //! opens the port, thaws, and the service goes on with its connections. Then the journal's
 //! `committed` is written, and from there on there is only forward.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use godwit_criu::DumpOptions;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
+use godwit_network::Held;
 use godwit_transfer::Connection;
-use rustix::event::{PollFd, PollFlags, poll};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -98,6 +98,8 @@ pub struct Source {
     destination: String,
     progress: watch::Sender<Progress>,
     cancel: CancellationToken,
+    /// Frames for the service that came since the freeze; they go where it runs next.
+    held: Mutex<Option<Held>>,
 }
 
 /// What the frozen stretch needs to know of what came before it.
@@ -117,7 +119,7 @@ impl Source {
         progress: watch::Sender<Progress>,
         cancel: CancellationToken,
     ) -> Self {
-        Self { local, service, id, destination, progress, cancel }
+        Self { local, service, id, destination, progress, cancel, held: Mutex::new(None) }
     }
 
     /// Moves the service over `connect`ed data connection. The report says how it ended; an error
@@ -378,8 +380,11 @@ impl Source {
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         let clock = clock.insert(PhaseClock::start());
         self.local.engine.freeze(&config).await?;
-        // From here nothing is acknowledged to clients that the dump would not hold.
+        // From here nothing is acknowledged to clients that the dump would not hold; what they send
+        // is kept for the service, so that they need not wait out a retransmission.
+        let held = self.local.overlay.hold(&self.service.endpoint())?;
         self.local.overlay.close(&self.service.endpoint()).await?;
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
         let target = self.local.engine.dump_target(&config).await?;
         for (name, content) in &target.extra_files {
@@ -403,7 +408,7 @@ impl Source {
             ..DumpOptions::new(target.pid, target.root, prepared.room.images(), prepared.room.work())
         };
         // Dropping the handle does not end CRIU, which must put the processes back itself:
-        // `put_back` waits for that.
+        // `Engine::thaw` waits for that.
         let mut dump = AbortOnDropHandle::new(tokio::spawn(async move {
             let started = Instant::now();
             criu.dump(options).await.map(|_| ms_since(started))
@@ -486,6 +491,9 @@ impl Source {
             report.resume_ms += clock.end("commit");
         }
         report.outcome = Outcome::Moved;
+        if let Some(held) = self.take_held() {
+            self.local.overlay.release(held)?;
+        }
         match running {
             Ok(Message::Running) => {}
             Ok(other) => {
@@ -510,7 +518,12 @@ impl Source {
 
     /// Before the commit: the service goes on here as if nothing had been.
     async fn undo(&self, reason: &str) -> Result<(), LocalError> {
-        put_back(&self.local, &self.service, &self.id, reason).await
+        put_back(&self.local, &self.service, &self.id, self.take_held(), reason).await
+    }
+
+    fn take_held(&self) -> Option<Held> {
+        // A panic while the lock was held leaves an option that is whole either way.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -519,49 +532,21 @@ pub(crate) async fn put_back(
     local: &Local,
     service: &Service,
     id: &str,
+    held: Option<Held>,
     reason: &str,
 ) -> Result<(), LocalError> {
     let entry = local.journal.get(id)?;
     if entry.is_some_and(|e| e.stage == Stage::Frozen) {
-        let state = local.engine.state(&local.config(service)).await?;
-        wait_untraced(state.pid).await?;
         // The port first: what comes in while the processes thaw waits in their sockets.
         local.overlay.open(&service.endpoint()).await?;
+        if let Some(held) = held {
+            local.overlay.release(held)?;
+        }
         local.engine.thaw(&local.config(service)).await?;
     }
     images::remove(&local.layout.migration(id))?;
     local.journal.set(id, Stage::Kept, reason)?;
     Ok(())
-}
-
-/// Waits until CRIU has let go of a process: a dump that nobody wants any more goes on by itself
-/// until the processes are as they were, and thawing them before would be undone by it.
-async fn wait_untraced(pid: u32) -> Result<(), LocalError> {
-    let path = PathBuf::from(format!("/proc/{pid}/status"));
-    let failed = |action, source| LocalError::Io { action, path: path.clone(), source };
-    loop {
-        let status = match std::fs::read_to_string(&path) {
-            Ok(status) => status,
-            // It has ended; there is nothing to wait for.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(failed("read", e)),
-        };
-        let tracer =
-            status.lines().find_map(|line| line.strip_prefix("TracerPid:")?.trim().parse::<i32>().ok());
-        let Some(tracer) = tracer.and_then(rustix::process::Pid::from_raw) else { return Ok(()) };
-        match rustix::process::pidfd_open(tracer, rustix::process::PidfdFlags::NONBLOCK) {
-            Ok(pidfd) => {
-                let ended = tokio::task::spawn_blocking(move || {
-                    let mut wanted = [PollFd::new(&pidfd, PollFlags::IN)];
-                    poll(&mut wanted, None)
-                });
-                ended.await?.map_err(|e| failed("wait for the tracer in", e.into()))?;
-            }
-            // Ended between the two looks.
-            Err(rustix::io::Errno::SRCH) => {}
-            Err(e) => return Err(failed("wait for the tracer in", e.into())),
-        }
-    }
 }
 
 async fn next_round(tree: tree::Source, frozen: bool) -> Result<(tree::Source, tree::Round), SourceError> {
