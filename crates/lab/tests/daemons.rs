@@ -2,9 +2,19 @@
 //! end. Needs root and the workspace's programs (`cargo build`).
 #![allow(clippy::unwrap_used)]
 
-use std::{fs, net::SocketAddr, net::TcpStream, path::Path, time::Duration};
+use std::{
+    fs,
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
-use godwit_lab::{Lab, LabConfig, LabError};
+use godwit_lab::{Lab, LabConfig, LabError, workload::Workload};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 struct Guard(Lab);
 
@@ -58,6 +68,67 @@ fn a_cluster_comes_up_survives_a_killed_daemon_and_goes() {
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains("/labs/cluster") && !mounts.contains("gwl-cluster-"), "{mounts}");
+}
+
+/// Pids of the running processes whose command line or cgroup has `text` in it.
+fn processes(text: &str) -> Vec<i32> {
+    let pids =
+        fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let holds = |pid: &i32| {
+        ["cmdline", "cgroup"].iter().any(|file| {
+            let content = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            String::from_utf8_lossy(&content).contains(text)
+        })
+    };
+    // What has ended and waits for init to take notice does not count.
+    let alive =
+        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+    pids.filter(holds).filter(alive).collect()
+}
+
+#[test]
+fn services_go_with_their_lab_running_frozen_or_orphaned() {
+    let guard = Guard(Lab::up(&LabConfig::new("cluster-svc", ["a"])).unwrap());
+    let lab = &guard.0;
+    let scratch = tempfile::tempdir().unwrap();
+    let preset = Workload::Busybox.build(scratch.path().join("root")).unwrap();
+    let godwit = Path::new(env!("CARGO_BIN_EXE_godwit-lab-link")).with_file_name("godwit");
+    for service in ["running", "frozen", "orphaned"] {
+        let mut run = Command::new(&godwit);
+        run.args(["--lab", lab.name(), "--node", "a", "run", "--name", service, "--rootfs"])
+            .arg(&preset.rootfs);
+        let output = run.arg("--").args(&preset.command).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    // The source of an unfinished migration looks like this,
+    let cgroup = Path::new("/godwit-lab/cluster-svc/a/frozen");
+    let version_1 = PathBuf::from(format!("/sys/fs/cgroup/freezer{}/freezer.state", cgroup.display()));
+    if version_1.exists() {
+        fs::write(version_1, "FROZEN").unwrap();
+    } else {
+        fs::write(format!("/sys/fs/cgroup{}/cgroup.freeze", cgroup.display()), "1").unwrap();
+    }
+    // and this is left when both the daemon and a shim are killed.
+    lab.stop_node("a").unwrap();
+    let shims = processes("services/orphaned/");
+    assert!(!shims.is_empty());
+    for shim in shims {
+        // Some of them may have ended with another.
+        let _ = kill(Pid::from_raw(shim), Signal::SIGKILL);
+    }
+    assert!(processes("/godwit-lab/cluster-svc/a/").len() >= 3);
+
+    Lab::down("cluster-svc").unwrap();
+    assert_eq!(processes("cluster-svc"), Vec::<i32>::new());
+    assert!(preset.rootfs.join("usr/bin/busybox").exists(), "what the service was made from stays");
+    for path in ["/run/godwit/labs/cluster-svc", "/var/lib/godwit/labs/cluster-svc"] {
+        assert!(!Path::new(path).exists());
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains("cluster-svc"), "{mounts}");
+    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+        assert!(!hierarchy.path().join("godwit-lab/cluster-svc").exists());
+    }
 }
 
 #[test]

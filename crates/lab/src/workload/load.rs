@@ -39,8 +39,9 @@ use crate::{error::LabError, lab::Lab};
 
 /// Counters that the requests go round.
 const COUNTERS: u64 = 64;
-/// How long the answers that are out may take when the client is asked for a report.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the answers that are out may take when the client is asked for a report: longer than the
+/// two minutes that TCP may wait between two attempts to send a segment again (RFC 6298, TCP_RTO_MAX).
+const PATIENCE: Duration = Duration::from_secs(130);
 /// Significant digits of the latency histogram; its unit is the microsecond.
 const DIGITS: u8 = 3;
 /// How many of the first answers tell the usual round trip.
@@ -167,7 +168,7 @@ impl RedisLoad {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// Waits until the requests issued so far are answered (at most half a minute), and reports what
+    /// Waits until the requests issued so far are answered (for 130 s at most), and reports what
     /// happened since the start or the last lap. The client goes on.
     ///
     /// # Errors
@@ -176,7 +177,7 @@ impl RedisLoad {
         self.order(Order::Lap)
     }
 
-    /// Issues no more, waits for the answers that are out (at most half a minute), and reports what
+    /// Issues no more, waits for the answers that are out (for 130 s at most), and reports what
     /// happened since the start.
     ///
     /// # Errors

@@ -245,10 +245,18 @@ fn run_inside(
 fn python(rootfs: Rootfs) -> Result<Preset, LabError> {
     let program = fs::canonicalize("/usr/bin/python3").context("looking for", "/usr/bin/python3")?;
     let version = program.file_name().and_then(|name| name.to_str()).unwrap_or("python3").to_owned();
+    // What only builds and teaches; the first holds the interpreter's static library.
+    let config = fs::read_dir(format!("/usr/lib/{version}")).into_iter().flatten().flatten();
+    let config = config
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .find(|name| name.starts_with("config-"));
+    let config = config.unwrap_or_default();
+    let without =
+        [config.as_str(), "test", "tests", "dist-packages", "idlelib", "ensurepip", "pydoc_data", "lib2to3"];
     let rootfs = rootfs
         .binary(&program)?
         .link("/usr/bin/python3", &version)?
-        .tree(format!("/usr/lib/{version}"), &["test", "tests", "dist-packages", "idlelib", "ensurepip"])?;
+        .tree(format!("/usr/lib/{version}"), &without)?;
     let mut preset = preset(&rootfs, &["/usr/bin/python3", "-u", "/program.py"], 0);
     preset.env.push("PYTHONDONTWRITEBYTECODE=1".to_owned());
     Ok(preset)
