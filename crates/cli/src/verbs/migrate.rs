@@ -42,7 +42,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Mode {
+pub(crate) enum Mode {
     /// Freeze, move everything, resume
     Cold,
 }

@@ -1,5 +1,6 @@
 //! One file per verb: its flags, the request it makes, what it prints.
 
+pub(crate) mod bench;
 pub(crate) mod cancel;
 pub(crate) mod cluster;
 pub(crate) mod completions;
@@ -18,4 +19,5 @@ pub(crate) mod ps;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod stop;
+pub(crate) mod trial;
 pub(crate) mod version;
