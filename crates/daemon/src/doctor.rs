@@ -24,6 +24,10 @@ const CAPABILITIES: [(u32, &str, &str); 8] = [
     (27, "CAP_MKNOD", "device nodes of images"),
 ];
 
+/// From Linux 6.16 on SO_PASSCRED and SO_PASSSEC are refused for TCP sockets, which older CRIUs take
+/// for an error.
+const FIRST_FOR_NEW_KERNELS: godwit_criu::Version = godwit_criu::Version { major: 4, minor: 2, sublevel: 0 };
+
 fn ok(name: &str, found: impl Into<String>) -> Check {
     Check { name: name.into(), status: "ok".into(), found: found.into(), advice: String::new() }
 }
@@ -61,6 +65,11 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
 async fn criu(criu: &Criu) -> Vec<Check> {
     let advice = "run scripts/setup, which installs a CRIU that works on this kernel";
     let version = match criu.version().await {
+        Ok(version) if version < FIRST_FOR_NEW_KERNELS && kernel_version() >= (6, 16) => missing(
+            "criu",
+            format!("version {version}, which cannot dump TCP sockets on Linux 6.16 and newer"),
+            advice,
+        ),
         Ok(version) if version >= godwit_criu::OLDEST_VERSION => {
             ok("criu", format!("version {version}, {}", criu.path().display()))
         }
@@ -75,6 +84,14 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Err(error) => missing("criu check", error_chain(&error), advice),
     };
     vec![version, check]
+}
+
+/// Major and minor version of the running kernel; zeros when it does not tell.
+fn kernel_version() -> (u32, u32) {
+    let release =
+        nix::sys::utsname::uname().map(|u| u.release().to_string_lossy().into_owned()).unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 fn userfaultfd() -> Check {

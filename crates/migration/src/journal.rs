@@ -233,3 +233,69 @@ fn now_ms() -> i64 {
         .duration_since(UNIX_EPOCH)
         .map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::service::tests::service;
+
+    #[test]
+    fn a_migration_is_found_again_as_it_was_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.db");
+        let journal = Journal::open(&path).unwrap();
+        journal.begin("01A", Role::Source, "b", &service()).unwrap();
+        journal.begin("01B", Role::Destination, "c", &service()).unwrap();
+        journal.set("01A", Stage::Frozen, "").unwrap();
+        journal.set_keep_stopped("01B", &[7, 9]).unwrap();
+        drop(journal);
+
+        let journal = Journal::open(&path).unwrap();
+        let left = journal.unfinished().unwrap();
+        assert_eq!(left.len(), 2);
+        assert_eq!((left[0].role, left[0].stage, left[0].peer.as_str()), (Role::Source, Stage::Frozen, "b"));
+        assert_eq!((left[1].role, left[1].stage), (Role::Destination, Stage::Reserved));
+        assert_eq!(left[1].keep_stopped, [7, 9]);
+        assert_eq!(left[0].service, service());
+    }
+
+    #[test]
+    fn what_is_final_needs_nothing_more_but_is_still_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(&directory.path().join("journal.db")).unwrap();
+        for (id, stage) in [("01A", Stage::Kept), ("01B", Stage::Dropped), ("01C", Stage::Done)] {
+            journal.begin(id, Role::Source, "b", &service()).unwrap();
+            journal.set(id, stage, "why").unwrap();
+        }
+        assert!(journal.unfinished().unwrap().is_empty());
+        assert_eq!(journal.get("01A").unwrap().unwrap().reason, "why");
+        assert!(journal.get("01X").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_migration_begins_once_and_none_advances_that_did_not_begin() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(&directory.path().join("journal.db")).unwrap();
+        journal.begin("01A", Role::Source, "b", &service()).unwrap();
+        assert!(journal.begin("01A", Role::Destination, "c", &service()).is_err());
+        assert!(journal.set("01B", Stage::Committed, "").is_err());
+    }
+
+    #[test]
+    fn every_stage_has_a_name_of_its_own() {
+        for stage in [
+            Stage::Started,
+            Stage::Frozen,
+            Stage::Reserved,
+            Stage::Restored,
+            Stage::Committed,
+            Stage::Kept,
+            Stage::Dropped,
+            Stage::Done,
+        ] {
+            assert_eq!(Stage::parse(stage.name()), Some(stage));
+        }
+        assert_eq!(Stage::parse("thawed"), None);
+    }
+}

@@ -300,3 +300,58 @@ impl Message {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn every_message() -> Vec<Message> {
+        let layer = Layer { digest: "sha256:00".into(), bytes: 7 };
+        let image = ImageData { name: "pages-1.img".into(), offset: 4096, data: Bytes::from_static(b"page") };
+        vec![
+            Message::Heartbeat,
+            Message::Open(Open { protocol: PROTOCOL_VERSION, migration: "01A".into(), ..Open::default() }),
+            Message::Accepted(Accepted { missing_layers: vec!["sha256:00".into()] }),
+            Message::Refused(Refused { reasons: vec!["no room".into()] }),
+            Message::LayerBegin(layer),
+            Message::LayerData(Bytes::from_static(b"layer")),
+            Message::LayerEnd,
+            Message::LayerStored,
+            Message::TreeBegin,
+            Message::TreeItem(Bytes::from_static(b"item")),
+            Message::TreeEnd,
+            Message::TreeApplied,
+            Message::LogData(Bytes::from_static(b"log")),
+            Message::OldLogData(Bytes::from_static(b"older")),
+            Message::ImageData(image),
+            Message::ImagesEnd(ImagesEnd { files: vec![], keep_stopped: vec![4] }),
+            Message::ImagesReceived,
+            Message::Restored,
+            Message::Commit,
+            Message::Running,
+            Message::Abort(Reason { reason: "cancelled".into() }),
+        ]
+    }
+
+    #[test]
+    fn every_message_arrives_as_it_was_sent_under_a_number_of_its_own() {
+        let mut kinds = std::collections::BTreeSet::new();
+        for message in every_message() {
+            assert!(kinds.insert(message.kind()), "{} shares its number", message.name());
+            assert_eq!(Message::decode(message.kind(), message.payload()).unwrap(), message);
+        }
+        assert!(!kinds.contains(&0), "0 is invalid");
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_are_refused_or_understood_but_never_a_panic(kind: u16, payload: Vec<u8>) {
+            let known = every_message().iter().any(|message| message.kind() == kind);
+            let decoded = Message::decode(kind, payload.into());
+            prop_assert!(known || matches!(decoded, Err(MessageError::UnknownKind(_))));
+        }
+    }
+}

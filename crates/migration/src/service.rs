@@ -155,3 +155,60 @@ impl Layout {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod tests {
+    use godwit_engine::MountKind;
+
+    use super::*;
+
+    pub(crate) fn service() -> Service {
+        Service {
+            id: "01SERVICE".into(),
+            name: "redis".into(),
+            address: Ipv4Addr::new(10, 88, 0, 10),
+            epoch: 3,
+            image: "/images/redis.tar".into(),
+            layers: vec!["sha256:00".into()],
+            command: vec!["redis-server".into()],
+            env: vec!["A=b".into()],
+            mounts: vec![Mount {
+                kind: MountKind::Tmpfs { size_bytes: 1 << 20 },
+                target: "/scratch".into(),
+                read_only: false,
+            }],
+            memory_bytes: 1 << 28,
+            cpu_millis: 1500,
+            publish: vec![Port { host: 16379, container: 6379, udp: false }],
+            hostname: "redis".into(),
+            user: User { uid: 100, gid: 101, groups: vec![4] },
+            workdir: "/data".into(),
+            labels: vec!["tier=cache".into()],
+            created_ms: 1,
+            started_ms: 2,
+        }
+    }
+
+    #[test]
+    fn a_service_is_the_same_after_its_way_over_the_wire() {
+        let text = serde_json::to_string(&service()).unwrap();
+        assert_eq!(serde_json::from_str::<Service>(&text).unwrap(), service());
+    }
+
+    #[test]
+    fn nodes_that_share_a_machine_share_no_path_and_no_cgroup() {
+        let layout = |node: &str| Layout {
+            state: format!("/var/lib/lab/{node}").into(),
+            run: format!("/run/lab/{node}").into(),
+            cgroup_parent: format!("/lab/{node}/"),
+        };
+        let config = |node: &str| layout(node).container_config(&service(), Path::new("/run/netns/x"));
+        let (a, b) = (config("a"), config("b"));
+        assert_eq!(a.cgroup, "/lab/a/redis");
+        assert_ne!(a.cgroup, b.cgroup);
+        assert_ne!(a.directory, b.directory);
+        assert_ne!(a.rootfs, b.rootfs);
+        assert_ne!(layout("a").migration("1"), layout("b").migration("1"));
+    }
+}
