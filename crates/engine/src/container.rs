@@ -187,6 +187,14 @@ pub enum EngineError {
         /// The last lines it printed, as one line.
         reason: String,
     },
+    /// Commands from outside run in the container, and would be lost by a dump.
+    #[error("container {name} has {commands} further commands running in it; wait until they have ended")]
+    Occupied {
+        /// Container.
+        name: String,
+        /// How many.
+        commands: usize,
+    },
     /// CRIU could not restore.
     #[error("CRIU cannot restore container {name}: {reason}; its log is {log}")]
     Restore {
@@ -226,7 +234,8 @@ pub trait Engine: Send + Sync {
     async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// Lets frozen processes run again; no error when they run already.
     async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError>;
-    /// What to tell CRIU of a (frozen) container.
+    /// What to tell CRIU of a (frozen) container. Refused while commands started by
+    /// [`Engine::exec`] run: CRIU would pass over them without a word.
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError>;
     /// Brings a container back from images, all of its processes stopped (SIGSTOP) so that none
     /// has run an instruction; [`Engine::cont`] lets them go. On error nothing is left behind.

@@ -210,8 +210,7 @@ impl Engine for Runc {
     }
 
     async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let cgroup = self.cgroup(config)?;
-        cgroup.freeze().await.map_err(|source| io_error(&config.name, "freeze its processes".into(), source))
+        self.freeze_members(config).await
     }
 
     async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError> {
@@ -220,6 +219,10 @@ impl Engine for Runc {
 
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
         let pid = self.main_pid(config).await?;
+        let commands = self.exec_sessions(config).await?;
+        if commands > 0 {
+            return Err(EngineError::Occupied { name: config.name.clone(), commands });
+        }
         let cgroup = self.cgroup(config)?;
         let mut external_mounts = Vec::new();
         for mount in config.mounts.iter().chain(&provided::mounts(config, false)) {
@@ -255,7 +258,8 @@ impl Engine for Runc {
 
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
         let members = self.cgroup(config)?.members();
-        let stopped = members.into_iter().filter_map(process::status).filter(|status| status.state == 'T');
+        let stopped =
+            members.into_iter().filter_map(process::status).filter(process::ProcessStatus::is_stopped);
         Ok(stopped.map(|status| status.inner_pid).collect())
     }
 

@@ -5,59 +5,322 @@
 mod support;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use godwit_engine::{ContainerStatus, Engine, RestoreRequest};
-use support::{Node, copy_files, dump, until};
+use godwit_criu::CriuError;
+use godwit_engine::{
+    ContainerConfig, ContainerStatus, Engine, EngineError, ExecRequest, Mount, MountKind, RestoreRequest,
+};
+use support::{LIMIT, Node, copy_files, criu, dump, dump_options, output, until};
 
 /// A script that counts into a file as fast as it can, and says that it runs.
 const COUNTER: &str = "echo begun; i=0; while true; do i=$((i+1)); echo $i > /tmp/count; done";
 
-fn count(rootfs: &Path) -> u64 {
-    std::fs::read_to_string(rootfs.join("tmp/count"))
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(0)
+fn count(config: &ContainerConfig) -> u64 {
+    let text = std::fs::read_to_string(config.rootfs.join("tmp/count"));
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Freezes and dumps a container of one node, and restores it stopped on the other.
+async fn move_stopped(
+    from: &mut Node,
+    to: &mut Node,
+    source: &ContainerConfig,
+) -> Result<ContainerConfig, EngineError> {
+    from.runc.freeze(source).await?;
+    let (images, work) = (from.path("images"), from.path("work"));
+    dump(from, source, &images, &work).await.unwrap();
+    let config = to.copy_of(source);
+    let request = RestoreRequest { config: config.clone(), images, work: to.path("work") };
+    tokio::time::timeout(LIMIT, to.runc.restore_stopped(&request)).await.unwrap()?;
+    Ok(config)
+}
+
+/// Asserts that a dump fails, that the container is as it was before, and that it goes on.
+async fn assert_refused(
+    node: &Node,
+    config: &ContainerConfig,
+    result: Result<impl Sized, CriuError>,
+) -> String {
+    let Err(error @ CriuError::Dump { .. }) = result else { panic!("it was dumped") };
+    assert_eq!(node.runc.state(config).await.unwrap().status, ContainerStatus::Paused);
+    node.runc.thaw(config).await.unwrap();
+    assert_eq!(node.runc.state(config).await.unwrap().status, ContainerStatus::Running);
+    error.to_string()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_container_does_not_run_before_it_is_continued() {
     let (mut a, mut b) = (Node::new(), Node::new());
     let source = a.container("web", COUNTER);
-    let begin = Instant::now();
     a.runc.run(&source).await.unwrap();
-    eprintln!("run {:?}", begin.elapsed());
-    until("the counter runs", || count(&source.rootfs) > 10);
+    until("the counter runs", || count(&source) > 10);
 
-    let begin = Instant::now();
     a.runc.freeze(&source).await.unwrap();
-    eprintln!("freeze {:?}", begin.elapsed());
-    let frozen_at = count(&source.rootfs);
-    let (images, work) = (a.path("images"), a.path("work"));
-    let begin = Instant::now();
-    let result = dump(&a, &source, &images, &work).await.unwrap();
-    eprintln!("dump {:?}: {result:?}", begin.elapsed());
+    let frozen_at = count(&source);
+    let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
     assert_eq!(a.runc.state(&source).await.unwrap().status, ContainerStatus::Paused);
-    assert_eq!(count(&source.rootfs), frozen_at);
-
-    let copy = b.copy_of(&source);
-    copy_files(&source, &copy);
-    let request = RestoreRequest { config: copy.clone(), images, work: b.path("work") };
-    let begin = Instant::now();
-    let state = b.runc.restore_stopped(&request).await.unwrap();
-    eprintln!("restore {:?}", begin.elapsed());
-    assert_ne!(state.pid, 0);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(count(&copy.rootfs), frozen_at, "the restored container ran before it was continued");
+    assert_eq!(count(&source), frozen_at, "the source ran");
+    assert_eq!(count(&copy), frozen_at, "the restored container ran before it was continued");
 
-    let begin = Instant::now();
     b.runc.cont(&copy, &[]).await.unwrap();
-    eprintln!("cont {:?}", begin.elapsed());
-    until("the restored counter goes on", || count(&copy.rootfs) > frozen_at + 10);
-    assert_eq!(count(&source.rootfs), frozen_at, "the source ran");
-    let begin = Instant::now();
+    until("the restored counter goes on", || count(&copy) > frozen_at + 10);
+    assert_eq!(count(&source), frozen_at, "the source ran");
     a.runc.delete(&source).await.unwrap();
-    eprintln!("delete {:?}", begin.elapsed());
-    assert!(a.runc.state(&source).await.is_err());
+    assert!(matches!(a.runc.state(&source).await, Err(EngineError::NotFound(_))));
+    let seen = count(&copy);
+    until("the copy runs without the source", || count(&copy) > seen + 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_container_is_like_any_other() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let script = "trap 'echo bye; exit 4' TERM; while true; do echo tick; usleep 10000; done";
+    let source = a.container("web", script);
+    a.runc.run(&source).await.unwrap();
+    until("it runs", || output(&source).contains("tick"));
+    let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
+    a.runc.delete(&source).await.unwrap();
+    b.runc.cont(&copy, &[]).await.unwrap();
+    until("its output is logged here", || output(&copy).contains("tick"));
+    b.runc.signal(&copy, 15).await.unwrap();
+    assert_eq!(tokio::time::timeout(LIMIT, b.runc.wait(&copy)).await.unwrap().unwrap(), 4);
+    assert!(output(&copy).contains("bye"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_moves_there_and_back() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let source = a.container("web", COUNTER);
+    a.runc.run(&source).await.unwrap();
+    until("the counter runs", || count(&source) > 10);
+    let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
+    a.runc.delete(&source).await.unwrap();
+    b.runc.cont(&copy, &[]).await.unwrap();
+    let seen = count(&copy);
+    until("the copy runs", || count(&copy) > seen + 10);
+
+    std::fs::remove_dir_all(a.path("images")).unwrap();
+    b.runc.freeze(&copy).await.unwrap();
+    let frozen_at = count(&copy);
+    let back = move_stopped(&mut b, &mut a, &copy).await.unwrap();
     b.runc.delete(&copy).await.unwrap();
+    a.runc.cont(&back, &[]).await.unwrap();
+    until("it runs where it began", || count(&back) > frozen_at + 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_restore_leaves_nothing_and_the_source_goes_on() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let source = a.container("web", COUNTER);
+    a.runc.run(&source).await.unwrap();
+    until("the counter runs", || count(&source) > 10);
+    a.runc.freeze(&source).await.unwrap();
+    let (images, work) = (a.path("images"), a.path("work"));
+    dump(&a, &source, &images, &work).await.unwrap();
+    let copy = b.copy_of(&source);
+    // Files that CRIU opens early, late, and in between.
+    for damaged in ["core-1.img", "mm-1.img", "files.img"] {
+        let whole = std::fs::read(images.join(damaged)).unwrap();
+        std::fs::write(images.join(damaged), &whole[..whole.len() / 2]).unwrap();
+        let request = RestoreRequest { config: copy.clone(), images: images.clone(), work: b.path("work") };
+        let result = tokio::time::timeout(LIMIT, b.runc.restore_stopped(&request)).await.unwrap();
+        assert!(matches!(result, Err(EngineError::Restore { .. })), "{damaged}: {result:?}");
+        assert!(matches!(b.runc.state(&copy).await, Err(EngineError::NotFound(_))));
+        assert!(!Path::new("/sys/fs/cgroup/freezer").join(&copy.cgroup).exists());
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(b.directory.path().to_str().unwrap()), "{mounts}");
+        assert!(copy.rootfs.join("bin/busybox").exists(), "the root file system was deleted");
+        std::fs::write(images.join(damaged), whole).unwrap();
+    }
+    let frozen_at = count(&source);
+    a.runc.thaw(&source).await.unwrap();
+    until("the source goes on", || count(&source) > frozen_at + 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_dump_says_why_and_the_container_goes_on() {
+    let mut node = Node::new();
+    let script = "exec 3>/tmp/gone; rm /tmp/gone; dd if=/dev/zero bs=1M count=2 >&3; echo up; sleep 1000";
+    let config = node.container("ghost", script);
+    std::os::unix::fs::symlink("busybox", config.rootfs.join("bin/dd")).unwrap();
+    node.runc.run(&config).await.unwrap();
+    until("it is up", || output(&config).contains("up"));
+    node.runc.freeze(&config).await.unwrap();
+    let mut options = dump_options(&node, &config, &node.path("images"), &node.path("work")).await;
+    options.ghost_limit = 1 << 20;
+    let error = assert_refused(&node, &config, criu().dump(options).await).await;
+    assert!(error.contains("deleted file"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_to_the_node_is_refused_with_a_hint() {
+    let mut node = Node::new();
+    let sockets = node.path("sockets");
+    let listener = std::os::unix::net::UnixListener::bind(sockets.join("s")).unwrap();
+    let mut config = node.container_of("unix", &["/bin/guest", "unix", "/sockets/s"]);
+    support::add_guest(&config);
+    config.mounts.push(Mount {
+        kind: MountKind::Bind { source: sockets },
+        target: "/sockets".into(),
+        read_only: false,
+    });
+    node.runc.run(&config).await.unwrap();
+    until("it is up", || output(&config).contains("ready"));
+    node.runc.freeze(&config).await.unwrap();
+    let result = dump(&node, &config, &node.path("images"), &node.path("work")).await;
+    let error = assert_refused(&node, &config, result).await;
+    assert!(error.contains("outside the container"), "{error}");
+    drop(listener);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn io_uring_is_refused_with_a_hint() {
+    let mut node = Node::new();
+    let config = node.container_of("ring", &["/bin/guest", "io_uring"]);
+    support::add_guest(&config);
+    node.runc.run(&config).await.unwrap();
+    let mut said = String::new();
+    until("it says something", || {
+        said = output(&config);
+        !said.is_empty()
+    });
+    if !said.contains("ready") {
+        // Switched off in this kernel: then no service can use it either.
+        assert!(said.contains("io_uring:"), "{said}");
+        return;
+    }
+    node.runc.freeze(&config).await.unwrap();
+    let result = dump(&node, &config, &node.path("images"), &node.path("work")).await;
+    let error = assert_refused(&node, &config, result).await;
+    assert!(error.contains("io_uring"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_process_stays_stopped() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let inner = "i=0; while true; do i=$((i+1)); echo $i > /tmp/inner; usleep 1000; done";
+    let script = format!("sh -c '{inner}' & kill -STOP $!; echo stopped $!; {COUNTER}");
+    let source = a.container("web", &script);
+    a.runc.run(&source).await.unwrap();
+    until("the counter runs", || count(&source) > 10);
+    let stopped = a.runc.stopped_processes(&source).await.unwrap();
+    assert_eq!(stopped.len(), 1);
+    assert!(output(&source).contains(&format!("stopped {}", stopped[0])));
+
+    let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
+    let in_images = godwit_criu::images::stopped_processes(&a.path("images")).unwrap();
+    assert_eq!(in_images, stopped);
+    b.runc.cont(&copy, &stopped).await.unwrap();
+    let seen = count(&copy);
+    until("the rest goes on", || count(&copy) > seen + 10);
+    assert_eq!(b.runc.stopped_processes(&copy).await.unwrap(), stopped);
+
+    // After a dump that comes to nothing it is stopped at the source, too.
+    a.runc.thaw(&source).await.unwrap();
+    let seen = count(&source);
+    until("the source goes on", || count(&source) > seen + 10);
+    assert_eq!(a.runc.stopped_processes(&source).await.unwrap(), stopped);
+    assert!(b.runc.memory_current(&copy).await.unwrap() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_open_file_and_tmpfs_move_along() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let script = "echo secret > /tmp/gone; exec 3</tmp/gone; rm /tmp/gone; echo kept > /mem/file; echo up; \
+                  while [ ! -e /tmp/go ]; do usleep 10000; done; cat <&3; cat /mem/file /bound/file";
+    let mut source = a.container("web", script);
+    let bound = a.path("bound");
+    std::fs::write(bound.join("file"), "bound\n").unwrap();
+    source.mounts.push(Mount {
+        kind: MountKind::Tmpfs { size_bytes: 1 << 20 },
+        target: "/mem".into(),
+        read_only: false,
+    });
+    source.mounts.push(Mount {
+        kind: MountKind::Bind { source: bound },
+        target: "/bound".into(),
+        read_only: true,
+    });
+    a.runc.run(&source).await.unwrap();
+    until("it is up", || output(&source).contains("up"));
+    let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
+    a.runc.delete(&source).await.unwrap();
+    std::fs::write(copy.rootfs.join("tmp/go"), "").unwrap();
+    b.runc.cont(&copy, &[]).await.unwrap();
+    assert_eq!(tokio::time::timeout(LIMIT, b.runc.wait(&copy)).await.unwrap().unwrap(), 0);
+    assert_eq!(output(&copy), "secret\nkept\nbound\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dump_that_nobody_waits_for_does_not_freeze_a_thawed_container() {
+    let mut node = Node::new();
+    let config = node.container("web", COUNTER);
+    node.runc.run(&config).await.unwrap();
+    until("the counter runs", || count(&config) > 10);
+    for delay in [0, 5, 30, 60, 100] {
+        node.runc.freeze(&config).await.unwrap();
+        let images = node.path(&format!("images{delay}"));
+        let options = dump_options(&node, &config, &images, &node.path("work")).await;
+        let given_up = tokio::time::timeout(Duration::from_millis(delay), criu().dump(options)).await;
+        drop(given_up);
+        node.runc.thaw(&config).await.unwrap();
+        assert_eq!(node.runc.state(&config).await.unwrap().status, ContainerStatus::Running);
+        let seen = count(&config);
+        until("it goes on", || count(&config) > seen + 10);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dump_beside_a_running_command_is_refused() {
+    let mut node = Node::new();
+    let config = node.container("web", COUNTER);
+    node.runc.run(&config).await.unwrap();
+    until("the counter runs", || count(&config) > 10);
+    let request = ExecRequest { command: vec!["cat".into()], env: vec![], user: None, workdir: None };
+    let command = node.runc.exec(&config, &request).await.unwrap();
+    while node.runc.exec_sessions(&config).await.unwrap() == 0 {
+        tokio::task::yield_now().await;
+    }
+    node.runc.freeze(&config).await.unwrap();
+    let refused = node.runc.dump_target(&config).await;
+    assert!(matches!(refused, Err(EngineError::Occupied { commands: 1, .. })), "{refused:?}");
+    node.runc.thaw(&config).await.unwrap();
+    drop(command);
+    until("the command has ended", || {
+        let sessions = node.runc.exec_sessions(&config);
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(sessions)).unwrap() == 0
+    });
+    node.runc.freeze(&config).await.unwrap();
+    dump(&node, &config, &node.path("images"), &node.path("work")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_established_connection_moves() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let lan = support::Lan::new(&[&a.namespace, &b.namespace]);
+    let source = a.container("echo", "echo up; exec nc -l -p 7000 -e cat");
+    a.runc.run(&source).await.unwrap();
+    until("it is up", || output(&source).contains("up"));
+    let mut client = lan.connect(7000);
+    assert_eq!(client.ask("one"), "one");
+
+    let copy = {
+        let (images, work) = (a.path("images"), a.path("work"));
+        a.runc.freeze(&source).await.unwrap();
+        client.send("two");
+        lan.close(0);
+        dump(&a, &source, &images, &work).await.unwrap();
+        let config = b.copy_of(&source);
+        copy_files(&source, &config);
+        let request = RestoreRequest { config: config.clone(), images, work: b.path("work") };
+        b.runc.restore_stopped(&request).await.unwrap();
+        config
+    };
+    lan.open(1);
+    b.runc.cont(&copy, &[]).await.unwrap();
+    a.runc.delete(&source).await.unwrap();
+    assert_eq!(client.receive(), "two");
+    assert_eq!(client.ask("three"), "three");
 }

@@ -135,6 +135,28 @@ impl Runc {
         Ok(())
     }
 
+    /// Freezes, in a way that CRIU can dump.
+    ///
+    /// A process that is stopped by a signal sleeps in another place than the v1 freezer's, and
+    /// attaching to it there blocks until the freezer is thawed: CRIU would wait for ever, as it
+    /// thaws after it has attached. Such a process is told to continue and to stop again while it
+    /// is frozen. It does not run between the two, CRIU can attach, and finds the stop pending.
+    pub(super) async fn freeze_members(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let cgroup = self.cgroup(config)?;
+        let io = |source| io_error(&config.name, "freeze its processes".into(), source);
+        cgroup.freeze().await.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
+            _ => io(error),
+        })?;
+        for pid in cgroup.members().into_iter().filter(|&pid| process::is_stopped_and_frozen(pid)) {
+            let pid = Pid::from_raw(i32::try_from(pid).map_err(|error| io(io::Error::other(error)))?);
+            for signal in [Signal::SIGCONT, Signal::SIGSTOP] {
+                kill(pid, signal).map_err(|errno| io(errno.into()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Thaws, but not before a CRIU that still works on the container has ended: it would put the
     /// freezer back to frozen afterwards.
     pub(super) async fn thaw_after_criu(&self, config: &ContainerConfig) -> Result<(), EngineError> {

@@ -20,8 +20,17 @@ pub(super) struct ProcessStatus {
     pub(super) tracer: u32,
     /// State letter: R, S, D, T (stopped), t (traced), Z.
     pub(super) state: char,
+    /// Whether a SIGSTOP waits to be acted on.
+    pub(super) stop_pending: bool,
     /// Anonymous and shared resident memory in bytes.
     pub(super) resident_bytes: u64,
+}
+
+impl ProcessStatus {
+    /// Whether it is stopped by a signal, or will be before it runs another instruction.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state == 'T' || self.stop_pending
+    }
 }
 
 /// Reads a process's status; none when it is gone.
@@ -42,8 +51,20 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
         inner_pid: field("NSpid").split_whitespace().last().map_or(pid, id),
         tracer: id(field("TracerPid")),
         state: field("State").chars().next().unwrap_or('?'),
+        stop_pending: ["SigPnd", "ShdPnd"].iter().any(|set| has_stop(field(set))),
         resident_bytes: (number(field("RssAnon")) + number(field("RssShmem"))) * 1024,
     }
+}
+
+/// Whether SIGSTOP is in a signal set as `/proc` prints it: hexadecimal, signal 1 in the lowest bit.
+fn has_stop(set: &str) -> bool {
+    u64::from_str_radix(set, 16).is_ok_and(|set| set >> (Signal::STOP.as_raw() - 1) & 1 == 1)
+}
+
+/// Whether a process is stopped by a signal inside a frozen v1 cgroup, where its state letter does
+/// not tell.
+pub(super) fn is_stopped_and_frozen(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|function| function == "do_signal_stop")
 }
 
 /// Whether the process that began at this time (clock ticks since boot) lives.
@@ -110,7 +131,8 @@ mod tests {
     #[test]
     fn a_status_is_read_field_by_field() {
         let text = "Name:\tx\nState:\tT (stopped)\nPid:\t70\nPPid:\t60\nTracerPid:\t5\nNSpid:\t70\t7\n\
-                    RssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n";
+                    RssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n\
+                    SigPnd:\t0000000000000000\nShdPnd:\t0000000000040000\n";
         let status = parse_status(70, text);
         let expected = ProcessStatus {
             pid: 70,
@@ -118,6 +140,7 @@ mod tests {
             inner_pid: 7,
             tracer: 5,
             state: 'T',
+            stop_pending: true,
             resident_bytes: 16 * 1024,
         };
         assert_eq!(status, expected);

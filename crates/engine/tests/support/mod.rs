@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -10,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_criu::{Criu, CriuError, DumpOptions, DumpResult};
+use godwit_engine::runc::log::LogReader;
 use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_engine::{ContainerConfig, Engine, User};
 
@@ -173,6 +176,19 @@ fn make_rootfs(rootfs: &Path) {
     }
 }
 
+/// Builds a guest program from `guest.c`, which needs no libraries, into a container's `/bin`.
+pub fn add_guest(config: &ContainerConfig) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/guest.c");
+    let program = config.rootfs.join("bin/guest");
+    must("cc", &["-static", "-O1", "-o", program.to_str().unwrap(), source.to_str().unwrap()]);
+}
+
+/// All the container has written, both streams together.
+pub fn output(config: &ContainerConfig) -> String {
+    let entries = LogReader::open(&Runc::log_path(config)).unwrap().read().unwrap();
+    entries.iter().map(|entry| entry.text()).collect()
+}
+
 /// Dumps a container that is frozen, with its extra files.
 pub async fn dump(
     node: &Node,
@@ -193,5 +209,85 @@ pub async fn dump_options(node: &Node, config: &ContainerConfig, images: &Path, 
         external_network: Some(target.network_namespace.1),
         freezer: Some(target.freezer),
         ..DumpOptions::new(target.pid, target.root, images, work)
+    }
+}
+
+/// A client in a namespace of its own, with a bridge to some nodes that all have the same address
+/// and MAC; one node's port is open at a time.
+pub struct Lan {
+    namespace: String,
+}
+
+/// A line-based conversation with a server.
+pub struct Client(BufReader<TcpStream>);
+
+impl Lan {
+    /// Joins these network namespaces; the port of the first is open.
+    pub fn new(nodes: &[&str]) -> Self {
+        let namespace = format!("{}c", nodes[0]);
+        must("ip", &["netns", "add", &namespace]);
+        let lan = Self { namespace };
+        let ip = |words: &str| must("ip", &words.split(' ').collect::<Vec<_>>());
+        let here = &lan.namespace;
+        ip(&format!("-n {here} link add br0 type bridge"));
+        ip(&format!("-n {here} addr add 192.0.2.1/24 dev br0"));
+        ip(&format!("-n {here} link set br0 up"));
+        for (number, node) in nodes.iter().enumerate() {
+            ip(&format!("-n {here} link add port{number} type veth peer name eth0 netns {node}"));
+            ip(&format!("-n {here} link set port{number} master br0"));
+            ip(&format!("-n {node} link set eth0 address 02:67:c0:00:02:07"));
+            ip(&format!("-n {node} addr add 192.0.2.7/24 dev eth0"));
+            ip(&format!("-n {node} link set eth0 up"));
+        }
+        lan.open(0);
+        lan
+    }
+
+    pub fn open(&self, port: usize) {
+        must("ip", &["-n", &self.namespace, "link", "set", &format!("port{port}"), "up"]);
+    }
+
+    pub fn close(&self, port: usize) {
+        must("ip", &["-n", &self.namespace, "link", "set", &format!("port{port}"), "down"]);
+    }
+
+    pub fn connect(&self, port: u16) -> Client {
+        let namespace = std::fs::File::open(format!("/run/netns/{}", self.namespace)).unwrap();
+        let connect = std::thread::spawn(move || {
+            nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let begin = Instant::now();
+            loop {
+                match TcpStream::connect_timeout(&([192, 0, 2, 7], port).into(), LIMIT) {
+                    Ok(stream) => return stream,
+                    Err(error) => assert!(begin.elapsed() < LIMIT, "{error}"),
+                }
+            }
+        });
+        let stream = connect.join().unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Client(BufReader::new(stream))
+    }
+}
+
+impl Drop for Lan {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.namespace]).status();
+    }
+}
+
+impl Client {
+    pub fn send(&mut self, line: &str) {
+        self.0.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    pub fn receive(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub fn ask(&mut self, line: &str) -> String {
+        self.send(line);
+        self.receive()
     }
 }
