@@ -6,12 +6,12 @@
 //!                                 └────────┘
 //! ```
 //!
-//! - [`frame`]: how long a frame, or a large one that a network card would cut up, is on the wire.
-//! - [`lane`]: one direction of an access link, in virtual time.
-//! - [`fabric`]: ports, learned addresses, cuts; no input or output.
-//! - [`tap`]: the TAP devices, with checksum and segmentation left to be done "by hardware".
-//! - [`control`]: requests to the running program: cut, heal, change the link, figures.
-//! - [`run`]: the event loop of `godwit-lab-link`.
+//! - `frame`: how long a frame, or a large one that a network card would cut up, is on the wire.
+//! - `lane`: one direction of an access link, in virtual time.
+//! - `fabric`: ports, learned addresses, cuts; no input or output.
+//! - `tap`: the TAP devices, with checksum and segmentation left to be done "by hardware".
+//! - `control`: requests to the running program: cut, heal, change the link, figures.
+//! - `run`: the event loop of `godwit-lab-link`.
 //!
 //! How late frames are is counted (`late_*` of [`Counters`]). Measured on two cores in a virtual machine:
 //! 0.02 ms on average and 0.4 ms at most at rest; 0.03 ms and 1.9 ms with both cores overcommitted and
