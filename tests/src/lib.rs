@@ -1,1 +1,286 @@
-//! Helpers shared by the end-to-end tests.
+//! The bed of the end-to-end tests: a lab with real daemons, driven by the built programs as a user
+//! would.
+//!
+//! ```text
+//!   test process                     lab t-<test>-<pid>
+//!   Bed::up ───────────────────────▶ nodes a, b (godwitd), host client
+//!   Bed::godwit("a", ["ps"]) ──────▶ target/debug/godwit --node a ps
+//!   Bed::migrate("redis", "a", "b")  the report as godwit prints it
+//!   drop ──────────────────────────▶ everything is gone, or the test fails
+//! ```
+//!
+//! What goes wrong in here ends the test: these helpers panic with a sentence.
+#![allow(clippy::unwrap_used)]
+
+pub mod leftovers;
+
+use std::{
+    ffi::OsStr,
+    fmt,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use godwit_lab::{
+    Lab, LabConfig, LabError,
+    workload::{Preset, Workload},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+
+/// The host outside the nodes.
+pub const CLIENT: &str = "client";
+/// How long anything that should happen at once may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Seconds after which a command of godwit is ended: longer than its own time limits.
+const COMMAND_SECONDS: &str = "90";
+/// Lines of a daemon's log that a failed test shows.
+const LOG_TAIL: usize = 40;
+
+/// A lab with nodes `a` and `b`, taken down at the end of the test, also after a panic.
+#[derive(Debug)]
+pub struct Bed {
+    lab: Lab,
+    scratch: tempfile::TempDir,
+}
+
+/// What a command of godwit said.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Its exit code.
+    pub code: i32,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// The report of a migration; the fields that tests look at.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Report {
+    /// The service.
+    pub name: String,
+    /// `moved` or `kept`.
+    pub outcome: String,
+    /// Why it was kept.
+    pub reason: String,
+    /// Node it was on.
+    pub source: String,
+    /// Node it was to go to.
+    pub destination: String,
+    /// From the freeze at the source to the first instruction at the destination, in milliseconds.
+    pub frozen_ms: f64,
+    /// The whole migration, in milliseconds.
+    pub total_ms: f64,
+    /// Bytes of the data connection.
+    pub wire_bytes: u64,
+    /// Bytes of CRIU's images.
+    pub dump_bytes: u64,
+}
+
+/// Reports of moves in a row; shown as a line of figures.
+#[derive(Clone, Debug)]
+pub struct Moves(pub Vec<Report>);
+
+impl fmt::Display for Moves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut frozen: Vec<_> = self.0.iter().map(|report| report.frozen_ms).collect();
+        frozen.sort_by(f64::total_cmp);
+        let (middle, last) = (frozen.len() / 2, frozen.len() - 1);
+        let total: f64 = self.0.iter().map(|report| report.total_ms).sum();
+        write!(
+            f,
+            "{} moves of {}: frozen {:.0} ms (median), {:.0} to {:.0} ms; {:.0} ms in all each",
+            frozen.len(),
+            self.0[0].name,
+            frozen[middle],
+            frozen[0],
+            frozen[last],
+            total / f64::from(u32::try_from(frozen.len()).unwrap()),
+        )
+    }
+}
+
+/// The directory of the built programs, beside which cargo puts the tests.
+pub fn programs() -> PathBuf {
+    let mut directory = std::env::current_exe().unwrap();
+    directory.pop();
+    if directory.ends_with("deps") {
+        directory.pop();
+    }
+    for program in ["godwit", "godwitd", "godwit-shim", "godwit-lab-link"] {
+        let path = directory.join(program);
+        assert!(
+            path.is_file(),
+            "{} is not built: run `cargo build --workspace --bins` first",
+            path.display()
+        );
+    }
+    directory
+}
+
+impl Bed {
+    /// Brings up a lab of nodes `a` and `b` for the test of that name (at most 12 letters).
+    pub fn up(test: &str) -> Self {
+        Self::up_with(test, |_| {})
+    }
+
+    /// The same with changes to what the lab is made from.
+    pub fn up_with(test: &str, change: impl FnOnce(&mut LabConfig)) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "the end-to-end tests make network namespaces and containers: run them as root"
+        );
+        sweep(test);
+        let mut config = LabConfig::new(format!("t-{test}-{}", std::process::id()), ["a", "b"]);
+        config.programs.directory = Some(programs());
+        change(&mut config);
+        let lab = Lab::up(&config).unwrap_or_else(|error| panic!("{error}"));
+        Self { lab, scratch: tempfile::tempdir().unwrap() }
+    }
+
+    /// The lab.
+    pub fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    /// A directory that goes away with the bed.
+    pub fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// A command of godwit for the daemon of a node.
+    pub fn command(&self, node: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", COMMAND_SECONDS]).arg(programs().join("godwit"));
+        command.args(arguments).env("GODWIT_LAB", self.lab.name()).env("GODWIT_NODE", node);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command of godwit, whatever comes of it.
+    pub fn godwit(&self, node: &str, arguments: &[impl AsRef<OsStr>]) -> Said {
+        let output = self.command(node, arguments).output().unwrap();
+        Said {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Runs a command of godwit that must succeed; what it printed.
+    pub fn done(&self, node: &str, arguments: &[&str]) -> String {
+        let said = self.godwit(node, arguments);
+        assert_eq!(said.code, 0, "godwit {arguments:?} on {node}: {}{}", said.stdout, said.stderr);
+        said.stdout
+    }
+
+    /// Runs a command of godwit with `--json` that must succeed; the document it printed.
+    pub fn json<T: DeserializeOwned>(&self, node: &str, arguments: &[&str]) -> T {
+        let arguments: Vec<_> = ["--json"].iter().chain(arguments).copied().collect();
+        let text = self.done(node, &arguments);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("godwit {arguments:?}: {error}: {text}"))
+    }
+
+    /// Builds a workload's root filesystem in the scratch directory.
+    pub fn build(&self, workload: Workload) -> Preset {
+        let directory = self.scratch().join(format!("{workload:?}").to_lowercase());
+        workload.build(directory).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Runs a preset as a service; `more` are further flags of `godwit run`.
+    pub fn run(&self, node: &str, name: &str, address: Ipv4Addr, preset: &Preset, more: &[&str]) {
+        let address = address.to_string();
+        let mut arguments = vec!["run", "--name", name, "--ip", &address];
+        arguments.extend(["--rootfs", preset.rootfs.to_str().unwrap()]);
+        arguments.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
+        arguments.extend(preset.user.iter().flat_map(|user| ["--user", user]));
+        arguments.extend(more);
+        arguments.push("--");
+        arguments.extend(preset.command.iter().map(String::as_str));
+        assert_eq!(self.done(node, &arguments), format!("{name}\n"));
+    }
+
+    /// Moves a service and checks that it moved; the report as godwit printed it.
+    pub fn migrate(&self, name: &str, from: &str, to: &str) -> Report {
+        let said = self.godwit(from, &["--json", "migrate", name, "--to", to]);
+        assert_eq!(said.code, 0, "moving {name} from {from} to {to}: {}{}", said.stdout, said.stderr);
+        let report: Report = serde_json::from_str(&said.stdout)
+            .unwrap_or_else(|error| panic!("the report of a migration: {error}: {}", said.stdout));
+        let seen = [&report.name, &report.outcome, &report.source, &report.destination].map(String::as_str);
+        assert_eq!(seen, [name, "moved", from, to], "{report:?}");
+        report
+    }
+
+    /// Moves a service ten times in a row between `a` and `b`, beginning on `a`. `check` is called
+    /// after each move with its number, from 1, and the node that has the service now.
+    pub fn ten_moves(&self, name: &str, mut check: impl FnMut(usize, &str)) -> Moves {
+        let mut reports = Vec::new();
+        for number in 1..=10 {
+            let (from, to) = if number % 2 == 1 { ("a", "b") } else { ("b", "a") };
+            reports.push(self.migrate(name, from, to));
+            check(number, to);
+        }
+        let moves = Moves(reports);
+        println!("{moves}");
+        moves
+    }
+
+    /// A program on the client host, without standard input; it ends with the lab at the latest.
+    pub fn on_client(&self, program: &str) -> Command {
+        let mut command = self.lab.command(CLIENT, program).unwrap_or_else(|error| panic!("{error}"));
+        command.stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let failing = thread::panicking();
+        if failing {
+            for node in &self.lab.config().nodes {
+                let Ok(log) = self.lab.log(node).map(std::fs::read_to_string) else { continue };
+                let lines: Vec<_> = log.as_deref().unwrap_or("").lines().rev().take(LOG_TAIL).collect();
+                let tail: Vec<_> = lines.into_iter().rev().collect();
+                eprintln!("--- end of the log of godwitd on {node}\n{}", tail.join("\n"));
+            }
+        }
+        let name = self.lab.name();
+        let taken_down = match Lab::down(name) {
+            Ok(()) | Err(LabError::Unknown(_)) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        };
+        let left = leftovers::of(name);
+        if failing {
+            eprintln!("taking the lab down: {taken_down:?}, left: {left:?}");
+        } else {
+            taken_down.unwrap_or_else(|error| panic!("{error}"));
+            assert!(left.is_empty(), "lab {name} left behind: {left:#?}");
+        }
+    }
+}
+
+/// Takes down labs of earlier runs of this test that were killed.
+fn sweep(test: &str) {
+    for name in Lab::list() {
+        let pid = name.strip_prefix(&format!("t-{test}-")).and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            // If it cannot be taken down, that is not about this test.
+            let _ = Lab::down(&name);
+        }
+    }
+}
+
+/// Waits until `found` finds something, looking every few milliseconds; for what no event tells.
+pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{what} did not happen within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,72 @@
+//! Redis: busy over one connection, with clients that wait inside it for an answer. Needs root.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    net::Ipv4Addr,
+    thread::{self, JoinHandle},
+};
+
+use godwit_lab::workload::{RedisClient, RedisLoad, Workload, resp::Reply};
+use godwit_tests::{Bed, CLIENT, PATIENCE};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
+/// Data in it.
+const FILL: u64 = 32 << 20;
+
+fn bulk(text: &str) -> Reply {
+    Reply::Bulk(Some(text.as_bytes().to_vec()))
+}
+
+/// A client that is blocked inside Redis until there is something in a list.
+fn waiting(mut client: RedisClient, list: String) -> JoinHandle<(RedisClient, Reply)> {
+    thread::spawn(move || {
+        let answer = client.call(&["BLPOP", &list, "0"]).unwrap();
+        (client, answer)
+    })
+}
+
+#[test]
+fn ten_moves_lose_no_answer_and_no_data() {
+    let bed = Bed::up("redis");
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &[]);
+    let connect = || RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
+    let mut data = connect();
+    data.fill(FILL).unwrap();
+    let load = RedisLoad::start(bed.lab(), CLIENT, preset.at(ADDRESS), 1000).unwrap();
+    let mut blocked = Some(waiting(connect(), "list:1".to_owned()));
+    // One more that waits over all the moves.
+    let patient = waiting(connect(), "at the end".to_owned());
+    let blocked_clients = |data: &mut RedisClient| {
+        let Reply::Bulk(Some(info)) = data.call(&["INFO", "clients"]).unwrap() else { panic!() };
+        String::from_utf8(info).unwrap().contains("blocked_clients:2\r\n")
+    };
+    while !blocked_clients(&mut data) {
+        thread::yield_now();
+    }
+
+    let mut worst: f64 = 0.0;
+    let moves = bed.ten_moves("redis", |number, _| {
+        let lap = load.lap().unwrap();
+        assert!(lap.is_clean(), "move {number}: {lap:?}");
+        worst = worst.max(lap.downtime_ms);
+        let list = format!("list:{number}");
+        assert_eq!(data.call(&["RPUSH", &list, "x"]).unwrap(), Reply::Integer(1));
+        let (client, answer) = blocked.take().unwrap().join().unwrap();
+        assert_eq!(answer, Reply::Array(Some(vec![bulk(&list), bulk("x")])), "move {number}");
+        blocked = Some(waiting(client, format!("list:{}", number + 1)));
+        while !blocked_clients(&mut data) {
+            thread::yield_now();
+        }
+    });
+    let report = load.stop().unwrap();
+    assert!(report.is_clean() && report.reconnects == 0, "{report:?}");
+    assert_eq!(report.sent, report.answered);
+    println!("{} requests, the longest downtime {worst:.0} ms; {moves}", report.sent);
+    assert_eq!(data.call(&["RPUSH", "at the end", "x"]).unwrap(), Reply::Integer(1));
+    assert_eq!(patient.join().unwrap().1, Reply::Array(Some(vec![bulk("at the end"), bulk("x")])));
+    data.check_fill(FILL).unwrap();
+    // Unblocked, so that the thread ends.
+    data.call(&["RPUSH", "list:11", "x"]).unwrap();
+    blocked.take().unwrap().join().unwrap();
+}
