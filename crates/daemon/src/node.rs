@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, NodeInfo, Placement};
-use godwit_migration::local::Local;
+use godwit_migration::local::{Local, Place};
 use godwit_migration::{Decision, Host, HostError, Service, error_chain};
 use godwit_network::Subnet;
 use tokio::sync::{Notify, watch};
@@ -307,13 +307,9 @@ fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
 
 #[async_trait]
 impl Host for NodeHost {
-    async fn objections(&self, service: &Service) -> Vec<String> {
-        let node = match self.node() {
-            Ok(node) => node,
-            Err(error) => return vec![error.to_string()],
-        };
-        let conflict = node.conflict(&service.name, service.address, &service.id);
-        let mut objections = match conflict {
+    async fn admit(&self, service: &Service) -> Result<Place, Vec<String>> {
+        let node = self.node().map_err(|error| vec![error.to_string()])?;
+        let mut objections = match node.conflict(&service.name, service.address, &service.id) {
             Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
             Err(error) => vec![error_chain(&error)],
         };
@@ -324,7 +320,16 @@ impl Host for NodeHost {
             objections
                 .push(format!("node {} still waits for the end of an earlier migration of it", node.name));
         }
-        objections
+        if !objections.is_empty() {
+            return Err(objections);
+        }
+        match node.occupy(&service.name) {
+            Some(occupied) => Ok(Box::new(occupied)),
+            None => Err(vec![format!(
+                "a service {} is being created or removed on node {}",
+                service.name, node.name
+            )]),
+        }
     }
 
     async fn adopt(&self, service: &Service) -> Result<(), HostError> {

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
-use godwit_engine::{MountKind, RestoreRequest};
+use godwit_engine::{EngineError, MountKind, RestoreRequest};
 
 use crate::fault;
 use crate::images::{self, Room};
 use crate::journal::{Role, Stage};
 use crate::link::{Link, LinkError};
-use crate::local::{Decision, Local, LocalError, cpu_flags, machine};
+use crate::local::{Decision, Local, LocalError, Place, cpu_flags, machine};
 use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Reason, Refused};
 use crate::service::Service;
 
@@ -92,6 +92,8 @@ struct Admitted {
     images_bytes: u64,
     missing: Vec<Layer>,
     _memory: crate::local::Reservation,
+    /// Keeps others from using the name on this node.
+    _place: Place,
 }
 
 /// Serves one incoming data connection to its end. Errors are told to the source, and logged here.
@@ -152,7 +154,10 @@ async fn admit(local: &Arc<Local>, link: &mut Link) -> Result<Admitted, Destinat
     let service: Service = serde_json::from_str(&open.service)
         .map_err(|_| DestinationError::Protocol("a service description that cannot be read"))?;
     check_names(&service, &open)?;
-    let mut reasons = local.host.objections(&service).await;
+    let (place, mut reasons) = match local.host.admit(&service).await {
+        Ok(place) => (Some(place), Vec::new()),
+        Err(objections) => (None, objections),
+    };
     reasons.extend(machine_objections(local, &open));
     for mount in &service.mounts {
         if let MountKind::Bind { source } = &mount.kind
@@ -181,13 +186,19 @@ async fn admit(local: &Arc<Local>, link: &mut Link) -> Result<Admitted, Destinat
             None
         }
     };
-    let Some(memory) = memory.filter(|_| reasons.is_empty()) else {
+    let (Some(memory), Some(place), []) = (memory, place, reasons.as_slice()) else {
         return Err(DestinationError::Refused(reasons));
     };
     local.journal.begin(&open.migration, Role::Destination, link.node(), &service)?;
     let missing_layers = missing.iter().map(|l| l.digest.clone()).collect();
-    let admitted =
-        Admitted { service, id: open.migration, images_bytes: open.images_bytes, missing, _memory: memory };
+    let admitted = Admitted {
+        service,
+        id: open.migration,
+        images_bytes: open.images_bytes,
+        missing,
+        _memory: memory,
+        _place: place,
+    };
     fault::point("destination.reserved").await;
     link.send(Message::Accepted(Accepted { missing_layers })).await?;
     Ok(admitted)
@@ -247,6 +258,8 @@ async fn until_restored(
     admitted: &Admitted,
 ) -> Result<Vec<u32>, DestinationError> {
     let service = &admitted.service;
+    // What an earlier attempt may have left must not mix with what comes now.
+    local.clear(service).await?;
     for layer in &admitted.missing {
         receive_layer(local, link, layer).await?;
         link.send(Message::LayerStored).await?;
@@ -413,9 +426,12 @@ async fn finish(
 ) -> Result<(), LocalError> {
     match decision {
         Decision::Committed => {
-            take_over(local, service, id, keep_stopped).await?;
-            // The source learns it from the closed connection and asks nothing more.
-            let _ = link.send(Message::Running).await;
+            let started = start(local, service, id, keep_stopped).await;
+            if started.is_ok() {
+                // The source learns it from the closed connection too, only later.
+                let _ = link.send(Message::Running).await;
+            }
+            settle(local, service, id, keep_stopped, started).await;
             Ok(())
         }
         Decision::Kept(reason) => drop_copy(local, service, id, &reason).await,
@@ -424,20 +440,57 @@ async fn finish(
 }
 
 /// The service is this node's: opens the port and lets it run. Safe to do again after a crash.
-pub(crate) async fn take_over(
-    local: &Local,
-    service: &Service,
-    id: &str,
-    keep_stopped: &[u32],
-) -> Result<(), LocalError> {
+async fn start(local: &Local, service: &Service, id: &str, keep_stopped: &[u32]) -> Result<(), LocalError> {
     fault::point("destination.committing").await;
     local.journal.set(id, Stage::Committed, "")?;
     fault::point("destination.committed").await;
     local.overlay.open(&service.endpoint()).await?;
-    local.engine.cont(&local.config(service), keep_stopped).await?;
-    local.host.adopt(service).await?;
-    local.journal.set(id, Stage::Done, "")?;
-    Ok(())
+    match local.engine.cont(&local.config(service), keep_stopped).await {
+        // The machine was restarted since: the service is this node's, and has ended.
+        Err(EngineError::NotFound(_)) => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+/// Makes the service this node's in every book. It is, whatever fails: what failed is tried again
+/// until it is done, and said meanwhile.
+async fn settle(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+    started: Result<(), LocalError>,
+) {
+    let mut started = started;
+    let mut pause = ASK_FIRST;
+    loop {
+        let settled = match started {
+            Ok(()) => {
+                async {
+                    local.host.adopt(service).await?;
+                    Ok(local.journal.set(id, Stage::Done, "")?)
+                }
+                .await
+            }
+            Err(error) => Err(error),
+        };
+        let Err(error) = settled else { return };
+        tracing::error!(
+            migration = %id,
+            service = %service.name,
+            error = %crate::error_chain(&error),
+            "the service is committed to this node, which cannot start it; trying again"
+        );
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(ASK_LAST);
+        started = start(local, service, id, keep_stopped).await;
+    }
+}
+
+/// Both of them, for a migration whose source has said that it committed.
+pub(crate) async fn take_over(local: &Local, service: &Service, id: &str, keep_stopped: &[u32]) {
+    let started = start(local, service, id, keep_stopped).await;
+    settle(local, service, id, keep_stopped, started).await;
 }
 
 /// Removes everything that came here of a service that stays where it was.
@@ -459,7 +512,10 @@ pub async fn resolve(local: &Arc<Local>, service: &Service, id: &str, source: &s
     let mut pause = ASK_FIRST;
     let ended = loop {
         match local.host.decision(source, id).await {
-            Ok(Decision::Committed) => break take_over(local, service, id, keep_stopped).await,
+            Ok(Decision::Committed) => {
+                take_over(local, service, id, keep_stopped).await;
+                break Ok(());
+            }
             Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason).await,
             Ok(Decision::Pending) => {}
             Err(error) => tracing::debug!(migration = %id, %source, %error, "the source does not answer"),

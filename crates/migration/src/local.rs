@@ -26,12 +26,15 @@ pub enum Decision {
     Kept(String),
 }
 
+/// A name that is kept for a service on its way here; free again when this is dropped.
+pub type Place = Box<dyn Send + Sync>;
+
 /// What the daemon does for migrations: it knows the cluster.
 #[async_trait]
 pub trait Host: Send + Sync {
-    /// Every reason why this node cannot take the service beside its resources: name or address
-    /// taken, address outside the subnet, already migrating.
-    async fn objections(&self, service: &Service) -> Vec<String>;
+    /// Keeps the service's name for it on this node, or every reason why this node cannot take it
+    /// beside its resources: name or address taken, address outside the subnet, already migrating.
+    async fn admit(&self, service: &Service) -> Result<Place, Vec<String>>;
     /// This node owns the service from now on and it runs here. Called again after a crash.
     async fn adopt(&self, service: &Service) -> Result<(), HostError>;
     /// This node does not own the service any more; `to` does. Called again after a crash.

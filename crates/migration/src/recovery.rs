@@ -33,7 +33,7 @@ pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
                 source::put_back(local, service, id, None, "godwitd was restarted before the commit").await?;
             }
             (Role::Destination, Stage::Committed) => {
-                destination::take_over(local, service, id, keep_stopped).await?;
+                destination::take_over(local, service, id, keep_stopped).await;
             }
             (Role::Destination, Stage::Restored) => {
                 let local = Arc::clone(local);

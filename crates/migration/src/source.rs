@@ -542,7 +542,11 @@ pub(crate) async fn put_back(
         if let Some(held) = held {
             local.overlay.release(held)?;
         }
-        local.engine.thaw(&local.config(service)).await?;
+        match local.engine.thaw(&local.config(service)).await {
+            // It ended by itself meanwhile, which its watcher tells.
+            Err(godwit_engine::EngineError::NotFound(_)) => {}
+            done => done?,
+        }
     }
     images::remove(&local.layout.migration(id))?;
     local.journal.set(id, Stage::Kept, reason)?;
