@@ -2,7 +2,7 @@
 //! statistics of a dump.
 //!
 //! ```text
-//! file    = magic(u32: common or service) kind(u32) record*
+//! file    = magic(u32: common or service; not in the inventory) kind(u32) record*
 //! record  = length(u32) message(protobuf, length bytes)          all integers little-endian
 //! ```
 //!
@@ -43,8 +43,13 @@ pub enum ImageKind {
 }
 
 impl ImageKind {
-    fn head(self) -> u32 {
-        if self == Self::Statistics { SERVICE_MAGIC } else { COMMON_MAGIC }
+    /// The word before the kind's own; none for the inventory, which tells of the others.
+    fn head(self) -> Option<u32> {
+        match self {
+            Self::Inventory => None,
+            Self::Statistics => Some(SERVICE_MAGIC),
+            Self::Core | Self::ProcessTree => Some(COMMON_MAGIC),
+        }
     }
 }
 
@@ -203,10 +208,11 @@ pub(crate) fn dump_stats(work: &Path) -> Result<DumpStats, ImageError> {
 /// The messages in the bytes of an image; the error says what is wrong with them.
 pub fn decode<M: Message + Default>(bytes: &[u8], kind: ImageKind) -> Result<Vec<M>, String> {
     let mut rest = bytes;
-    let head = take_word(&mut rest).ok_or("it ends inside its head")?;
-    let magic = take_word(&mut rest).ok_or("it ends inside its head")?;
-    if head != kind.head() || magic != kind as u32 {
-        return Err(format!("its head is {head:#x} {magic:#x}, not that of a {kind:?} image"));
+    for expected in kind.head().into_iter().chain([kind as u32]) {
+        let word = take_word(&mut rest).ok_or("it ends inside its head")?;
+        if word != expected {
+            return Err(format!("its head has {word:#x}, where a {kind:?} image has {expected:#x}"));
+        }
     }
     let mut messages = Vec::new();
     while !rest.is_empty() {
@@ -253,8 +259,8 @@ mod tests {
     use super::*;
 
     fn image<M: Message>(kind: ImageKind, messages: &[M]) -> Vec<u8> {
-        let mut bytes = kind.head().to_le_bytes().to_vec();
-        bytes.extend((kind as u32).to_le_bytes());
+        let head = kind.head().into_iter().chain([kind as u32]);
+        let mut bytes: Vec<u8> = head.flat_map(u32::to_le_bytes).collect();
         for message in messages {
             let message = message.encode_to_vec();
             bytes.extend(u32::try_from(message.len()).unwrap().to_le_bytes());

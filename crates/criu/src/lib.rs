@@ -11,6 +11,7 @@
 mod dump;
 mod error;
 pub mod images;
+mod kernel_cache;
 pub mod log;
 mod rpc;
 

@@ -1,0 +1,75 @@
+//! Questions to a real CRIU; needs root.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+
+use godwit_criu::{Criu, CriuError, DumpOptions, OLDEST_VERSION};
+
+fn criu() -> Criu {
+    Criu::new(std::env::var_os("GODWIT_CRIU").map_or("/usr/local/lib/godwit/bin/criu".into(), PathBuf::from))
+}
+
+#[tokio::test]
+async fn the_version_and_features_are_told() {
+    assert!(criu().version().await.unwrap() >= OLDEST_VERSION);
+    // Every kernel that godwit supports has userfaultfd.
+    assert!(criu().features().await.unwrap().lazy_pages);
+    criu().check().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_binary_is_named() {
+    let error = Criu::new("/nonexistent/criu").version().await.unwrap_err();
+    assert!(matches!(&error, CriuError::Start { .. }), "{error}");
+    assert!(error.to_string().contains("/nonexistent/criu"), "{error}");
+}
+
+#[tokio::test]
+async fn a_program_that_is_no_criu_is_refused() {
+    let error = Criu::new("/bin/true").version().await.unwrap_err();
+    assert!(matches!(error, CriuError::Talk { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_process_that_is_gone_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let pid = child.id();
+    child.wait().unwrap();
+    let result = criu().dump(DumpOptions::new(pid, "/", directory.path(), directory.path())).await;
+    assert!(matches!(result, Err(CriuError::Dump { .. })), "{result:?}");
+}
+
+#[tokio::test]
+async fn the_cache_of_the_kernel_is_there_after_a_warm_up() {
+    criu().warm_up().await.unwrap();
+    let made = std::fs::metadata("/run/criu.kdat").unwrap().modified().unwrap();
+    criu().warm_up().await.unwrap();
+    assert_eq!(std::fs::metadata("/run/criu.kdat").unwrap().modified().unwrap(), made, "it was made twice");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains("godwit-criu"), "{mounts}");
+}
+
+#[tokio::test]
+async fn a_plain_process_is_dumped_and_lives_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut child = std::process::Command::new("setsid")
+        .args(["sleep", "1000"])
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut options = DumpOptions::new(child.id(), "/", directory.path(), directory.path());
+    options.work = directory.path().to_owned();
+    let result = criu().dump(options).await;
+    let lives = child.try_wait().unwrap().is_none();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(result.unwrap().pages_written > 0);
+    assert!(lives);
+    let inventory = godwit_criu::images::inventory(directory.path()).unwrap();
+    assert_eq!(inventory.network_lock_method, Some(3));
+    assert_eq!(godwit_criu::images::stopped_processes(directory.path()).unwrap(), []);
+}
