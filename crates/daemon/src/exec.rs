@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use futures::{Stream, StreamExt};
 use godwit_api::v1::{ExecInput, ExecOutput, exec_input, exec_output};
-use godwit_engine::{EngineError, ExecRequest};
+use godwit_engine::{EngineError, ExecRequest, rootfs};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use crate::node::Node;
-use crate::services::{owned, status};
+use crate::services::{DEFAULT_PATH, owned, status};
 
 /// What is read from a pipe at once.
 const CHUNK: usize = 64 * 1024;
@@ -53,6 +53,9 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
         workdir: Some(start.workdir).filter(|workdir| !workdir.is_empty()),
     };
     let config = node.local().config(&service.service);
+    let path = service.service.env.iter().find_map(|pair| pair.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
+    rootfs::find_command(&config.rootfs, path, &request.command[0])
+        .map_err(|error| status(Status::invalid_argument, &error))?;
     let io = node.local().engine.exec(&config, &request).await.map_err(|error| match &error {
         EngineError::Command { .. } => status(Status::invalid_argument, &error),
         _ => status(Status::internal, &error),

@@ -17,7 +17,7 @@ use crate::node::Node;
 use crate::state::{Owned, now_ms};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Turns an error with its causes into a status of the given kind.
 pub(crate) fn status(kind: fn(String) -> Status, error: &(dyn std::error::Error + 'static)) -> Status {
