@@ -13,11 +13,12 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod leftovers;
+pub mod mqtt;
 
 use std::{
     ffi::OsStr,
     fmt,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -233,6 +234,20 @@ impl Bed {
         let mut command = self.lab.command(CLIENT, program).unwrap_or_else(|error| panic!("{error}"));
         command.stdin(Stdio::null());
         command
+    }
+}
+
+impl Bed {
+    /// Connects from the client host to a server that may be starting; reads give up after
+    /// [`PATIENCE`].
+    pub fn connect(&self, address: SocketAddrV4) -> TcpStream {
+        let once = || TcpStream::connect_timeout(&address.into(), Duration::from_secs(1)).ok();
+        let stream =
+            wait_for(&format!("a connection to {address}"), || self.lab.inside(CLIENT, once).unwrap());
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
     }
 }
 

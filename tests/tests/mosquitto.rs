@@ -1,0 +1,101 @@
+//! mosquitto: a stream of messages at QoS 1 and messages that wait in the broker. Needs root.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use godwit_lab::workload::Workload;
+use godwit_tests::{Bed, mqtt::MqttClient, wait_for};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 20);
+/// Messages that wait in the broker while it moves: more than the 100 that it has in flight.
+const QUEUED: usize = 500;
+
+/// Takes messages `from..to` of a topic, which must come once, in order.
+fn take(client: &mut MqttClient, topic: &str, numbers: std::ops::Range<usize>) {
+    for number in numbers {
+        let message = client.message();
+        assert_eq!((message.topic.as_str(), message.text.as_str()), (topic, number.to_string().as_str()));
+        assert!(!message.again, "message {number} of {topic} came again");
+        client.acknowledge(&message);
+    }
+}
+
+#[test]
+fn ten_moves_deliver_each_message_once_and_in_order() {
+    let bed = Bed::up("mosquitto");
+    let preset = bed.build(Workload::Mosquitto);
+    bed.run("a", "broker", ADDRESS, &preset, &[]);
+    let client = |name: &str, clean| MqttClient::new(bed.connect(preset.at(ADDRESS)), name, clean);
+
+    // Its session stays while it is away.
+    let mut away = client("away", false);
+    assert!(!away.session_present);
+    away.subscribe("away");
+    away.disconnect();
+    // It is connected and does not acknowledge.
+    let mut slow = client("slow", true);
+    slow.subscribe("slow");
+    let mut filler = client("filler", true);
+    for number in 0..QUEUED {
+        filler.publish("slow", &number.to_string());
+        filler.publish("away", &number.to_string());
+    }
+
+    // A publisher and a subscriber that go on all the time.
+    let mut subscriber = client("subscriber", true);
+    subscriber.subscribe("stream");
+    let mut publisher = client("publisher", true);
+    let (enough, published) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let publishing = thread::spawn({
+        let (enough, published) = (Arc::clone(&enough), Arc::clone(&published));
+        move || {
+            while !enough.load(Ordering::Relaxed) {
+                publisher.publish("stream", &published.load(Ordering::Relaxed).to_string());
+                published.fetch_add(1, Ordering::Relaxed);
+            }
+            publisher.publish("stream", "end");
+        }
+    });
+    let subscribing = thread::spawn(move || {
+        for number in 0.. {
+            let message = subscriber.message();
+            subscriber.acknowledge(&message);
+            if message.text == "end" {
+                return number;
+            }
+            assert_eq!((message.text, message.again), (number.to_string(), false));
+        }
+        unreachable!()
+    });
+    let more = |count| {
+        let before = published.load(Ordering::Relaxed);
+        let goes_on = || (published.load(Ordering::Relaxed) > before + count).then_some(());
+        wait_for("more published messages", goes_on);
+    };
+    more(50);
+
+    let mut taken = 0;
+    bed.ten_moves("broker", |_, _| {
+        more(50);
+        // A tenth of what is queued; as many of the rest go into flight before the next move.
+        take(&mut slow, "slow", taken..taken + QUEUED / 10);
+        taken += QUEUED / 10;
+        filler.publish("slow", &(QUEUED + taken / (QUEUED / 10) - 1).to_string());
+    });
+    enough.store(true, Ordering::Relaxed);
+    publishing.join().unwrap();
+    assert_eq!(subscribing.join().unwrap(), published.load(Ordering::Relaxed));
+    println!("{} messages in the stream", published.load(Ordering::Relaxed));
+    // The last ten came in one with each move.
+    take(&mut slow, "slow", QUEUED..QUEUED + 10);
+    let mut away = client("away", false);
+    assert!(away.session_present, "the broker forgot a session");
+    take(&mut away, "away", 0..QUEUED);
+}
