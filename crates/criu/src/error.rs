@@ -66,9 +66,12 @@ pub enum CriuError {
         /// CRIU's log.
         log: PathBuf,
     },
-    /// CRIU ended without an answer: it was killed, or crashed. The process tree may run again
-    /// without being thawed, and may hold remains of CRIU's work.
-    #[error("CRIU ended ({status}) while it dumped process {pid}; its log is {log}")]
+    /// CRIU ended without an answer: it was killed, or crashed. The process tree may run although
+    /// its freezer was frozen, hold remains of CRIU's work, or have ended: tried here, a tree
+    /// survived a killed CRIU in most cases, not in all.
+    #[error(
+        "CRIU ended ({status}) while it dumped process {pid}; look whether it still runs; CRIU's log is {log}"
+    )]
     Died {
         /// Root of the process tree.
         pid: u32,

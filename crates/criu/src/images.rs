@@ -84,7 +84,7 @@ pub struct Inventory {
     /// Uptime of the node at the dump, in microseconds.
     #[prost(uint64, optional, tag = "8")]
     pub dump_uptime: Option<u64>,
-    /// How CRIU locked the network: 1 iptables, 2 nftables, 3 not at all.
+    /// How CRIU locked the network: 0 by iptables, 1 by nftables, 2 not at all.
     #[prost(uint32, optional, tag = "11")]
     pub network_lock_method: Option<u32>,
 }

@@ -179,6 +179,7 @@ impl Service {
         // descriptor that lives in this frame until after the spawn.
         unsafe {
             command.pre_exec(move || {
+                ask_to_be_spared();
                 if raw == SERVICE_FD {
                     // dup2 onto itself would leave close-on-exec set.
                     return match libc::fcntl(raw, libc::F_SETFD, 0) {
@@ -232,6 +233,19 @@ impl Service {
 
     fn broken(&self, action: &'static str, source: io::Error) -> CriuError {
         CriuError::Talk { path: self.path.clone(), action, log: self.log.clone(), source }
+    }
+}
+
+/// Asks the kernel to choose others first when memory runs out: a CRIU that is killed at work lets
+/// frozen tasks run. Refused without CAP_SYS_RESOURCE. Only async-signal-safe calls.
+fn ask_to_be_spared() {
+    // SAFETY: the strings are constants with their zero bytes, the descriptor is this function's own.
+    unsafe {
+        let fd = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if fd >= 0 {
+            libc::write(fd, c"-998".as_ptr().cast(), 4);
+            libc::close(fd);
+        }
     }
 }
 

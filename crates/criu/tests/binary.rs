@@ -70,6 +70,6 @@ async fn a_plain_process_is_dumped_and_lives_on() {
     assert!(result.unwrap().pages_written > 0);
     assert!(lives);
     let inventory = godwit_criu::images::inventory(directory.path()).unwrap();
-    assert_eq!(inventory.network_lock_method, Some(3));
+    assert_eq!(inventory.network_lock_method, Some(2));
     assert_eq!(godwit_criu::images::stopped_processes(directory.path()).unwrap(), []);
 }

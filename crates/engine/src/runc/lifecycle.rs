@@ -22,6 +22,9 @@ use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineE
 ///   moves them to the paths of the source, which on one kernel is the source's own frozen cgroup.
 const CRIU_CONFIG: &str = "leave-stopped\nmanage-cgroups=ignore\nverbosity=2\n";
 
+/// How often a CRIU that is waited for is looked at: whether it can only go on after a thaw.
+const CRIU_LOOK: Duration = Duration::from_millis(500);
+
 /// How long the shim may take to end after its container; then it is killed. It ends in
 /// milliseconds unless its disk hangs.
 const SHIM_LIMIT: Duration = Duration::from_secs(5);
@@ -169,14 +172,26 @@ impl Runc {
             statuses.map(|s| s.tracer).find(|&pid| pid != 0 && process::command_name(pid) == criu_name)
         };
         let io = |source| io_error(name, "thaw its processes".into(), source);
-        // This daemon's own CRIU, which may not have begun to trace yet; then an earlier daemon's.
-        for pid in cgroup.members() {
-            godwit_criu::settled(pid).await;
-        }
-        while let Some(pid) = tracer() {
-            if let Some(criu) = Handle::open(pid).map_err(io)? {
-                tracing::info!(container = %name, criu = pid, "waiting for CRIU to end before thawing");
-                criu.ended().await.map_err(io)?;
+        // This daemon's own CRIU, which may not have begun to trace yet, and an earlier daemon's.
+        let criu_ended = async {
+            for pid in cgroup.members() {
+                godwit_criu::settled(pid).await;
+            }
+            while let Some(pid) = tracer() {
+                if let Some(criu) = Handle::open(pid)? {
+                    tracing::info!(container = %name, criu = pid, "waiting for CRIU to end before thawing");
+                    criu.ended().await?;
+                }
+            }
+            Ok(())
+        };
+        tokio::pin!(criu_ended);
+        loop {
+            match tokio::time::timeout(CRIU_LOOK, &mut criu_ended).await {
+                Ok(ended) => break ended.map_err(io)?,
+                // When it ends it puts the freezer back to frozen; the last thaw comes then.
+                Err(_) if tracer().is_some_and(process::waits_to_attach) => cgroup.thaw().map_err(io)?,
+                Err(_) => {}
             }
         }
         match cgroup.thaw() {

@@ -67,6 +67,12 @@ pub(super) fn is_stopped_and_frozen(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|function| function == "do_signal_stop")
 }
 
+/// Whether a tracer waits for a process that cannot come, because its cgroup is frozen while it is
+/// stopped; see `Runc::freeze_members`.
+pub(super) fn waits_to_attach(tracer: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{tracer}/wchan")).is_ok_and(|function| function == "ptrace_attach")
+}
+
 /// Whether the process that began at this time (clock ticks since boot) lives.
 pub(super) fn lives(pid: u32, start: u64) -> bool {
     let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };

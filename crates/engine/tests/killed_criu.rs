@@ -1,0 +1,83 @@
+//! What becomes of a container when CRIU does not come to its end as it should.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::time::Duration;
+
+use godwit_criu::CriuError;
+use godwit_engine::{ContainerConfig, ContainerStatus, Engine, EngineError};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{LIMIT, Node, criu, dump_options, output, until};
+
+const COUNTER: &str = "i=0; while true; do i=$((i+1)); echo $i > /tmp/count; done";
+
+fn count(config: &ContainerConfig) -> u64 {
+    let text = std::fs::read_to_string(config.rootfs.join("tmp/count"));
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+fn tracer(pid: u32) -> i32 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("TracerPid:")).map_or(0, |pid| pid.trim().parse().unwrap())
+}
+
+/// A killed CRIU leaves the freezer open and the tasks running, or takes the container with it when
+/// it dies between two steps of its injected code. That is why godwit never kills it; when it
+/// happens, it is said, and the container is not left frozen for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_criu_is_reported_and_the_container_is_not_left_frozen() {
+    let mut node = Node::new();
+    for round in 0..6 {
+        let config = node.container(&format!("web{round}"), COUNTER);
+        let state = node.runc.run(&config).await.unwrap();
+        until("the counter runs", || count(&config) > 10);
+        node.runc.freeze(&config).await.unwrap();
+        let (images, work) = (node.path(&format!("images{round}")), node.path("work"));
+        let options = dump_options(&node, &config, &images, &work).await;
+        let dump = tokio::spawn(async move { criu().dump(options).await });
+        until("CRIU is at work", || tracer(state.pid) != 0 || dump.is_finished());
+        tokio::time::sleep(Duration::from_millis(3 * round)).await;
+        let criu = tracer(state.pid);
+        // A fast CRIU may have ended before.
+        let killed = criu != 0 && kill(Pid::from_raw(criu), Signal::SIGKILL).is_ok();
+        let result = dump.await.unwrap();
+        assert!(matches!(&result, Ok(_) | Err(CriuError::Died { .. })), "{result:?}");
+        assert!(killed || result.is_ok(), "{result:?}");
+        match node.runc.thaw(&config).await {
+            Ok(()) | Err(EngineError::NotFound(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        let seen = count(&config);
+        let ended = || config.directory.join("exit.json").exists();
+        until("it goes on, or has ended", || count(&config) > seen + 10 || ended());
+        if ended() {
+            assert_eq!(node.runc.state(&config).await.unwrap().status, ContainerStatus::Stopped);
+            assert!(node.runc.wait(&config).await.unwrap() > 128);
+        }
+        node.runc.delete(&config).await.unwrap();
+    }
+}
+
+/// Frozen by another hand than the engine's, a stopped process makes CRIU wait for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_criu_that_can_only_go_on_after_a_thaw_is_thawed() {
+    let mut node = Node::new();
+    let config = node.container("web", "sleep 1000 & kill -STOP $!; echo up; sleep 1000");
+    node.runc.run(&config).await.unwrap();
+    until("it is up", || output(&config).contains("up"));
+    let freezer = node.runc.dump_target(&config).await.unwrap().freezer.join("freezer.state");
+    if !freezer.exists() {
+        // cgroup v2 freezes stopped processes in a way that can be traced.
+        return;
+    }
+    std::fs::write(&freezer, "FROZEN").unwrap();
+    let options = dump_options(&node, &config, &node.path("images"), &node.path("work")).await;
+    let given_up = tokio::time::timeout(Duration::from_secs(1), criu().dump(options)).await;
+    assert!(given_up.is_err(), "this kernel does not have the problem: {given_up:?}");
+    tokio::time::timeout(LIMIT, node.runc.thaw(&config)).await.unwrap().unwrap();
+    assert_eq!(node.runc.state(&config).await.unwrap().status, ContainerStatus::Running);
+    assert_eq!(node.runc.stopped_processes(&config).await.unwrap().len(), 1);
+}
