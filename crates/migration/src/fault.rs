@@ -1,8 +1,8 @@
 //! Named points of a migration at which a test can make this process die or wait.
 //!
 //! `GODWIT_FAULT=POINT=exit` ends the process at once as SIGKILL would; `GODWIT_FAULT=POINT=wait:DIR`
-//! makes `DIR/POINT.reached` and goes on when `DIR/POINT.go` is there. Several are separated by
-//! commas. Only who starts the daemon can set its environment; unset, a point costs a comparison.
+//! makes `DIR/POINT.reached` and goes on when `DIR/POINT.go` is there; where it is there already, the
+//! point is passed without a mark. Several are separated by commas. Only who starts the daemon can set its environment; unset, a point costs a comparison.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -36,10 +36,16 @@ fn parse(text: &str) -> Vec<(String, Action)> {
 /// Passes a point of the given name.
 pub async fn point(name: &str) {
     for (_, action) in faults().iter().filter(|(point, _)| point == name) {
-        tracing::warn!(point = name, ?action, "a fault is injected");
         match action {
-            Action::Exit => std::process::abort(),
-            Action::Wait(directory) => wait(directory, name).await,
+            Action::Wait(directory) if directory.join(format!("{name}.go")).exists() => {}
+            Action::Wait(directory) => {
+                tracing::warn!(point = name, "a fault is injected: it waits");
+                wait(directory, name).await;
+            }
+            Action::Exit => {
+                tracing::warn!(point = name, "a fault is injected: it ends");
+                std::process::abort();
+            }
         }
     }
 }

@@ -19,6 +19,9 @@ pub const SILENCE: Duration = Duration::from_secs(5);
 /// How often a side that has nothing to say says so.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
+/// How long the reason of a connection that takes no more data may take to be read.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
 /// Messages that wait for the wire: at 256 KiB each, 4 MiB keep a 10 Gbit/s link busy for 3 ms.
 const QUEUE: usize = 16;
 
@@ -135,6 +138,23 @@ impl Link {
     #[must_use]
     pub fn unexpected(&self, got: &Message, wanted: &'static str) -> LinkError {
         LinkError::Unexpected { node: self.node.clone(), got: got.name(), wanted }
+    }
+
+    /// Why nothing can be sent any more, in the words of the other side if it left any; nothing when
+    /// the connection is not known to be broken.
+    pub async fn why_closed(&mut self) -> Option<LinkError> {
+        if !self.outgoing.is_closed() {
+            return None;
+        }
+        // What came before the end is still to be read; the end itself comes at once.
+        let last_words = async {
+            loop {
+                if let Err(error) = self.receive().await {
+                    return error;
+                }
+            }
+        };
+        tokio::time::timeout(LAST_WORDS, last_words).await.ok()
     }
 
     /// Sends what is queued and closes; errors no longer matter to anyone.

@@ -71,6 +71,18 @@ pub enum SourceError {
     Cancelled,
 }
 
+impl SourceError {
+    /// Whether it says no more than that the connection takes nothing; what is read next tells why.
+    fn is_of_sending(&self) -> bool {
+        matches!(
+            self,
+            Self::Link(LinkError::Closed(_))
+                | Self::Local(LocalError::Images(images::ImagesError::Closed))
+                | Self::Tree(_)
+        )
+    }
+}
+
 macro_rules! through_local {
     ($($error:ty),*) => {$(
         impl From<$error> for SourceError {
@@ -174,8 +186,14 @@ impl Source {
                 }
             }
             (Ok(()), None) => unreachable!("only an attempt with a link succeeds"),
-            (Err(error), link) => {
-                let reason = crate::error_chain(&error);
+            (Err(error), mut link) => {
+                let mut reason = crate::error_chain(&error);
+                if let Some(link) = &mut link
+                    && error.is_of_sending()
+                    && let Some(why) = link.why_closed().await
+                {
+                    reason = crate::error_chain(&why);
+                }
                 tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
                 self.undo(&reason).await?;
                 if let Some(clock) = &mut clock {
