@@ -38,6 +38,8 @@ pub enum ImageKind {
     Core = 0x5505_3847,
     /// `pstree.img`.
     ProcessTree = 0x5027_3030,
+    /// `files.img`.
+    Files = 0x5630_3138,
     /// `stats-dump`.
     Statistics = 0x5709_3306,
 }
@@ -48,7 +50,7 @@ impl ImageKind {
         match self {
             Self::Inventory => None,
             Self::Statistics => Some(SERVICE_MAGIC),
-            Self::Core | Self::ProcessTree => Some(COMMON_MAGIC),
+            Self::Core | Self::ProcessTree | Self::Files => Some(COMMON_MAGIC),
         }
     }
 }
@@ -207,6 +209,12 @@ pub(crate) fn dump_stats(work: &Path) -> Result<DumpStats, ImageError> {
 
 /// The messages in the bytes of an image; the error says what is wrong with them.
 pub fn decode<M: Message + Default>(bytes: &[u8], kind: ImageKind) -> Result<Vec<M>, String> {
+    let (_, records) = split(bytes, kind)?;
+    records.into_iter().map(|record| M::decode(record).map_err(|error| error.to_string())).collect()
+}
+
+/// The head of an image and its records; the error says what is wrong with them.
+pub(crate) fn split(bytes: &[u8], kind: ImageKind) -> Result<(&[u8], Vec<&[u8]>), String> {
     let mut rest = bytes;
     for expected in kind.head().into_iter().chain([kind as u32]) {
         let word = take_word(&mut rest).ok_or("it ends inside its head")?;
@@ -214,14 +222,14 @@ pub fn decode<M: Message + Default>(bytes: &[u8], kind: ImageKind) -> Result<Vec
             return Err(format!("its head has {word:#x}, where a {kind:?} image has {expected:#x}"));
         }
     }
-    let mut messages = Vec::new();
+    let (head, _) = bytes.split_at(bytes.len() - rest.len());
+    let mut records = Vec::new();
     while !rest.is_empty() {
         let length = take_word(&mut rest).ok_or("it ends inside the length of a record")?;
         let length = usize::try_from(length).map_err(|_| "a record is too long")?;
-        let record = rest.split_off(..length).ok_or("it ends inside a record")?;
-        messages.push(M::decode(record).map_err(|error| error.to_string())?);
+        records.push(rest.split_off(..length).ok_or("it ends inside a record")?);
     }
-    Ok(messages)
+    Ok((head, records))
 }
 
 fn take_word(rest: &mut &[u8]) -> Option<u32> {

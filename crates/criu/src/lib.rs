@@ -3,6 +3,7 @@
 //! - [`Criu`]: one CRIU binary. Asks its version and features, runs its self check, and dumps a
 //!   process tree ([`Criu::dump`]).
 //! - [`images`]: reads the few image files that godwit itself looks into.
+//! - [`repair`]: puts right what a dump of frozen processes gets wrong.
 //! - [`log`]: finds the reason of a failure in CRIU's log and says what it means to a user.
 //!
 //! Nothing here knows of containers, networks or page contents. Restores go through the container
@@ -13,6 +14,7 @@ mod error;
 pub mod images;
 mod kernel_cache;
 pub mod log;
+pub mod repair;
 mod rpc;
 
 use std::path::{Path, PathBuf};
