@@ -69,6 +69,11 @@ impl Runc {
     /// Restores the container with all processes stopped; on failure nothing is left.
     pub(super) async fn restore_new(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError> {
         let config = &request.config;
+        godwit_criu::repair::repair(&request.images).map_err(|error| EngineError::Restore {
+            name: config.name.clone(),
+            reason: error.to_string(),
+            log: request.work.join("restore.log"),
+        })?;
         let files = Files::new(&config.directory);
         let criu_config = files.criu_config();
         let files = self.prepare(config, Some(&criu_config)).await?;
