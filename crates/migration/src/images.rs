@@ -155,18 +155,24 @@ pub fn prune_logs(parent: &Path) -> Result<(), ImagesError> {
 }
 
 /// Sends a directory of images while it is written.
-pub struct Sender {
+pub struct Sender<'a> {
     directory: PathBuf,
+    /// Hears how many bytes are sent.
+    heard: &'a (dyn Fn(u64) + Send + Sync),
     outgoing: tokio::sync::mpsc::Sender<Message>,
     open: BTreeMap<String, (File, u64)>,
     bytes: u64,
 }
 
-impl Sender {
-    /// Follows `directory`.
+impl<'a> Sender<'a> {
+    /// Follows `directory`; `heard` is told the bytes sent so far, again and again.
     #[must_use]
-    pub fn new(directory: &Path, outgoing: tokio::sync::mpsc::Sender<Message>) -> Self {
-        Self { directory: directory.to_path_buf(), outgoing, open: BTreeMap::new(), bytes: 0 }
+    pub fn new(
+        directory: &Path,
+        outgoing: tokio::sync::mpsc::Sender<Message>,
+        heard: &'a (dyn Fn(u64) + Send + Sync),
+    ) -> Self {
+        Self { directory: directory.to_path_buf(), heard, outgoing, open: BTreeMap::new(), bytes: 0 }
     }
 
     /// Sends page files as they grow, until `writing` ends (which is not waited for here: the
@@ -233,6 +239,7 @@ impl Sender {
             punch(file, *offset, want).map_err(io_error("give back memory of", &path))?;
             *offset += want as u64;
             self.bytes += want as u64;
+            (self.heard)(self.bytes);
         }
         Ok(length)
     }

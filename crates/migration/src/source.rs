@@ -5,6 +5,7 @@
 //! `committed` is written, and from there on there is only forward.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -437,7 +438,13 @@ impl Source {
         let (_, sent) = send_round(link, tree, last).await?;
         report.dump_bytes += sent;
 
-        let mut images = images::Sender::new(&prepared.room.images(), link.sender());
+        let memory = report.memory_bytes;
+        let dumping = AtomicBool::new(true);
+        let heard = |sent| {
+            let phase = if dumping.load(Ordering::Relaxed) { "dump" } else { "transfer" };
+            self.step(phase, sent, memory.max(sent));
+        };
+        let mut images = images::Sender::new(&prepared.room.images(), link.sender(), &heard);
         let dumped = {
             let following = images.follow();
             tokio::pin!(following);
@@ -451,7 +458,8 @@ impl Source {
         report.dump_ms = dumped??;
         clock.end("dump");
 
-        self.step("transfer", images.bytes(), report.memory_bytes);
+        dumping.store(false, Ordering::Relaxed);
+        heard(images.bytes());
         // By now the shim has long emptied the pipes of the frozen processes.
         report.dump_bytes += self.send_log(link).await?;
         let files = images.finish().await?;
