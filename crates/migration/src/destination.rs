@@ -19,7 +19,7 @@ use crate::fault;
 use crate::images::{self, Room};
 use crate::journal::{Role, Stage};
 use crate::link::{Link, LinkError};
-use crate::local::{Decision, Local, LocalError, Place, cpu_flags, machine};
+use crate::local::{Decision, Local, LocalError, Place, cpu_flags, from_local_causes, machine};
 use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Reason, Refused};
 use crate::service::Service;
 
@@ -65,16 +65,8 @@ pub enum DestinationError {
     Protocol(&'static str),
 }
 
-macro_rules! through_local {
-    ($($error:ty),*) => {$(
-        impl From<$error> for DestinationError {
-            fn from(error: $error) -> Self {
-                Self::Local(error.into())
-            }
-        }
-    )*};
-}
-through_local!(
+from_local_causes!(
+    DestinationError:
     godwit_engine::image::DigestError,
     godwit_engine::EngineError,
     godwit_network::NetworkError,

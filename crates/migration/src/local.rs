@@ -93,6 +93,18 @@ pub enum LocalError {
     Task(#[from] tokio::task::JoinError),
 }
 
+/// Lets `?` turn what a [`LocalError`] is made of into an error that has it as its variant `Local`.
+macro_rules! from_local_causes {
+    ($target:ty: $($cause:ty),* $(,)?) => {$(
+        impl From<$cause> for $target {
+            fn from(cause: $cause) -> Self {
+                Self::Local(cause.into())
+            }
+        }
+    )*};
+}
+pub(crate) use from_local_causes;
+
 /// This node's means.
 pub struct Local {
     /// Its name.

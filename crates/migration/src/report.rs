@@ -65,6 +65,38 @@ pub struct Report {
     pub criu: String,
 }
 
+impl Report {
+    /// The report of a cold migration of which nothing is known yet but who takes part.
+    #[must_use]
+    pub fn begin(id: &str, name: &str, source: &str, destination: &str) -> Self {
+        Self {
+            id: id.into(),
+            name: name.into(),
+            mode: "cold".into(),
+            source: source.into(),
+            destination: destination.into(),
+            outcome: Outcome::Kept,
+            reason: String::new(),
+            rounds: 0,
+            total_ms: 0.0,
+            frozen_ms: 0.0,
+            pre_dump_ms: 0.0,
+            pre_dump_transfer_ms: 0.0,
+            dump_ms: 0.0,
+            dump_transfer_ms: 0.0,
+            resume_ms: 0.0,
+            faulted_transfer_ms: 0.0,
+            pre_dump_bytes: 0,
+            dump_bytes: 0,
+            faulted_bytes: 0,
+            wire_bytes: 0,
+            memory_bytes: 0,
+            phases: Vec::new(),
+            criu: String::new(),
+        }
+    }
+}
+
 /// One stretch of the frozen time.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Phase {

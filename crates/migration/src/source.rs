@@ -22,7 +22,7 @@ use crate::fault;
 use crate::images::{self, KERNEL_STATE_BYTES, Room};
 use crate::journal::{Role, Stage};
 use crate::link::{Link, LinkError};
-use crate::local::{Local, LocalError, cpu_flags, machine};
+use crate::local::{Local, LocalError, cpu_flags, from_local_causes, machine};
 use crate::message::{ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Reason};
 use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
@@ -84,16 +84,8 @@ impl SourceError {
     }
 }
 
-macro_rules! through_local {
-    ($($error:ty),*) => {$(
-        impl From<$error> for SourceError {
-            fn from(error: $error) -> Self {
-                Self::Local(error.into())
-            }
-        }
-    )*};
-}
-through_local!(
+from_local_causes!(
+    SourceError:
     godwit_engine::image::DigestError,
     godwit_engine::EngineError,
     godwit_network::NetworkError,
@@ -143,7 +135,7 @@ impl Source {
         E: std::error::Error + Send + Sync + 'static,
     {
         let start = Instant::now();
-        let mut report = self.empty_report();
+        let mut report = Report::begin(&self.id, &self.service.name, &self.local.node, &self.destination);
         self.local.journal.begin(&self.id, Role::Source, &self.destination, &self.service)?;
         let mut link = None;
         let mut clock = None;
@@ -216,34 +208,6 @@ impl Source {
         }
         report.total_ms = ms_since(start);
         Ok(report)
-    }
-
-    fn empty_report(&self) -> Report {
-        Report {
-            id: self.id.clone(),
-            name: self.service.name.clone(),
-            mode: "cold".into(),
-            source: self.local.node.clone(),
-            destination: self.destination.clone(),
-            outcome: Outcome::Kept,
-            reason: String::new(),
-            rounds: 0,
-            total_ms: 0.0,
-            frozen_ms: 0.0,
-            pre_dump_ms: 0.0,
-            pre_dump_transfer_ms: 0.0,
-            dump_ms: 0.0,
-            dump_transfer_ms: 0.0,
-            resume_ms: 0.0,
-            faulted_transfer_ms: 0.0,
-            pre_dump_bytes: 0,
-            dump_bytes: 0,
-            faulted_bytes: 0,
-            wire_bytes: 0,
-            memory_bytes: 0,
-            phases: Vec::new(),
-            criu: String::new(),
-        }
     }
 
     fn step(&self, phase: &'static str, bytes_done: u64, bytes_total: u64) {
