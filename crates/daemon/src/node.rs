@@ -274,7 +274,10 @@ impl Node {
             }
         }
         if self.is_busy(name) {
-            return Ok(Some(format!("a service {name} is being created or removed on node {}", self.name)));
+            return Ok(Some(format!(
+                "a service {name} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
+                self.name
+            )));
         }
         Ok(None)
     }
@@ -326,7 +329,7 @@ impl Host for NodeHost {
         match node.occupy(&service.name) {
             Some(occupied) => Ok(Box::new(occupied)),
             None => Err(vec![format!(
-                "a service {} is being created or removed on node {}",
+                "a service {} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
                 service.name, node.name
             )]),
         }

@@ -69,7 +69,8 @@ pub struct Link {
     node: String,
     outgoing: mpsc::Sender<Message>,
     reader: DataReader,
-    writer: JoinHandle<Result<(), FrameError>>,
+    /// Until its end has been looked at.
+    writer: Option<JoinHandle<Result<(), FrameError>>>,
     traffic: Arc<Traffic>,
 }
 
@@ -91,7 +92,7 @@ impl Link {
         let traffic = connection.traffic();
         let (reader, writer) = connection.into_split();
         let (outgoing, incoming) = mpsc::channel(QUEUE);
-        let writer = tokio::spawn(write(writer, incoming));
+        let writer = Some(tokio::spawn(write(writer, incoming)));
         Self { node, outgoing, reader, writer, traffic }
     }
 
@@ -154,13 +155,20 @@ impl Link {
                 }
             }
         };
-        tokio::time::timeout(LAST_WORDS, last_words).await.ok()
+        if let Ok(error) = tokio::time::timeout(LAST_WORDS, last_words).await {
+            return Some(error);
+        }
+        // Silence on this side too: then it is the writer that knows.
+        match self.writer.take()?.await {
+            Ok(Err(error)) => Some(error.into()),
+            _ => None,
+        }
     }
 
     /// Sends what is queued and closes; errors no longer matter to anyone.
     pub async fn close(self) {
         drop(self.outgoing);
-        let mut writer = self.writer;
+        let Some(mut writer) = self.writer else { return };
         if tokio::time::timeout(SILENCE, &mut writer).await.is_err() {
             writer.abort();
         }
