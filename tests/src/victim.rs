@@ -1,0 +1,495 @@
+//! A service with a client that must not notice anything, and what godwit has to show when a
+//! migration of it fails.
+//!
+//! ```text
+//!   load    the open-loop client: every answer checked, one connection, never renewed
+//!   watch   samples the processes on both nodes: they must never run on two
+//!   faults  a directory of `<point>.go`: a migration passes the points whose file is there
+//!   traces  what a node holds of services and migrations, compared with what it held before
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use godwit_lab::{
+    LabConfig,
+    workload::{Preset, RedisClient, RedisLoad, Workload},
+};
+use serde::Deserialize;
+
+use crate::{Bed, CLIENT, PATIENCE, Report, Said, wait_for};
+
+/// The service's name.
+pub const NAME: &str = "redis";
+/// Its address.
+pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
+/// Data in it.
+const FILL: u64 = 4 << 20;
+/// Requests a second.
+const RATE: u32 = 250;
+/// Pause between two looks at the processes.
+const LOOK: Duration = Duration::from_millis(2);
+/// Every point at which a migration can be held, in the order in which it passes them.
+pub const POINTS: [&str; 10] = [
+    "destination.reserved",
+    "destination.prepared",
+    "source.frozen",
+    "destination.receiving",
+    "destination.received",
+    "destination.restoring",
+    "destination.restored",
+    "source.committed",
+    "destination.committing",
+    "destination.committed",
+];
+
+/// A service as `godwit ps` shows it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Shown {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub node: String,
+    /// `running`, `stopped`, `migrating`, `in-doubt`, `remote`.
+    pub state: String,
+    /// Why, where that needs a word.
+    pub reason: String,
+}
+
+/// A Redis on node `a` with a client.
+#[derive(Debug)]
+pub struct Victim {
+    load: Option<RedisLoad>,
+    data: RedisClient,
+    watch: Watch,
+    before: [BTreeSet<String>; 2],
+    /// The lab.
+    pub bed: Bed,
+    /// What runs in it.
+    pub preset: Preset,
+    faults: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+/// A `godwit migrate` under way.
+#[derive(Debug)]
+pub struct Attempt(Child);
+
+impl Victim {
+    /// Redis on `a` and its client, in a lab of the test's own.
+    pub fn up(test: &str) -> Self {
+        Self::up_with(test, |_, _| {}, |_| Vec::new())
+    }
+
+    /// The same with changes to the lab (given a directory that lives as long), and with more flags
+    /// of `godwit run` made when the root filesystem is there.
+    pub fn up_with(
+        test: &str,
+        change: impl FnOnce(&mut LabConfig, &Path),
+        flags: impl FnOnce(&mut Preset) -> Vec<String>,
+    ) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let faults = directory.path().join("faults");
+        fs::create_dir(&faults).unwrap();
+        let bed = Bed::up_with(test, |config| {
+            let points = POINTS.map(|point| {
+                fs::write(faults.join(format!("{point}.go")), b"").unwrap();
+                format!("{point}=wait:{}", faults.display())
+            });
+            config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), points.join(",")));
+            change(config, directory.path());
+        });
+        let mut preset = bed.build(Workload::Redis);
+        let flags = flags(&mut preset);
+        let before = ["a", "b"].map(|node| traces(&bed, node));
+        bed.run("a", NAME, ADDRESS, &preset, &flags.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
+        data.fill(FILL).unwrap();
+        let load = RedisLoad::start(bed.lab(), CLIENT, preset.at(ADDRESS), RATE).unwrap();
+        let watch = Watch::start(bed.lab().name());
+        let victim =
+            Self { load: Some(load), data, watch, before, bed, preset, faults, _directory: directory };
+        // Node b has heard of it: its forwarding entries belong to what it held before.
+        victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "remote" && shown.node == "a"));
+        let mut victim = victim;
+        victim.before[1] = traces(&victim.bed, "b");
+        victim
+    }
+
+    /// The next migration that comes to this point waits there.
+    pub fn hold(&self, point: &str) {
+        assert!(POINTS.contains(&point), "{point}");
+        let _ = fs::remove_file(self.faults.join(format!("{point}.reached")));
+        fs::remove_file(self.faults.join(format!("{point}.go"))).unwrap();
+    }
+
+    /// Waits until a migration is held at this point.
+    pub fn reached(&self, point: &str) {
+        let mark = self.faults.join(format!("{point}.reached"));
+        wait_for(&format!("point {point} of the migration"), || mark.exists().then_some(()));
+    }
+
+    /// What is held at this point goes on.
+    pub fn let_go(&self, point: &str) {
+        fs::write(self.faults.join(format!("{point}.go")), b"").unwrap();
+    }
+
+    /// Starts `godwit --json migrate` from `from` to `to`.
+    pub fn begin(&self, from: &str, to: &str) -> Attempt {
+        let mut command = self.bed.command(from, &["--json", "migrate", NAME, "--to", to]);
+        Attempt(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Starts a migration from `a` to `b` that is held at `point` when this returns.
+    pub fn begin_and_hold(&self, point: &str) -> Attempt {
+        self.hold(point);
+        let attempt = self.begin("a", "b");
+        self.reached(point);
+        attempt
+    }
+
+    /// Migrates from `a` to `b`, which must fail; why, in godwit's words.
+    pub fn kept(&self) -> String {
+        self.begin("a", "b").kept()
+    }
+
+    /// What `godwit ps` on `node` says of the service, once `right` accepts it.
+    pub fn shown(&self, node: &str, right: impl Fn(Option<&Shown>) -> bool) -> Option<Shown> {
+        let mut last = None;
+        wait_for(&format!("the right answer of `godwit ps` on node {node}"), || {
+            let said = self.bed.godwit(node, &["--json", "ps", "-a"]);
+            let shown: Vec<Shown> = serde_json::from_str(&said.stdout).ok()?;
+            let shown = shown.into_iter().find(|shown| shown.name == NAME);
+            if last.as_ref().map(|shown: &Option<Shown>| format!("{shown:?}")) != Some(format!("{shown:?}")) {
+                println!("node {node} shows {shown:?}");
+                last = Some(shown.clone());
+            }
+            right(shown.as_ref()).then_some(shown)
+        })
+    }
+
+    /// The service runs at `node` and there only, its client has lost nothing, and both nodes say so.
+    pub fn runs_at(&self, node: &str) {
+        let lap = self.load.as_ref().unwrap().lap().unwrap();
+        assert!(lap.is_clean() && lap.reconnects == 0, "{lap:?}");
+        for asked in ["a", "b"] {
+            let state = if asked == node { "running" } else { "remote" };
+            self.shown(asked, |shown| shown.is_some_and(|shown| shown.state == state && shown.node == node));
+        }
+        assert!(running(self.bed.lab().name(), node), "no process of it runs on {node}");
+        self.watch.check();
+    }
+
+    /// The service runs at `a` as before, though `b` cannot be asked and may not know.
+    pub fn runs_at_while_b_is_cut_off(&self) {
+        let lap = self.load.as_ref().unwrap().lap().unwrap();
+        assert!(lap.is_clean() && lap.reconnects == 0, "{lap:?}");
+        self.shown("a", |shown| shown.is_some_and(|shown| shown.state == "running"));
+        assert!(!running(self.bed.lab().name(), "b"), "a process of it runs on b");
+        self.watch.check();
+    }
+
+    /// Node `b` holds nothing more than before the service was sent to it.
+    pub fn nothing_is_left_on_b(&self) {
+        nothing_more(&self.bed, "b", &self.before[1]);
+    }
+
+    /// Node `a` holds nothing of a migration: neither its images nor processes that wait for it.
+    pub fn no_migration_on_a(&self) {
+        let lab = self.bed.lab().name();
+        let room = Path::new("/run/godwit/labs").join(lab).join("a/migrations");
+        wait_for("the end of the images on a", || {
+            let left = fs::read_dir(&room).map_or(0, Iterator::count);
+            (left == 0 && mounts_below(&room).is_empty()).then_some(())
+        });
+    }
+
+    /// Begins a migration that is held at `point`, as soon as `b` has noticed that the one before it
+    /// has ended.
+    pub fn begin_patiently_and_hold(&self, point: &str) -> Attempt {
+        let mark = self.faults.join(format!("{point}.reached"));
+        self.hold(point);
+        wait_for(&format!("point {point} of the migration"), || {
+            let mut attempt = self.begin("a", "b");
+            while attempt.0.try_wait().unwrap().is_none() {
+                if mark.exists() {
+                    return Some(attempt);
+                }
+                thread::sleep(LOOK);
+            }
+            let reason = attempt.kept();
+            assert!(reason.contains("node b refuses") && reason.contains("earlier migration"), "{reason}");
+            None
+        })
+    }
+
+    /// After a migration that failed: everything is as it was, and the client has seen nothing.
+    pub fn is_as_before(&self) {
+        self.runs_at("a");
+        self.no_migration_on_a();
+        self.nothing_is_left_on_b();
+    }
+
+    /// Runs to the end: the service can be moved from `a` now, with all of its data.
+    pub fn moves_in_the_end(self) {
+        self.bed.migrate(NAME, "a", "b");
+        self.ends_at_b();
+    }
+
+    /// The service is on `b` for good: `a` holds nothing of it, and its client has lost nothing.
+    pub fn ends_at_b(mut self) {
+        self.runs_at("b");
+        let report = self.load.take().unwrap().stop().unwrap();
+        assert!(report.is_clean() && report.reconnects == 0, "{report:?}");
+        assert_eq!(report.sent, report.answered);
+        self.data.check_fill(FILL).unwrap();
+        // Its own forwarding entries stay on a; all else goes.
+        let own = |traces: &BTreeSet<String>| {
+            traces.iter().filter(|trace| !trace.starts_with("forwarding")).cloned().collect::<BTreeSet<_>>()
+        };
+        let before = own(&self.before[0]);
+        wait_for("an end of the service on a", || (own(&traces(&self.bed, "a")) == before).then_some(()));
+        self.watch.check();
+    }
+}
+
+impl Attempt {
+    /// Sends it a signal, as a terminal would.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(self.0.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub fn end(self) -> Said {
+        let output = self.0.wait_with_output().unwrap();
+        let said = Said {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        };
+        println!("migrate: {} {}{}", said.code, said.stdout, said.stderr);
+        said
+    }
+
+    /// Waits for its end, which must be a service kept at its source with exit code 1; why.
+    pub fn kept(self) -> String {
+        self.kept_with(1)
+    }
+
+    /// The same with another exit code.
+    pub fn kept_with(self, code: i32) -> String {
+        let said = self.end();
+        assert_eq!(said.code, code, "{said:?}");
+        let report: Report = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+        assert_eq!(report.outcome, "kept", "{report:?}");
+        let sentence = said.stderr.lines().last().unwrap_or_default();
+        assert!(sentence.starts_with("Error: ") && sentence.contains(&report.reason), "{said:?}");
+        report.reason
+    }
+
+    /// Waits for its end, which must be a service that moved; what the report adds.
+    pub fn moved(self) -> String {
+        let said = self.end();
+        assert_eq!(said.code, 0, "{said:?}");
+        let report: Report = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+        assert_eq!(report.outcome, "moved", "{report:?}");
+        report.reason
+    }
+}
+
+/// Looks at the processes on both nodes all the time.
+#[derive(Debug)]
+struct Watch {
+    stop: Arc<AtomicBool>,
+    seen: Arc<Mutex<Option<String>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn start(lab: &str) -> Self {
+        let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let (ended, found, lab) = (Arc::clone(&stop), Arc::clone(&seen), lab.to_owned());
+        let thread = thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                // More than two looks, because two moments are not one: the service may move in
+                // between, and what CRIU has not finished is no service yet.
+                let both = || running(&lab, "a") && running(&lab, "b");
+                if both() && !restoring(&lab) && both() {
+                    found.lock().unwrap().get_or_insert_with(|| {
+                        format!(
+                            "processes run on both nodes: {:?}",
+                            ["a", "b"].map(|node| processes(&lab, node))
+                        )
+                    });
+                }
+                thread::sleep(LOOK);
+            }
+        });
+        Self { stop, seen, thread: Some(thread) }
+    }
+
+    fn check(&self) {
+        let seen = self.seen.lock().unwrap().clone();
+        assert!(seen.is_none(), "{}", seen.unwrap_or_default());
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The cgroups of the service on a node, in every hierarchy.
+fn cgroups(lab: &str, node: &str) -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let below = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let all = below.chain([root.to_owned()]);
+    all.map(|root| root.join("godwit-lab").join(lab).join(node).join(NAME))
+        .filter(|path| path.is_dir())
+        .collect()
+}
+
+/// Whether a process of the service can run on a node: neither frozen, stopped nor dying.
+fn running(lab: &str, node: &str) -> bool {
+    let cgroups = cgroups(lab, node);
+    let frozen = cgroups.iter().any(|cgroup| {
+        let state = |file: &str| fs::read_to_string(cgroup.join(file)).unwrap_or_default();
+        matches!(state("freezer.state").trim(), "FROZEN" | "FREEZING") || state("cgroup.freeze").trim() == "1"
+    });
+    !frozen && pids(&cgroups).iter().any(|pid| !idle_or_dying(pid).unwrap_or(true))
+}
+
+/// Whether CRIU is at work on a node: until it ends, processes that it makes execute its own code.
+fn restoring(lab: &str) -> bool {
+    let namespaces = ["a", "b"].map(|node| {
+        let path = Path::new("/run/netns").join(format!("gwl-{lab}-{node}"));
+        fs::metadata(path).map(|meta| identity(&meta)).ok()
+    });
+    fs::read_dir("/proc").into_iter().flatten().flatten().any(|entry| {
+        let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let inside = || fs::metadata(entry.path().join("ns/net")).map(|meta| identity(&meta)).ok();
+        command.trim() == "criu" && namespaces.contains(&inside())
+    })
+}
+
+fn pids(cgroups: &[PathBuf]) -> BTreeSet<String> {
+    let procs = cgroups.iter().filter_map(|cgroup| fs::read_to_string(cgroup.join("cgroup.procs")).ok());
+    procs.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+fn processes(lab: &str, node: &str) -> Vec<String> {
+    let cgroups = cgroups(lab, node);
+    pids(&cgroups)
+        .iter()
+        .map(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default())
+        .collect()
+}
+
+/// Stopped, traced, dead, or with a SIGKILL on its way, so that no instruction of it is executed.
+fn idle_or_dying(pid: &str) -> Option<bool> {
+    const PF_EXITING: u64 = 0x4;
+    const PF_SIGNALED: u64 = 0x400;
+    const SIGKILL: u64 = 1 << 8;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let pending = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    };
+    if (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0 {
+        return Some(true);
+    }
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    let flags: u64 = fields.nth(5)?.parse().ok()?;
+    Some(matches!(state, "T" | "t" | "Z" | "X") || flags & (PF_EXITING | PF_SIGNALED) != 0)
+}
+
+/// Everything a node holds of services and migrations.
+fn traces(bed: &Bed, node: &str) -> BTreeSet<String> {
+    let lab = bed.lab().name();
+    let run = Path::new("/run/godwit/labs").join(lab).join(node);
+    let state = bed.lab().state(node).unwrap();
+    let mut traces = BTreeSet::new();
+    for directory in [run.join("migrations"), run.join("netns"), run.join("runc"), state.join("services")] {
+        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+        traces.extend(entries.map(|entry| format!("file {}", entry.path().display())));
+    }
+    for directory in [&run, &state] {
+        traces.extend(mounts_below(directory).into_iter().map(|mount| format!("mount {mount}")));
+    }
+    traces.extend(cgroups(lab, node).iter().map(|cgroup| format!("cgroup {}", cgroup.display())));
+    let say = |arguments: &[&str]| {
+        let mut command: Command = bed.lab().command(node, arguments[0]).unwrap();
+        let output = command.args(&arguments[1..]).stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for line in say(&["ip", "-o", "link"]).lines() {
+        traces.insert(format!("interface {}", line.split(": ").nth(1).unwrap()));
+    }
+    for arguments in [
+        &["ip", "neigh", "show", "nud", "permanent"][..],
+        &["ip", "neigh", "show", "proxy"],
+        &["bridge", "fdb", "show", "dev", "gwvx0"],
+    ] {
+        let text = say(arguments);
+        let lines = text.lines().filter(|line| line.contains("10.88.") || line.contains("02:67:0a"));
+        traces.extend(lines.map(|line| format!("forwarding {}", line.trim())));
+    }
+    let namespace = fs::metadata(bed.lab().namespace(node).unwrap()).map(|meta| identity(&meta)).unwrap();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Ok(meta) = fs::metadata(entry.path().join("ns/net")) else { continue };
+        let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let command = command.trim();
+        let dead = fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") Z "));
+        if identity(&meta) == namespace && command != "godwitd" && !dead {
+            traces.insert(format!("process {command}"));
+        }
+    }
+    traces
+}
+
+fn identity(meta: &fs::Metadata) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt;
+    (meta.dev(), meta.ino())
+}
+
+fn mounts_below(directory: &Path) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let below = format!("{}/", directory.display());
+    let targets = table.lines().filter_map(|line| line.split(' ').nth(4));
+    targets.filter(|target| target.starts_with(&below)).map(str::to_owned).collect()
+}
+
+fn nothing_more(bed: &Bed, node: &str, before: &BTreeSet<String>) {
+    let mut last = (Vec::new(), Vec::new());
+    let look = || {
+        let now = traces(bed, node);
+        let more: Vec<_> = now.difference(before).cloned().collect();
+        let less: Vec<_> = before.difference(&now).cloned().collect();
+        let same = more.is_empty() && less.is_empty();
+        if last != (more.clone(), less.clone()) {
+            println!("node {node} has more: {more:#?}, lacks: {less:#?}");
+            last = (more, less);
+        }
+        same.then_some(())
+    };
+    wait_for(&format!("an end of everything on node {node}"), look);
+}
