@@ -14,6 +14,7 @@
 
 pub mod leftovers;
 pub mod mqtt;
+pub mod victim;
 
 use std::{
     ffi::OsStr,
