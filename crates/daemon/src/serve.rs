@@ -107,6 +107,9 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
     }
+    // Root filesystems hold set-user-id programs and services' data: not for the machine's other users.
+    std::fs::set_permissions(&args.state, std::fs::Permissions::from_mode(0o700))
+        .with_context(|| format!("cannot close {} to other users", args.state.display()))?;
     let _only_one = lock(&args.run)?;
     let node = build(&args, Arc::clone(&identity)).await?;
 

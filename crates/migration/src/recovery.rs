@@ -16,41 +16,46 @@ use crate::local::{Decision, Local, LocalError};
 use crate::source;
 
 /// Brings every unfinished migration of this node to its end. Returns when nothing of this node's
-/// own services is in the wrong state; those in doubt go on in tasks of their own.
+/// own services is in the wrong state; those in doubt go on in tasks of their own. What cannot be
+/// ended now is logged and tried again at the next start: the other services need their daemon.
 pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
     crate::images::prune_logs(&local.layout.state.join("criu-logs"))?;
     for entry in local.journal.unfinished()? {
-        let Entry { id, role, peer, stage, service, keep_stopped, .. } = &entry;
-        tracing::info!(migration = %id, service = %service.name, ?role, ?stage, "an unfinished migration is found");
-        match (role, stage) {
-            (Role::Source, Stage::Committed) => {
-                local.host.release(service, peer).await?;
-                local.clear(service).await?;
-                crate::images::remove(&local.layout.migration(id))?;
-                local.journal.set(id, Stage::Done, "godwitd was restarted after the commit")?;
-            }
-            (Role::Source, _) => {
-                source::put_back(local, service, id, None, "godwitd was restarted before the commit").await?;
-            }
-            (Role::Destination, Stage::Committed) => {
-                destination::take_over(local, service, id, keep_stopped).await;
-            }
-            (Role::Destination, Stage::Restored) => {
-                let local = Arc::clone(local);
-                tokio::spawn(async move {
-                    destination::resolve(&local, &entry.service, &entry.id, &entry.peer, &entry.keep_stopped)
-                        .await;
-                });
-            }
-            (Role::Destination, _) => {
-                destination::drop_copy(
-                    local,
-                    service,
-                    id,
-                    "godwitd was restarted before the service was complete",
-                )
-                .await?;
-            }
+        let (id, service) = (entry.id.clone(), entry.service.name.clone());
+        tracing::info!(migration = %id, %service, role = ?entry.role, stage = ?entry.stage, "an unfinished migration is found");
+        if let Err(error) = end(local, entry).await {
+            let error = crate::error_chain(&error);
+            tracing::error!(migration = %id, %service, %error, "an unfinished migration cannot be ended yet");
+        }
+    }
+    Ok(())
+}
+
+async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
+    let Entry { id, role, peer, stage, service, keep_stopped, .. } = entry;
+    match (role, stage) {
+        (Role::Source, Stage::Committed) => {
+            local.host.release(&service, &peer).await?;
+            local.clear(&service).await?;
+            crate::images::remove(&local.layout.migration(&id))?;
+            local.journal.set(&id, Stage::Done, "godwitd was restarted after the commit")?;
+        }
+        (Role::Source, _) => {
+            source::put_back(local, &service, &id, None, "godwitd was restarted before the commit").await?;
+        }
+        (Role::Destination, Stage::Committed) => {
+            let local = Arc::clone(local);
+            tokio::spawn(async move { destination::take_over(&local, &service, &id, &keep_stopped).await });
+        }
+        (Role::Destination, Stage::Restored) => {
+            let local = Arc::clone(local);
+            tokio::spawn(async move {
+                destination::resolve(&local, &service, &id, &peer, &keep_stopped).await;
+            });
+        }
+        (Role::Destination, _) => {
+            let reason = "godwitd was restarted before the service was complete";
+            destination::drop_copy(local, &service, &id, reason).await?;
         }
     }
     Ok(())

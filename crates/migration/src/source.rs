@@ -12,6 +12,7 @@ use std::time::Instant;
 use godwit_criu::DumpOptions;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
+use godwit_engine::{ContainerStatus, EngineError};
 use godwit_network::Held;
 use godwit_transfer::Connection;
 use tokio::sync::watch;
@@ -87,7 +88,7 @@ impl SourceError {
 from_local_causes!(
     SourceError:
     godwit_engine::image::DigestError,
-    godwit_engine::EngineError,
+    EngineError,
     godwit_network::NetworkError,
     godwit_engine::image::ImageError,
     images::ImagesError,
@@ -219,7 +220,7 @@ impl Source {
         let config = self.local.config(&self.service);
         let mut reasons = Vec::new();
         let state = self.local.engine.state(&config).await?;
-        if state.status != godwit_engine::ContainerStatus::Running {
+        if state.status != ContainerStatus::Running {
             reasons.push(format!("service {} is not running", self.service.name));
         }
         let sessions = self.local.engine.exec_sessions(&config).await?;
@@ -526,21 +527,30 @@ pub(crate) async fn put_back(
     reason: &str,
 ) -> Result<(), LocalError> {
     let entry = local.journal.get(id)?;
-    if entry.is_some_and(|e| e.stage == Stage::Frozen) {
+    if entry.is_some_and(|e| e.stage == Stage::Frozen) && lives(local, service).await? {
         // The port first: what comes in while the processes thaw waits in their sockets.
         local.overlay.open(&service.endpoint()).await?;
         if let Some(held) = held {
             local.overlay.release(held)?;
         }
         match local.engine.thaw(&local.config(service)).await {
-            // It ended by itself meanwhile, which its watcher tells.
-            Err(godwit_engine::EngineError::NotFound(_)) => {}
+            Err(EngineError::NotFound(_)) => {}
             done => done?,
         }
     }
     images::remove(&local.layout.migration(id))?;
     local.journal.set(id, Stage::Kept, reason)?;
     Ok(())
+}
+
+/// Whether there is anything to thaw: the service may have been killed, or the machine restarted,
+/// which its watcher, or the daemon's start, tells.
+async fn lives(local: &Local, service: &Service) -> Result<bool, LocalError> {
+    match local.engine.state(&local.config(service)).await {
+        Ok(state) => Ok(state.status != ContainerStatus::Stopped),
+        Err(EngineError::NotFound(_)) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn next_round(tree: tree::Source, frozen: bool) -> Result<(tree::Source, tree::Round), SourceError> {
