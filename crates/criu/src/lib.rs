@@ -18,6 +18,9 @@ pub mod repair;
 mod rpc;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::OnceCell;
 
 pub use dump::{DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, settled};
 pub use error::CriuError;
@@ -29,6 +32,8 @@ pub const OLDEST_VERSION: Version = Version { major: 4, minor: 1, sublevel: 0 };
 #[derive(Debug, Clone)]
 pub struct Criu {
     path: PathBuf,
+    /// Asked once: the answer costs a start of CRIU.
+    version: Arc<OnceCell<Version>>,
 }
 
 /// A CRIU release, `major.minor.sublevel`.
@@ -66,7 +71,7 @@ pub struct Features {
 impl Criu {
     /// The CRIU binary at this path; nothing is run yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        Self { path: path.into(), version: Arc::default() }
     }
 
     /// Where the binary is.
@@ -74,8 +79,12 @@ impl Criu {
         &self.path
     }
 
-    /// The release of the binary.
+    /// The release of the binary; asked once per value and its clones.
     pub async fn version(&self) -> Result<Version, CriuError> {
+        self.version.get_or_try_init(|| self.ask_version()).await.copied()
+    }
+
+    async fn ask_version(&self) -> Result<Version, CriuError> {
         let service = rpc::Service::start(&self.path, None)?;
         let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;

@@ -13,9 +13,12 @@
 //! | `container.log`, `.1` | the output, see [`log`] |
 //! | `provided/` | name resolution files, see [`provided`] |
 //! | `runc.log` | runc's messages of the last start |
+//! | `stopped.json` | processes that were stopped when it was frozen, see [`freeze`] |
+//! | `restore.work` | where CRIU worked at the last restore |
 //! | `init.pid`, `shim.lock`, `exit.json` | see `godwit-shim` |
 
 mod cgroup;
+mod freeze;
 mod lifecycle;
 pub mod log;
 mod process;
@@ -174,7 +177,7 @@ impl Engine for Runc {
         let io = |source| io_error(name, "wait for its end".into(), source);
         loop {
             // Looked for before the record: a shim that is gone now has written all it will.
-            let shim = files.shim().map_err(io)?;
+            let shim = files.shim().await.map_err(io)?;
             if let Some(code) = files.exit_code().map_err(io)? {
                 return Ok(code);
             }
@@ -257,10 +260,7 @@ impl Engine for Runc {
     }
 
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
-        let members = self.cgroup(config)?.members();
-        let stopped =
-            members.into_iter().filter_map(process::status).filter(process::ProcessStatus::is_stopped);
-        Ok(stopped.map(|status| status.inner_pid).collect())
+        self.stopped_members(config)
     }
 
     async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {

@@ -139,6 +139,46 @@ async fn a_failed_restore_leaves_nothing_and_the_source_goes_on() {
     until("the source goes on", || count(&source) > frozen_at + 10);
 }
 
+/// Asserts that a deleted container has left no process, cgroup, mount or runc state.
+fn assert_nothing_left(node: &Node, config: &ContainerConfig) {
+    assert!(!Path::new("/sys/fs/cgroup/freezer").join(&config.cgroup).exists());
+    let place = node.directory.path().to_str().unwrap();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(place), "{mounts}");
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        assert!(!words.contains(place), "{words}");
+    }
+    assert!(config.rootfs.join("bin/busybox").exists(), "the root file system was deleted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_or_restore_that_is_given_up_can_be_deleted_at_any_time() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let source = a.container("web", COUNTER);
+    a.runc.run(&source).await.unwrap();
+    until("the counter runs", || count(&source) > 10);
+    a.runc.freeze(&source).await.unwrap();
+    let (images, work) = (a.path("images"), a.path("work"));
+    let mut options = dump_options(&a, &source, &images, &work).await;
+    options.log_level = 0;
+    criu().dump(options).await.unwrap();
+    let copy = b.copy_of(&source);
+    let request = RestoreRequest { config: copy.clone(), images: a.path("images"), work: b.path("work") };
+    for delay in [0, 3, 8, 15, 25, 40, 60, 90] {
+        let delay = Duration::from_millis(delay);
+        drop(tokio::time::timeout(delay, b.runc.restore_stopped(&request)).await);
+        tokio::time::timeout(LIMIT, b.runc.delete(&copy)).await.unwrap().unwrap();
+        assert_nothing_left(&b, &copy);
+        drop(tokio::time::timeout(delay, b.runc.run(&copy)).await);
+        tokio::time::timeout(LIMIT, b.runc.delete(&copy)).await.unwrap().unwrap();
+        assert_nothing_left(&b, &copy);
+    }
+    let state = b.runc.run(&copy).await.unwrap();
+    assert_ne!(state.pid, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_dump_says_why_and_the_container_goes_on() {
     let mut node = Node::new();
@@ -205,13 +245,13 @@ async fn a_stopped_process_stays_stopped() {
     let source = a.container("web", &script);
     a.runc.run(&source).await.unwrap();
     until("the counter runs", || count(&source) > 10);
+    until("the stopped process is stopped", || output(&source).contains("stopped"));
     let stopped = a.runc.stopped_processes(&source).await.unwrap();
     assert_eq!(stopped.len(), 1);
     assert!(output(&source).contains(&format!("stopped {}", stopped[0])));
 
     let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
-    let in_images = godwit_criu::images::stopped_processes(&a.path("images")).unwrap();
-    assert_eq!(in_images, stopped);
+    assert_eq!(a.runc.stopped_processes(&source).await.unwrap(), stopped, "forgotten while frozen");
     b.runc.cont(&copy, &stopped).await.unwrap();
     let seen = count(&copy);
     until("the rest goes on", || count(&copy) > seen + 10);

@@ -68,6 +68,7 @@ async fn a_criu_that_can_only_go_on_after_a_thaw_is_thawed() {
     let config = node.container("web", "sleep 1000 & kill -STOP $!; echo up; sleep 1000");
     node.runc.run(&config).await.unwrap();
     until("it is up", || output(&config).contains("up"));
+    until("the stopped process is stopped", || stopped(&node, &config) == 1);
     let freezer = node.runc.dump_target(&config).await.unwrap().freezer.join("freezer.state");
     if !freezer.exists() {
         // cgroup v2 freezes stopped processes in a way that can be traced.
@@ -79,5 +80,11 @@ async fn a_criu_that_can_only_go_on_after_a_thaw_is_thawed() {
     assert!(given_up.is_err(), "this kernel does not have the problem: {given_up:?}");
     tokio::time::timeout(LIMIT, node.runc.thaw(&config)).await.unwrap().unwrap();
     assert_eq!(node.runc.state(&config).await.unwrap().status, ContainerStatus::Running);
-    assert_eq!(node.runc.stopped_processes(&config).await.unwrap().len(), 1);
+    // On its way from the freezer to its stop for an instant.
+    until("the stopped process is stopped again", || stopped(&node, &config) == 1);
+}
+
+fn stopped(node: &Node, config: &ContainerConfig) -> usize {
+    let stopped = node.runc.stopped_processes(config);
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(stopped)).unwrap().len()
 }

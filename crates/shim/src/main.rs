@@ -7,7 +7,7 @@
 //!                           └─ stdout, stderr pipes ─▶ container.log
 //! ```
 //!
-//! `godwit-shim --dir D --log FILE [--log-max-bytes N] -- PROGRAM ARGS…`
+//! `godwit-shim --dir D --lock-fd N --log FILE [--log-max-bytes N] -- PROGRAM ARGS…`
 //!
 //! The program is the engine's command that makes the container and ends; it must be told to write
 //! the main process's PID to `D/init.pid`. The shim answers on its standard output with one JSON
@@ -16,7 +16,8 @@
 //! `D/exit.json` = `{"code":N,"time_ns":N}` and ends.
 //!
 //! While it lives it holds a lock (flock) on `D/shim.lock`, which contains its PID: who finds the
-//! lock free knows that there is no shim. The file is never removed.
+//! lock free knows that there is no shim. The file is never removed. The daemon takes the lock and
+//! hands it over as an open descriptor, so that there is no instant at which a shim lives without.
 //!
 //! One thread, one poll loop, no runtime: there is one of these per container.
 
@@ -25,6 +26,7 @@ mod pump;
 mod supervise;
 
 use std::ffi::OsString;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -38,6 +40,8 @@ const LOG_MAX_BYTES: u64 = 16 << 20;
 struct Arguments {
     /// Directory of the container: lock, PID file, exit record.
     directory: PathBuf,
+    /// The descriptor of the lock file, which is locked.
+    lock_fd: RawFd,
     /// The log.
     log: PathBuf,
     /// Size at which the log is rotated, in bytes.
@@ -75,7 +79,7 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Arguments, String> {
-    let (mut directory, mut log, mut log_max_bytes) = (None, None, LOG_MAX_BYTES);
+    let (mut directory, mut lock_fd, mut log, mut log_max_bytes) = (None, None, None, LOG_MAX_BYTES);
     while let Some(word) = words.next() {
         let name = word.to_string_lossy().into_owned();
         if name == "--" {
@@ -85,6 +89,7 @@ fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Arguments, String>
             }
             return Ok(Arguments {
                 directory: directory.ok_or("--dir is missing")?,
+                lock_fd: lock_fd.ok_or("--lock-fd is missing")?,
                 log: log.ok_or("--log is missing")?,
                 log_max_bytes,
                 command,
@@ -93,6 +98,11 @@ fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Arguments, String>
         let value = words.next().ok_or(format!("{name} has no value"))?;
         match name.as_str() {
             "--dir" => directory = Some(value.into()),
+            "--lock-fd" => {
+                // 0 to 2 are the standard streams.
+                let number = value.to_str().and_then(|v| v.parse().ok()).filter(|&fd| fd > 2);
+                lock_fd = Some(number.ok_or("--lock-fd is not the number of a descriptor")?);
+            }
             "--log" => log = Some(value.into()),
             "--log-max-bytes" => {
                 log_max_bytes = value
@@ -117,7 +127,8 @@ mod tests {
 
     #[test]
     fn everything_after_the_dashes_is_the_command() {
-        let arguments = parse_words("--dir /d --log /l --log-max-bytes 9 -- runc --log x -- y").unwrap();
+        let arguments =
+            parse_words("--dir /d --lock-fd 3 --log /l --log-max-bytes 9 -- runc --log x -- y").unwrap();
         assert_eq!(arguments.directory, PathBuf::from("/d"));
         assert_eq!(arguments.log_max_bytes, 9);
         assert_eq!(arguments.command, ["runc", "--log", "x", "--", "y"]);

@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -30,7 +29,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// Runs the command and stays until the container has ended. The error is a sentence for the
 /// status line; after the status line has been written there are no errors any more.
 pub(crate) fn supervise(arguments: &Arguments) -> Result<(), String> {
-    let _lock = take_lock(&arguments.directory.join("shim.lock"))?;
+    take_lock(arguments.lock_fd)?;
     let signals = take_signals()?;
     nix::sys::prctl::set_child_subreaper(true)
         .map_err(|errno| format!("the shim cannot become a subreaper: {errno}"))?;
@@ -156,20 +155,25 @@ fn start(command: &[std::ffi::OsString], stdout: OwnedFd, stderr: OwnedFd) -> Re
     i32::try_from(child.id()).map(Pid::from_raw).map_err(|error| error.to_string())
 }
 
-fn take_lock(path: &Path) -> Result<Flock<File>, String> {
+/// Takes over the lock file that the daemon has locked, and writes this process's PID into it. The
+/// lock ends with the last copy of the descriptor: this one, which no child inherits and which is
+/// closed by the end of the process.
+fn take_lock(fd: RawFd) -> Result<(), String> {
     let failed =
-        |error: &dyn std::fmt::Display| format!("the lock {} cannot be taken: {error}", path.display());
-    let file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path)
-        .map_err(|error| failed(&error))?;
-    let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| failed(&errno))?;
+        |error: &dyn std::fmt::Display| format!("the lock on descriptor {fd} is not usable: {error}");
+    // SAFETY: the number is checked to be open before it is owned, and nothing else here uses it:
+    // it is above the standard streams, and this runs before any other file is opened.
+    let mut lock = unsafe {
+        if libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) == -1 {
+            return Err(failed(&std::io::Error::last_os_error()));
+        }
+        File::from_raw_fd(fd)
+    };
     lock.set_len(0)
         .and_then(|()| writeln!(lock, "{}", std::process::id()))
         .map_err(|error| failed(&error))?;
-    Ok(lock)
+    let _open_to_the_end = lock.into_raw_fd();
+    Ok(())
 }
 
 /// Blocks every signal that can be blocked, so that none meant for the daemon ends the shim, and

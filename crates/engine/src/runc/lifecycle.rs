@@ -1,16 +1,15 @@
 //! Starting, restoring and removing containers: the parts of [`Runc`] with more than one step.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use super::cgroup::Cgroup;
-use super::process::{self, Handle};
+use super::process::Handle;
 use super::shim::{self, Files, Started};
 use super::{Runc, io_error, last_error, message, program_error, provided, spec};
 use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineError, RestoreRequest};
@@ -22,12 +21,18 @@ use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineE
 ///   moves them to the paths of the source, which on one kernel is the source's own frozen cgroup.
 const CRIU_CONFIG: &str = "leave-stopped\nmanage-cgroups=ignore\nverbosity=2\n";
 
-/// How often a CRIU that is waited for is looked at: whether it can only go on after a thaw.
-const CRIU_LOOK: Duration = Duration::from_millis(500);
-
 /// How long the shim may take to end after its container; then it is killed. It ends in
 /// milliseconds unless its disk hangs.
 const SHIM_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a start or restore that nobody waits for may take to come to its end.
+const START_LIMIT: Duration = Duration::from_secs(3);
+
+/// How often to look whether it has.
+const START_LOOK: Duration = Duration::from_millis(5);
+
+/// How long to wait for the shim before its container is looked at again.
+const SHIM_LOOK: Duration = Duration::from_millis(100);
 
 /// How long killed processes may take to end. Only uninterruptible sleep takes longer than a moment.
 const KILL_LIMIT: Duration = Duration::from_secs(20);
@@ -81,6 +86,7 @@ impl Runc {
         let io = |path: &Path, source| io_error(&config.name, format!("write {}", path.display()), source);
         std::fs::create_dir_all(&request.work).map_err(|source| io(&request.work, source))?;
         std::fs::write(&criu_config, CRIU_CONFIG).map_err(|source| io(&criu_config, source))?;
+        files.note_restore_work(&request.work).map_err(|source| io(&config.directory, source))?;
         let words = ["restore", "--tcp-established", "--file-locks", "--auto-dedup"];
         let mut command = self.shim_command(&files, &words);
         command.extend(["--image-path".into(), request.images.clone().into()]);
@@ -114,97 +120,6 @@ impl Runc {
         Ok(serde_json::json!(names).to_string().into_bytes())
     }
 
-    /// Sends SIGCONT to all members but those that were stopped before the dump.
-    pub(super) fn continue_members(
-        &self,
-        config: &ContainerConfig,
-        keep_stopped: &[u32],
-    ) -> Result<(), EngineError> {
-        let members = self.cgroup(config)?.members();
-        if members.is_empty() {
-            return Err(EngineError::NotFound(config.name.clone()));
-        }
-        let statuses: Vec<_> = members.into_iter().filter_map(process::status).collect();
-        let parent = |pid: u32| statuses.iter().find(|s| s.pid == pid).map(|s| s.parent);
-        let depth =
-            |pid: u32| std::iter::successors(Some(pid), |&pid| parent(pid)).take(statuses.len()).count();
-        let mut order: Vec<_> = statuses.iter().filter(|s| !keep_stopped.contains(&s.inner_pid)).collect();
-        // Children first: a parent that waits for stopped children must not see them so.
-        order.sort_by_key(|status| std::cmp::Reverse(depth(status.pid)));
-        for status in order {
-            let pid = i32::try_from(status.pid).map_or(Pid::from_raw(0), Pid::from_raw);
-            match kill(pid, Signal::SIGCONT) {
-                Ok(()) | Err(nix::Error::ESRCH) => {}
-                Err(errno) => {
-                    return Err(io_error(&config.name, format!("continue process {pid}"), errno.into()));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Freezes, in a way that CRIU can dump.
-    ///
-    /// A process that is stopped by a signal sleeps in another place than the v1 freezer's, and
-    /// attaching to it there blocks until the freezer is thawed: CRIU would wait for ever, as it
-    /// thaws after it has attached. Such a process is told to continue and to stop again while it
-    /// is frozen. It does not run between the two, CRIU can attach, and finds the stop pending.
-    pub(super) async fn freeze_members(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let cgroup = self.cgroup(config)?;
-        let io = |source| io_error(&config.name, "freeze its processes".into(), source);
-        cgroup.freeze().await.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
-            _ => io(error),
-        })?;
-        for pid in cgroup.members().into_iter().filter(|&pid| process::is_stopped_and_frozen(pid)) {
-            let pid = Pid::from_raw(i32::try_from(pid).map_err(|error| io(io::Error::other(error)))?);
-            for signal in [Signal::SIGCONT, Signal::SIGSTOP] {
-                kill(pid, signal).map_err(|errno| io(errno.into()))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Thaws, but not before a CRIU that still works on the container has ended: it would put the
-    /// freezer back to frozen afterwards.
-    pub(super) async fn thaw_after_criu(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let name = &config.name;
-        let cgroup = self.cgroup(config)?;
-        let criu_name: Option<String> =
-            self.config.criu.file_name().map(|name| name.to_string_lossy().chars().take(15).collect());
-        let tracer = || {
-            let statuses = cgroup.members().into_iter().filter_map(process::status);
-            statuses.map(|s| s.tracer).find(|&pid| pid != 0 && process::command_name(pid) == criu_name)
-        };
-        let io = |source| io_error(name, "thaw its processes".into(), source);
-        // This daemon's own CRIU, which may not have begun to trace yet, and an earlier daemon's.
-        let criu_ended = async {
-            for pid in cgroup.members() {
-                godwit_criu::settled(pid).await;
-            }
-            while let Some(pid) = tracer() {
-                if let Some(criu) = Handle::open(pid)? {
-                    tracing::info!(container = %name, criu = pid, "waiting for CRIU to end before thawing");
-                    criu.ended().await?;
-                }
-            }
-            Ok(())
-        };
-        tokio::pin!(criu_ended);
-        loop {
-            match tokio::time::timeout(CRIU_LOOK, &mut criu_ended).await {
-                Ok(ended) => break ended.map_err(io)?,
-                // When it ends it puts the freezer back to frozen; the last thaw comes then.
-                Err(_) if tracer().is_some_and(process::waits_to_attach) => cgroup.thaw().map_err(io)?,
-                Err(_) => {}
-            }
-        }
-        match cgroup.thaw() {
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(EngineError::NotFound(name.clone())),
-            result => result.map_err(io),
-        }
-    }
-
     /// Kills and removes all there is of the container but its directory.
     pub(super) async fn remove(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let name = &config.name;
@@ -217,17 +132,32 @@ impl Runc {
             let action = action.to_owned();
             move |source| io_error(name, action, source)
         };
-        tokio::time::timeout(KILL_LIMIT, kill_members(&cgroup))
-            .await
-            .unwrap_or_else(|_| Err(io::Error::new(ErrorKind::TimedOut, "a killed process does not end")))
-            .map_err(io("kill its processes"))?;
-        if let Some(shim) = files.shim().map_err(io("find its shim"))? {
-            if tokio::time::timeout(SHIM_LIMIT, shim.ended()).await.is_err() {
-                tracing::warn!(container = %name, "the shim did not end with its container and is killed");
-                shim.kill().map_err(io("kill its shim"))?;
+        // A start or restore that nobody waits for any more may still be under way: then runc is the
+        // shim's child, and members may come as long as it lives. It is given time to come to its
+        // end: a killed CRIU leaves mounts behind.
+        let begin = Instant::now();
+        while !files.pid().exists() && begin.elapsed() < START_LIMIT {
+            let Some(shim) = files.shim().await.map_err(io("find its shim"))? else { break };
+            if let Ok(ended) = tokio::time::timeout(START_LOOK, shim.ended()).await {
+                ended.map_err(io("wait for its shim"))?;
             }
-            shim.ended().await.map_err(io("wait for its shim"))?;
         }
+        let begin = Instant::now();
+        loop {
+            tokio::time::timeout(KILL_LIMIT, kill_members(&cgroup))
+                .await
+                .unwrap_or_else(|_| Err(io::Error::new(ErrorKind::TimedOut, "a killed process does not end")))
+                .map_err(io("kill its processes"))?;
+            let Some(shim) = files.shim().await.map_err(io("find its shim"))? else { break };
+            if begin.elapsed() > SHIM_LIMIT {
+                tracing::warn!(container = %name, "the shim does not end with its container and is killed");
+                shim.kill_group().map_err(io("kill its shim"))?;
+            }
+            if let Ok(ended) = tokio::time::timeout(SHIM_LOOK, shim.ended()).await {
+                ended.map_err(io("wait for its shim"))?;
+            }
+        }
+        detach_criu_mounts(&files).map_err(io("unmount what CRIU left"))?;
         let state = self.state_directory(name);
         // A failed restore leaves the root file system bound here, and runc would delete it.
         detach_all(&state.join("criu-root")).map_err(io("unmount runc's criu-root"))?;
@@ -322,6 +252,19 @@ async fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
         // An ended process stays a member until its parent, the shim, has reaped it.
         tokio::task::yield_now().await;
     }
+}
+
+/// Unmounts the cgroup trees that a killed CRIU leaves in its work directory.
+fn detach_criu_mounts(files: &Files) -> io::Result<()> {
+    let Some(work) = files.restore_work()? else { return Ok(()) };
+    let prefix = work.join(".criu.").into_os_string();
+    let mounts = std::fs::read("/proc/self/mountinfo")?;
+    // The fifth field is the mount point. Paths with spaces, which are written as \\040, do not occur
+    // below the prefix, and a prefix that has them finds nothing.
+    let points = mounts.split(|&byte| byte == b'\n').filter_map(|line| line.split(|&b| b == b' ').nth(4));
+    let below: Vec<_> = points.filter(|point| point.starts_with(prefix.as_bytes())).collect();
+    // The last mounted is the first to go.
+    below.iter().rev().try_for_each(|point| detach_all(Path::new(OsStr::from_bytes(point))))
 }
 
 /// Unmounts everything at a place.

@@ -20,17 +20,8 @@ pub(super) struct ProcessStatus {
     pub(super) tracer: u32,
     /// State letter: R, S, D, T (stopped), t (traced), Z.
     pub(super) state: char,
-    /// Whether a SIGSTOP waits to be acted on.
-    pub(super) stop_pending: bool,
     /// Anonymous and shared resident memory in bytes.
     pub(super) resident_bytes: u64,
-}
-
-impl ProcessStatus {
-    /// Whether it is stopped by a signal, or will be before it runs another instruction.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.state == 'T' || self.stop_pending
-    }
 }
 
 /// Reads a process's status; none when it is gone.
@@ -51,14 +42,8 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
         inner_pid: field("NSpid").split_whitespace().last().map_or(pid, id),
         tracer: id(field("TracerPid")),
         state: field("State").chars().next().unwrap_or('?'),
-        stop_pending: ["SigPnd", "ShdPnd"].iter().any(|set| has_stop(field(set))),
         resident_bytes: (number(field("RssAnon")) + number(field("RssShmem"))) * 1024,
     }
-}
-
-/// Whether SIGSTOP is in a signal set as `/proc` prints it: hexadecimal, signal 1 in the lowest bit.
-fn has_stop(set: &str) -> bool {
-    u64::from_str_radix(set, 16).is_ok_and(|set| set >> (Signal::STOP.as_raw() - 1) & 1 == 1)
 }
 
 /// Whether a process is stopped by a signal inside a frozen v1 cgroup, where its state letter does
@@ -79,6 +64,12 @@ pub(super) fn lives(pid: u32, start: u64) -> bool {
     parse_stat(&text).is_some_and(|(state, began)| began == start && !"ZX".contains(state))
 }
 
+/// When a process began, in clock ticks since boot; none when it is gone.
+pub(super) fn start_time(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse_stat(&text).map(|(_, start)| start)
+}
+
 /// State letter and start time of `/proc/PID/stat`: the fields 3 and 22. The name before them may
 /// contain anything.
 fn parse_stat(text: &str) -> Option<(char, u64)> {
@@ -95,14 +86,17 @@ pub(super) fn command_name(pid: u32) -> Option<String> {
 
 /// A handle of a process that stays its own when the PID is used again.
 #[derive(Debug)]
-pub(super) struct Handle(AsyncFd<OwnedFd>);
+pub(super) struct Handle {
+    pid: Pid,
+    fd: AsyncFd<OwnedFd>,
+}
 
 impl Handle {
     /// Opens the process; none when it is gone.
     pub(super) fn open(pid: u32) -> io::Result<Option<Self>> {
         let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
-            Ok(fd) => Ok(Some(Self(watch(fd, Interest::READABLE)?))),
+            Ok(fd) => Ok(Some(Self { pid, fd: watch(fd, Interest::READABLE)? })),
             Err(rustix::io::Errno::SRCH) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -110,12 +104,22 @@ impl Handle {
 
     /// Resolves when the process has ended, reaped or not.
     pub(super) async fn ended(&self) -> io::Result<()> {
-        self.0.readable().await.map(|_| ())
+        self.fd.readable().await.map(|_| ())
     }
 
     /// Sends SIGKILL; no error when the process has ended.
     pub(super) fn kill(&self) -> io::Result<()> {
-        match rustix::process::pidfd_send_signal(self.0.get_ref(), Signal::KILL) {
+        match rustix::process::pidfd_send_signal(self.fd.get_ref(), Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl Handle {
+    /// Sends SIGKILL to the process, which must lead a process group, and to its group.
+    pub(super) fn kill_group(&self) -> io::Result<()> {
+        match rustix::process::kill_process_group(self.pid, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -137,8 +141,7 @@ mod tests {
     #[test]
     fn a_status_is_read_field_by_field() {
         let text = "Name:\tx\nState:\tT (stopped)\nPid:\t70\nPPid:\t60\nTracerPid:\t5\nNSpid:\t70\t7\n\
-                    RssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n\
-                    SigPnd:\t0000000000000000\nShdPnd:\t0000000000040000\n";
+                    RssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n";
         let status = parse_status(70, text);
         let expected = ProcessStatus {
             pid: 70,
@@ -146,7 +149,6 @@ mod tests {
             inner_pid: 7,
             tracer: 5,
             state: 'T',
-            stop_pending: true,
             resident_bytes: 16 * 1024,
         };
         assert_eq!(status, expected);

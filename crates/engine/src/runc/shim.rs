@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use serde::Deserialize;
@@ -13,6 +15,12 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
 use super::process::Handle;
+
+/// How often to look at a locked file that names no process; a matter of microseconds.
+const LOCK_LOOK: Duration = Duration::from_millis(1);
+
+/// The number of the lock's descriptor in the shim.
+const LOCK_FD: i32 = 3;
 
 /// Longest status line taken, in bytes.
 const STATUS_LIMIT: u64 = 64 << 10;
@@ -56,9 +64,28 @@ impl Files {
         self.directory.join("exit.json")
     }
 
+    fn work_note(&self) -> PathBuf {
+        self.directory.join("restore.work")
+    }
+
+    /// Notes where CRIU works at a restore.
+    pub(super) fn note_restore_work(&self, work: &Path) -> io::Result<()> {
+        std::fs::write(self.work_note(), work.as_os_str().as_bytes())
+    }
+
+    /// Where CRIU worked at the last restore, if the container was restored.
+    pub(super) fn restore_work(&self) -> io::Result<Option<PathBuf>> {
+        match std::fs::read(self.work_note()) {
+            Ok(path) => Ok(Some(OsString::from_vec(path).into())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes what an earlier life of the container left. The log and the lock stay.
     pub(super) fn clear(&self) -> io::Result<()> {
-        for file in [self.exit(), self.pid(), self.runc_log()] {
+        let stopped = self.directory.join("stopped.json");
+        for file in [self.exit(), self.pid(), self.runc_log(), self.work_note(), stopped] {
             match std::fs::remove_file(file) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -78,25 +105,39 @@ impl Files {
     }
 
     /// The shim, when it lives.
-    pub(super) fn shim(&self) -> io::Result<Option<Handle>> {
+    pub(super) async fn shim(&self) -> io::Result<Option<Handle>> {
         let lock = match File::open(self.lock()) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             result => result?,
         };
-        if !is_locked(&lock)? {
-            return Ok(None);
+        while is_locked(&lock)? {
+            // The PID was written by the holder of the lock; when the lock is still held after the
+            // process was opened, it is that process.
+            let text = std::fs::read_to_string(self.lock())?;
+            let handle = match text.trim().parse() {
+                Ok(pid) if text.ends_with('\n') => Handle::open(pid)?,
+                _ => None,
+            };
+            if handle.is_some() && is_locked(&lock)? {
+                return Ok(handle);
+            }
+            // Its very first instructions, or its very last.
+            tokio::time::sleep(LOCK_LOOK).await;
         }
-        // The PID was written by the holder of the lock; when the lock is still held after the
-        // process was opened, it is that process.
-        let text = std::fs::read_to_string(self.lock())?;
-        let Ok(pid) = text.trim().parse() else { return Ok(None) };
-        let handle = Handle::open(pid)?;
-        Ok(if is_locked(&lock)? { handle } else { None })
+        Ok(None)
+    }
+
+    /// Takes the lock for a new shim.
+    fn take_lock(&self) -> io::Result<File> {
+        let lock = File::options().read(true).write(true).create(true).truncate(false).open(self.lock())?;
+        rustix::fs::flock(lock.as_fd(), FlockOperation::NonBlockingLockExclusive)?;
+        lock.set_len(0)?;
+        Ok(lock)
     }
 }
 
 fn is_locked(lock: &File) -> io::Result<bool> {
-    // A shared lock that is given back at once disturbs nobody but a shim in the instant of its start.
+    // A shared lock that is given back at once disturbs nobody but a start in the same instant.
     match rustix::fs::flock(lock.as_fd(), FlockOperation::NonBlockingLockShared) {
         Ok(()) => {
             rustix::fs::flock(lock.as_fd(), FlockOperation::Unlock)?;
@@ -130,9 +171,13 @@ pub(super) async fn start(
     path_variable: &OsString,
     command: &[OsString],
 ) -> io::Result<Started> {
-    let mut child = Command::new(shim)
-        .arg("--dir")
+    let lock = files.take_lock()?;
+    let raw_lock = lock.as_raw_fd();
+    let mut shim = Command::new(shim);
+    shim.arg("--dir")
         .arg(files.directory())
+        .arg("--lock-fd")
+        .arg(LOCK_FD.to_string())
         .arg("--log")
         .arg(log)
         .arg("--")
@@ -140,8 +185,22 @@ pub(super) async fn start(
         .env("PATH", path_variable)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
+        .stderr(Stdio::null());
+    // SAFETY: between fork and exec only system calls are made, on a descriptor that is open until
+    // after the spawn.
+    unsafe {
+        shim.pre_exec(move || {
+            // dup2 onto itself would leave close-on-exec set.
+            let result = match raw_lock {
+                LOCK_FD => libc::fcntl(raw_lock, libc::F_SETFD, 0),
+                _ => libc::dup2(raw_lock, LOCK_FD),
+            };
+            if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        });
+    }
+    let mut child = shim.spawn()?;
+    // The shim has it now.
+    drop(lock);
     let mut status = String::new();
     if let Some(stdout) = child.stdout.take() {
         stdout.take(STATUS_LIMIT).read_to_string(&mut status).await?;

@@ -1,0 +1,174 @@
+//! Freezing, thawing and continuing the processes of a container: the parts of [`Runc`] around a
+//! dump and after a restore.
+//!
+//! A process that is stopped by a signal sleeps in another place than the v1 freezer's, and
+//! attaching to it there blocks until the freezer is thawed. CRIU would wait for ever, as it thaws
+//! after it has attached. So when a container is frozen, its stopped processes are noted in a file
+//! and told to continue: they are frozen and do not run, and CRIU finds them like the others. Before
+//! the thaw they are told to stop again. On cgroup v2 none of this is needed or done.
+
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::process::{self, Handle, ProcessStatus};
+use super::{Runc, io_error};
+use crate::container::{ContainerConfig, EngineError};
+
+/// How often a CRIU that is waited for is looked at: whether it can only go on after a thaw.
+const CRIU_LOOK: Duration = Duration::from_millis(500);
+
+impl Runc {
+    /// Freezes, in a way that CRIU can dump.
+    pub(super) async fn freeze_members(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let cgroup = self.cgroup(config)?;
+        let io = |source| io_error(&config.name, "freeze its processes".into(), source);
+        cgroup.freeze().await.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
+            _ => io(error),
+        })?;
+        let stopped = cgroup.members().into_iter().filter(|&pid| process::is_stopped_and_frozen(pid));
+        Stopped::of(config).note_and_continue(stopped.collect()).map_err(io)
+    }
+
+    /// PIDs in the container's PID namespace of the processes that are stopped.
+    pub(super) fn stopped_members(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+        let cgroup = self.cgroup(config)?;
+        let noted = match cgroup.is_frozen() {
+            true => Stopped::of(config).noted().map_err(|source| {
+                io_error(&config.name, "read which processes are stopped".into(), source)
+            })?,
+            false => Vec::new(),
+        };
+        let stopped =
+            |status: &ProcessStatus| status.state == 'T' || noted.iter().any(|(pid, _)| *pid == status.pid);
+        let statuses = cgroup.members().into_iter().filter_map(process::status);
+        Ok(statuses.filter(stopped).map(|status| status.inner_pid).collect())
+    }
+
+    /// Sends SIGCONT to all members but those that were stopped before the dump.
+    pub(super) fn continue_members(
+        &self,
+        config: &ContainerConfig,
+        keep_stopped: &[u32],
+    ) -> Result<(), EngineError> {
+        let members = self.cgroup(config)?.members();
+        if members.is_empty() {
+            return Err(EngineError::NotFound(config.name.clone()));
+        }
+        let statuses: Vec<_> = members.into_iter().filter_map(process::status).collect();
+        let parent = |pid: u32| statuses.iter().find(|s| s.pid == pid).map(|s| s.parent);
+        let depth =
+            |pid: u32| std::iter::successors(Some(pid), |&pid| parent(pid)).take(statuses.len()).count();
+        let mut order: Vec<_> = statuses.iter().filter(|s| !keep_stopped.contains(&s.inner_pid)).collect();
+        // Children first: a parent that waits for stopped children must not see them so.
+        order.sort_by_key(|status| std::cmp::Reverse(depth(status.pid)));
+        for status in order {
+            send(status.pid, Signal::SIGCONT).map_err(|source| {
+                io_error(&config.name, format!("continue process {}", status.pid), source)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Thaws, but not before a CRIU that still works on the container has ended: it would put the
+    /// freezer back to frozen afterwards.
+    pub(super) async fn thaw_after_criu(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let name = &config.name;
+        let cgroup = self.cgroup(config)?;
+        let criu_name: Option<String> =
+            self.config.criu.file_name().map(|name| name.to_string_lossy().chars().take(15).collect());
+        let tracer = || {
+            let statuses = cgroup.members().into_iter().filter_map(process::status);
+            statuses.map(|s| s.tracer).find(|&pid| pid != 0 && process::command_name(pid) == criu_name)
+        };
+        let io = |source| io_error(name, "thaw its processes".into(), source);
+        // This daemon's own CRIU, which may not have begun to trace yet, and an earlier daemon's.
+        let criu_ended = async {
+            for pid in cgroup.members() {
+                godwit_criu::settled(pid).await;
+            }
+            while let Some(pid) = tracer() {
+                if let Some(criu) = Handle::open(pid)? {
+                    tracing::info!(container = %name, criu = pid, "waiting for CRIU to end before thawing");
+                    criu.ended().await?;
+                }
+            }
+            Ok(())
+        };
+        tokio::pin!(criu_ended);
+        loop {
+            match tokio::time::timeout(CRIU_LOOK, &mut criu_ended).await {
+                Ok(ended) => break ended.map_err(io)?,
+                // When it ends it puts the freezer back to frozen; the last thaw comes then.
+                Err(_) if tracer().is_some_and(process::waits_to_attach) => cgroup.thaw().map_err(io)?,
+                Err(_) => {}
+            }
+        }
+        Stopped::of(config).stop_again().map_err(io)?;
+        match cgroup.thaw() {
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(EngineError::NotFound(name.clone())),
+            result => result.map_err(io),
+        }
+    }
+}
+
+/// The note of the processes that were stopped when the container was frozen: their PIDs in the
+/// node's namespace, and when they began.
+struct Stopped {
+    path: PathBuf,
+}
+
+impl Stopped {
+    fn of(config: &ContainerConfig) -> Self {
+        Self { path: config.directory.join("stopped.json") }
+    }
+
+    fn noted(&self) -> io::Result<Vec<(u32, u64)>> {
+        match std::fs::read(&self.path) {
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Notes frozen processes that are stopped, beside those noted before, and tells them to
+    /// continue.
+    fn note_and_continue(&self, stopped: Vec<u32>) -> io::Result<()> {
+        if stopped.is_empty() {
+            return Ok(());
+        }
+        let mut all = self.noted()?;
+        all.extend(stopped.iter().filter_map(|&pid| Some((pid, process::start_time(pid)?))));
+        all.sort_unstable();
+        all.dedup();
+        // The note comes first: after a crash in between, a process is told to stop that is stopped.
+        std::fs::write(&self.path, serde_json::to_vec(&all)?)?;
+        stopped.into_iter().try_for_each(|pid| send(pid, Signal::SIGCONT))
+    }
+
+    /// Tells the noted processes to stop, and forgets them.
+    fn stop_again(&self) -> io::Result<()> {
+        for (pid, start) in self.noted()? {
+            if process::lives(pid, start) {
+                send(pid, Signal::SIGSTOP)?;
+            }
+        }
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Sends a signal; no error when the process is gone.
+fn send(pid: u32, signal: Signal) -> io::Result<()> {
+    let pid = i32::try_from(pid).map_err(io::Error::other)?;
+    match kill(Pid::from_raw(pid), signal) {
+        Ok(()) | Err(nix::Error::ESRCH) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
