@@ -265,9 +265,12 @@ impl Victim {
 }
 
 impl Attempt {
-    /// Sends it a signal, as a terminal would.
+    /// Sends godwit a signal, as a terminal would.
     pub fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_raw(i32::try_from(self.0.id()).unwrap()).unwrap();
+        // Not to `timeout`, which would pass it on to godwit and to its whole group: that is twice.
+        let children = format!("/proc/{0}/task/{0}/children", self.0.id());
+        let child = fs::read_to_string(children).unwrap();
+        let pid = rustix::process::Pid::from_raw(child.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
     }
 

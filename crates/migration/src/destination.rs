@@ -359,8 +359,15 @@ async fn receive_and_restore(
     link.send(Message::ImagesReceived).await?;
     fault::point("destination.received").await;
     let request = RestoreRequest { config: local.config(service), images: room.images(), work: room.work() };
-    let restoring = local.engine.restore_stopped(&request);
-    tokio::time::timeout(RESTORE_LIMIT, restoring).await.map_err(|_| DestinationError::Slow)??;
+    let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
+    tokio::select! {
+        restored = restoring => restored.map_err(|_| DestinationError::Slow)??,
+        // The source has given up or cannot be heard: what CRIU has made so far goes with the copy.
+        word = link.receive() => return Err(match word {
+            Ok(other) => link.unexpected(&other, "nothing").into(),
+            Err(error) => error.into(),
+        }),
+    };
     synced.await??;
     fault::point("destination.restoring").await;
     Ok(keep_stopped)
