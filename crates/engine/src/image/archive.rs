@@ -17,7 +17,8 @@ use crate::beneath::XattrPair;
 
 /// Size of a header, and what data are padded to.
 const BLOCK: usize = 512;
-/// Longest extension in bytes: sixteen extended attributes of the kernel's largest size.
+/// Longest extension in bytes, and most bytes of extended attributes that the extensions of one
+/// member give: sixteen attributes of the kernel's largest size.
 const MAX_EXTENSION: u64 = 1 << 20;
 /// Most pieces of one sparse file: a piece every 1 MiB of 128 GiB.
 const MAX_SPARSE_PIECES: usize = 128 << 10;
@@ -98,6 +99,8 @@ struct Extensions {
     gid: Option<u64>,
     mtime: Option<(i64, u32)>,
     xattrs: Vec<XattrPair>,
+    /// Length of their names and values.
+    xattr_bytes: u64,
     sparse_name: Option<Vec<u8>>,
     sparse_size: Option<u64>,
     sparse_version: (u64, u64),
@@ -419,6 +422,11 @@ fn take_record(key: &[u8], value: &[u8], extensions: &mut Extensions) -> Result<
         }
         _ => {
             if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                // A member may have any number of extensions, and a compressed one costs nothing.
+                extensions.xattr_bytes += (key.len() + value.len()) as u64;
+                if extensions.xattr_bytes > MAX_EXTENSION {
+                    return Err("its extended attributes are larger than 1 MiB");
+                }
                 extensions.xattrs.push((name.to_vec(), value.to_vec()));
             }
         }

@@ -9,7 +9,7 @@
 //! read where they are. Every document and layer is checked against the size and digest of what
 //! refers to it, every unpacked layer against its diff id.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -165,13 +165,13 @@ fn choose(layout: &Layout, wanted: Option<&str>) -> Result<Found, ArchiveFault> 
             return Err(ArchiveFault::NoSuchReference { wanted: wanted.to_owned(), names: all });
         }
     }
-    let mut others = Vec::new();
+    let mut passed = Passed::default();
     let mut found: Vec<(Found, (Option<String>, &Descriptor))> = Vec::new();
     for (name, descriptor) in named {
         if found.iter().any(|(_, (_, other))| other.digest() == descriptor.digest()) {
             continue;
         }
-        if let Some(mut image) = find(layout, descriptor, 0, &mut others)? {
+        if let Some(mut image) = find(layout, descriptor, 0, &mut passed)? {
             image.name.clone_from(&name);
             found.push((image, (name, descriptor)));
         }
@@ -182,8 +182,9 @@ fn choose(layout: &Layout, wanted: Option<&str>) -> Result<Found, ArchiveFault> 
     }
     match found.pop() {
         Some((image, _)) => Ok(image),
-        None if others.is_empty() => Err(ArchiveFault::Empty),
+        None if passed.others.is_empty() => Err(ArchiveFault::Empty),
         None => {
+            let mut others = passed.others;
             others.sort();
             others.dedup();
             Err(ArchiveFault::Architecture { found: others.join(", "), wanted: machine_architecture() })
@@ -191,12 +192,21 @@ fn choose(layout: &Layout, wanted: Option<&str>) -> Result<Found, ArchiveFault> 
     }
 }
 
-/// The first image for this machine at or below a descriptor; other machines go to `others`.
+/// What a search has passed over.
+#[derive(Default)]
+struct Passed {
+    /// Machines of the images that are for others.
+    others: Vec<String>,
+    /// Documents that led to no image: an archive may refer to the same ones again and again.
+    documents: HashSet<OciDigest>,
+}
+
+/// The first image for this machine at or below a descriptor; the rest goes to `passed`.
 fn find(
     layout: &Layout,
     descriptor: &Descriptor,
     depth: usize,
-    others: &mut Vec<String>,
+    passed: &mut Passed,
 ) -> Result<Option<Found>, ArchiveFault> {
     if let Some(platform) = descriptor.platform() {
         let (architecture, system) = (platform.architecture().to_string(), platform.os().to_string());
@@ -205,9 +215,12 @@ fn find(
             return Ok(None);
         }
         if architecture != machine_architecture() || system != "linux" {
-            others.push(platform_name(&architecture, &system));
+            passed.others.push(platform_name(&architecture, &system));
             return Ok(None);
         }
+    }
+    if passed.documents.contains(descriptor.digest()) {
+        return Ok(None);
     }
     let media_type = descriptor.media_type().to_string();
     if INDEX_TYPES.contains(&media_type.as_str()) {
@@ -217,10 +230,11 @@ fn find(
         let bytes = layout.referred("index", descriptor)?;
         let index = parse(&format!("index {}", descriptor.digest()), ImageIndex::from_reader(&bytes[..]))?;
         for inner in index.manifests() {
-            if let Some(found) = find(layout, inner, depth + 1, others)? {
+            if let Some(found) = find(layout, inner, depth + 1, passed)? {
                 return Ok(Some(found));
             }
         }
+        passed.documents.insert(descriptor.digest().clone());
         return Ok(None);
     }
     check_type("manifest", descriptor.media_type(), &MANIFEST_TYPES)?;
@@ -233,7 +247,8 @@ fn find(
     let config = parse(&name, ImageConfiguration::from_reader(&bytes[..]))?;
     let (architecture, system) = (config.architecture().to_string(), config.os().to_string());
     if architecture != machine_architecture() || system != "linux" {
-        others.push(platform_name(&architecture, &system));
+        passed.others.push(platform_name(&architecture, &system));
+        passed.documents.insert(descriptor.digest().clone());
         return Ok(None);
     }
     Ok(Some(Found { manifest, config, name: None }))

@@ -267,6 +267,26 @@ fn each_broken_layout_is_named() {
 }
 
 #[test]
+fn an_index_that_multiplies_is_searched_once() {
+    const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+    let scratch = scratch();
+    let layout = Written::new(scratch.path().join("layout"));
+    let mut descriptor = layout.image(&[simple_layer()], "s390x");
+    // 300 times 300 times 300 manifests in a few kilobytes.
+    for _ in 0..3 {
+        let index = serde_json::json!({"schemaVersion": 2, "manifests": vec![descriptor; 300]});
+        descriptor = Written::descriptor(INDEX, &layout.blob(index.to_string().as_bytes()));
+    }
+    layout.index(&[descriptor]);
+    let store = Store::open(&scratch.path().join("store")).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let path = layout.path.clone();
+    std::thread::spawn(move || sender.send(refusal(&store, &path)));
+    let sentence = receiver.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert!(sentence.contains("it is for s390x, and this machine needs"), "{sentence}");
+}
+
+#[test]
 fn a_file_that_is_no_archive_is_named() {
     let scratch = scratch();
     let store = Store::open(&scratch.path().join("store")).unwrap();

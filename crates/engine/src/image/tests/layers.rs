@@ -67,6 +67,7 @@ fn no_entry_reaches_outside() {
     let extended = |records: &[u8]| tar().entry("p", b'x', "", records).file("x", "x");
     let long_name = |name: &[u8]| tar().entry("././@LongLink", b'L', "", name).file("x", "x");
     let sparse = [pax("GNU.sparse.size", "10"), pax("GNU.sparse.map", "9,1000")].concat();
+    let attribute = pax("SCHILY.xattr.user.note", &"x".repeat(600 << 10));
     let hostile: Vec<(Tar, &str)> = vec![
         (tar().file("../outside/x", "x"), "entry \"../outside/x\" is not allowed"),
         (tar().directory("a/").file("a/../../outside/x", "x"), "is not allowed"),
@@ -83,6 +84,10 @@ fn no_entry_reaches_outside() {
         (long_name(&[b'n'; 300]), "one of its components is longer than 255 bytes"),
         (long_name(&b"x/".repeat(2100)), "longer than 4095 bytes"),
         (extended(&vec![b'1'; (1 << 20) + 1]), "an extended header is larger than 1 MiB"),
+        (
+            tar().entry("p", b'x', "", &attribute).entry("p", b'x', "", &attribute).file("x", "x"),
+            "its extended attributes are larger than 1 MiB",
+        ),
         (extended(b"path=../x\n"), "a pax record has no length"),
         (extended(b"99 path=../x\n"), "the length of a pax record is wrong"),
         (extended(b"99999999999999999999999999 path=x\n"), "a pax record has no length"),
