@@ -5,7 +5,7 @@
 //! no second copy of the memory for longer than the wire needs. The destination fills its tmpfs,
 //! and the restore consumes it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -44,7 +44,7 @@ pub enum ImagesError {
         #[source]
         source: io::Error,
     },
-    /// A name that is no plain file name.
+    /// A name that is no plain file name, or not the one announced name of a file.
     #[error("the source sent an image file with the name {0:?}, which is refused")]
     Name(String),
     /// More than was offered and reserved.
@@ -309,9 +309,13 @@ impl Receiver {
         }
     }
 
-    /// Checks that every file is there with its final length.
+    /// Checks that every file is there with its final length, and no other.
     pub fn finish(self, files: &[ImageFile]) -> Result<(), ImagesError> {
+        let mut announced = BTreeSet::new();
         for expected in files {
+            if !announced.insert(&expected.name) {
+                return Err(ImagesError::Name(expected.name.clone()));
+            }
             let have = match self.files.get(&expected.name) {
                 Some(file) => {
                     file.metadata().map_err(io_error("read the length of", &self.directory))?.size()
@@ -332,7 +336,7 @@ impl Receiver {
                 });
             }
         }
-        match self.files.keys().find(|name| !files.iter().any(|f| &f.name == *name)) {
+        match self.files.keys().find(|name| !announced.contains(name)) {
             Some(extra) => Err(ImagesError::Name(extra.clone())),
             None => Ok(()),
         }
@@ -382,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_a_short_and_an_unannounced_file_are_seen() {
+    fn a_missing_a_short_an_unannounced_and_a_twice_announced_file_are_seen() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, bytes| ImageFile { name: name.into(), bytes };
         let make = |sub: &str| {
@@ -396,5 +400,6 @@ mod tests {
         assert!(make("2").finish(&[file("a.img", 4)]).is_err());
         assert!(make("3").finish(&[file("a.img", 3), file("b.img", 0)]).is_err());
         assert!(make("4").finish(&[]).is_err());
+        assert!(make("5").finish(&[file("a.img", 3), file("a.img", 3)]).is_err());
     }
 }
