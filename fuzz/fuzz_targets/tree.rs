@@ -1,0 +1,118 @@
+//! Items of a tree in any order, in two rounds: nothing outside the directory comes, goes or
+//! changes, and no more is written than was agreed.
+#![no_main]
+
+use std::os::unix::fs::MetadataExt;
+
+use arbitrary::Arbitrary;
+use godwit_engine::tree::{Data, End, Entry, Item, Limits, Receiver, Remove, Xattr};
+use godwit_fuzz::{Scratch, path};
+use libfuzzer_sys::fuzz_target;
+
+/// Names of attributes: of every namespace, and what an attacker would like to set.
+const XATTRS: [&[u8]; 8] = [
+    b"user.a",
+    b"trusted.overlay.opaque",
+    b"trusted.overlay.redirect",
+    b"security.capability",
+    b"system.posix_acl_access",
+    b"system.other",
+    b"user.",
+    b"",
+];
+
+#[derive(Debug, Arbitrary)]
+enum Piece<'a> {
+    Entry {
+        path: &'a [u8],
+        kind: u8,
+        mode: u16,
+        /// Owner and time, when they are not the harmless ones.
+        owner: Option<(u32, u32)>,
+        time: Option<(i64, u32)>,
+        xattrs: Vec<(u8, &'a [u8])>,
+        link: &'a [u8],
+        size: Result<u16, u64>,
+        /// Given also where the kind has none.
+        stray: bool,
+    },
+    Data(Result<u16, u64>, &'a [u8]),
+    Remove(&'a [u8]),
+    End(Option<(u64, u64)>),
+    Raw(&'a [u8]),
+}
+
+impl Piece<'_> {
+    fn item(&self, entries: u64, bytes: u64) -> Option<Item> {
+        Some(match self {
+            Self::Entry { path: at, kind, mode, owner, time, xattrs, link, size, stray } => {
+                let (kind, only) =
+                    (
+                        i32::from(kind % 10),
+                        |wanted: &[u8], yes: bool| {
+                            if yes || *stray { path(wanted) } else { Vec::new() }
+                        },
+                    );
+                let (uid, gid) = owner.unwrap_or((0, 0));
+                let (mtime_seconds, mtime_nanoseconds) = time.unwrap_or((7, 0));
+                let xattr = |(name, value): &(u8, &[u8])| Xattr {
+                    name: XATTRS[usize::from(*name) % XATTRS.len()].to_vec(),
+                    value: value.to_vec(),
+                };
+                Item::Entry(Entry {
+                    path: path(at),
+                    kind,
+                    mode: u32::from(*mode) & if *stray { 0xffff } else { 0o7777 },
+                    uid,
+                    gid,
+                    mtime_seconds,
+                    mtime_nanoseconds,
+                    xattrs: xattrs.iter().map(xattr).collect(),
+                    link_target: only(link, kind == 3),
+                    hard_link_of: only(link, kind == 8),
+                    size: if kind == 1 || *stray { size.map_or_else(|far| far, u64::from) } else { 0 },
+                    ..Entry::default()
+                })
+            }
+            Self::Data(offset, bytes) => {
+                Item::Data(Data { offset: offset.map_or_else(|far| far, u64::from), bytes: bytes.to_vec() })
+            }
+            Self::Remove(at) => Item::Remove(Remove { path: path(at) }),
+            Self::End(counts) => {
+                let (entries, bytes) = counts.unwrap_or((entries, bytes));
+                Item::End(End { entries, bytes })
+            }
+            Self::Raw(bytes) => Item::decode(bytes).ok()?,
+        })
+    }
+}
+
+fuzz_target!(|rounds: [Vec<Piece<'_>>; 2]| {
+    let scratch = Scratch::new();
+    let limits = Limits { entries: 64, bytes: 1 << 16 };
+    for round in &rounds {
+        let mut receiver = Receiver::new(&scratch.inside(), limits).expect("a directory");
+        let (mut entries, mut bytes) = (0, 0);
+        let mut failed = false;
+        for piece in round {
+            let Some(item) = piece.item(entries, bytes) else { continue };
+            match &item {
+                Item::Entry(_) => entries += 1,
+                Item::Data(data) => bytes += data.bytes.len() as u64,
+                _ => {}
+            }
+            failed = receiver.apply(Item::decode(&item.encode()).expect("its own bytes")).is_err();
+            if failed {
+                break;
+            }
+            assert!(entries <= limits.entries && bytes <= limits.bytes, "more than was agreed");
+        }
+        let _ = receiver.finish();
+        scratch.assert_outside_untouched();
+        if failed {
+            return;
+        }
+    }
+    let used = std::fs::metadata(scratch.inside()).expect("the directory");
+    assert!(used.is_dir() && used.nlink() >= 2);
+});
