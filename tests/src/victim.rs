@@ -99,6 +99,21 @@ impl Victim {
         change: impl FnOnce(&mut LabConfig, &Path),
         flags: impl FnOnce(&mut Preset) -> Vec<String>,
     ) -> Self {
+        Self::up_beside(test, change, flags, None)
+    }
+
+    /// Redis on `a` and, begun while the nodes could not ask each other, another service on `b` of the
+    /// given name and address. The client cannot reach `b`, so that it knows one owner of an address.
+    pub fn up_split(test: &str, name: &str, address: Ipv4Addr) -> Self {
+        Self::up_beside(test, |_, _| {}, |_| Vec::new(), Some((name, address)))
+    }
+
+    fn up_beside(
+        test: &str,
+        change: impl FnOnce(&mut LabConfig, &Path),
+        flags: impl FnOnce(&mut Preset) -> Vec<String>,
+        beside: Option<(&str, Ipv4Addr)>,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let faults = directory.path().join("faults");
         fs::create_dir(&faults).unwrap();
@@ -113,17 +128,31 @@ impl Victim {
         let mut preset = bed.build(Workload::Redis);
         let flags = flags(&mut preset);
         let before = ["a", "b"].map(|node| traces(&bed, node));
+        if beside.is_some() {
+            bed.lab().cut("a", "b").unwrap();
+            bed.lab().cut("b", CLIENT).unwrap();
+        }
         bed.run("a", NAME, ADDRESS, &preset, &flags.iter().map(String::as_str).collect::<Vec<_>>());
+        if let Some((name, address)) = beside {
+            bed.run("b", name, address, &preset, &[]);
+            bed.lab().heal("a", "b").unwrap();
+        }
         let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
         data.fill(FILL).unwrap();
         let load = RedisLoad::start(bed.lab(), CLIENT, preset.at(ADDRESS), RATE).unwrap();
-        let watch = Watch::start(bed.lab().name());
-        let victim =
+        // Two services of one name are two, not one that runs twice.
+        let watch = match beside {
+            Some((NAME, _)) => Watch::blind(),
+            _ => Watch::start(bed.lab().name()),
+        };
+        let mut victim =
             Self { load: Some(load), data, watch, before, bed, preset, faults, _directory: directory };
-        // Node b has heard of it: its forwarding entries belong to what it held before.
-        victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "remote" && shown.node == "a"));
-        let mut victim = victim;
-        victim.before[1] = traces(&victim.bed, "b");
+        if beside.is_none() {
+            // Node b has heard of it: its forwarding entries belong to what it held before.
+            victim
+                .shown("b", |shown| shown.is_some_and(|shown| shown.state == "remote" && shown.node == "a"));
+            victim.before[1] = traces(&victim.bed, "b");
+        }
         victim
     }
 
@@ -191,12 +220,11 @@ impl Victim {
         self.watch.check();
     }
 
-    /// The service runs at `a` as before, though `b` cannot be asked and may not know.
-    pub fn runs_at_while_b_is_cut_off(&self) {
+    /// The service runs at `a` as before, though `b` may not know.
+    pub fn runs_at_a_whatever_b_says(&self) {
         let lap = self.load.as_ref().unwrap().lap().unwrap();
         assert!(lap.is_clean() && lap.reconnects == 0, "{lap:?}");
         self.shown("a", |shown| shown.is_some_and(|shown| shown.state == "running"));
-        assert!(!running(self.bed.lab().name(), "b"), "a process of it runs on b");
         self.watch.check();
     }
 
@@ -245,6 +273,16 @@ impl Victim {
     pub fn moves_in_the_end(self) {
         self.bed.migrate(NAME, "a", "b");
         self.ends_at_b();
+    }
+
+    /// The service is on `a` for good, and its client has lost nothing.
+    pub fn ends_at_a(mut self) {
+        self.runs_at("a");
+        let report = self.load.take().unwrap().stop().unwrap();
+        assert!(report.is_clean() && report.reconnects == 0, "{report:?}");
+        assert_eq!(report.sent, report.answered);
+        self.data.check_fill(FILL).unwrap();
+        self.watch.check();
     }
 
     /// The service is on `b` for good: `a` holds nothing of it, and its client has lost nothing.
@@ -321,6 +359,10 @@ struct Watch {
 }
 
 impl Watch {
+    fn blind() -> Self {
+        Self { stop: Arc::default(), seen: Arc::default(), thread: None }
+    }
+
     fn start(lab: &str) -> Self {
         let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
         let (ended, found, lab) = (Arc::clone(&stop), Arc::clone(&seen), lab.to_owned());
