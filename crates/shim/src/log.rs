@@ -18,6 +18,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
+/// Lines are written together, at most this many bytes: a write for each line makes a talkative
+/// container wait for the shim.
+const FLUSH_BYTES: usize = 64 << 10;
+
 /// One line of the log.
 #[derive(Debug, Serialize)]
 pub(crate) struct Record<'a> {
@@ -46,6 +50,10 @@ pub(crate) struct Log {
     size: u64,
     max_bytes: u64,
     lost: u64,
+    /// The losses that the first line to be written tells of.
+    told: u64,
+    /// Lines that [`Log::flush`] will write.
+    pending: Vec<u8>,
     /// Whether the last write stopped inside a line.
     broken_line: bool,
 }
@@ -55,11 +63,19 @@ impl Log {
     pub(crate) fn open(path: &Path, max_bytes: u64) -> io::Result<Self> {
         let file = open_append(path)?;
         let size = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, size, max_bytes, lost: 0, broken_line: false })
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            size,
+            max_bytes,
+            lost: 0,
+            pending: Vec::new(),
+            broken_line: false,
+        })
     }
 
-    /// Writes one piece of a stream. Never fails: what cannot be written is counted as lost.
-    pub(crate) fn write(&mut self, stream: &str, bytes: &[u8], partial: bool) {
+    /// Takes one piece of a stream, to be written by [`Log::flush`].
+    pub(crate) fn push(&mut self, stream: &str, bytes: &[u8], partial: bool) {
         let text = std::str::from_utf8(bytes).ok();
         let record = Record {
             time_ns: now_ns(),
@@ -67,29 +83,44 @@ impl Log {
             data: text,
             data_base64: text.is_none().then(|| STANDARD.encode(bytes)),
             partial,
-            lost: self.lost,
+            lost: std::mem::take(&mut self.lost),
         };
-        let mut line = Vec::with_capacity(bytes.len() + 96);
-        if self.broken_line {
-            line.push(b'\n');
+        self.told += record.lost;
+        // Into memory this cannot fail.
+        if serde_json::to_writer(&mut self.pending, &record).is_ok() {
+            self.pending.push(b'\n');
         }
-        if serde_json::to_writer(&mut line, &record).is_err() {
-            self.lost += 1;
+        if self.pending.len() >= FLUSH_BYTES {
+            self.flush();
+        }
+    }
+
+    /// Writes the lines taken. Never fails: what cannot be written is counted as lost.
+    pub(crate) fn flush(&mut self) {
+        if self.pending.is_empty() {
             return;
         }
-        line.push(b'\n');
-        let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
-        if self.size > 0 && self.size.saturating_add(length) > self.max_bytes {
+        let length = |bytes: &[u8]| u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if self.size > 0 && self.size.saturating_add(length(&self.pending)) > self.max_bytes {
             self.rotate();
         }
-        let written = write_as_much_as_possible(&mut self.file, &line);
-        self.size = self.size.saturating_add(u64::try_from(written).unwrap_or(u64::MAX));
-        if written == line.len() {
-            (self.lost, self.broken_line) = (0, false);
-        } else {
-            self.lost += 1;
-            self.broken_line |= written > 0;
+        if self.broken_line {
+            self.pending.insert(0, b'\n');
         }
+        let written = write_as_much_as_possible(&mut self.file, &self.pending);
+        let (done, rest) = self.pending.split_at(written);
+        self.size = self.size.saturating_add(length(done));
+        let lines = |bytes: &[u8]| bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        self.lost += lines(rest);
+        if lines(done) == u64::from(self.broken_line) {
+            self.lost += self.told;
+        }
+        self.told = 0;
+        self.broken_line = match done.last() {
+            Some(&last) => last != b'\n',
+            None => self.broken_line,
+        };
+        self.pending.clear();
     }
 
     /// Renames the log and begins a new one; on failure the old one goes on.
@@ -144,8 +175,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         let mut log = Log::open(&path, 1 << 20).unwrap();
-        log.write("stdout", b"hello \"you\"", false);
-        log.write("stderr", &[0xff, 0x00], true);
+        log.push("stdout", b"hello \"you\"", false);
+        log.push("stderr", &[0xff, 0x00], true);
+        log.flush();
         let lines = lines(&path);
         assert_eq!(lines[0]["data"], "hello \"you\"");
         assert!(lines[0].get("partial").is_none());
@@ -159,7 +191,8 @@ mod tests {
         let path = directory.path().join("log");
         let mut log = Log::open(&path, 300).unwrap();
         for number in 0..20 {
-            log.write("stdout", format!("line {number}").as_bytes(), false);
+            log.push("stdout", format!("line {number}").as_bytes(), false);
+            log.flush();
         }
         let old = directory.path().join("log.1");
         assert!(std::fs::metadata(&path).unwrap().len() <= 300);
@@ -171,14 +204,20 @@ mod tests {
     #[test]
     fn records_that_find_no_space_are_counted() {
         let mut log = Log::open(Path::new("/dev/full"), u64::MAX).unwrap();
-        log.write("stdout", b"a", false);
-        log.write("stdout", b"b", false);
+        log.push("stdout", b"a", false);
+        log.push("stdout", b"b", false);
+        log.flush();
         assert_eq!(log.lost, 2);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
+        log.file = File::options().append(true).open("/dev/full").unwrap();
+        log.push("stdout", b"c", false);
+        log.flush();
+        assert_eq!(log.lost, 3);
         log.file = open_append(&path).unwrap();
-        log.write("stdout", b"c", false);
-        assert_eq!(lines(&path)[0]["lost"], 2);
+        log.push("stdout", b"d", false);
+        log.flush();
+        assert_eq!(lines(&path)[0]["lost"], 3);
         assert_eq!(log.lost, 0);
     }
 }

@@ -70,13 +70,15 @@ impl Stream {
                 Err(_) => self.pipe = None,
             }
         }
+        log.flush();
         copied
     }
 
     /// Writes the beginning of a line that waits, as a partial record.
     pub(crate) fn flush(&mut self, log: &mut Log) {
         if !self.line.is_empty() {
-            log.write(self.name, &self.line, true);
+            log.push(self.name, &self.line, true);
+            log.flush();
             self.line.clear();
         }
     }
@@ -91,11 +93,11 @@ impl Stream {
             while self.line.len() > RECORD_BYTES {
                 let cut = character_boundary(&self.line, RECORD_BYTES);
                 let rest = self.line.split_off(cut);
-                log.write(self.name, &self.line, true);
+                log.push(self.name, &self.line, true);
                 self.line = rest;
             }
             if ends {
-                log.write(self.name, &self.line, false);
+                log.push(self.name, &self.line, false);
                 self.line.clear();
             }
         }
