@@ -69,6 +69,7 @@ impl Log {
             size,
             max_bytes,
             lost: 0,
+            told: 0,
             pending: Vec::new(),
             broken_line: false,
         })
