@@ -19,6 +19,8 @@ use crate::cli::Global;
 const DEFAULT_SOCKET: &str = "/run/godwit/godwitd.sock";
 /// Below it: `<lab>/<node>/godwitd.sock`.
 const LABS: &str = "/run/godwit/labs";
+/// What is in a lab's directory beside its nodes; no node can have this name.
+const PIDS: &str = "pids";
 /// The longest answer taken: a cluster's services with all their settings stay far below it.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -167,6 +169,7 @@ fn lab_socket(labs: &Path, lab: &str, node: &str) -> Result<PathBuf, ClientError
                 .filter_map(Result::ok)
                 .filter(|entry| entry.path().is_dir())
                 .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .filter(|name| name != PIDS)
                 .collect();
             nodes.sort();
             let nodes = if nodes.is_empty() { "none".to_owned() } else { nodes.join(", ") };
@@ -189,7 +192,7 @@ mod tests {
         let labs = tempfile::tempdir().unwrap();
         let error = lab_socket(labs.path(), "x", "a").unwrap_err().to_string();
         assert!(error.starts_with("there is no lab named x"), "{error}");
-        for node in ["b", "a"] {
+        for node in ["b", "pids", "a"] {
             std::fs::create_dir_all(labs.path().join("x").join(node)).unwrap();
         }
         let error = lab_socket(labs.path(), "x", "c").unwrap_err().to_string();

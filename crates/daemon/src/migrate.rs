@@ -178,6 +178,7 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
 /// Cancels a migration from this node, and waits until the service is back.
 pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelResponse, Status> {
     let Some(mut migrating) = node.migration(name) else {
+        crate::services::owned(node, name)?;
         let reason = format!("no migration of service {name} is under way");
         return Ok(api::CancelResponse { cancelled: false, reason });
     };

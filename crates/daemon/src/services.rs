@@ -197,8 +197,12 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     local.mount_root(service).map_err(internal)?;
     let root = local.config(service).rootfs;
     let path = service.env.iter().find_map(|pair| pair.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
-    rootfs::find_command(&root, path, &service.command[0]).map_err(invalid)?;
-    service.user = rootfs::resolve_user(&root, user).map_err(invalid)?;
+    // The user knows the image, not where its copy is put together.
+    let origin = |error: rootfs::RootfsError| {
+        Status::invalid_argument(error_chain(&error).replace(&root.display().to_string(), &service.image))
+    };
+    rootfs::find_command(&root, path, &service.command[0]).map_err(origin)?;
+    service.user = rootfs::resolve_user(&root, user).map_err(origin)?;
     local.overlay.create_endpoint(&service.endpoint()).await.map_err(internal)?;
     // Open before the first instruction, so that a program that connects at once gets through.
     local.overlay.open(&service.endpoint()).await.map_err(internal)?;

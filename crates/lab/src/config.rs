@@ -206,7 +206,7 @@ pub(crate) fn check_lab_name(name: &str) -> Result<(), LabError> {
 fn check_node_name(name: &str) -> Result<(), LabError> {
     let first = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
     let rest = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    if first && rest && name.len() <= 12 && ![CLIENT, SWITCH, "link"].contains(&name) {
+    if first && rest && name.len() <= 12 && ![CLIENT, SWITCH, "link", "pids"].contains(&name) {
         Ok(())
     } else {
         Err(LabError::BadNodeName(name.to_owned()))
@@ -330,7 +330,7 @@ mod tests {
         for name in ["", "Demo", "-x", "x-", "a/b", "..", "a b", "abcdefghijklmnopqrstuvwxyz"] {
             assert!(lab(name, &["a"]).unwrap_err().contains("cannot name a lab:"), "{name}");
         }
-        for node in ["", "client", "sw", "a-b", "A", "../x", "averylongname1"] {
+        for node in ["", "client", "sw", "pids", "a-b", "A", "../x", "averylongname1"] {
             assert!(lab("demo", &[node]).unwrap_err().contains("cannot name a lab node"), "{node}");
         }
         assert!(lab("demo", &["a", "a"]).unwrap_err().contains("named twice"));
