@@ -90,7 +90,16 @@ def echo(connection):
     threading.Thread(target=loop, daemon=True).start()
 
 
-# Timers: a signal, a chain of threading.Timer, sleeping, and (below) a timerfd.
+# Before there are threads, whose descriptors it would share.
+shared = mmap.mmap(-1, 4096)
+brother = os.fork()
+if brother == 0:
+    while True:
+        shared[:8] = struct.pack("<Q", struct.unpack("<Q", shared[:8])[0] + 1)
+        time.sleep(0.002)
+
+
+# Timers: two signals, a chain of threading.Timer, sleeping, and (below) a timerfd.
 def alarmed(_signal, _frame):
     count("setitimer")
 
@@ -113,6 +122,16 @@ def start_timer():
 
 COUNT["threading.Timer"] = 0
 start_timer()
+
+libc = ctypes.CDLL(None, use_errno=True)
+COUNT["timer_create"] = 0
+signal.signal(signal.SIGRTMIN, lambda *_: count("timer_create"))
+# A sigevent with value 0, this signal, and SIGEV_SIGNAL; then 10 ms and an interval of 10 ms.
+timer_id = ctypes.c_void_p()
+event = struct.pack("<Qii48x", 0, signal.SIGRTMIN, 0)
+interval = struct.pack("<qqqq", 0, 10_000_000, 0, 10_000_000)
+if libc.timer_create(1, event, ctypes.byref(timer_id)) or libc.timer_settime(timer_id, 0, interval, None):
+    problem(f"timer_create: {os.strerror(ctypes.get_errno())}")
 clock = [0.0, 0.0]
 
 
@@ -164,6 +183,7 @@ def socket_pair(number):
     message = struct.pack("<Q", number) * 500
     pair[0].sendall(message)
     same("the socket pair", exactly(pair[0].recv, len(message)), message)
+    time.sleep(0.001)
 
 
 datagrams = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -188,6 +208,7 @@ def tcp_on_lo(number):
     message = struct.pack("<Q", number) * 2000
     loop_client.sendall(message)
     same("TCP on lo", exactly(loop_client.recv, len(message)), message)
+    time.sleep(0.001)
 
 
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -238,7 +259,9 @@ def pipe_reader(number):
     same("the pipe", struct.unpack("<Q", exactly(lambda n: os.read(pipe[0], n), 8))[0], number)
 
 
-# Other processes.
+# Other processes. CRIU cannot dump a process that waits in vfork(2) for its child, and then the
+# service stays where it is; that would happen here now and then.
+subprocess._USE_VFORK = False
 child = subprocess.Popen(
     [sys.executable, "-u", "-c", "import sys\nfor line in sys.stdin: print(int(line) ** 2, flush=True)"],
     stdin=subprocess.PIPE,
@@ -259,14 +282,6 @@ def short_processes(number):
     ended = subprocess.run([sys.executable, "-S", "-c", f"raise SystemExit({number % 100})"])
     same("an exit code", ended.returncode, number % 100)
     time.sleep(0.02)
-
-
-shared = mmap.mmap(-1, 4096)
-brother = os.fork()
-if brother == 0:
-    while True:
-        shared[:8] = struct.pack("<Q", struct.unpack("<Q", shared[:8])[0] + 1)
-        time.sleep(0.002)
 
 
 @activity("shared memory")
@@ -346,9 +361,7 @@ def end():
 
 
 # The main thread: an epoll loop over a timerfd, an eventfd, a queue's pipe, and the connection.
-libc = ctypes.CDLL(None, use_errno=True)
 timerfd = libc.timerfd_create(1, 0)
-interval = struct.pack("<qqqq", 0, 10_000_000, 0, 10_000_000)
 if timerfd < 0 or libc.timerfd_settime(timerfd, 0, interval, None) != 0:
     problem(f"timerfd: {os.strerror(ctypes.get_errno())}")
 eventfd = os.eventfd(0)

@@ -252,6 +252,21 @@ impl Bed {
     }
 }
 
+impl Bed {
+    /// Shows what services there are and what they wrote, for the reader of a failed test.
+    fn show_services(&self) {
+        for node in &self.lab.config().nodes {
+            let services = self.godwit(node, &["ps", "--all", "--json"]).stdout;
+            let services: serde_json::Value = serde_json::from_str(&services).unwrap_or_default();
+            for service in services.as_array().into_iter().flatten().filter(|s| s["node"] == node.as_str()) {
+                let name = service["name"].as_str().unwrap_or_default();
+                let log = self.godwit(node, &["logs", "--tail", "20", name]);
+                eprintln!("--- {service}\n{}{}", log.stdout, log.stderr);
+            }
+        }
+    }
+}
+
 impl Drop for Bed {
     fn drop(&mut self) {
         let failing = thread::panicking();
@@ -262,6 +277,7 @@ impl Drop for Bed {
                 let tail: Vec<_> = lines.into_iter().rev().collect();
                 eprintln!("--- end of the log of godwitd on {node}\n{}", tail.join("\n"));
             }
+            self.show_services();
         }
         let name = self.lab.name();
         let taken_down = match Lab::down(name) {

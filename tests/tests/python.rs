@@ -16,7 +16,7 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 50);
 const PORT: u16 = 7000;
 
 fn ask(connection: &mut BufReader<TcpStream>, request: &str) -> Value {
-    writeln!(connection.get_mut(), "{request}").unwrap();
+    connection.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
     let mut line = String::new();
     connection.read_line(&mut line).unwrap();
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{request}: {error}: {line:?}"))
