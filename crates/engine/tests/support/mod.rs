@@ -81,7 +81,7 @@ impl Node {
             root: directory.path().join("runc"),
             shim: shim(),
         });
-        Self { directory, cgroup: format!("godwit-test/{id}"), namespace: id, runc, containers: Vec::new() }
+        Self { directory, cgroup: format!("godwit-test-{id}"), namespace: id, runc, containers: Vec::new() }
     }
 
     /// A container on this node that runs a shell script in a busybox root file system.
@@ -159,7 +159,6 @@ impl Drop for Node {
         let mounts = std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|entry| entry.path());
         for mount in mounts.chain([PathBuf::from("/sys/fs/cgroup")]) {
             let _ = std::fs::remove_dir(mount.join(&self.cgroup));
-            let _ = std::fs::remove_dir(mount.join("godwit-test"));
         }
     }
 }
