@@ -71,6 +71,8 @@ impl Node {
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         assert!(nix::unistd::geteuid().is_root(), "these tests need root, runc and CRIU");
+        // Before there is anything to clean up.
+        let shim = shim();
         let id = format!("gwt{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let directory = tempfile::Builder::new().prefix(&format!("{id}-")).tempdir().unwrap();
         must("ip", &["netns", "add", &id]);
@@ -79,7 +81,7 @@ impl Node {
             runc: "/usr/sbin/runc".into(),
             criu: criu_path(),
             root: directory.path().join("runc"),
-            shim: shim(),
+            shim,
         });
         Self { directory, cgroup: format!("godwit-test-{id}"), namespace: id, runc, containers: Vec::new() }
     }
