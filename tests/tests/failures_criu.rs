@@ -46,6 +46,8 @@ fn up_with_unreliable_criu(test: &str) -> (Victim, PathBuf) {
         at = directory.to_owned();
     };
     let victim = Victim::up_with(test, change, |_| Vec::new());
+    // A daemon asks CRIU for its version once, and refuses services without an answer.
+    assert!(victim.bed.godwit("b", &["doctor"]).stdout.contains("criu"));
     (victim, at)
 }
 
@@ -93,6 +95,22 @@ fn a_restore_that_fails_at_once_or_is_killed_leaves_the_service_where_it_was() {
         fs::write(at.join("mode"), mode).unwrap();
         let reason = victim.kept();
         assert!(reason.contains("node b gave up"), "{mode}: {reason}");
+        victim.is_as_before();
+    }
+    fs::write(at.join("mode"), "").unwrap();
+    victim.moves_in_the_end();
+}
+
+#[test]
+fn a_destination_without_a_working_criu_refuses() {
+    let (victim, at) = up_with_unreliable_criu("no-criu");
+    victim.bed.lab().restart_node("b").unwrap();
+    for mode in ["broken", "hanging"] {
+        fs::write(at.join("mode"), mode).unwrap();
+        let reason = victim.kept();
+        let named = reason.contains(&format!("CRIU at {}", at.join("criu").display()));
+        assert!(reason.starts_with("node b refuses: ") && named, "{mode}: {reason}");
+        assert!(reason.contains("`godwit doctor`"), "{mode}: {reason}");
         victim.is_as_before();
     }
     fs::write(at.join("mode"), "").unwrap();

@@ -26,7 +26,7 @@ pub enum CriuError {
         source: std::io::Error,
     },
     /// The conversation with CRIU broke.
-    #[error("the conversation with CRIU at {path} broke while {action}; see {log:?} for its log")]
+    #[error("the conversation with CRIU at {path} broke while {action}; {}", see(log.as_deref()))]
     Talk {
         /// The binary.
         path: PathBuf,
@@ -80,4 +80,12 @@ pub enum CriuError {
         /// CRIU's log.
         log: PathBuf,
     },
+}
+
+/// Where to look for what CRIU itself had to say.
+fn see(log: Option<&std::path::Path>) -> String {
+    match log {
+        Some(log) => format!("its log is {}", log.display()),
+        None => "`godwit doctor` tells whether it works at all".into(),
+    }
 }

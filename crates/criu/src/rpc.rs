@@ -153,8 +153,9 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts CRIU. `log` is only named in errors. The process is not killed when the value is
-    /// dropped: a CRIU killed at work leaves its mark in the processes that it dumps.
+    /// Starts CRIU. `log` is named in errors, and is what tells work from a question. A process at
+    /// work is not killed when the value is dropped: it would leave its mark in the processes that
+    /// it dumps.
     pub(crate) fn start(path: &Path, log: Option<PathBuf>) -> Result<Self, CriuError> {
         let failed = |source: io::Error| CriuError::Start { path: path.to_owned(), source };
         let (ours, theirs) = socketpair(
@@ -173,7 +174,7 @@ impl Service {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .kill_on_drop(false)
+            .kill_on_drop(log.is_none())
             .process_group(0);
         // SAFETY: between fork and exec only async-signal-safe system calls are made, on a
         // descriptor that lives in this frame until after the spawn.

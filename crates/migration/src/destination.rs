@@ -39,6 +39,9 @@ const ASK_LAST: Duration = Duration::from_secs(2);
 /// Longest restore: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
 const RESTORE_LIMIT: Duration = Duration::from_secs(120);
 
+/// How long CRIU may take to tell its version: it does so in milliseconds.
+const CRIU_ANSWER: Duration = Duration::from_secs(5);
+
 /// Room for the restore beside the service's own memory, bytes.
 const RESTORE_OVERHEAD: u64 = 32 << 20;
 
@@ -151,6 +154,15 @@ async fn admit(local: &Arc<Local>, link: &mut Link) -> Result<Admitted, Destinat
         Err(objections) => (None, objections),
     };
     reasons.extend(machine_objections(local, &open));
+    match tokio::time::timeout(CRIU_ANSWER, local.criu.version()).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
+        Err(_) => reasons.push(format!(
+            "CRIU at {} does not answer; run `godwit doctor` on node {}",
+            local.criu.path().display(),
+            local.node
+        )),
+    }
     for mount in &service.mounts {
         if let MountKind::Bind { source } = &mount.kind
             && !source.exists()

@@ -142,6 +142,7 @@ impl Source {
         let mut clock = None;
         let attempt = async {
             self.check_eligible().await?;
+            report.criu = self.local.criu.version().await?.to_string();
             self.step("reserve", 0, 0);
             let connection = connect.await.map_err(|e| {
                 SourceError::NotEligible(vec![format!(
@@ -384,7 +385,6 @@ impl Source {
 
         self.step("dump", 0, report.memory_bytes);
         let criu = self.local.criu.clone();
-        report.criu = criu.version().await?.to_string();
         let options = DumpOptions {
             external_mounts: target.external_mounts,
             external_network: Some(target.network_namespace.1),
