@@ -26,7 +26,7 @@ use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_migration::journal::Journal;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
-use godwit_migration::{Layout, destination, recovery};
+use godwit_migration::{Layout, destination, error_chain, recovery};
 use godwit_network::{Overlay, OverlayConfig, Subnet};
 use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{
@@ -178,6 +178,11 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         root: args.run.join("runc"),
         shim: beside_us("godwit-shim")?,
     });
+    let criu = Criu::new(&args.criu);
+    if let Err(error) = criu.warm_up().await {
+        // It works without, only slower; a CRIU that does not work at all is said by the doctor.
+        tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");
+    }
     let node = Arc::new(Node::new(&args.node, args.subnet, state, Peers::new(identity)));
     let local = Local {
         node: args.node.clone(),
@@ -189,7 +194,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         engine: Arc::new(engine),
         overlay: Arc::new(overlay),
         store: Arc::new(store),
-        criu: Criu::new(&args.criu),
+        criu,
         journal: Journal::open(&args.state.join("journal.db"))?,
         host: Arc::new(NodeHost(Arc::downgrade(&node))),
         reserved: Arc::new(AtomicU64::new(0)),
