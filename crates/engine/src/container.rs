@@ -195,6 +195,16 @@ pub enum EngineError {
         /// How many.
         commands: usize,
     },
+    /// A process waits in vfork(2), where CRIU cannot dump it.
+    #[error(
+        "container {name} cannot be frozen for a dump: its process {pid} waits for a child made by vfork that does not start its program; try again when it has"
+    )]
+    Vfork {
+        /// Container.
+        name: String,
+        /// The process, as the node sees it.
+        pid: u32,
+    },
     /// CRIU could not restore.
     #[error("CRIU cannot restore container {name}: {reason}; its log is {log}")]
     Restore {

@@ -6,10 +6,14 @@
 //! after it has attached. So when a container is frozen, its stopped processes are noted in a file
 //! and told to continue: they are frozen and do not run, and CRIU finds them like the others. Before
 //! the thaw they are told to stop again. On cgroup v2 none of this is needed or done.
+//!
+//! A process that waits in vfork(2) for its child cannot be dumped: CRIU would hold the child, and
+//! then wait in vain for the parent. Such a wait is short, so the container runs on for a moment and
+//! is frozen again.
 
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -21,15 +25,33 @@ use crate::container::{ContainerConfig, EngineError};
 /// How often a CRIU that is waited for is looked at: whether it can only go on after a thaw.
 const CRIU_LOOK: Duration = Duration::from_millis(500);
 
+/// How long a frozen container that has a process in vfork runs on before it is frozen again.
+const VFORK_LOOK: Duration = Duration::from_millis(1);
+
+/// How long to try to meet a container when none of its processes is in vfork. A child is out of it
+/// as soon as its program is loaded.
+const VFORK_LIMIT: Duration = Duration::from_secs(2);
+
 impl Runc {
     /// Freezes, in a way that CRIU can dump.
     pub(super) async fn freeze_members(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let cgroup = self.cgroup(config)?;
         let io = |source| io_error(&config.name, "freeze its processes".into(), source);
-        cgroup.freeze().await.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
-            _ => io(error),
-        })?;
+        let begin = Instant::now();
+        loop {
+            cgroup.freeze().await.map_err(|error| match error.kind() {
+                ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
+                _ => io(error),
+            })?;
+            let Some(pid) = cgroup.members().into_iter().find(|&pid| process::is_in_vfork(pid)) else {
+                break;
+            };
+            cgroup.thaw().map_err(io)?;
+            if begin.elapsed() > VFORK_LIMIT {
+                return Err(EngineError::Vfork { name: config.name.clone(), pid });
+            }
+            tokio::time::sleep(VFORK_LOOK).await;
+        }
         let stopped = cgroup.members().into_iter().filter(|&pid| process::is_stopped_and_frozen(pid));
         Stopped::of(config).note_and_continue(stopped.collect()).map_err(io)
     }

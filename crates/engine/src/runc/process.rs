@@ -52,6 +52,16 @@ pub(super) fn is_stopped_and_frozen(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|function| function == "do_signal_stop")
 }
 
+/// Whether a thread of a process waits in vfork(2) for its child; nothing else sleeps there.
+pub(super) fn is_in_vfork(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let place = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("wchan"));
+    threads.filter_map(|thread| place(thread).ok()).any(|function| {
+        // The compiler may have put the second into the first.
+        function == "kernel_clone" || function == "wait_for_vfork_done"
+    })
+}
+
 /// Whether a tracer waits for a process that cannot come, because its cgroup is frozen while it is
 /// stopped; see `Runc::freeze_members`.
 pub(super) fn waits_to_attach(tracer: u32) -> bool {
