@@ -259,9 +259,7 @@ def pipe_reader(number):
     same("the pipe", struct.unpack("<Q", exactly(lambda n: os.read(pipe[0], n), 8))[0], number)
 
 
-# Other processes. CRIU cannot dump a process that waits in vfork(2) for its child, and then the
-# service stays where it is; that would happen here now and then.
-subprocess._USE_VFORK = False
+# Other processes; they are made by vfork(2), in which CRIU cannot dump their parent.
 child = subprocess.Popen(
     [sys.executable, "-u", "-c", "import sys\nfor line in sys.stdin: print(int(line) ** 2, flush=True)"],
     stdin=subprocess.PIPE,
