@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 #[derive(Debug, Arbitrary)]
 enum Name<'a> {
     Usual(u8),
-    Path(&'a [u8]),
+    Path([u8; 3]),
     Text(&'a str),
 }
 

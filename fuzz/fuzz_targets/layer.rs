@@ -21,6 +21,8 @@ enum Packing {
 #[derive(Debug, Arbitrary)]
 enum Input<'a> {
     Members {
+        /// Of a link that is there before.
+        way_out: u8,
         members: Vec<tar::Member<'a>>,
         packing: Packing,
         /// Bytes of the stream that are replaced in the end.
@@ -32,11 +34,11 @@ enum Input<'a> {
 
 impl Input<'_> {
     fn blob(&self) -> Vec<u8> {
-        let Self::Members { members, packing, edits, cut } = self else {
+        let Self::Members { way_out, members, packing, edits, cut } = self else {
             let Self::Raw(bytes) = self else { return Vec::new() };
             return bytes.to_vec();
         };
-        let stream = tar::stream(members);
+        let stream = [tar::link(godwit_fuzz::way_out(*way_out)), tar::stream(members)].concat();
         let mut blob = match packing {
             Packing::Plain => stream,
             Packing::Gzip => {

@@ -2,11 +2,13 @@
 //! changes, and no more is written than was agreed.
 #![no_main]
 
-use std::os::unix::fs::MetadataExt;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 
 use arbitrary::Arbitrary;
 use godwit_engine::tree::{Data, End, Entry, Item, Limits, Receiver, Remove, Xattr};
-use godwit_fuzz::{Scratch, path};
+use godwit_fuzz::{Scratch, path, way_out};
 use libfuzzer_sys::fuzz_target;
 
 /// Names of attributes: of every namespace, and what an attacker would like to set.
@@ -24,20 +26,20 @@ const XATTRS: [&[u8]; 8] = [
 #[derive(Debug, Arbitrary)]
 enum Piece<'a> {
     Entry {
-        path: &'a [u8],
+        path: [u8; 3],
         kind: u8,
         mode: u16,
         /// Owner and time, when they are not the harmless ones.
         owner: Option<(u32, u32)>,
         time: Option<(i64, u32)>,
         xattrs: Vec<(u8, &'a [u8])>,
-        link: &'a [u8],
+        link: [u8; 3],
         size: Result<u16, u64>,
         /// Given also where the kind has none.
         stray: bool,
     },
     Data(Result<u16, u64>, &'a [u8]),
-    Remove(&'a [u8]),
+    Remove([u8; 3]),
     End(Option<(u64, u64)>),
     Raw(&'a [u8]),
 }
@@ -49,12 +51,13 @@ impl Piece<'_> {
                 let (kind, only) =
                     (
                         i32::from(kind % 10),
-                        |wanted: &[u8], yes: bool| {
+                        |wanted: &[u8; 3], yes: bool| {
                             if yes || *stray { path(wanted) } else { Vec::new() }
                         },
                     );
                 let (uid, gid) = owner.unwrap_or((0, 0));
-                let (mtime_seconds, mtime_nanoseconds) = time.unwrap_or((7, 0));
+                let (mtime_seconds, mtime_nanoseconds) =
+                    time.map_or((7, 0), |(seconds, nanoseconds)| (seconds, nanoseconds % 1_000_000_001));
                 let xattr = |(name, value): &(u8, &[u8])| Xattr {
                     name: XATTRS[usize::from(*name) % XATTRS.len()].to_vec(),
                     value: value.to_vec(),
@@ -87,8 +90,11 @@ impl Piece<'_> {
     }
 }
 
-fuzz_target!(|rounds: [Vec<Piece<'_>>; 2]| {
+fuzz_target!(|input: (u8, [Vec<Piece<'_>>; 2])| {
+    let (number, rounds) = input;
     let scratch = Scratch::new();
+    let target = OsStr::from_bytes(way_out(number));
+    symlink(target, scratch.inside().join("link")).expect("a link that an earlier round brought");
     let limits = Limits { entries: 64, bytes: 1 << 16 };
     for round in &rounds {
         let mut receiver = Receiver::new(&scratch.inside(), limits).expect("a directory");

@@ -104,34 +104,56 @@ fn look(directory: &Path) -> Vec<Seen> {
 }
 
 /// Names that paths in structured inputs are made of: few, so that inputs name the same things
-/// again, and all kinds that a parser could go wrong with.
-const NAMES: [&[u8]; 16] = [
+/// again; harmless ones more often, so that inputs get somewhere; and all kinds that a parser could
+/// go wrong with. Those that lead to `outside` do so from where trees and layers are made.
+const NAMES: [&[u8]; 32] = [
     b"a",
     b"b",
-    b"c",
     b"dir",
     b"link",
+    b"a",
+    b"b",
+    b"dir",
+    b"link",
+    b"a",
+    b"b",
+    b"dir",
+    b"link",
+    b"c",
+    b"c",
     b"..",
     b".",
     b"",
     b"outside",
     b"secret",
+    b"../outside",
+    b"../../../../outside",
+    b"../../../../../outside",
+    b"/proc/self/cwd/../outside",
+    b"/proc/self/cwd/../outside",
+    b"../outside/secret",
     b"\xff\xfe",
     b"a\0b",
-    b"proc",
     b".wh.a",
+    b".wh.dir",
+    b".wh.link",
     b".wh..wh..opq",
-    b"deep",
+    b".wh..wh..plnk",
 ];
 
-/// A path out of bytes: a name for each, and `/` between them.
+/// Where a symbolic link leads that leaves the place it is in, if it is followed: one that inputs
+/// can go through from the start, for finding it by chance takes long.
+#[must_use]
+pub fn way_out(number: u8) -> &'static [u8] {
+    NAMES[19 + usize::from(number % 5)]
+}
+
+/// A path out of up to three bytes: a name for each, and `/` between them; small bytes after the
+/// first are left out.
 #[must_use]
 pub fn path(bytes: &[u8]) -> Vec<u8> {
-    // Half of the values give the first, harmless names, or few inputs would get anywhere.
-    let name = |byte: &u8| {
-        if byte & 0x80 == 0 { NAMES[usize::from(byte % 5)] } else { NAMES[usize::from(byte % 16)] }
-    };
-    bytes.iter().map(name).collect::<Vec<_>>().join(&b'/')
+    let used = bytes.iter().take(3).enumerate().filter(|(at, byte)| *at == 0 || **byte >= 0x60);
+    used.map(|(_, byte)| NAMES[usize::from(byte % 32)]).collect::<Vec<_>>().join(&b'/')
 }
 
 /// Runs a future on the process's one runtime.

@@ -33,8 +33,8 @@ const TYPES: [u8; 16] = *b"0000123455675LKS";
 /// A member of a tar stream.
 #[derive(Debug, Arbitrary)]
 pub struct Member<'a> {
-    path: &'a [u8],
-    link: &'a [u8],
+    path: [u8; 3],
+    link: [u8; 3],
     kind: u8,
     mode: u16,
     /// Taken as the size instead of the true one.
@@ -68,7 +68,7 @@ pub fn stream(members: &[Member<'_>]) -> Vec<u8> {
         let data: Vec<u8> =
             if matches!(kind, b'L' | b'K') { path(member.data) } else { member.data.to_vec() };
         let size = member.size.unwrap_or(data.len() as u64);
-        let mut block = header(&path(member.path), kind, &path(member.link), size, member.mode);
+        let mut block = header(&path(&member.path), kind, &path(&member.link), size, member.mode);
         for (at, byte) in &member.edits {
             block[usize::from(*at) % BLOCK] = *byte;
         }
@@ -124,6 +124,14 @@ fn mend(header: &mut [u8]) {
     header[148..156].fill(b' ');
     let sum: u32 = header[..BLOCK].iter().map(|byte| u32::from(*byte)).sum();
     header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+}
+
+/// A member that is a symbolic link called `link`, to be put before others.
+#[must_use]
+pub fn link(target: &[u8]) -> Vec<u8> {
+    let mut tar = Vec::new();
+    put(&mut tar, &header(b"link", b'2', target, 0, 0o777), b"");
+    tar
 }
 
 /// A tar stream of regular files.
