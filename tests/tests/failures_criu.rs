@@ -14,16 +14,17 @@ use godwit_tests::{victim::Victim, wait_for};
 /// Where scripts/setup puts CRIU.
 const CRIU: &str = "/usr/local/lib/godwit/bin/criu";
 
-/// A CRIU that does as the word in the file `mode` says, on node `b` only and only where it is given
+/// A CRIU that does as the word in the file `mode` says, on one node only and only where it is given
 /// work (`swrk`): `broken` ends with an error, `killed` by SIGKILL, `hanging` never. `started` tells
 /// that it has begun.
-fn unreliable(config: &mut LabConfig, directory: &Path) {
+fn unreliable(config: &mut LabConfig, directory: &Path, node: &str) {
+    let address = config.address(node).unwrap();
     let path = directory.join("criu");
     let here = directory.display();
     let script = format!(
         "#!/bin/sh\n\
          case \"$1 $(ip -4 -o addr show uplink0)\" in\n\
-         swrk*10.99.0.12/*)\n\
+         swrk*{address}/*)\n\
          \techo $$ > {here}/started\n\
          \tcase \"$(cat {here}/mode)\" in\n\
          \tbroken) echo 'a CRIU that is broken on purpose' >&2; exit 1 ;;\n\
@@ -39,16 +40,25 @@ fn unreliable(config: &mut LabConfig, directory: &Path) {
     config.programs.criu = Some(path);
 }
 
-fn up_with_unreliable_criu(test: &str) -> (Victim, PathBuf) {
+fn up_with_unreliable_criu(test: &str, node: &str) -> (Victim, PathBuf) {
     let mut at = PathBuf::new();
     let change = |config: &mut LabConfig, directory: &Path| {
-        unreliable(config, directory);
+        unreliable(config, directory, node);
         at = directory.to_owned();
     };
     let victim = Victim::up_with(test, change, |_| Vec::new());
     // A daemon asks CRIU for its version once, and refuses services without an answer.
-    assert!(victim.bed.godwit("b", &["doctor"]).stdout.contains("criu"));
+    assert!(victim.bed.godwit(node, &["doctor"]).stdout.contains("criu"));
     (victim, at)
+}
+
+/// Waits until CRIU has begun to hang.
+fn hangs(at: &Path) {
+    let started = at.join("started");
+    wait_for("a CRIU that hangs", || {
+        let pid = fs::read_to_string(&started).ok()?.trim().to_owned();
+        fs::read_to_string(format!("/proc/{pid}/comm")).ok().filter(|name| name == "sleep\n")
+    });
 }
 
 #[test]
@@ -89,8 +99,35 @@ fn tests_directory(preset: &godwit_lab::workload::Preset) -> String {
 }
 
 #[test]
+fn a_dump_that_fails_at_once_or_is_killed_leaves_the_service_where_it_was() {
+    let (victim, at) = up_with_unreliable_criu("dead-dump", "a");
+    for mode in ["broken", "killed"] {
+        fs::write(at.join("mode"), mode).unwrap();
+        let reason = victim.kept();
+        assert!(reason.contains("CRIU"), "{mode}: {reason}");
+        victim.is_as_before();
+    }
+    fs::write(at.join("mode"), "").unwrap();
+    victim.moves_in_the_end();
+}
+
+#[test]
+fn a_dump_that_hangs_can_be_cancelled() {
+    let (victim, at) = up_with_unreliable_criu("hung-dump", "a");
+    fs::write(at.join("mode"), "hanging").unwrap();
+    let attempt = victim.begin("a", "b");
+    hangs(&at);
+    assert_eq!(victim.bed.godwit("a", &["cancel", "redis"]).code, 0);
+    let reason = attempt.kept();
+    assert!(reason.contains("cancelled"), "{reason}");
+    victim.is_as_before();
+    fs::write(at.join("mode"), "").unwrap();
+    victim.moves_in_the_end();
+}
+
+#[test]
 fn a_restore_that_fails_at_once_or_is_killed_leaves_the_service_where_it_was() {
-    let (victim, at) = up_with_unreliable_criu("no-restore");
+    let (victim, at) = up_with_unreliable_criu("no-restore", "b");
     for mode in ["broken", "killed"] {
         fs::write(at.join("mode"), mode).unwrap();
         let reason = victim.kept();
@@ -103,7 +140,7 @@ fn a_restore_that_fails_at_once_or_is_killed_leaves_the_service_where_it_was() {
 
 #[test]
 fn a_destination_without_a_working_criu_refuses() {
-    let (victim, at) = up_with_unreliable_criu("no-criu");
+    let (victim, at) = up_with_unreliable_criu("no-criu", "b");
     victim.bed.lab().restart_node("b").unwrap();
     for mode in ["broken", "hanging"] {
         fs::write(at.join("mode"), mode).unwrap();
@@ -119,14 +156,10 @@ fn a_destination_without_a_working_criu_refuses() {
 
 #[test]
 fn a_restore_that_hangs_can_be_cancelled() {
-    let (victim, at) = up_with_unreliable_criu("hung-restore");
+    let (victim, at) = up_with_unreliable_criu("hung-restore", "b");
     fs::write(at.join("mode"), "hanging").unwrap();
     let attempt = victim.begin("a", "b");
-    let started = at.join("started");
-    wait_for("a CRIU that hangs", || {
-        let pid = fs::read_to_string(&started).ok()?.trim().to_owned();
-        fs::read_to_string(format!("/proc/{pid}/comm")).ok().filter(|name| name == "sleep\n")
-    });
+    hangs(&at);
     assert_eq!(victim.bed.godwit("a", &["cancel", "redis"]).code, 0);
     let reason = attempt.kept();
     assert!(reason.contains("cancelled"), "{reason}");

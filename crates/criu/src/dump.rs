@@ -13,10 +13,10 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::images::{self, DumpStats};
 use crate::{Criu, CriuError, log, rpc};
@@ -135,9 +135,11 @@ impl From<DumpStats> for DumpResult {
     }
 }
 
-/// Dumps of this process that have not come to their end: the tree's root, and a channel that
-/// closes with the end.
-static UNDER_WAY: Mutex<Vec<(u32, watch::Receiver<()>)>> = Mutex::new(Vec::new());
+/// Dumps of this process that have not come to their end: the tree's root, a channel that closes
+/// with the end, and how to bring it about.
+static UNDER_WAY: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+type Entry = (u32, watch::Receiver<()>, Arc<Notify>);
 
 /// An entry in [`UNDER_WAY`] for as long as it lives.
 struct UnderWay {
@@ -146,21 +148,23 @@ struct UnderWay {
 }
 
 impl UnderWay {
-    fn begin(pid: u32) -> Self {
+    fn begin(pid: u32) -> (Self, Arc<Notify>) {
         let (sender, receiver) = watch::channel(());
-        under_way().push((pid, receiver));
-        Self { pid, sender }
+        let kill = Arc::new(Notify::new());
+        under_way().push((pid, receiver, Arc::clone(&kill)));
+        (Self { pid, sender }, kill)
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        under_way()
-            .retain(|(pid, receiver)| *pid != self.pid || !receiver.same_channel(&self.sender.subscribe()));
+        under_way().retain(|(pid, receiver, _)| {
+            *pid != self.pid || !receiver.same_channel(&self.sender.subscribe())
+        });
     }
 }
 
-fn under_way() -> std::sync::MutexGuard<'static, Vec<(u32, watch::Receiver<()>)>> {
+fn under_way() -> std::sync::MutexGuard<'static, Vec<Entry>> {
     // Nothing can panic while the list is changed.
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -169,12 +173,20 @@ fn under_way() -> std::sync::MutexGuard<'static, Vec<(u32, watch::Receiver<()>)>
 pub async fn settled(pid: u32) {
     loop {
         let receiver =
-            under_way().iter().find(|(root, _)| *root == pid).map(|(_, receiver)| receiver.clone());
+            under_way().iter().find(|(root, ..)| *root == pid).map(|(_, receiver, _)| receiver.clone());
         match receiver {
             // Nothing is ever sent: this is the end of the sender.
             Some(mut receiver) => drop(receiver.changed().await),
             None => return,
         }
+    }
+}
+
+/// Kills the CRIU that dumps the tree with this root, begun by this process, if there is one: for one
+/// that hangs. What that means for the tree is told at [`CriuError::Died`].
+pub fn kill(pid: u32) {
+    for (_, _, kill) in under_way().iter().filter(|(root, ..)| *root == pid) {
+        kill.notify_one();
     }
 }
 
@@ -190,9 +202,9 @@ impl Criu {
     /// With [`CriuError::Dump`] the tree is as it was; the images are not usable.
     pub async fn dump(&self, options: DumpOptions) -> Result<DumpResult, CriuError> {
         let criu = self.clone();
-        let under_way = UnderWay::begin(options.pid);
+        let (under_way, kill) = UnderWay::begin(options.pid);
         let task = tokio::spawn(async move {
-            let result = criu.dump_to_the_end(options).await;
+            let result = criu.dump_to_the_end(options, &kill).await;
             drop(under_way);
             result
         });
@@ -207,7 +219,7 @@ impl Criu {
         }
     }
 
-    async fn dump_to_the_end(&self, options: DumpOptions) -> Result<DumpResult, CriuError> {
+    async fn dump_to_the_end(&self, options: DumpOptions, kill: &Notify) -> Result<DumpResult, CriuError> {
         let log_path = options.log();
         let images_dir = open_directory(&options.images)?;
         let work_dir = open_directory(&options.work)?;
@@ -215,8 +227,15 @@ impl Criu {
         request.options = Some(rpc_options(&options, images_dir.as_raw_fd(), work_dir.as_raw_fd())?);
 
         // CRIU opens the two directories as descriptors of this process: they stay open until it ends.
-        let service = rpc::Service::start(&self.path, Some(log_path.clone()))?;
-        let answer = service.ask(request).await;
+        let mut service = rpc::Service::start(&self.path, Some(log_path.clone()))?;
+        let answer = tokio::select! {
+            answer = service.ask(request) => Some(answer),
+            () = kill.notified() => None,
+        };
+        let answer = match answer {
+            Some(answer) => answer,
+            None => Err(service.kill()),
+        };
         let ended = service.end().await;
         drop((images_dir, work_dir));
 

@@ -232,6 +232,13 @@ impl Service {
         child.wait().await
     }
 
+    /// Kills CRIU; what its requests end with.
+    pub(crate) fn kill(&mut self) -> CriuError {
+        // It cannot have been reaped: nobody has waited for it.
+        let killed = self.child.start_kill();
+        self.broken("waiting for its answer", killed.err().unwrap_or(io::ErrorKind::UnexpectedEof.into()))
+    }
+
     fn broken(&self, action: &'static str, source: io::Error) -> CriuError {
         CriuError::Talk { path: self.path.clone(), action, log: self.log.clone(), source }
     }

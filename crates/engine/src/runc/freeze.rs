@@ -25,6 +25,13 @@ use crate::container::{ContainerConfig, EngineError};
 /// How often a CRIU that is waited for is looked at: whether it can only go on after a thaw.
 const CRIU_LOOK: Duration = Duration::from_millis(500);
 
+/// How long a CRIU whose dump nobody wants any more may go on: 60 s are enough for some 60 GiB. A
+/// container that stays frozen for good is worse than what a killed CRIU may leave.
+const CRIU_LIMIT: Duration = Duration::from_secs(60);
+
+/// The same for one that traces no process: killing it harms nothing.
+const IDLE_CRIU_LIMIT: Duration = Duration::from_secs(5);
+
 /// How long a frozen container that has a process in vfork runs on before it is frozen again.
 const VFORK_LOOK: Duration = Duration::from_millis(1);
 
@@ -122,12 +129,21 @@ impl Runc {
             Ok(())
         };
         tokio::pin!(criu_ended);
+        let begun = Instant::now();
         loop {
             match tokio::time::timeout(CRIU_LOOK, &mut criu_ended).await {
                 Ok(ended) => break ended.map_err(io)?,
                 // When it ends it puts the freezer back to frozen; the last thaw comes then.
                 Err(_) if tracer().is_some_and(process::waits_to_attach) => cgroup.thaw().map_err(io)?,
                 Err(_) => {}
+            }
+            let traced_by = tracer();
+            if begun.elapsed() > traced_by.map_or(IDLE_CRIU_LIMIT, |_| CRIU_LIMIT) {
+                tracing::error!(container = %name, "CRIU hangs and is killed: the container must not stay frozen");
+                cgroup.members().into_iter().for_each(godwit_criu::kill);
+                if let Some(criu) = traced_by.map(Handle::open).transpose().map_err(io)?.flatten() {
+                    criu.kill().map_err(io)?;
+                }
             }
         }
         Stopped::of(config).stop_again().map_err(io)?;
