@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_criu::DumpOptions;
 use godwit_engine::image::Digest;
@@ -30,6 +30,9 @@ use crate::service::Service;
 
 /// What a layer or log is cut into on the wire.
 const CHUNK: usize = 256 * 1024;
+
+/// Longest dump: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
+const DUMP_LIMIT: Duration = Duration::from_secs(120);
 
 /// How far a migration has come, for people who wait.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -65,6 +68,9 @@ pub enum SourceError {
     /// CRIU could not dump.
     #[error(transparent)]
     Criu(#[from] godwit_criu::CriuError),
+    /// CRIU hangs.
+    #[error("the dump took longer than {} s", DUMP_LIMIT.as_secs())]
+    Slow,
     /// Changed files could not be read.
     #[error("the changed files of the service cannot be sent")]
     Tree(#[from] tree::TreeError),
@@ -415,6 +421,7 @@ impl Source {
             tokio::pin!(following);
             tokio::select! {
                 dumped = &mut dump => dumped,
+                () = tokio::time::sleep(DUMP_LIMIT) => return Err(SourceError::Slow),
                 // A page being sent when the dump ends is sent again from its start by `finish`,
                 // which is why `follow` advances its offset only after a piece is queued.
                 failed = &mut following => match failed { Ok(never) => match never {}, Err(e) => return Err(e.into()) },
