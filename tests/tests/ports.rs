@@ -42,8 +42,9 @@ fn is_served(bed: &Bed, address: SocketAddrV4) -> bool {
 fn check_log(bed: &Bed, node: &str, stream: &str, belongs: impl Fn(&u32) -> bool) -> u32 {
     let log = bed.godwit(node, &["logs", "web"]);
     let text = if stream == "stdout" { log.stdout } else { log.stderr };
+    let number = |line: &str| line.strip_prefix("line ").and_then(|number| number.parse().ok());
     let numbers: Vec<u32> =
-        text.lines().map(|line| line.strip_prefix("line ").unwrap().parse().unwrap()).collect();
+        text.lines().map(|line| number(line).unwrap_or_else(|| panic!("{line:?} in {text}"))).collect();
     let last = *numbers.last().unwrap();
     let expected: Vec<u32> = (1..=last).filter(belongs).collect();
     assert!(numbers == expected, "{stream} on {node}: {} of {} lines", numbers.len(), expected.len());

@@ -3,7 +3,7 @@
 //! version is for; what is newer is told by revisions and epochs, not by clocks.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use godwit_api::v1::{Member, NodeInfo, SyncMessage};
@@ -15,18 +15,37 @@ use crate::state::{StateError, now_ms};
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// Between two looks at all forwarding entries: what somebody else changed, or what could not be
+/// set while a service was arriving, is put right.
+const PUT_RIGHT: Duration = Duration::from_secs(10);
+
 /// A peer not heard of for this long is shown as unreachable.
 const UNREACHABLE_MS: i64 = 5_000;
 
 /// Exchanges with all peers for as long as the node lives.
 pub(crate) async fn run(node: Arc<Node>) {
+    let mut put_right = Instant::now();
     loop {
+        if put_right.elapsed() >= PUT_RIGHT {
+            put_right = Instant::now();
+            if let Err(error) = forward_all(&node).await {
+                tracing::error!(error = %error_chain(&error), "the overlay cannot be put right");
+            }
+        }
         if let Err(error) = exchange(&node).await {
             tracing::error!(error = %error_chain(&error), "the cluster cannot be told what this node knows");
         }
         // Either the period ends or there is news; both mean another round.
         let _ = tokio::time::timeout(PERIOD, node.news.notified()).await;
     }
+}
+
+/// Points the overlay at every service that is elsewhere.
+pub(crate) async fn forward_all(node: &Node) -> Result<(), StateError> {
+    for placement in node.state.placements()?.iter().filter(|p| p.node != node.name) {
+        node.forward(placement).await?;
+    }
+    Ok(())
 }
 
 /// Tells all peers and listens to them, once.

@@ -109,6 +109,12 @@ impl Node {
         self.moment().busy.contains(name)
     }
 
+    /// Whether a service is on its way here, perhaps waiting for its source's decision.
+    fn is_arriving(&self, name: &str) -> bool {
+        let moment = self.moment();
+        moment.busy.contains(name) || moment.in_doubt.contains_key(name)
+    }
+
     /// Enters a migration; the one under way if there is one.
     pub(crate) fn begin_migration(&self, name: &str, migrating: Migrating) -> Result<(), Migrating> {
         let mut moment = self.moment();
@@ -233,6 +239,10 @@ impl Node {
         };
         if self.state.service(&placement.service)?.is_some_and(|owned| owned.service.id == placement.id) {
             // Still being let go here; the network is changed when that is done.
+            return Ok(());
+        }
+        if self.is_arriving(&placement.service) {
+            // What is known of it is about to be out of date; its address is this node's any moment.
             return Ok(());
         }
         let mac = godwit_network::mac_of(address);

@@ -350,10 +350,6 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    for placement in node.state.placements()? {
-        if placement.node != node.name {
-            node.forward(&placement).await?;
-        }
-    }
+    crate::cluster::forward_all(node).await?;
     Ok(())
 }

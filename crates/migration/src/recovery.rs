@@ -44,6 +44,8 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
             source::put_back(local, &service, &id, None, "godwitd was restarted before the commit").await?;
         }
         (Role::Destination, Stage::Committed) => {
+            // Its own in the books first, so that nobody points the network elsewhere meanwhile.
+            local.host.adopt(&service).await?;
             let local = Arc::clone(local);
             tokio::spawn(async move { destination::take_over(&local, &service, &id, &keep_stopped).await });
         }
