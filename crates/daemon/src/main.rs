@@ -22,6 +22,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+// What `godwit version` shows is what migrations speak; `migration` must not know the API's crate.
+const _: () = assert!(godwit_api::PROTOCOL_VERSION == godwit_migration::message::PROTOCOL_VERSION);
+
 /// What is logged without `GODWIT_LOG`: the netlink crates warn of every attribute newer than they.
 const QUIET: &str = "info,netlink_packet_route=error,netlink_proto=error";
 
