@@ -1,0 +1,1 @@
+//! Pages as bytes for the wire.

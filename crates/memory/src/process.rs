@@ -1,0 +1,1 @@
+//! One process's address space from outside.

@@ -1,0 +1,1 @@
+//! Which pages exist and which were written since the last look.
