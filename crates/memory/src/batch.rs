@@ -127,6 +127,12 @@ impl Builder {
         self.runs.is_empty()
     }
 
+    /// Bytes of pages in it, before packing.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.data.len() as u64
+    }
+
     /// Adds one page; one that is all zeroes costs no data.
     pub fn page(&mut self, address: u64, content: &[u8; PAGE]) {
         let zero = is_zero(content);

@@ -3,6 +3,12 @@
 //! Until the source has committed, nothing that arrives here runs: the restored processes are
 //! stopped and the port is closed. When the connection ends between `Restored` and the decision,
 //! the migration is in doubt and this node asks the source until it is told ([`resolve`]).
+//!
+//! The service's pages come over connections of their own into its [`intake`]. After the commit they
+//! are put in place while the service runs, and those that have stayed at the source follow.
+
+pub(crate) mod intake;
+mod plain;
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -15,13 +21,15 @@ use godwit_engine::image::Digest;
 use godwit_engine::tree;
 use godwit_engine::{EngineError, MountKind, RestoreRequest};
 
+use crate::arrivals::{Arrival, Further};
 use crate::fault;
 use crate::images::{self, Room};
 use crate::journal::{Role, Stage};
 use crate::link::{Link, LinkError};
 use crate::local::{Decision, Local, LocalError, Place, cpu_flags, from_local_causes, machine};
-use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Reason, Refused};
+use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Reason, Refused, Role};
 use crate::service::Service;
+use intake::{Intake, IntakeError};
 
 /// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
 const MAX_LOG_BYTES: u64 = 64 << 20;
@@ -57,6 +65,12 @@ pub enum DestinationError {
     /// This node could not do its part.
     #[error(transparent)]
     Local(#[from] LocalError),
+    /// Pages could not be taken.
+    #[error(transparent)]
+    Intake(#[from] IntakeError),
+    /// They could not be any more, after a while.
+    #[error("{0}")]
+    Pages(String),
     /// Files could not be written.
     #[error("the service's changed files cannot be written on this node")]
     Tree(#[from] tree::TreeError),
@@ -85,7 +99,10 @@ struct Admitted {
     service: Service,
     id: String,
     images_bytes: u64,
+    memory_bytes: u64,
     missing: Vec<Layer>,
+    arrival: Option<Arrival>,
+    userfaultfd: bool,
     _memory: crate::local::Reservation,
     /// Keeps others from using the name on this node.
     _place: Place,
@@ -94,7 +111,50 @@ struct Admitted {
 /// Serves one incoming data connection to its end. Errors are told to the source, and logged here.
 pub async fn serve(local: Arc<Local>, mut link: Link) {
     let source = link.node().to_string();
-    let admitted = match admit(&local, &mut link).await {
+    let further = match link.receive().await {
+        Ok(Message::Open(open)) => return migrate(&local, link, open).await,
+        Ok(Message::Join(join)) => {
+            let role = Role::try_from(join.role).unwrap_or(Role::Unknown);
+            local.arrivals.give(&join.migration, &source, Further::Lane(role, link))
+        }
+        Ok(Message::Resume(resume)) => {
+            match local.arrivals.give(&resume.migration, &source, Further::Resumed(link)) {
+                Err(Further::Resumed(link)) => {
+                    answer_resume(&local, link, &resume.migration).await;
+                    return;
+                }
+                given => given,
+            }
+        }
+        Ok(other) => {
+            tracing::warn!(%source, got = other.name(), "a data connection did not begin as it must");
+            return;
+        }
+        Err(error) => {
+            tracing::warn!(%source, error = %crate::error_chain(&error), "a data connection did not begin");
+            return;
+        }
+    };
+    if further.is_err() {
+        tracing::warn!(%source, "a connection came for a migration that is not under way");
+    }
+}
+
+/// The source still has pages of a migration that no task here waits for.
+async fn answer_resume(local: &Local, link: Link, id: &str) {
+    let ended = local.journal.get(id).ok().flatten().is_some_and(|entry| entry.stage.is_final());
+    if ended {
+        // Its own attempt to say so had failed. A lost answer is asked for again.
+        let _ = link.send(Message::Received).await;
+    }
+    // Else this daemon has just started, and the source tries again in a moment.
+    link.close().await;
+}
+
+/// One migration to this node, from its request to its end.
+async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
+    let source = link.node().to_string();
+    let mut admitted = match admit(local, &mut link, open).await {
         Ok(admitted) => admitted,
         Err(error) => {
             if let DestinationError::Refused(reasons) = &error {
@@ -106,39 +166,86 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
             return;
         }
     };
-    let Admitted { service, id, .. } = &admitted;
+    let (service, id) = (admitted.service.clone(), admitted.id.clone());
     tracing::info!(migration = %id, service = %service.name, %source, "a service is on its way here");
-    let restored = until_restored(&local, &mut link, &admitted).await;
-    let decided = match restored {
-        Ok(keep_stopped) => match decision(&mut link).await {
-            Some(decision) => finish(&local, &mut link, service, id, &keep_stopped, decision).await,
-            None => {
+    let mut intake = None;
+    match until_restored(local, &mut link, &mut admitted, &mut intake).await {
+        Ok(restored) => match decision(&mut link).await {
+            Some(Decision::Committed) => {
+                let started = start(local, &service, &id, &restored.keep_stopped).await;
+                if started.is_ok() {
+                    // The source learns it from the closed connection too, only later.
+                    let _ = link.send(Message::Running).await;
+                }
+                adopt(local, &service, &id, &restored.keep_stopped, started).await;
+                fill(local, &service, &id, intake, Some(link)).await;
+                return;
+            }
+            Some(Decision::Kept(reason)) => {
+                if let Err(error) = drop_copy(local, &service, &id, &reason).await {
+                    tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
+                }
+                abandon(intake).await;
+            }
+            Some(Decision::Pending) | None => {
                 tracing::warn!(migration = %id, %source, "the connection ended before the decision; asking for it");
                 link.close().await;
-                resolve(&local, service, id, &source, &keep_stopped).await;
+                resolve(local, &service, &id, &source, &restored.keep_stopped, intake).await;
                 return;
             }
         },
         Err(error) => {
             let reason = crate::error_chain(&error);
             tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
-            let dropped = drop_copy(&local, service, id, &reason).await;
+            let dropped = drop_copy(local, &service, &id, &reason).await;
+            abandon(intake).await;
             // The source also sees the connection close; the reason is for its user.
             let _ = link.send(Message::Abort(Reason { reason })).await;
-            dropped
+            if let Err(error) = dropped {
+                tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
+            }
         }
-    };
-    if let Err(error) = decided {
-        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
     }
     link.close().await;
 }
 
-async fn admit(local: &Arc<Local>, link: &mut Link) -> Result<Admitted, DestinationError> {
-    let open = match link.receive().await? {
-        Message::Open(open) => open,
-        other => return Err(link.unexpected(&other, "Open").into()),
+async fn abandon(intake: Option<Intake>) {
+    if let Some(intake) = intake
+        && let Err(error) = intake.abandon().await
+    {
+        tracing::warn!(error = %crate::error_chain(&error), "the pager of a copy that is dropped does not end");
+    }
+}
+
+/// After the commit: waits until the service has all of its pages, and closes the books.
+async fn fill(local: &Local, service: &Service, id: &str, intake: Option<Intake>, link: Option<Link>) {
+    let filled = match intake {
+        Some(intake) => {
+            if let Some(link) = link {
+                intake.converse(link).await;
+            }
+            fault::point("destination.filling").await;
+            intake.complete().await
+        }
+        None => Ok(()),
     };
+    let reason = match filled {
+        Ok(()) => String::new(),
+        Err(reason) => {
+            // Its memory has holes that would read as zero: it must not run on with them.
+            tracing::error!(migration = %id, service = %service.name, %reason, "the service is killed: its memory is not complete");
+            if let Err(error) = local.engine.signal(&local.config(service), libc::SIGKILL).await {
+                tracing::error!(migration = %id, error = %crate::error_chain(&error), "it cannot be killed");
+            }
+            reason
+        }
+    };
+    if let Err(error) = local.journal.set(id, Stage::Done, &reason) {
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration cannot be noted");
+    }
+}
+
+async fn admit(local: &Arc<Local>, link: &mut Link, open: Open) -> Result<Admitted, DestinationError> {
     if open.protocol != PROTOCOL_VERSION {
         return Err(DestinationError::Refused(vec![format!(
             "it speaks version {PROTOCOL_VERSION} of the migration protocol and node {} version {}; install the same godwit on both",
@@ -195,16 +302,21 @@ async fn admit(local: &Arc<Local>, link: &mut Link) -> Result<Admitted, Destinat
     };
     local.journal.begin(&open.migration, Role::Destination, link.node(), &service)?;
     let missing_layers = missing.iter().map(|l| l.digest.clone()).collect();
+    let userfaultfd = local.userfaultfd;
+    let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
     let admitted = Admitted {
         service,
         id: open.migration,
+        memory_bytes: open.memory_bytes,
+        arrival: Some(arrival),
+        userfaultfd,
         images_bytes: open.images_bytes,
         missing,
         _memory: memory,
         _place: place,
     };
     fault::point("destination.reserved").await;
-    link.send(Message::Accepted(Accepted { missing_layers })).await?;
+    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd })).await?;
     Ok(admitted)
 }
 
@@ -255,15 +367,29 @@ fn missing_layers(
     Ok(missing)
 }
 
-/// Everything up to `Restored`; returns the processes that stay stopped.
+/// What the decision needs to know of the copy.
+struct Restored {
+    /// Processes that stay stopped.
+    keep_stopped: Vec<u32>,
+}
+
+/// Everything up to `Restored`.
 async fn until_restored(
     local: &Arc<Local>,
     link: &mut Link,
-    admitted: &Admitted,
-) -> Result<Vec<u32>, DestinationError> {
-    let service = &admitted.service;
+    admitted: &mut Admitted,
+    intake: &mut Option<Intake>,
+) -> Result<Restored, DestinationError> {
     // What an earlier attempt may have left must not mix with what comes now.
-    local.clear(service).await?;
+    local.clear(&admitted.service).await?;
+    let Some(arrival) = admitted.arrival.take() else {
+        return Err(DestinationError::Protocol("a migration that was taken already"));
+    };
+    // Pages may be sent again and again while the service runs, but each is held once.
+    let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
+    let intake = intake.insert(Intake::start(local, &admitted.id, most, arrival).await?);
+    let admitted = &*admitted;
+    let service = &admitted.service;
     for layer in &admitted.missing {
         receive_layer(local, link, layer).await?;
         link.send(Message::LayerStored).await?;
@@ -281,14 +407,14 @@ async fn until_restored(
         &local.layout.criu_logs(&admitted.id),
         admitted.images_bytes,
     )?;
-    let restored = receive_and_restore(local, link, admitted, &room).await;
+    let restored = receive_and_restore(local, link, admitted, intake, &room).await;
     room.close(restored.is_ok())?;
     let keep_stopped = restored?;
     local.journal.set_keep_stopped(&admitted.id, &keep_stopped)?;
     local.journal.set(&admitted.id, Stage::Restored, "")?;
     fault::point("destination.restored").await;
     link.send(Message::Restored).await?;
-    Ok(keep_stopped)
+    Ok(Restored { keep_stopped })
 }
 
 async fn receive_layer(local: &Local, link: &mut Link, layer: &Layer) -> Result<(), DestinationError> {
@@ -322,6 +448,10 @@ async fn receive_tree(link: &mut Link, upper: &std::path::Path) -> Result<(), De
         Message::TreeBegin => {}
         other => return Err(link.unexpected(&other, "TreeBegin").into()),
     }
+    receive_tree_items(link, upper).await
+}
+
+async fn receive_tree_items(link: &mut Link, upper: &std::path::Path) -> Result<(), DestinationError> {
     let limits = tree::Limits { entries: MAX_TREE_ENTRIES, bytes: MAX_TREE_BYTES };
     let mut receiver = tree::Receiver::new(upper, limits)?;
     loop {
@@ -347,11 +477,13 @@ async fn receive_and_restore(
     local: &Local,
     link: &mut Link,
     admitted: &Admitted,
+    intake: &mut Intake,
     room: &Room,
 ) -> Result<Vec<u32>, DestinationError> {
     let service = &admitted.service;
     let upper = local.layout.upper(&service.name);
-    receive_tree(link, &upper).await?;
+    receive_pending(link, intake).await?;
+    receive_tree_items(link, &upper).await?;
     // On the disk before the commit, beside the images' way here.
     let synced = tokio::spawn(sync(upper));
     local.mount_root(service)?;
@@ -370,10 +502,27 @@ async fn receive_and_restore(
     images.finish(&files)?;
     link.send(Message::ImagesReceived).await?;
     fault::point("destination.received").await;
-    let request = RestoreRequest { config: local.config(service), images: room.images(), work: room.work() };
-    let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
+    let restoring = async {
+        if admitted.userfaultfd {
+            intake.listen(&room.work()).await?;
+        } else {
+            plain::complete(intake, &room.images()).await?;
+        }
+        let request = RestoreRequest {
+            config: local.config(service),
+            images: room.images(),
+            work: room.work(),
+            lazy_pages: admitted.userfaultfd,
+        };
+        let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
+        restoring.await.map_err(|_| DestinationError::Slow)??;
+        if admitted.userfaultfd {
+            intake.push().await?;
+        }
+        Ok(())
+    };
     tokio::select! {
-        restored = restoring => restored.map_err(|_| DestinationError::Slow)??,
+        restored = restoring => restored?,
         // The source has given up or cannot be heard: what CRIU has made so far goes with the copy.
         word = link.receive() => return Err(match word {
             Ok(other) => link.unexpected(&other, "nothing").into(),
@@ -383,6 +532,18 @@ async fn receive_and_restore(
     synced.await??;
     fault::point("destination.restoring").await;
     Ok(keep_stopped)
+}
+
+/// Which pages stay at the source, if any do; ends with the first message of what follows.
+async fn receive_pending(link: &mut Link, intake: &Intake) -> Result<(), DestinationError> {
+    loop {
+        match link.receive().await? {
+            Message::Pending(ranges) => intake.pending(ranges).await?,
+            Message::PendingEnd => {}
+            Message::TreeBegin => return Ok(()),
+            other => return Err(link.unexpected(&other, "TreeBegin").into()),
+        }
+    }
 }
 
 /// Takes over the service's log.
@@ -427,29 +588,6 @@ async fn decision(link: &mut Link) -> Option<Decision> {
     }
 }
 
-async fn finish(
-    local: &Local,
-    link: &mut Link,
-    service: &Service,
-    id: &str,
-    keep_stopped: &[u32],
-    decision: Decision,
-) -> Result<(), LocalError> {
-    match decision {
-        Decision::Committed => {
-            let started = start(local, service, id, keep_stopped).await;
-            if started.is_ok() {
-                // The source learns it from the closed connection too, only later.
-                let _ = link.send(Message::Running).await;
-            }
-            settle(local, service, id, keep_stopped, started).await;
-            Ok(())
-        }
-        Decision::Kept(reason) => drop_copy(local, service, id, &reason).await,
-        Decision::Pending => Ok(()),
-    }
-}
-
 /// The service is this node's: opens the port and lets it run. Safe to do again after a crash.
 async fn start(local: &Local, service: &Service, id: &str, keep_stopped: &[u32]) -> Result<(), LocalError> {
     fault::point("destination.committing").await;
@@ -465,7 +603,7 @@ async fn start(local: &Local, service: &Service, id: &str, keep_stopped: &[u32])
 
 /// Makes the service this node's in every book. It is, whatever fails: what failed is tried again
 /// until it is done, and said meanwhile.
-async fn settle(
+async fn adopt(
     local: &Local,
     service: &Service,
     id: &str,
@@ -475,17 +613,11 @@ async fn settle(
     let mut started = started;
     let mut pause = ASK_FIRST;
     loop {
-        let settled = match started {
-            Ok(()) => {
-                async {
-                    local.host.adopt(service).await?;
-                    Ok(local.journal.set(id, Stage::Done, "")?)
-                }
-                .await
-            }
+        let adopted = match started {
+            Ok(()) => local.host.adopt(service).await.map_err(LocalError::from),
             Err(error) => Err(error),
         };
-        let Err(error) = settled else { return };
+        let Err(error) = adopted else { return };
         tracing::error!(
             migration = %id,
             service = %service.name,
@@ -498,10 +630,17 @@ async fn settle(
     }
 }
 
-/// Both of them, for a migration whose source has said that it committed.
-pub(crate) async fn take_over(local: &Local, service: &Service, id: &str, keep_stopped: &[u32]) {
+/// All of it, for a migration whose source has said that it committed.
+pub(crate) async fn take_over(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+    intake: Option<Intake>,
+) {
     let started = start(local, service, id, keep_stopped).await;
-    settle(local, service, id, keep_stopped, started).await;
+    adopt(local, service, id, keep_stopped, started).await;
+    fill(local, service, id, intake, None).await;
 }
 
 /// Removes everything that came here of a service that stays where it was.
@@ -518,14 +657,23 @@ pub(crate) async fn drop_copy(
 }
 
 /// Asks the source of a migration in doubt until it answers, and does what it says.
-pub async fn resolve(local: &Arc<Local>, service: &Service, id: &str, source: &str, keep_stopped: &[u32]) {
+pub(crate) async fn resolve(
+    local: &Arc<Local>,
+    service: &Service,
+    id: &str,
+    source: &str,
+    keep_stopped: &[u32],
+    intake: Option<Intake>,
+) {
+    let mut intake = intake;
     local.host.in_doubt(service, source, true).await;
     let mut pause = ASK_FIRST;
     let ended = loop {
         match local.host.decision(source, id).await {
             Ok(Decision::Committed) => {
-                take_over(local, service, id, keep_stopped).await;
-                break Ok(());
+                local.host.in_doubt(service, source, false).await;
+                take_over(local, service, id, keep_stopped, intake.take()).await;
+                return;
             }
             Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason).await,
             Ok(Decision::Pending) => {}
@@ -534,6 +682,7 @@ pub async fn resolve(local: &Arc<Local>, service: &Service, id: &str, source: &s
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(ASK_LAST);
     };
+    abandon(intake).await;
     local.host.in_doubt(service, source, false).await;
     if let Err(error) = ended {
         tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");

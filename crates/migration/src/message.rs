@@ -4,18 +4,33 @@
 //! source                                   destination
 //!   │ Open ─────────────────────────────────► │  checks name, address, memory, disk, layers
 //!   │ ◄──────────────────── Accepted | Refused│  journal: reserved
+//!   │ (further connections, each) Join ─────► │  lanes for pages, one for faults
 //!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer
 //!   │ ◄─────────────────────────── LayerStored│
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs
 //!   │ ◄─────────────────────────── TreeApplied│
+//!   │ (lanes) Pages… ───────────────────────► │  rounds of memory, while the service runs
 //!   │ (journal: frozen; freeze, close port)   │
+//!   │ (lanes) Pages… PagesEnd ──────────────► │  the last pages, beside all that follows
+//!   │ Pending… PendingEnd ──────────────────► │  or: which pages stay here for now
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  files changed since
 //!   │ LogData… ImageData… ImagesEnd ────────► │
 //!   │ ◄─────────────────────── ImagesReceived │  restores, all processes stopped
 //!   │ ◄───────────────────────────── Restored │  journal: restored
-//!   │ (journal: COMMITTED, the commit point)  │
+//!   │ (journal: COMMITTED, the commit point;  │
+//!   │  SERVING where pages are pending)       │
 //!   │ Commit ───────────────────────────────► │  journal: committed; opens port, continues
 //!   │ ◄────────────────────────────── Running │
+//!
+//! only where pages are pending:
+//!   │ (lanes) Pages… PagesEnd ──────────────► │  all that is pending, last written first
+//!   │ ◄─────────── (faults lane) FaultRequest │
+//!   │ (faults lane) Pages ──────────────────► │
+//!   │ ◄───────────────────────────── Received │  the source lets go
+//!
+//! when the connection broke before Received, over new ones:
+//!   │ Resume ───────────────────────────────► │
+//!   │ ◄──────────────── Missing… MissingEnd   │  and on as above
 //! ```
 //! Either side may send `Abort` before the commit. `Heartbeat` goes out after a second without
 //! other frames, so that a cut link shows as silence. Frame kinds are fixed numbers and are never
@@ -25,7 +40,7 @@ use bytes::Bytes;
 use prost::Message as _;
 
 /// The version of this conversation; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The source's request.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -57,6 +72,12 @@ pub struct Open {
     /// CPU feature flags of the source that programs may have chosen code by.
     #[prost(string, repeated, tag = "9")]
     pub cpu_flags: Vec<String>,
+    /// Connections that will bring pages.
+    #[prost(uint32, tag = "10")]
+    pub lanes: u32,
+    /// Whether pages may stay at the source beyond the commit; then a lane for faults comes too.
+    #[prost(bool, tag = "11")]
+    pub postcopy: bool,
 }
 
 /// A layer the service stands on.
@@ -76,6 +97,62 @@ pub struct Accepted {
     /// Digests to send.
     #[prost(string, repeated, tag = "1")]
     pub missing_layers: Vec<String>,
+    /// Whether processes can be restored here before their pages are in place.
+    #[prost(bool, tag = "2")]
+    pub userfaultfd: bool,
+}
+
+/// First on a further connection of a migration.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Join {
+    /// The migration.
+    #[prost(string, tag = "1")]
+    pub migration: String,
+    /// What the connection is for.
+    #[prost(enumeration = "Role", tag = "2")]
+    pub role: i32,
+}
+
+/// What a further connection carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Role {
+    /// Nothing known.
+    Unknown = 0,
+    /// Pages, in order.
+    Pages = 1,
+    /// Pages that a process waits for.
+    Faults = 2,
+}
+
+/// First from the source after a break: it still has pages of this migration.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Resume {
+    /// The migration.
+    #[prost(string, tag = "1")]
+    pub migration: String,
+}
+
+/// Pages of one space, by number.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PageRanges {
+    /// The space.
+    #[prost(uint32, tag = "1")]
+    pub space: u32,
+    /// First page and number of pages of each range, one after the other.
+    #[prost(uint64, repeated, tag = "2")]
+    pub ranges: Vec<u64>,
+}
+
+/// A page that a process waits for.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct FaultRequest {
+    /// The space.
+    #[prost(uint32, tag = "1")]
+    pub space: u32,
+    /// The page's number.
+    #[prost(uint64, tag = "2")]
+    pub page: u64,
 }
 
 /// The destination will not take the service: every reason at once.
@@ -175,6 +252,26 @@ pub enum Message {
     Running,
     /// No: the service stays at the source.
     Abort(Reason),
+    /// First on a further connection.
+    Join(Join),
+    /// An encoded [`godwit_memory::batch::Batch`].
+    Pages(Bytes),
+    /// The lane has brought all.
+    PagesEnd,
+    /// Pages that stay at the source beyond the commit.
+    Pending(PageRanges),
+    /// All of those are named.
+    PendingEnd,
+    /// A page is wanted now.
+    FaultRequest(FaultRequest),
+    /// First from the source after a break.
+    Resume(Resume),
+    /// Pages that the destination still lacks.
+    Missing(PageRanges),
+    /// All of those are named.
+    MissingEnd,
+    /// Nothing at the source is needed any more.
+    Received,
 }
 
 /// Why a frame could not be understood.
@@ -220,6 +317,16 @@ impl Message {
             Self::Abort(_) => 19,
             Self::ImagesReceived => 20,
             Self::OldLogData(_) => 21,
+            Self::Join(_) => 22,
+            Self::Pages(_) => 23,
+            Self::PagesEnd => 24,
+            Self::Pending(_) => 25,
+            Self::PendingEnd => 26,
+            Self::FaultRequest(_) => 27,
+            Self::Resume(_) => 28,
+            Self::Missing(_) => 29,
+            Self::MissingEnd => 30,
+            Self::Received => 31,
         }
     }
 
@@ -234,9 +341,15 @@ impl Message {
             Self::ImageData(m) => m.encode_to_vec().into(),
             Self::ImagesEnd(m) => m.encode_to_vec().into(),
             Self::Abort(m) => m.encode_to_vec().into(),
-            Self::LayerData(data) | Self::TreeItem(data) | Self::LogData(data) | Self::OldLogData(data) => {
-                data.clone()
-            }
+            Self::Resume(m) => m.encode_to_vec().into(),
+            Self::Join(m) => m.encode_to_vec().into(),
+            Self::FaultRequest(m) => m.encode_to_vec().into(),
+            Self::Pending(m) | Self::Missing(m) => m.encode_to_vec().into(),
+            Self::LayerData(data)
+            | Self::TreeItem(data)
+            | Self::LogData(data)
+            | Self::OldLogData(data)
+            | Self::Pages(data) => data.clone(),
             _ => Bytes::new(),
         }
     }
@@ -268,6 +381,16 @@ impl Message {
             19 => Self::Abort(typed(kind, payload)?),
             20 => Self::ImagesReceived,
             21 => Self::OldLogData(payload),
+            22 => Self::Join(typed(kind, payload)?),
+            23 => Self::Pages(payload),
+            24 => Self::PagesEnd,
+            25 => Self::Pending(typed(kind, payload)?),
+            26 => Self::PendingEnd,
+            27 => Self::FaultRequest(typed(kind, payload)?),
+            28 => Self::Resume(typed(kind, payload)?),
+            29 => Self::Missing(typed(kind, payload)?),
+            30 => Self::MissingEnd,
+            31 => Self::Received,
             other => return Err(MessageError::UnknownKind(other)),
         })
     }
@@ -297,6 +420,16 @@ impl Message {
             Self::Abort(_) => "Abort",
             Self::ImagesReceived => "ImagesReceived",
             Self::OldLogData(_) => "OldLogData",
+            Self::Join(_) => "Join",
+            Self::Pages(_) => "Pages",
+            Self::PagesEnd => "PagesEnd",
+            Self::Pending(_) => "Pending",
+            Self::PendingEnd => "PendingEnd",
+            Self::FaultRequest(_) => "FaultRequest",
+            Self::Resume(_) => "Resume",
+            Self::Missing(_) => "Missing",
+            Self::MissingEnd => "MissingEnd",
+            Self::Received => "Received",
         }
     }
 }
@@ -310,11 +443,12 @@ mod tests {
 
     fn every_message() -> Vec<Message> {
         let layer = Layer { digest: "sha256:00".into(), bytes: 7 };
+        let ranges = PageRanges { space: 1, ranges: vec![7, 2, 1 << 40, 1] };
         let image = ImageData { name: "pages-1.img".into(), offset: 4096, data: Bytes::from_static(b"page") };
         vec![
             Message::Heartbeat,
             Message::Open(Open { protocol: PROTOCOL_VERSION, migration: "01A".into(), ..Open::default() }),
-            Message::Accepted(Accepted { missing_layers: vec!["sha256:00".into()] }),
+            Message::Accepted(Accepted { missing_layers: vec!["sha256:00".into()], userfaultfd: true }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),
             Message::LayerData(Bytes::from_static(b"layer")),
@@ -333,6 +467,16 @@ mod tests {
             Message::Commit,
             Message::Running,
             Message::Abort(Reason { reason: "cancelled".into() }),
+            Message::Join(Join { migration: "01A".into(), role: Role::Faults.into() }),
+            Message::Pages(Bytes::from_static(b"batch")),
+            Message::PagesEnd,
+            Message::Pending(ranges.clone()),
+            Message::PendingEnd,
+            Message::FaultRequest(FaultRequest { space: 1, page: 9 }),
+            Message::Resume(Resume { migration: "01A".into() }),
+            Message::Missing(ranges),
+            Message::MissingEnd,
+            Message::Received,
         ]
     }
 

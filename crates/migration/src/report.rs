@@ -21,8 +21,12 @@ pub struct Report {
     pub id: String,
     /// The service.
     pub name: String,
-    /// `cold`.
+    /// `cold`, `precopy`, `postcopy` or `hybrid`: as it came to be.
     pub mode: String,
+    /// Why this mode, where the user left the choice.
+    pub why: String,
+    /// How written pages were found: `uffd`, `soft-dirty` or `none`.
+    pub tracker: String,
     /// Node it left.
     pub source: String,
     /// Node it went to.
@@ -31,7 +35,7 @@ pub struct Report {
     pub outcome: Outcome,
     /// Why it was kept; empty when moved.
     pub reason: String,
-    /// Passes over the memory while the service ran; 0 in cold migration.
+    /// Passes over the memory while the service ran.
     pub rounds: u32,
     /// From the request until the source holds nothing the destination needs.
     pub total_ms: f64,
@@ -47,17 +51,19 @@ pub struct Report {
     pub dump_transfer_ms: f64,
     /// From there until the service ran.
     pub resume_ms: f64,
-    /// Pages asked for after the resume; 0 in cold migration.
+    /// From the resume until the destination had the pages that had stayed at the source.
     pub faulted_transfer_ms: f64,
-    /// Layers and files sent before the freeze.
+    /// Layers, files and pages sent before the freeze.
     pub pre_dump_bytes: u64,
-    /// Images and files sent while frozen.
+    /// Images, files and pages sent while frozen.
     pub dump_bytes: u64,
     /// Pages sent after the resume.
     pub faulted_bytes: u64,
+    /// Pages that a process at the destination had to wait for.
+    pub faults: u64,
     /// Everything the source put on the wire, with framing.
     pub wire_bytes: u64,
-    /// Resident memory of the service at the freeze.
+    /// Memory of the service at the freeze.
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
     pub phases: Vec<Phase>,
@@ -66,13 +72,15 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report of a cold migration of which nothing is known yet but who takes part.
+    /// The report of a migration of which nothing is known yet but who takes part.
     #[must_use]
     pub fn begin(id: &str, name: &str, source: &str, destination: &str) -> Self {
         Self {
             id: id.into(),
             name: name.into(),
-            mode: "cold".into(),
+            mode: String::new(),
+            why: String::new(),
+            tracker: String::new(),
             source: source.into(),
             destination: destination.into(),
             outcome: Outcome::Kept,
@@ -89,6 +97,7 @@ impl Report {
             pre_dump_bytes: 0,
             dump_bytes: 0,
             faulted_bytes: 0,
+            faults: 0,
             wire_bytes: 0,
             memory_bytes: 0,
             phases: Vec::new(),
@@ -100,7 +109,7 @@ impl Report {
 /// One stretch of the frozen time.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Phase {
-    /// `freeze`, `dump`, `transfer`, `restore`, `commit`.
+    /// `freeze`, `dump`, `transfer`, `restore`, `pages`, `commit`.
     pub phase: String,
     /// How long it took, milliseconds.
     pub ms: f64,

@@ -2,47 +2,67 @@
 //!
 //! Everything up to the destination's `Restored` can be cancelled and undone: [`Source::undo`]
 //! opens the port, thaws, and the service goes on with its connections. Then the journal's
-//! `committed` is written, and from there on there is only forward.
+//! `committed` is written (`serving` where pages stay behind), and from there on there is only
+//! forward.
+//!
+//! - [`copy`]: rounds of memory while the service runs.
+//! - [`frozen`]: the stretch in which it does not.
+//! - [`serve`]: pages that follow after the commit.
+//! - [`pages`], [`lanes`], [`pace`]: what these send memory with.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+mod copy;
+mod frozen;
+mod lanes;
+pub mod pace;
+pub(crate) mod pages;
+pub(crate) mod serve;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_criu::DumpOptions;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
 use godwit_engine::{ContainerStatus, EngineError};
 use godwit_network::Held;
-use godwit_transfer::Connection;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::fault;
 use crate::images::{self, KERNEL_STATE_BYTES, Room};
 use crate::journal::{Role, Stage};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError, cpu_flags, from_local_causes, machine};
-use crate::message::{ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Reason};
+use crate::message::{Layer, Message, Open, PROTOCOL_VERSION, Reason};
+use crate::options::Options;
 use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
+use copy::Copied;
+use lanes::Lanes;
+use pages::Remaining;
 
 /// What a layer or log is cut into on the wire.
 const CHUNK: usize = 256 * 1024;
 
-/// Longest dump: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
-const DUMP_LIMIT: Duration = Duration::from_secs(120);
-
 /// How far a migration has come, for people who wait.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Progress {
-    /// `reserve`, `layers`, `files`, `freeze`, `dump`, `transfer`, `restore`, `commit`, `release`.
+    /// `reserve`, `layers`, `files`, `copy`, `freeze`, `dump`, `transfer`, `restore`, `commit`,
+    /// `serve`, `release`.
     pub phase: &'static str,
     /// Bytes sent.
     pub bytes_done: u64,
     /// Bytes expected; 0 while unknown.
     pub bytes_total: u64,
+    /// Round of copying, from 1; 0 outside of it.
+    pub round: u32,
+    /// Pages that the last round found written, per second.
+    pub dirty_pages_per_second: f64,
+    /// Bytes of pages per second that the last round moved.
+    pub bandwidth: f64,
+    /// The frozen time if it were frozen now, milliseconds; 0 while unknown.
+    pub predicted_frozen_ms: f64,
+    /// Pages asked for since the service runs at the destination.
+    pub faults: u64,
 }
 
 /// Why a service stayed at the source.
@@ -69,8 +89,14 @@ pub enum SourceError {
     #[error(transparent)]
     Criu(#[from] godwit_criu::CriuError),
     /// CRIU hangs.
-    #[error("the dump took longer than {} s", DUMP_LIMIT.as_secs())]
+    #[error("the dump took longer than {} s", frozen::DUMP_LIMIT.as_secs())]
     Slow,
+    /// The memory could not be sent.
+    #[error(transparent)]
+    Pages(#[from] pages::PagesError),
+    /// The user's limits cannot be met.
+    #[error("{0}")]
+    NotWorthIt(String),
     /// Changed files could not be read.
     #[error("the changed files of the service cannot be sent")]
     Tree(#[from] tree::TreeError),
@@ -86,6 +112,7 @@ impl SourceError {
             self,
             Self::Link(LinkError::Closed(_))
                 | Self::Local(LocalError::Images(images::ImagesError::Closed))
+                | Self::Pages(pages::PagesError::Closed)
                 | Self::Tree(_)
         )
     }
@@ -99,6 +126,7 @@ from_local_causes!(
     godwit_engine::image::ImageError,
     images::ImagesError,
     crate::journal::JournalError,
+    crate::local::HostError,
     tokio::task::JoinError
 );
 
@@ -108,6 +136,7 @@ pub struct Source {
     service: Service,
     id: String,
     destination: String,
+    options: Options,
     progress: watch::Sender<Progress>,
     cancel: CancellationToken,
     /// Frames for the service that came since the freeze; they go where it runs next.
@@ -118,6 +147,14 @@ pub struct Source {
 struct Prepared {
     tree: tree::Source,
     room: Room,
+    copied: Copied,
+}
+
+/// A copy at the destination that only waits for the commit.
+struct Restored {
+    lanes: Lanes,
+    /// Pages that have stayed here.
+    remaining: Remaining,
 }
 
 impl Source {
@@ -128,21 +165,19 @@ impl Source {
         service: Service,
         id: String,
         destination: String,
+        options: Options,
         progress: watch::Sender<Progress>,
         cancel: CancellationToken,
     ) -> Self {
-        Self { local, service, id, destination, progress, cancel, held: Mutex::new(None) }
+        Self { local, service, id, destination, options, progress, cancel, held: Mutex::new(None) }
     }
 
-    /// Moves the service over `connect`ed data connection. The report says how it ended; an error
-    /// is returned only when the service could neither be moved nor put back.
-    pub async fn run<C, E>(self, connect: C) -> Result<Report, LocalError>
-    where
-        C: Future<Output = Result<Connection, E>>,
-        E: std::error::Error + Send + Sync + 'static,
-    {
+    /// Moves the service. The report says how it ended; an error is returned only when the service
+    /// could neither be moved nor put back.
+    pub async fn run(self) -> Result<Report, LocalError> {
         let start = Instant::now();
         let mut report = Report::begin(&self.id, &self.service.name, &self.local.node, &self.destination);
+        report.mode = self.options.mode.name().into();
         self.local.journal.begin(&self.id, Role::Source, &self.destination, &self.service)?;
         let mut link = None;
         let mut clock = None;
@@ -150,7 +185,7 @@ impl Source {
             self.check_eligible().await?;
             report.criu = self.local.criu.version().await?.to_string();
             self.step("reserve", 0, 0);
-            let connection = connect.await.map_err(|e| {
+            let connection = self.local.host.connect(&self.destination).await.map_err(|e| {
                 SourceError::NotEligible(vec![format!(
                     "node {} cannot be reached: {}",
                     self.destination,
@@ -165,18 +200,22 @@ impl Source {
             () = self.cancel.cancelled() => Err(SourceError::Cancelled),
         };
         let outcome = match ended {
-            Ok(()) => {
+            Ok(restored) => {
                 // The commit point. An error here leaves the service at the source.
-                match self.local.journal.set(&self.id, Stage::Committed, "") {
-                    Ok(()) => Ok(()),
+                let stage = match restored.remaining.pages() {
+                    0 => Stage::Committed,
+                    _ => Stage::Serving,
+                };
+                match self.local.journal.set(&self.id, stage, "") {
+                    Ok(()) => Ok(restored),
                     Err(error) => Err(SourceError::Local(error.into())),
                 }
             }
             Err(error) => Err(error),
         };
         match (outcome, link) {
-            (Ok(()), Some(link)) => {
-                if let Err(error) = self.release(link, &mut report, &mut clock).await {
+            (Ok(restored), Some(link)) => {
+                if let Err(error) = self.release(link, restored, &mut report, &mut clock).await {
                     // Committed is committed: what is left here is let go at the next start.
                     let why = crate::error_chain(&error);
                     tracing::error!(migration = %self.id, error = %why, "the source cannot let go");
@@ -186,7 +225,7 @@ impl Source {
                     );
                 }
             }
-            (Ok(()), None) => unreachable!("only an attempt with a link succeeds"),
+            (Ok(_), None) => unreachable!("only an attempt with a link succeeds"),
             (Err(error), mut link) => {
                 let mut reason = crate::error_chain(&error);
                 if let Some(link) = &mut link
@@ -219,11 +258,15 @@ impl Source {
     }
 
     fn step(&self, phase: &'static str, bytes_done: u64, bytes_total: u64) {
-        self.progress.send_replace(Progress { phase, bytes_done, bytes_total });
+        self.progress.send_modify(|progress| {
+            *progress = Progress { phase, bytes_done, bytes_total, ..progress.clone() };
+        });
     }
 
     /// Every reason why the service cannot be moved as it is now, before anything is touched.
     async fn check_eligible(&self) -> Result<(), SourceError> {
+        // Pages of its last move may still be on their way into its processes.
+        self.local.arrivals.settled(&self.service.name).await;
         let config = self.local.config(&self.service);
         let mut reasons = Vec::new();
         let state = self.local.engine.state(&config).await?;
@@ -245,25 +288,28 @@ impl Source {
         link: &mut Link,
         report: &mut Report,
         clock: &mut Option<PhaseClock>,
-    ) -> Result<(), SourceError> {
+    ) -> Result<Restored, SourceError> {
         let mut prepared = self.prepare(link, report).await?;
         let frozen = self.frozen(link, report, clock, &mut prepared).await;
-        prepared.room.close(frozen.is_ok())?;
-        frozen
+        let Prepared { room, copied, .. } = prepared;
+        room.close(frozen.is_ok())?;
+        let mut lanes = copied.lanes;
+        match frozen {
+            Ok(remaining) => Ok(Restored { lanes, remaining }),
+            Err(error) if error.is_of_sending() => Err(match lanes.why_closed().await {
+                Some(why) => why.into(),
+                None => error,
+            }),
+            Err(error) => Err(error),
+        }
     }
 
-    /// The part during which the service runs: reservation, layers, files.
+    /// The part during which the service runs: reservation, layers, files, rounds of memory.
     async fn prepare(&self, link: &mut Link, report: &mut Report) -> Result<Prepared, SourceError> {
         let config = self.local.config(&self.service);
         let memory = self.local.engine.memory_current(&config).await?;
         let room_bytes = memory + KERNEL_STATE_BYTES;
-        if crate::local::available_memory() < room_bytes / 2 {
-            return Err(SourceError::NotEligible(vec![format!(
-                "node {} has too little free memory to hold the images of {} MiB while they are sent",
-                self.local.node,
-                memory >> 20
-            )]));
-        }
+        let plan = self.plan(memory)?;
         let started = Instant::now();
         let tree = tree::Source::new(&self.local.layout.upper(&self.service.name));
         let (tree, first) = next_round(tree, false).await?;
@@ -280,6 +326,7 @@ impl Source {
                 .map_err(|e| {
                     SourceError::NotEligible(vec![format!("the service cannot be described: {e}")])
                 })?;
+        let chosen;
         link.send(Message::Open(Open {
             protocol: PROTOCOL_VERSION,
             migration: self.id.clone(),
@@ -290,10 +337,17 @@ impl Source {
             layers: layers.clone(),
             machine: machine(),
             cpu_flags: cpu_flags(),
+            lanes: u32::try_from(self.options.lanes).unwrap_or(1),
+            postcopy: plan.postcopy(),
         }))
         .await?;
         let missing = match link.receive().await? {
-            Message::Accepted(accepted) => accepted.missing_layers,
+            Message::Accepted(accepted) => {
+                let plan = plan.with(accepted.userfaultfd, &self.destination)?;
+                plan.tell(report);
+                chosen = plan;
+                accepted.missing_layers
+            }
             Message::Refused(refused) => {
                 return Err(SourceError::Refused {
                     node: self.destination.clone(),
@@ -319,12 +373,13 @@ impl Source {
         }
         report.pre_dump_transfer_ms = ms_since(sending);
         report.memory_bytes = memory;
+        let copied = self.copy(chosen, report).await?;
         let room = Room::open(
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),
             room_bytes,
         )?;
-        Ok(Prepared { tree, room })
+        Ok(Prepared { tree, room, copied })
     }
 
     async fn send_layer(
@@ -358,126 +413,17 @@ impl Source {
         }
     }
 
-    /// The part during which the service does not run.
-    async fn frozen(
-        &self,
-        link: &mut Link,
-        report: &mut Report,
-        clock: &mut Option<PhaseClock>,
-        prepared: &mut Prepared,
-    ) -> Result<(), SourceError> {
-        let config = self.local.config(&self.service);
-        self.step("freeze", 0, report.memory_bytes);
-        self.local.journal.set(&self.id, Stage::Frozen, "")?;
-        let clock = clock.insert(PhaseClock::start());
-        self.local.engine.freeze(&config).await?;
-        // From here nothing is acknowledged to clients that the dump would not hold; what they send
-        // is kept for the service, so that they need not wait out a retransmission.
-        let held = self.local.overlay.hold(&self.service.endpoint())?;
-        self.local.overlay.close(&self.service.endpoint()).await?;
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
-        let keep_stopped = self.local.engine.stopped_processes(&config).await?;
-        let target = self.local.engine.dump_target(&config).await?;
-        for (name, content) in &target.extra_files {
-            let path = prepared.room.images().join(name);
-            std::fs::write(&path, content).map_err(|source| LocalError::Io {
-                action: "write",
-                path,
-                source,
-            })?;
-        }
-        clock.end("freeze");
-        fault::point("source.frozen").await;
-
-        self.step("dump", 0, report.memory_bytes);
-        let criu = self.local.criu.clone();
-        let options = DumpOptions {
-            external_mounts: target.external_mounts,
-            external_network: Some(target.network_namespace.1),
-            freezer: Some(target.freezer),
-            ..DumpOptions::new(target.pid, target.root, prepared.room.images(), prepared.room.work())
-        };
-        // Dropping the handle does not end CRIU, which must put the processes back itself:
-        // `Engine::thaw` waits for that.
-        let mut dump = AbortOnDropHandle::new(tokio::spawn(async move {
-            let started = Instant::now();
-            criu.dump(options).await.map(|_| ms_since(started))
-        }));
-
-        let tree = std::mem::replace(&mut prepared.tree, tree::Source::new(Path::new("/")));
-        let (tree, last) = next_round(tree, true).await?;
-        let (_, sent) = send_round(link, tree, last).await?;
-        report.dump_bytes += sent;
-
-        let memory = report.memory_bytes;
-        let dumping = AtomicBool::new(true);
-        let heard = |sent| {
-            let phase = if dumping.load(Ordering::Relaxed) { "dump" } else { "transfer" };
-            self.step(phase, sent, memory.max(sent));
-        };
-        let mut images = images::Sender::new(&prepared.room.images(), link.sender(), &heard);
-        let dumped = {
-            let following = images.follow();
-            tokio::pin!(following);
-            tokio::select! {
-                dumped = &mut dump => dumped,
-                () = tokio::time::sleep(DUMP_LIMIT) => return Err(SourceError::Slow),
-                // A page being sent when the dump ends is sent again from its start by `finish`,
-                // which is why `follow` advances its offset only after a piece is queued.
-                failed = &mut following => match failed { Ok(never) => match never {}, Err(e) => return Err(e.into()) },
-            }
-        };
-        report.dump_ms = dumped??;
-        clock.end("dump");
-
-        dumping.store(false, Ordering::Relaxed);
-        heard(images.bytes());
-        // By now the shim has long emptied the pipes of the frozen processes.
-        report.dump_bytes += self.send_log(link).await?;
-        let files = images.finish().await?;
-        report.dump_bytes += images.bytes();
-        drop(images);
-        link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped })).await?;
-        match link.receive().await? {
-            Message::ImagesReceived => {}
-            other => return Err(link.unexpected(&other, "ImagesReceived").into()),
-        }
-        report.dump_transfer_ms = clock.end("transfer");
-        self.step("restore", report.dump_bytes, report.dump_bytes);
-        match link.receive().await? {
-            Message::Restored => {}
-            other => return Err(link.unexpected(&other, "Restored").into()),
-        }
-        report.resume_ms = clock.end("restore");
-        Ok(())
-    }
-
-    async fn send_log(&self, link: &Link) -> Result<u64, SourceError> {
-        let mut sent = 0;
-        let [older, log] = self.local.log_files(&self.service);
-        for (old, path) in [(true, older), (false, log)] {
-            let data = match std::fs::read(&path) {
-                Ok(data) => data,
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(source) => return Err(LocalError::Io { action: "read", path, source }.into()),
-            };
-            for piece in data.chunks(CHUNK) {
-                let piece = bytes::Bytes::copy_from_slice(piece);
-                link.send(if old { Message::OldLogData(piece) } else { Message::LogData(piece) }).await?;
-            }
-            sent += data.len() as u64;
-        }
-        Ok(sent)
-    }
-
-    /// After the commit: tells the destination, then lets go of everything here.
+    /// After the commit: tells the destination, serves what has stayed here, then lets go of
+    /// everything.
     async fn release(
         &self,
         mut link: Link,
+        restored: Restored,
         report: &mut Report,
         clock: &mut Option<PhaseClock>,
     ) -> Result<(), LocalError> {
         fault::point("source.committed").await;
+        let Restored { lanes, remaining } = restored;
         self.step("commit", 0, 0);
         let told = link.send(Message::Commit).await;
         self.local.host.release(&self.service, &self.destination).await?;
@@ -506,8 +452,33 @@ impl Source {
                 );
             }
         }
-        report.wire_bytes = link.bytes_sent();
-        link.close().await;
+        if remaining.pages() == 0 {
+            report.wire_bytes = link.bytes_sent() + lanes.bytes_sent();
+            link.close().await;
+            lanes.close().await;
+        } else {
+            let started = Instant::now();
+            let conversation = serve::Conversation { link, lanes };
+            let serving = serve::Serving {
+                local: &self.local,
+                id: &self.id,
+                destination: &self.destination,
+                compress: self.options.compress,
+                max_bandwidth: self.options.max_bandwidth,
+                progress: Some(&self.progress),
+            };
+            let Some(served) = serving.run(Some((conversation, remaining)), &self.service).await? else {
+                report.reason = format!(
+                    "it runs on node {}, which still needs pages from here: godwitd on node {} ends, and serves them when it is started again",
+                    self.destination, self.local.node
+                );
+                return Ok(());
+            };
+            report.faulted_transfer_ms = ms_since(started);
+            report.faulted_bytes = served.bytes;
+            report.faults = served.faults;
+            report.wire_bytes = served.wire_bytes;
+        }
         self.step("release", 0, 0);
         self.local.clear(&self.service).await?;
         self.local.journal.set(&self.id, Stage::Done, &report.reason)?;

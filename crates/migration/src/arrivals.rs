@@ -1,0 +1,103 @@
+//! Services on their way to this node, as the connections that come for them must know: which
+//! migration takes further connections now, and which services are not complete yet.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::link::Link;
+use crate::message::Role;
+
+/// A further connection of a migration.
+#[derive(Debug)]
+pub(crate) enum Further {
+    /// A lane.
+    Lane(Role, Link),
+    /// The conversation, after a break.
+    Resumed(Link),
+}
+
+#[derive(Debug)]
+struct Entry {
+    source: String,
+    service: String,
+    further: mpsc::UnboundedSender<Further>,
+    ended: watch::Receiver<()>,
+}
+
+/// All of them, by migration.
+#[derive(Debug, Default)]
+pub struct Arrivals(Mutex<HashMap<String, Entry>>);
+
+/// A service on its way; it is no longer when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) further: mpsc::UnboundedReceiver<Further>,
+    /// Its end is what others wait for.
+    _ended: watch::Sender<()>,
+}
+
+impl Arrivals {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Entry>> {
+        // Nothing can panic while the map is changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on connections of `source` for this migration are taken.
+    pub(crate) fn expect(&self, migration: &str, source: &str, service: &str) -> Arrival {
+        let (sender, further) = mpsc::unbounded_channel();
+        let (ending, ended) = watch::channel(());
+        let entry =
+            Entry { source: source.into(), service: service.into(), further: sender, ended };
+        let mut entries = self.lock();
+        entries.retain(|_, entry| !entry.further.is_closed());
+        entries.insert(migration.into(), entry);
+        Arrival { further, _ended: ending }
+    }
+
+    /// Gives a connection from `node` to its migration; gives it back when there is none such.
+    pub(crate) fn give(&self, migration: &str, node: &str, further: Further) -> Result<(), Further> {
+        match self.lock().get(migration) {
+            Some(entry) if entry.source == node => {
+                entry.further.send(further).map_err(|unsent| unsent.0)
+            }
+            _ => Err(further),
+        }
+    }
+
+    /// Returns when the service of this name is complete, or is not on its way here at all.
+    pub async fn settled(&self, service: &str) {
+        loop {
+            let ended = self
+                .lock()
+                .values()
+                .find(|entry| entry.service == service && !entry.further.is_closed())
+                .map(|entry| entry.ended.clone());
+            match ended {
+                // Nothing is ever sent: this is the end of the sender.
+                Some(mut ended) => drop(ended.changed().await),
+                None => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_service_is_waited_for_until_its_arrival_ends() {
+        let arrivals = Arrivals::default();
+        arrivals.settled("redis").await;
+        let arrival = arrivals.expect("01A", "a", "redis");
+        arrivals.settled("other").await;
+        let waiting = arrivals.settled("redis");
+        tokio::pin!(waiting);
+        assert!(futures::poll!(&mut waiting).is_pending());
+        drop(arrival);
+        waiting.await;
+    }
+}

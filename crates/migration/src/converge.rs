@@ -1,0 +1,192 @@
+//! When to stop copying and freeze: a pure function of what the rounds so far measured.
+//!
+//! After each look at what was written, the frozen time is predicted as the time that the kernel's
+//! state needs, plus the pages left at the measured bandwidth. Copying goes on while a round gains
+//! at least a tenth; then it is stopped, slowed down, or finished from the other side (hybrid), as
+//! the user allowed.
+
+use std::time::Duration;
+
+/// What one round measured. Pages are of 4 KiB.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Round {
+    /// Pages that were written since the round before, found when this one began.
+    pub found_pages: u64,
+    /// How long they had been collecting.
+    pub since: Duration,
+    /// Bytes of pages per second that the round moved; nothing when it moved too little to tell.
+    pub bandwidth: Option<f64>,
+}
+
+/// What the user allows, and wants.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Goals {
+    /// Longest frozen time; none: as short as copying gets it.
+    pub max_frozen: Option<Duration>,
+    /// Most rounds.
+    pub max_rounds: u32,
+    /// Whether the service's CPU may be slowed.
+    pub throttle: bool,
+    /// Whether pages may stay behind at the commit.
+    pub postcopy: bool,
+}
+
+/// What to do with the pages that were just found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Next {
+    /// Send them while the service runs.
+    Copy,
+    /// As `Copy`, and from now on give the service less CPU.
+    Throttle,
+    /// Freeze, and send them frozen.
+    Freeze,
+    /// Freeze, and leave them here for after the commit.
+    Hybrid,
+    /// Neither helps: the service stays. With the frozen time that is predicted.
+    Keep(Duration),
+}
+
+/// A page's bytes.
+const PAGE: f64 = 4096.0;
+
+/// What may be left for the frozen stretch when the user gave no limit: less than anybody's start
+/// of CRIU, so that more rounds would not show.
+const ENOUGH: Duration = Duration::from_millis(15);
+
+/// A round that leaves more than this share of what the one before left does not pay.
+const GAIN: f64 = 0.9;
+
+/// The frozen time if the pages found last were sent frozen.
+#[must_use]
+pub fn predict(rounds: &[Round], fixed: Duration) -> Option<Duration> {
+    let left = rounds.last()?.found_pages;
+    let bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth)?;
+    Some(fixed + Duration::from_secs_f64(left as f64 * PAGE / bandwidth.max(1.0)))
+}
+
+/// Decides about the pages that the last of `rounds` found. `fixed` is what the frozen stretch
+/// needs beside its pages.
+#[must_use]
+pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
+    // The first look finds all there is, and nothing has been measured.
+    let [.., before, last] = rounds else { return Next::Copy };
+    // Nothing had to be sent so far: the service has next to no memory.
+    let Some(predicted) = predict(rounds, fixed) else { return Next::Freeze };
+    let limit = goals.max_frozen.unwrap_or(fixed + ENOUGH);
+    if predicted <= limit {
+        return Next::Freeze;
+    }
+    let pays = (last.found_pages as f64) < before.found_pages as f64 * GAIN;
+    // Two in a row: one round may have met a burst.
+    let paid = match rounds {
+        [.., earlier, before, _] => (before.found_pages as f64) < earlier.found_pages as f64 * GAIN,
+        _ => true,
+    };
+    if (pays || paid) && rounds.len() <= goals.max_rounds as usize {
+        return Next::Copy;
+    }
+    if goals.postcopy {
+        return Next::Hybrid;
+    }
+    if goals.throttle && rounds.len() <= goals.max_rounds as usize {
+        return Next::Throttle;
+    }
+    match goals.max_frozen {
+        Some(_) => Next::Keep(predicted),
+        None => Next::Freeze,
+    }
+}
+
+/// Why a service was kept that copying could not make ready, with what would help.
+#[must_use]
+pub fn advice(rounds: &[Round], predicted: Duration, goals: &Goals) -> String {
+    let rate = rounds.last().map_or(0.0, |round| {
+        round.found_pages as f64 * PAGE / round.since.as_secs_f64().max(1e-3) / 1e6
+    });
+    let bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth).unwrap_or(0.0) / 1e6;
+    let limit = goals.max_frozen.unwrap_or_default().as_millis();
+    let mut help = Vec::new();
+    if !goals.throttle {
+        help.push("allow its CPU to be slowed (--allow throttle)");
+    }
+    if !goals.postcopy {
+        help.push("allow pages to follow after it (--allow postcopy)");
+    }
+    help.push("give it more frozen time (--max-frozen-ms), or a faster link");
+    format!(
+        "after {} rounds it would still be frozen for {} ms, more than the {limit} ms allowed: it writes {rate:.0} MB/s and {bandwidth:.0} MB/s can be sent; {}",
+        rounds.len(),
+        predicted.as_millis(),
+        help.join(", or ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIXED: Duration = Duration::from_millis(200);
+
+    fn goals() -> Goals {
+        Goals { max_frozen: None, max_rounds: 30, throttle: false, postcopy: false }
+    }
+
+    /// Rounds that found these numbers of pages, on a link of 100 MB/s.
+    fn rounds(found: &[u64]) -> Vec<Round> {
+        found
+            .iter()
+            .map(|&found_pages| Round {
+                found_pages,
+                since: Duration::from_secs(1),
+                bandwidth: Some(100e6),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_was_found_first_is_copied() {
+        assert_eq!(decide(&rounds(&[1_000_000]), FIXED, &goals()), Next::Copy);
+        assert_eq!(decide(&[], FIXED, &goals()), Next::Copy);
+    }
+
+    #[test]
+    fn it_freezes_as_soon_as_the_rest_does_not_show() {
+        // 100 pages are 4 ms.
+        assert_eq!(decide(&rounds(&[1_000_000, 100]), FIXED, &goals()), Next::Freeze);
+        assert_eq!(decide(&rounds(&[1_000_000, 10_000]), FIXED, &goals()), Next::Copy);
+    }
+
+    #[test]
+    fn a_limit_of_the_users_is_enough_also_when_copying_would_gain_more() {
+        let wide = Goals { max_frozen: Some(Duration::from_secs(1)), ..goals() };
+        assert_eq!(decide(&rounds(&[1_000_000, 10_000]), FIXED, &wide), Next::Freeze);
+    }
+
+    #[test]
+    fn one_bad_round_is_a_burst_and_two_are_the_truth() {
+        assert_eq!(decide(&rounds(&[100_000, 50_000, 49_000]), FIXED, &goals()), Next::Copy);
+        assert_eq!(decide(&rounds(&[100_000, 50_000, 49_000, 48_000]), FIXED, &goals()), Next::Freeze);
+    }
+
+    #[test]
+    fn what_does_not_converge_ends_as_the_user_allowed() {
+        let stuck = rounds(&[100_000, 50_000, 49_000, 48_000]);
+        let hybrid = Goals { postcopy: true, throttle: true, ..goals() };
+        assert_eq!(decide(&stuck, FIXED, &hybrid), Next::Hybrid);
+        let slow = Goals { throttle: true, ..goals() };
+        assert_eq!(decide(&stuck, FIXED, &slow), Next::Throttle);
+        let strict = Goals { max_frozen: Some(Duration::from_millis(300)), ..goals() };
+        let Next::Keep(predicted) = decide(&stuck, FIXED, &strict) else { panic!("it must be kept") };
+        assert!(predicted > Duration::from_secs(2), "{predicted:?}");
+        let text = advice(&stuck, predicted, &strict);
+        assert!(text.contains("--allow postcopy") && text.contains("300 ms") && text.contains("197 MB/s"), "{text}");
+    }
+
+    #[test]
+    fn rounds_end_at_their_bound_also_when_each_pays() {
+        let found: Vec<u64> = (0..10).map(|n| 1_000_000 >> n).collect();
+        let few = Goals { max_rounds: 5, ..goals() };
+        assert_eq!(decide(&rounds(&found[..5]), FIXED, &few), Next::Copy);
+        assert_eq!(decide(&rounds(&found[..6]), FIXED, &few), Next::Freeze);
+    }
+}

@@ -1,0 +1,367 @@
+//! Pages on their way into a service of this node: its pager, and the lanes that feed it.
+//!
+//! ```text
+//! lanes ── Pages ──▶ [checked, unpacked] ──▶ godwit-pager ──▶ the service's processes
+//! fault lane ◀── FaultRequest ── Intake ◀── Fault ──┘
+//! ```
+//! The pager outlives this daemon; a next one attaches to it again ([`Intake::attach`]). A lane that
+//! breaks is the source's affair: it connects again, and is told what is missing.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use godwit_memory::batch::Batch;
+use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Stored};
+use godwit_memory::{PAGE_SIZE, Space};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::arrivals::{Arrival, Further};
+use crate::link::{Link, LinkError};
+use crate::local::{Local, LocalError};
+use crate::message::{FaultRequest, Message, PageRanges, Role};
+use crate::source::serve::decode_ranges;
+
+/// Batches between a lane's connection and the thread that stores them.
+const QUEUE: usize = 8;
+
+/// Most ranges in one message.
+const RANGES: usize = 4096;
+
+/// Why pages could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum IntakeError {
+    /// The pager.
+    #[error("the pages of the service cannot be kept")]
+    Pager(#[from] PagerError),
+    /// What came is no batch, or not what was sent.
+    #[error("pages from the source cannot be used")]
+    Batch(#[from] godwit_memory::batch::BatchError),
+    /// The lane broke.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A thread failed.
+    #[error("an internal task failed; godwitd's log tells more")]
+    Task(#[from] tokio::task::JoinError),
+    /// The source broke the rules of the conversation.
+    #[error("the source sent {0}")]
+    Protocol(&'static str),
+}
+
+impl IntakeError {
+    /// Whether the source can mend it by connecting again.
+    fn is_of_link(&self) -> bool {
+        matches!(self, Self::Link(_))
+    }
+}
+
+/// How far the pages are.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    failed: Option<String>,
+    restored: bool,
+    done: bool,
+}
+
+/// One service's pages.
+pub(crate) struct Intake {
+    client: Arc<Client>,
+    seen: watch::Receiver<Seen>,
+    conversation: mpsc::Sender<Link>,
+    _task: AbortOnDropHandle<()>,
+}
+
+/// The directory of a migration's pager.
+pub(crate) fn directory(local: &Local, id: &str) -> PathBuf {
+    local.layout.run.join("pagers").join(id)
+}
+
+impl Intake {
+    /// Starts a pager for at most `bytes` of pages.
+    pub(crate) async fn start(
+        local: &Local,
+        id: &str,
+        bytes: u64,
+        arrival: Arrival,
+    ) -> Result<Self, IntakeError> {
+        let directory = directory(local, id);
+        let (binary, log) = (local.pager.clone(), local.layout.criu_logs(id).join("pager.log"));
+        let (client, events) = tokio::task::spawn_blocking(move || {
+            Client::spawn(&binary, &directory, bytes, &log)
+        })
+        .await??;
+        Ok(Self::with(client, events, arrival))
+    }
+
+    /// Finds the pager that an earlier life of this daemon started; none when it is gone.
+    pub(crate) async fn attach(
+        local: &Local,
+        id: &str,
+        arrival: Arrival,
+    ) -> Result<Option<Self>, IntakeError> {
+        let directory = directory(local, id);
+        let found = tokio::task::spawn_blocking(move || Client::connect(&directory)).await??;
+        Ok(found.map(|(client, events)| Self::with(client, events, arrival)))
+    }
+
+    fn with(client: Client, events: Events, arrival: Arrival) -> Self {
+        let client = Arc::new(client);
+        let (telling, seen) = watch::channel(Seen::default());
+        let (conversation, conversations) = mpsc::channel(1);
+        let work = work(Arc::clone(&client), events, arrival, telling, conversations);
+        Self { client, seen, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
+    }
+
+    /// These pages stay at the source beyond the commit.
+    pub(crate) async fn pending(&self, ranges: PageRanges) -> Result<(), IntakeError> {
+        let decoded = decode_ranges(&ranges).ok_or(IntakeError::Protocol("pages that cannot be"))?;
+        let extents = decoded.into_iter().map(|range| Extent {
+            space: ranges.space,
+            addr: range.start,
+            pages: (range.end - range.start) / PAGE_SIZE,
+        });
+        let extents: Vec<_> = extents.collect();
+        self.ask(move |client| client.pending(&extents)).await
+    }
+
+    /// From now on a restorer that works in this directory finds the pager.
+    pub(crate) async fn listen(&self, work: &Path) -> Result<(), IntakeError> {
+        let work = work.to_path_buf();
+        self.ask(move |client| client.listen(&work)).await
+    }
+
+    /// All pages that are here, for a restore without the pager.
+    pub(crate) async fn index(&self) -> Result<(Vec<Stored>, Arc<Client>), IntakeError> {
+        let index = self.ask(Client::index).await?;
+        Ok((index, Arc::clone(&self.client)))
+    }
+
+    /// From now on pages are put into the processes that CRIU has restored.
+    pub(crate) async fn push(&mut self) -> Result<(), IntakeError> {
+        // The word of the restorer comes on another socket than the engine's.
+        self.until(|seen| seen.restored).await;
+        self.ask(Client::push).await
+    }
+
+    /// The conversation with the source after the commit, for its `Received`.
+    pub(crate) async fn converse(&self, link: Link) {
+        // Without it the source asks again by itself.
+        let _ = self.conversation.send(link).await;
+    }
+
+    /// Pends until pages cannot be taken any more; then why.
+    pub(crate) async fn failure(&mut self) -> String {
+        self.until(|_| false).await.unwrap_or_default()
+    }
+
+    /// Returns when every page is where it belongs, or with the reason why that will not be.
+    pub(crate) async fn complete(mut self) -> Result<(), String> {
+        if let Some(reason) = self.until(|seen| seen.done).await {
+            return Err(reason);
+        }
+        self.ask(Client::finish).await.map_err(|error| crate::error_chain(&error))
+    }
+
+    /// Ends the pager: the service stays where it was.
+    pub(crate) async fn abandon(self) -> Result<(), IntakeError> {
+        self.ask(Client::abandon).await
+    }
+
+    /// Waits; returns the reason when it failed instead.
+    async fn until(&mut self, reached: impl Fn(&Seen) -> bool) -> Option<String> {
+        match self.seen.wait_for(|seen| reached(seen) || seen.failed.is_some()).await {
+            Ok(seen) => seen.failed.clone().filter(|_| !reached(&seen)),
+            Err(_) => Some("the task that takes the pages has ended".into()),
+        }
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Client) -> Result<T, PagerError> + Send + 'static,
+    ) -> Result<T, IntakeError> {
+        let client = Arc::clone(&self.client);
+        Ok(tokio::task::spawn_blocking(move || question(&client)).await??)
+    }
+}
+
+/// Brings connections, the pager's events and the conversation together, until it is dropped.
+async fn work(
+    client: Arc<Client>,
+    events: Events,
+    mut arrival: Arrival,
+    telling: watch::Sender<Seen>,
+    mut conversations: mpsc::Receiver<Link>,
+) {
+    let mut events = forward(events);
+    let mut lanes = JoinSet::new();
+    let mut link: Option<mpsc::Sender<Message>> = None;
+    let mut conversing = JoinSet::new();
+    let mut faults: Option<mpsc::Sender<Message>> = None;
+    let mut waiting: BTreeSet<(Space, u64)> = BTreeSet::new();
+    let fail = |reason: String| telling.send_modify(|seen| drop(seen.failed.get_or_insert(reason)));
+    loop {
+        tokio::select! {
+            Some(further) = arrival.further.recv() => match further {
+                Further::Lane(Role::Faults, lane) => {
+                    let sender = lane.sender();
+                    for (space, page) in &waiting {
+                        let request = FaultRequest { space: *space, page: *page };
+                        // A lane that is broken again is replaced again.
+                        let _ = sender.send(Message::FaultRequest(request)).await;
+                    }
+                    faults = Some(sender);
+                    lanes.spawn(take(lane, Arc::clone(&client)));
+                }
+                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Arc::clone(&client)))),
+                Further::Resumed(resumed) => match tell_missing(&client, &resumed).await {
+                    Ok(missing) => {
+                        waiting.retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
+                        link = Some(resumed.sender());
+                        conversing.spawn(until_ended(resumed));
+                    }
+                    Err(error) if error.is_of_link() => {}
+                    Err(error) => fail(crate::error_chain(&error)),
+                },
+            },
+            Some(begun) = conversations.recv() => {
+                link = Some(begun.sender());
+                conversing.spawn(until_ended(begun));
+            }
+            event = events.recv() => match event {
+                Some(Event::Fault { space, addr }) => {
+                    let (space, page) = (space, addr / PAGE_SIZE);
+                    waiting.insert((space, page));
+                    if let Some(sender) = &faults {
+                        let _ = sender.send(Message::FaultRequest(FaultRequest { space, page })).await;
+                    }
+                }
+                Some(Event::RestoreFinished) => telling.send_modify(|seen| seen.restored = true),
+                Some(Event::RestoreFailed { reason } | Event::Failed { reason }) => fail(reason),
+                Some(Event::Done) => {
+                    if let Some(link) = link.take() {
+                        // A source that does not hear it asks, and is answered from the journal.
+                        let _ = link.send(Message::Received).await;
+                    }
+                    telling.send_modify(|seen| seen.done = true);
+                }
+                None => {
+                    fail("the service's pager has ended; its log tells more".into());
+                    std::future::pending::<()>().await;
+                }
+            },
+            Some(ended) = lanes.join_next() => match ended {
+                Ok(Err(error)) if !error.is_of_link() => fail(crate::error_chain(&error)),
+                Ok(_) => {}
+                Err(error) => fail(error.to_string()),
+            },
+            Some(_) = conversing.join_next() => {
+                if conversing.is_empty() {
+                    link = None;
+                }
+            }
+        }
+    }
+}
+
+/// Reads a conversation in which nothing is due but its end.
+async fn until_ended(mut link: Link) {
+    if let Ok(message) = link.receive().await {
+        tracing::warn!(node = link.node(), got = message.name(), "nothing was due from the source");
+    }
+}
+
+fn holds(extent: &Extent, (space, page): (Space, u64)) -> bool {
+    let first = extent.addr / PAGE_SIZE;
+    extent.space == space && (first..first + extent.pages).contains(&page)
+}
+
+/// The pager's events, from the thread that waits for them.
+fn forward(events: Events) -> mpsc::Receiver<Event> {
+    let (sender, receiver) = mpsc::channel(64);
+    tokio::task::spawn_blocking(move || {
+        while let Some(event) = events.next() {
+            if sender.blocking_send(event).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, IntakeError> {
+    let there = Arc::clone(client);
+    let missing = tokio::task::spawn_blocking(move || there.missing()).await??;
+    for same in missing.chunk_by(|a, b| a.space == b.space) {
+        for some in same.chunks(RANGES) {
+            let ranges = some.iter().flat_map(|extent| [extent.addr / PAGE_SIZE, extent.pages]).collect();
+            link.send(Message::Missing(PageRanges { space: some[0].space, ranges })).await?;
+        }
+    }
+    link.send(Message::MissingEnd).await?;
+    Ok(missing)
+}
+
+/// One lane: what comes is checked and stored, in order.
+async fn take(mut lane: Link, client: Arc<Client>) -> Result<(), IntakeError> {
+    let (sender, mut batches) = mpsc::channel::<bytes::Bytes>(QUEUE);
+    let (idle, mut idling) = watch::channel(0u64);
+    let mut storing = AbortOnDropHandle::new(tokio::task::spawn_blocking(move || {
+        while let Some(bytes) = batches.blocking_recv() {
+            store(&client, bytes)?;
+            idle.send_modify(|stored| *stored += 1);
+        }
+        Ok::<_, IntakeError>(())
+    }));
+    let mut given = 0u64;
+    loop {
+        let message = tokio::select! {
+            message = lane.receive() => message?,
+            ended = &mut storing => return ended?,
+        };
+        match message {
+            Message::Pages(bytes) => {
+                given += 1;
+                if sender.send(bytes).await.is_err() {
+                    return storing.await?;
+                }
+            }
+            Message::PagesEnd => {
+                if idling.wait_for(|stored| *stored == given).await.is_err() {
+                    return storing.await?;
+                }
+                lane.send(Message::PagesEnd).await?;
+            }
+            other => return Err(lane.unexpected(&other, "Pages").into()),
+        }
+    }
+}
+
+fn store(client: &Client, bytes: bytes::Bytes) -> Result<(), IntakeError> {
+    let batch = Batch::decode(bytes)?;
+    let (mut stored, mut zero) = (Vec::new(), Vec::new());
+    let mut slot = if batch.data.is_empty() { 0 } else { client.store(&batch.data)? };
+    for run in batch.runs {
+        let pages = (run.range.end - run.range.start) / PAGE_SIZE;
+        if run.data {
+            stored.push(Stored { space: batch.space, addr: run.range.start, pages, slot });
+            slot += pages;
+        } else {
+            zero.push(Extent { space: batch.space, addr: run.range.start, pages });
+        }
+    }
+    if !zero.is_empty() {
+        client.zero(&zero)?;
+    }
+    if !stored.is_empty() {
+        client.put(&stored)?;
+    }
+    Ok(())
+}
+
+impl From<IntakeError> for LocalError {
+    fn from(error: IntakeError) -> Self {
+        Self::Intake(Box::new(error))
+    }
+}

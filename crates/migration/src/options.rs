@@ -1,0 +1,86 @@
+//! What a user asks of a migration.
+
+use std::time::Duration;
+
+pub use crate::source::pace::Compress;
+
+/// How the memory moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// As what is measured suggests.
+    #[default]
+    Auto,
+    /// All while the service is frozen.
+    Cold,
+    /// In rounds while it runs, and the rest while it is frozen.
+    Precopy,
+    /// After it runs at the destination.
+    Postcopy,
+    /// Once while it runs; what was written meanwhile after it runs at the destination.
+    Hybrid,
+}
+
+impl Mode {
+    /// Every mode, in the order in which they are told.
+    pub const ALL: [Self; 5] = [Self::Auto, Self::Cold, Self::Precopy, Self::Postcopy, Self::Hybrid];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cold => "cold",
+            Self::Precopy => "precopy",
+            Self::Postcopy => "postcopy",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// The mode of this name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+/// All of it.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How the memory moves.
+    pub mode: Mode,
+    /// Longest frozen time, as predicted before the freeze; else the service is kept.
+    pub max_frozen: Option<Duration>,
+    /// Most rounds of copying while the service runs.
+    pub max_rounds: u32,
+    /// Most bytes per second of pages.
+    pub max_bandwidth: Option<u64>,
+    /// Whether pages are compressed.
+    pub compress: Compress,
+    /// Whether the service may be slowed when it writes faster than the link carries.
+    pub throttle: bool,
+    /// Whether pages may follow after the commit, where the loss of the source loses the service.
+    pub postcopy: bool,
+    /// Connections for pages.
+    pub lanes: usize,
+}
+
+/// Rounds that nobody needs more of: each either gains a tenth or is the last but one.
+const MAX_ROUNDS: u32 = 30;
+
+/// Two lanes keep a second core busy with TLS; more only share the link.
+const LANES: usize = 2;
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Auto,
+            max_frozen: None,
+            max_rounds: MAX_ROUNDS,
+            max_bandwidth: None,
+            compress: Compress::Auto,
+            throttle: false,
+            postcopy: false,
+            lanes: LANES,
+        }
+    }
+}

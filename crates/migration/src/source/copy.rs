@@ -1,0 +1,244 @@
+//! Before the freeze: which mode it is, and rounds of memory while the service runs.
+
+use std::time::{Duration, Instant};
+
+use godwit_memory::tracker::{self, Backend};
+
+use super::lanes::Lanes;
+use super::pages::{Found, Pages, PagesError};
+use super::{Source, SourceError};
+use crate::converge::{self, Goals, Next, Round};
+use crate::fault;
+use crate::options::Mode;
+use crate::report::{Report, ms_since};
+
+/// What a freeze, a dump, a restore and the commit take beside the pages: measured for small
+/// services, of which it is all.
+const FIXED: Duration = Duration::from_millis(250);
+
+/// A service whose memory is smaller is moved cold by `auto`: on any link that carries services at
+/// all it is there sooner than a second look would pay.
+const SMALL: u64 = 4 << 20;
+
+/// Rounds with fewer pages tell the round trip, not the bandwidth.
+const TELLING: u64 = 1024;
+
+/// Least share of its CPU that a slowed service keeps, in thousandths.
+const SLOWEST: u32 = 125;
+
+const PAGE: f64 = 4096.0;
+
+/// How the memory of this service will move.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    mode: Mode,
+    backend: Backend,
+    goals: Goals,
+    /// Why this mode, in one line; empty when the user named it.
+    why: String,
+}
+
+/// The memory as it stands when the service is to be frozen.
+pub(super) struct Copied {
+    pub(super) pages: Pages,
+    pub(super) lanes: Lanes,
+    /// Whether what is not sent yet stays here for after the commit.
+    pub(super) leave: bool,
+}
+
+impl Plan {
+    /// Whether pages may stay behind at the commit.
+    pub(super) fn postcopy(&self) -> bool {
+        self.goals.postcopy
+    }
+
+    /// The plan for a destination that can, or cannot, restore before all pages are there.
+    pub(super) fn with(mut self, userfaultfd: bool, node: &str) -> Result<Self, SourceError> {
+        if userfaultfd || !self.goals.postcopy {
+            return Ok(self);
+        }
+        if matches!(self.mode, Mode::Postcopy | Mode::Hybrid) {
+            return Err(SourceError::NotEligible(vec![format!(
+                "mode {} needs userfaultfd, which node {node} does not allow; `godwit doctor` there tells why. Modes cold and precopy do without",
+                self.mode.name()
+            )]));
+        }
+        self.goals.postcopy = false;
+        Ok(self)
+    }
+
+    /// Notes the choice in the report.
+    pub(super) fn tell(&self, report: &mut Report) {
+        report.mode = self.mode.name().into();
+        report.why.clone_from(&self.why);
+        report.tracker = self.backend.name().into();
+    }
+}
+
+impl Source {
+    /// Chooses the mode.
+    pub(super) fn plan(&self, memory: u64) -> Result<Plan, SourceError> {
+        let tracker::Detected { backend, reasons } = tracker::detected().clone();
+        let blind = backend == Backend::None;
+        let (mode, why) = match self.options.mode {
+            Mode::Auto if blind && self.options.postcopy => {
+                (Mode::Postcopy, "this kernel cannot tell which pages are written".to_owned())
+            }
+            Mode::Auto if blind => {
+                (Mode::Cold, "this kernel cannot tell which pages are written".to_owned())
+            }
+            Mode::Auto if memory < SMALL => {
+                (Mode::Cold, format!("{} MiB of memory cross sooner than a round pays", memory >> 20))
+            }
+            Mode::Auto => (
+                Mode::Precopy,
+                "what the service does not write meanwhile need not cross while it is frozen".to_owned(),
+            ),
+            mode @ (Mode::Precopy | Mode::Hybrid) if blind => {
+                return Err(SourceError::NotEligible(vec![format!(
+                    "mode {} needs to know which pages are written, and node {} cannot tell: {}; use mode cold or postcopy",
+                    mode.name(),
+                    self.local.node,
+                    reasons.join("; ")
+                )]));
+            }
+            mode => (mode, String::new()),
+        };
+        let after = matches!(mode, Mode::Postcopy | Mode::Hybrid);
+        let goals = Goals {
+            max_frozen: self.options.max_frozen,
+            // Hybrid copies everything once, and leaves what was written meanwhile.
+            max_rounds: if mode == Mode::Hybrid { 1 } else { self.options.max_rounds },
+            throttle: self.options.throttle && !after,
+            postcopy: after || (self.options.postcopy && mode == Mode::Precopy),
+        };
+        Ok(Plan { mode, backend, goals, why })
+    }
+
+    /// Connects the lanes, and copies while the service runs until a freeze is due.
+    pub(super) async fn copy(&self, plan: Plan, report: &mut Report) -> Result<Copied, SourceError> {
+        let lanes = Lanes::open(
+            self.local.host.as_ref(),
+            &self.destination,
+            &self.id,
+            self.options.lanes,
+            plan.postcopy(),
+        )
+        .await?;
+        let pages =
+            Pages::new(plan.backend, lanes.count(), self.options.compress, self.options.max_bandwidth);
+        match plan.mode {
+            Mode::Precopy | Mode::Hybrid => self.rounds(plan, pages, lanes, report).await,
+            mode => Ok(Copied { pages, lanes, leave: mode == Mode::Postcopy }),
+        }
+    }
+
+    async fn rounds(
+        &self,
+        plan: Plan,
+        mut pages: Pages,
+        mut lanes: Lanes,
+        report: &mut Report,
+    ) -> Result<Copied, SourceError> {
+        let mut rounds: Vec<Round> = Vec::new();
+        let mut share = 1000;
+        loop {
+            let looking = Instant::now();
+            let found;
+            (pages, found) = self.look(pages, false).await?;
+            report.pre_dump_ms += ms_since(looking);
+            report.memory_bytes = found.populated * 4096;
+            rounds.push(Round { found_pages: found.pages, since: found.since, bandwidth: None });
+            self.show(&rounds, &found);
+            let next = converge::decide(&rounds, FIXED, &plan.goals);
+            match next {
+                Next::Copy => {}
+                Next::Throttle => {
+                    share = (share / 2).max(SLOWEST);
+                    self.throttle(share).await?;
+                }
+                Next::Freeze => {
+                    return Ok(Copied { pages, lanes, leave: plan.mode == Mode::Hybrid });
+                }
+                Next::Hybrid => {
+                    report.mode = Mode::Hybrid.name().into();
+                    return Ok(Copied { pages, lanes, leave: true });
+                }
+                Next::Keep(predicted) => {
+                    return Err(SourceError::NotWorthIt(converge::advice(&rounds, predicted, &plan.goals)));
+                }
+            }
+            let sending = Instant::now();
+            let (back, sent) = self.send(pages, &lanes, false).await?;
+            pages = back;
+            lanes.arrived().await?;
+            let took = sending.elapsed();
+            report.pre_dump_transfer_ms += took.as_secs_f64() * 1e3;
+            report.pre_dump_bytes += sent.bytes;
+            report.rounds += 1;
+            let first = rounds.iter().all(|round| round.bandwidth.is_none());
+            if let Some(round) = rounds.last_mut()
+                && (sent.pages >= TELLING || (first && sent.pages > 0))
+            {
+                round.bandwidth = Some(sent.pages as f64 * PAGE / took.as_secs_f64());
+            }
+            fault::point("source.copied").await;
+        }
+    }
+
+    /// Looks at the memory on a thread that may block.
+    pub(super) async fn look(&self, mut pages: Pages, frozen: bool) -> Result<(Pages, Found), SourceError> {
+        let pids = self.local.engine.processes(&self.local.config(&self.service)).await?;
+        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
+        Ok(tokio::task::spawn_blocking(move || {
+            let found = pages.look(&pids, frozen)?;
+            Ok::<_, PagesError>((pages, found))
+        })
+        .await??)
+    }
+
+    /// Sends what was found on threads that may block.
+    pub(super) async fn send(
+        &self,
+        mut pages: Pages,
+        lanes: &Lanes,
+        dumping: bool,
+    ) -> Result<(Pages, super::pages::Sent), SourceError> {
+        let senders = lanes.senders();
+        let progress = self.progress.clone();
+        let heard = move |bytes| progress.send_modify(|progress| progress.bytes_done += bytes);
+        Ok(tokio::task::spawn_blocking(move || {
+            let sent = pages.send(&senders, dumping, &heard)?;
+            Ok::<_, PagesError>((pages, sent))
+        })
+        .await??)
+    }
+
+    async fn throttle(&self, share: u32) -> Result<(), SourceError> {
+        let all = match self.service.cpu_millis {
+            0 => std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1)) * 1000,
+            millis => millis,
+        };
+        let millis = (u64::from(all) * u64::from(share) / 1000).max(1);
+        tracing::info!(migration = %self.id, service = %self.service.name, cpu_millis = millis, "it writes faster than the link carries, and is slowed");
+        let config = self.local.config(&self.service);
+        Ok(self.local.engine.limit_cpu(&config, u32::try_from(millis).unwrap_or(u32::MAX)).await?)
+    }
+
+    fn show(&self, rounds: &[Round], found: &Found) {
+        let predicted = converge::predict(rounds, FIXED).map_or(0.0, |time| time.as_secs_f64() * 1e3);
+        let rate = match found.since.as_secs_f64() {
+            0.0 => 0.0,
+            since => found.pages as f64 / since,
+        };
+        self.progress.send_modify(|progress| {
+            progress.phase = "copy";
+            progress.round = u32::try_from(rounds.len()).unwrap_or(u32::MAX);
+            progress.bytes_done = 0;
+            progress.bytes_total = found.pages * 4096;
+            progress.dirty_pages_per_second = rate;
+            progress.bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth).unwrap_or(0.0);
+            progress.predicted_frozen_ms = predicted;
+        });
+    }
+}

@@ -1,0 +1,180 @@
+//! The stretch in which the service does not run: kernel state through CRIU, the last pages beside it.
+//!
+//! ```text
+//! freeze ─ last look ─┬─ CRIU dump ─ images ─ destination restores ─┬─ commit
+//!                     └─ pages written last, over the lanes ────────┘
+//! ```
+
+use std::path::Path;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use godwit_criu::{DumpOptions, Memory};
+use godwit_engine::tree;
+use godwit_memory::tracker::Backend;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::copy::Copied;
+use super::pages::{Pages, Remaining};
+use super::{CHUNK, Prepared, Source, SourceError, next_round, send_round};
+use crate::fault;
+use crate::images;
+use crate::journal::Stage;
+use crate::link::Link;
+use crate::local::LocalError;
+use crate::message::{ImagesEnd, Message};
+use crate::report::{PhaseClock, Report, ms_since};
+
+/// Longest dump: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
+pub(super) const DUMP_LIMIT: Duration = Duration::from_secs(120);
+
+impl Source {
+    /// The part during which the service does not run.
+    pub(super) async fn frozen(
+        &self,
+        link: &mut Link,
+        report: &mut Report,
+        clock: &mut Option<PhaseClock>,
+        prepared: &mut Prepared,
+    ) -> Result<Remaining, SourceError> {
+        let config = self.local.config(&self.service);
+        self.step("freeze", 0, report.memory_bytes);
+        self.local.journal.set(&self.id, Stage::Frozen, "")?;
+        let clock = clock.insert(PhaseClock::start());
+        self.local.engine.freeze(&config).await?;
+        // From here nothing is acknowledged to clients that the dump would not hold; what they send
+        // is kept for the service, so that they need not wait out a retransmission.
+        let held = self.local.overlay.hold(&self.service.endpoint())?;
+        self.local.overlay.close(&self.service.endpoint()).await?;
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
+        let keep_stopped = self.local.engine.stopped_processes(&config).await?;
+        let target = self.local.engine.dump_target(&config).await?;
+        for (name, content) in &target.extra_files {
+            let path = prepared.room.images().join(name);
+            std::fs::write(&path, content).map_err(|source| LocalError::Io {
+                action: "write",
+                path,
+                source,
+            })?;
+        }
+        let Copied { leave, .. } = prepared.copied;
+        let (pages, found) = self.look(self.take_pages(prepared), true).await?;
+        report.memory_bytes = found.populated * 4096;
+        clock.end("freeze");
+        fault::point("source.frozen").await;
+
+        self.step("dump", 0, report.memory_bytes);
+        let criu = self.local.criu.clone();
+        let options = DumpOptions {
+            external_mounts: target.external_mounts,
+            external_network: Some(target.network_namespace.1),
+            freezer: Some(target.freezer),
+            memory: Memory::Lazy,
+            ..DumpOptions::new(target.pid, target.root, prepared.room.images(), prepared.room.work())
+        };
+        // Dropping the handle does not end CRIU, which must put the processes back itself:
+        // `Engine::thaw` waits for that.
+        let mut dump = AbortOnDropHandle::new(tokio::spawn(async move {
+            let started = Instant::now();
+            criu.dump(options).await.map(|_| ms_since(started))
+        }));
+        let (pages, remaining) = self.leave(link, pages, leave).await?;
+        let sending = self.send(pages, &prepared.copied.lanes, true);
+
+        let tree = std::mem::replace(&mut prepared.tree, tree::Source::new(Path::new("/")));
+        let kernel = async {
+            let (tree, last) = next_round(tree, true).await?;
+            let (_, sent) = send_round(link, tree, last).await?;
+            report.dump_bytes += sent;
+            let unheard = |_| ();
+            let mut images = images::Sender::new(&prepared.room.images(), link.sender(), &unheard);
+            let dumped = {
+                let following = images.follow();
+                tokio::pin!(following);
+                tokio::select! {
+                    dumped = &mut dump => dumped,
+                    () = tokio::time::sleep(DUMP_LIMIT) => return Err(SourceError::Slow),
+                    // A piece being sent when the dump ends is sent again from its start by `finish`,
+                    // which is why `follow` advances its offset only after a piece is queued.
+                    failed = &mut following => match failed { Ok(never) => match never {}, Err(e) => return Err(e.into()) },
+                }
+            };
+            report.dump_ms = dumped??;
+            clock.end("dump");
+            self.step("transfer", 0, 0);
+            // By now the shim has long emptied the pipes of the frozen processes.
+            report.dump_bytes += self.send_log(link).await?;
+            let files = images.finish().await?;
+            report.dump_bytes += images.bytes();
+            drop(images);
+            link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped })).await?;
+            match link.receive().await? {
+                Message::ImagesReceived => {}
+                other => return Err(link.unexpected(&other, "ImagesReceived").into()),
+            }
+            report.dump_transfer_ms = clock.end("transfer");
+            self.step("restore", 0, 0);
+            Ok(())
+        };
+        let ((pages, sent), ()) = tokio::try_join!(sending, kernel)?;
+        report.dump_bytes += sent.bytes;
+        // CRIU is out of the processes: what it may have changed for a moment is as it was.
+        let (pages, sent) = self.send(pages, &prepared.copied.lanes, false).await?;
+        report.dump_bytes += sent.bytes;
+        drop(pages);
+        let lanes = &mut prepared.copied.lanes;
+        let arriving = async { Ok::<_, SourceError>(lanes.arrived().await?) };
+        let restoring = async {
+            match link.receive().await? {
+                Message::Restored => {}
+                other => return Err(link.unexpected(&other, "Restored").into()),
+            }
+            report.resume_ms = clock.end("restore");
+            Ok(())
+        };
+        tokio::try_join!(arriving, restoring)?;
+        clock.end("pages");
+        Ok(remaining)
+    }
+
+    /// The pages, which go through threads that may block and come back.
+    fn take_pages(&self, prepared: &mut Prepared) -> Pages {
+        std::mem::replace(&mut prepared.copied.pages, Pages::new(Backend::None, 1, self.options.compress, None))
+    }
+
+    /// Names the pages that stay here, where some may.
+    async fn leave(
+        &self,
+        link: &Link,
+        mut pages: Pages,
+        leave: bool,
+    ) -> Result<(Pages, Remaining), SourceError> {
+        if !leave {
+            return Ok((pages, Remaining::default()));
+        }
+        let remaining = pages.leave();
+        for ranges in remaining.messages() {
+            link.send(Message::Pending(ranges)).await?;
+        }
+        link.send(Message::PendingEnd).await?;
+        Ok((pages, remaining))
+    }
+
+    async fn send_log(&self, link: &Link) -> Result<u64, SourceError> {
+        let mut sent = 0;
+        let [older, log] = self.local.log_files(&self.service);
+        for (old, path) in [(true, older), (false, log)] {
+            let data = match std::fs::read(&path) {
+                Ok(data) => data,
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(source) => return Err(LocalError::Io { action: "read", path, source }.into()),
+            };
+            for piece in data.chunks(CHUNK) {
+                let piece = bytes::Bytes::copy_from_slice(piece);
+                link.send(if old { Message::OldLogData(piece) } else { Message::LogData(piece) }).await?;
+            }
+            sent += data.len() as u64;
+        }
+        Ok(sent)
+    }
+}

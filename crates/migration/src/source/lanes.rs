@@ -1,0 +1,90 @@
+//! The further connections of a migration: lanes for pages, and one for faults.
+
+use godwit_transfer::Connection;
+use tokio::sync::mpsc;
+
+use crate::link::{Link, LinkError};
+use crate::local::{Host, HostError};
+use crate::message::{Join, Message, Role};
+
+/// The lanes of one migration. Dropping them closes them.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    pages: Vec<Link>,
+    /// Only where pages may stay behind.
+    pub(crate) faults: Option<Link>,
+}
+
+impl Lanes {
+    /// Connects `count` lanes for pages, and one for faults if asked.
+    pub(crate) async fn open(
+        host: &dyn Host,
+        node: &str,
+        migration: &str,
+        count: usize,
+        faults: bool,
+    ) -> Result<Self, HostError> {
+        let mut pages = Vec::new();
+        for _ in 0..count {
+            pages.push(join(host.connect(node).await?, migration, Role::Pages).await?);
+        }
+        let faults = match faults {
+            true => Some(join(host.connect(node).await?, migration, Role::Faults).await?),
+            false => None,
+        };
+        Ok(Self { pages, faults })
+    }
+
+    /// How many lanes there are for pages.
+    pub(crate) fn count(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// One sender for each lane.
+    pub(crate) fn senders(&self) -> Vec<mpsc::Sender<Message>> {
+        self.pages.iter().map(Link::sender).collect()
+    }
+
+    /// Returns when the destination has in its store all that the lanes were given.
+    pub(crate) async fn arrived(&mut self) -> Result<(), LinkError> {
+        for lane in &self.pages {
+            lane.send(Message::PagesEnd).await?;
+        }
+        for lane in &mut self.pages {
+            match lane.receive().await? {
+                Message::PagesEnd => {}
+                other => return Err(lane.unexpected(&other, "PagesEnd")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a lane takes no more data, if one does not.
+    pub(crate) async fn why_closed(&mut self) -> Option<LinkError> {
+        for lane in &mut self.pages {
+            if let Some(error) = lane.why_closed().await {
+                return Some(error);
+            }
+        }
+        None
+    }
+
+    /// Bytes that all lanes put on the wire.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        self.pages.iter().chain(&self.faults).map(Link::bytes_sent).sum::<u64>()
+    }
+
+    /// Closes them after what is queued.
+    pub(crate) async fn close(self) {
+        for lane in self.pages.into_iter().chain(self.faults) {
+            lane.close().await;
+        }
+    }
+}
+
+async fn join(connection: Connection, migration: &str, role: Role) -> Result<Link, HostError> {
+    let link = Link::new(connection);
+    let join = Join { migration: migration.into(), role: role.into() };
+    link.send(Message::Join(join)).await.map_err(|error| HostError(error.to_string()))?;
+    Ok(link)
+}

@@ -1,0 +1,410 @@
+//! The service's memory at the source: looking for what was written, and sending it over lanes.
+//!
+//! [`Pages::look`] notes what is to be sent; [`Pages::send`] sends it, each lane in a thread of its
+//! own. A page always goes over the same lane, so that a later content never arrives before an
+//! earlier one. What a page held when it was sent last is remembered as a hash: a page that was
+//! written with what it held before does not cross again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_memory::batch::Builder;
+use godwit_memory::process::{Piece, Process, ProcessError, Reader};
+use godwit_memory::tracker::{Backend, TrackError, Tracker};
+use godwit_memory::{PAGE_SIZE, Range, Space};
+use rangemap::RangeSet;
+use tokio::sync::mpsc;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::message::{Message, PageRanges};
+use crate::source::pace::{Compress, Pacer, Packer};
+
+/// What decides about a page's lane: pages that lie beside each other stay together.
+const REGION: u64 = 2 << 20;
+
+const REGION_PAGES: usize = 512;
+
+const PAGE: usize = 4096;
+
+/// Most ranges in one message: 64 KiB of varints at most.
+const RANGES: usize = 4096;
+
+/// Why memory could not be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum PagesError {
+    /// It could not be looked at.
+    #[error("the service's memory cannot be followed")]
+    Track(#[from] TrackError),
+    /// It could not be read.
+    #[error("the service's memory cannot be read")]
+    Read(#[from] ProcessError),
+    /// The lane takes no more; what is read from it next tells why.
+    #[error("a connection for pages does not take data any more")]
+    Closed,
+}
+
+/// What is to be sent of one space.
+#[derive(Debug)]
+struct Todo {
+    process: Arc<Process>,
+    /// Pages with content.
+    data: RangeSet<u64>,
+    /// Pages that are gone, and read as zero.
+    zero: RangeSet<u64>,
+    /// Of the pages with content, those that CRIU may change for a moment while it dumps.
+    executable: RangeSet<u64>,
+}
+
+/// What a call of [`Pages::send`] did.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sent {
+    /// Pages with content.
+    pub(crate) pages: u64,
+    /// Pages that the destination has as they are.
+    pub(crate) same: u64,
+    /// Bytes handed to the lanes.
+    pub(crate) bytes: u64,
+}
+
+/// One lane's memory of what it sent, and its compressor.
+struct Lane {
+    known: HashMap<(Space, u64), Box<[u128; REGION_PAGES]>>,
+    packer: Packer,
+}
+
+/// A hash that no page has in practice: nothing is known of it, it reads as zero where it arrived.
+const ZERO: u128 = 0;
+
+/// The memory of a service that moves.
+pub(crate) struct Pages {
+    tracker: Tracker,
+    todo: BTreeMap<Space, Todo>,
+    ended: Vec<Space>,
+    lanes: Vec<Lane>,
+    pacer: Pacer,
+    last_look: Option<Instant>,
+    populated: u64,
+}
+
+/// What a look found.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    /// Pages to send.
+    pub(crate) pages: u64,
+    /// Since the look before.
+    pub(crate) since: Duration,
+    /// Pages with content that the service has in all.
+    pub(crate) populated: u64,
+}
+
+impl Pages {
+    /// Follows nothing yet.
+    pub(crate) fn new(backend: Backend, lanes: usize, compress: Compress, max_bandwidth: Option<u64>) -> Self {
+        let lane = || Lane { known: HashMap::new(), packer: Packer::new(compress) };
+        Self {
+            tracker: Tracker::new(backend),
+            todo: BTreeMap::new(),
+            ended: Vec::new(),
+            lanes: (0..lanes.max(1)).map(|_| lane()).collect(),
+            pacer: Pacer::new(max_bandwidth),
+            last_look: None,
+            populated: 0,
+        }
+    }
+
+    /// Notes what was written since the last look, in the processes that live now.
+    pub(crate) fn look(&mut self, pids: &[i32], frozen: bool) -> Result<Found, PagesError> {
+        let round = self.tracker.round(pids, frozen)?;
+        let now = Instant::now();
+        let since = self.last_look.map_or(Duration::ZERO, |last| now - last);
+        self.last_look = Some(now);
+        self.populated = 0;
+        for space in round.ended {
+            self.todo.remove(&space);
+            self.ended.push(space);
+        }
+        for found in round.spaces {
+            self.populated += found.populated_pages;
+            let todo = self.todo.entry(found.space).or_insert_with(|| Todo::of(&found.process));
+            if !Arc::ptr_eq(&todo.process, &found.process) {
+                *todo = Todo::of(&found.process);
+            }
+            for range in found.gone {
+                todo.data.remove(range.clone());
+                todo.zero.insert(range);
+            }
+            for range in found.written {
+                todo.zero.remove(range.clone());
+                todo.data.insert(range);
+            }
+            todo.executable = found.executable.into_iter().collect();
+        }
+        Ok(Found { pages: self.todo_pages(), since, populated: self.populated })
+    }
+
+    /// Pages with content that are noted and not sent.
+    fn todo_pages(&self) -> u64 {
+        self.todo.values().map(|todo| pages_of(&todo.data)).sum()
+    }
+
+    /// Sends what is noted, over one sender for each lane. With `dumping`, pages that CRIU may change
+    /// while it dumps stay noted. Blocks.
+    pub(crate) fn send(
+        &mut self,
+        senders: &[mpsc::Sender<Message>],
+        dumping: bool,
+        heard: &(dyn Fn(u64) + Sync),
+    ) -> Result<Sent, PagesError> {
+        let mut todo = std::mem::take(&mut self.todo);
+        if dumping {
+            for (space, all) in &mut todo {
+                let later = all.take_executable();
+                if !later.is_empty() {
+                    let later = Todo { data: later, ..Todo::of(&all.process) };
+                    self.todo.insert(*space, later);
+                }
+            }
+        }
+        let ended = std::mem::take(&mut self.ended);
+        let count = self.lanes.len();
+        let (pacer, todo, ended) = (&self.pacer, &todo, &ended);
+        let results = std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .lanes
+                .iter_mut()
+                .zip(senders)
+                .enumerate()
+                .map(|(index, (lane, sender))| {
+                    scope.spawn(move || {
+                        let mut sending =
+                            Sending { lane, index, count, sender, pacer, heard, sent: Sent::default() };
+                        sending.all(todo, ended)?;
+                        Ok(sending.sent)
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or(Err(PagesError::Closed)))
+                .collect::<Vec<_>>()
+        });
+        let mut total = Sent::default();
+        for result in results {
+            let sent = result?;
+            total.pages += sent.pages;
+            total.same += sent.same;
+            total.bytes += sent.bytes;
+        }
+        Ok(total)
+    }
+
+    /// Turns what is noted into what stays here for after the commit, and says which it is.
+    pub(crate) fn leave(&mut self) -> Remaining {
+        let mut remaining = Remaining::default();
+        for (space, todo) in &mut self.todo {
+            let data = std::mem::take(&mut todo.data);
+            if !data.is_empty() {
+                remaining.spaces.insert(*space, (Arc::clone(&todo.process), data));
+            }
+        }
+        remaining
+    }
+}
+
+impl Todo {
+    fn of(process: &Arc<Process>) -> Self {
+        Self {
+            process: Arc::clone(process),
+            data: RangeSet::new(),
+            zero: RangeSet::new(),
+            executable: RangeSet::new(),
+        }
+    }
+
+    fn take_executable(&mut self) -> RangeSet<u64> {
+        let later: RangeSet<u64> = self.data.intersection(&self.executable).collect();
+        for range in later.iter() {
+            self.data.remove(range.clone());
+        }
+        later
+    }
+}
+
+fn pages_of(set: &RangeSet<u64>) -> u64 {
+    set.iter().map(|range| (range.end - range.start) / PAGE_SIZE).sum()
+}
+
+/// A lane at work.
+struct Sending<'a> {
+    lane: &'a mut Lane,
+    index: usize,
+    count: usize,
+    sender: &'a mpsc::Sender<Message>,
+    pacer: &'a Pacer,
+    heard: &'a (dyn Fn(u64) + Sync),
+    sent: Sent,
+}
+
+impl Sending<'_> {
+    fn all(&mut self, todo: &BTreeMap<Space, Todo>, ended: &[Space]) -> Result<(), PagesError> {
+        for space in ended {
+            self.end(*space)?;
+        }
+        let mut reader = Reader::new();
+        for (space, todo) in todo {
+            let mut batch = Builder::new(*space);
+            for range in todo.zero.iter() {
+                for piece in self.mine(range) {
+                    self.forget(*space, &piece);
+                    batch.zero(&piece);
+                    if batch.is_full() {
+                        self.ship(&mut batch)?;
+                    }
+                }
+            }
+            for range in todo.data.iter() {
+                for piece in self.mine(range) {
+                    self.pages(*space, &todo.process, piece, &mut reader, &mut batch)?;
+                }
+            }
+            if !batch.is_empty() {
+                self.ship(&mut batch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of a range that are this lane's.
+    fn mine(&self, range: &Range) -> impl Iterator<Item = Range> + use<> {
+        let (index, count, range) = (self.index as u64, self.count as u64, range.clone());
+        (range.start / REGION..=(range.end - 1) / REGION)
+            .filter(move |region| region % count == index)
+            .map(move |region| {
+                range.start.max(region * REGION)..range.end.min((region + 1).saturating_mul(REGION))
+            })
+    }
+
+    /// A process has ended: whoever has its number next starts from nothing.
+    fn end(&mut self, space: Space) -> Result<(), PagesError> {
+        let regions: Vec<u64> = self.lane.known.keys().filter(|(s, _)| *s == space).map(|(_, r)| *r).collect();
+        let mut batch = Builder::new(space);
+        for region in regions {
+            self.lane.known.remove(&(space, region));
+            batch.zero(&(region * REGION..(region + 1) * REGION));
+            if batch.is_full() {
+                self.ship(&mut batch)?;
+            }
+        }
+        if batch.is_empty() { Ok(()) } else { self.ship(&mut batch) }
+    }
+
+    fn forget(&mut self, space: Space, piece: &Range) {
+        if let Some(known) = self.lane.known.get_mut(&(space, piece.start / REGION)) {
+            for page in (piece.start..piece.end).step_by(PAGE) {
+                known[index_in_region(page)] = ZERO;
+            }
+        }
+    }
+
+    fn pages(
+        &mut self,
+        space: Space,
+        process: &Process,
+        range: Range,
+        reader: &mut Reader,
+        batch: &mut Builder,
+    ) -> Result<(), PagesError> {
+        let mut pieces = reader.pieces(process, range);
+        while let Some(piece) = pieces.next() {
+            match piece {
+                Ok(Piece::Data { start, bytes }) => {
+                    for (address, content) in (start..).step_by(PAGE).zip(bytes.as_chunks::<PAGE>().0) {
+                        self.page(space, address, content, batch)?;
+                    }
+                }
+                // The next look finds it gone, or the whole process ended.
+                Ok(Piece::Vanished(_)) => {}
+                Err(ProcessError::Gone { .. }) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn page(
+        &mut self,
+        space: Space,
+        address: u64,
+        content: &[u8; PAGE],
+        batch: &mut Builder,
+    ) -> Result<(), PagesError> {
+        let hash = match godwit_memory::batch::is_zero(content) {
+            true => ZERO,
+            false => xxh3_128(content),
+        };
+        let known = self
+            .lane
+            .known
+            .entry((space, address / REGION))
+            .or_insert_with(|| Box::new([ZERO; REGION_PAGES]));
+        let known = &mut known[index_in_region(address)];
+        if *known == hash {
+            self.sent.same += 1;
+            return Ok(());
+        }
+        *known = hash;
+        batch.page(address, content);
+        self.sent.pages += 1;
+        if batch.is_full() {
+            self.ship(batch)?;
+        }
+        Ok(())
+    }
+
+    fn ship(&mut self, batch: &mut Builder) -> Result<(), PagesError> {
+        let bytes = self.lane.packer.pack(batch);
+        let length = bytes.len() as u64;
+        self.pacer.wait(length);
+        let waiting = Instant::now();
+        self.sender.blocking_send(Message::Pages(bytes.into())).map_err(|_| PagesError::Closed)?;
+        self.lane.packer.waited(waiting.elapsed());
+        self.sent.bytes += length;
+        (self.heard)(length);
+        Ok(())
+    }
+}
+
+fn index_in_region(address: u64) -> usize {
+    usize::try_from(address % REGION / PAGE_SIZE).unwrap_or(0)
+}
+
+/// Pages that stay at the source beyond the commit, in processes that stay frozen.
+#[derive(Debug, Default)]
+pub(crate) struct Remaining {
+    /// By space.
+    pub(crate) spaces: BTreeMap<Space, (Arc<Process>, RangeSet<u64>)>,
+}
+
+impl Remaining {
+    /// How many.
+    pub(crate) fn pages(&self) -> u64 {
+        self.spaces.values().map(|(_, set)| pages_of(set)).sum()
+    }
+
+    /// Their names, in messages of a bounded size.
+    pub(crate) fn messages(&self) -> Vec<PageRanges> {
+        let mut messages = Vec::new();
+        for (space, (_, set)) in &self.spaces {
+            let all: Vec<&Range> = set.iter().collect();
+            for some in all.chunks(RANGES) {
+                let ranges = some
+                    .iter()
+                    .flat_map(|range| [range.start / PAGE_SIZE, (range.end - range.start) / PAGE_SIZE])
+                    .collect();
+                messages.push(PageRanges { space: *space, ranges });
+            }
+        }
+        messages
+    }
+}
