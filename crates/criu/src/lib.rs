@@ -13,6 +13,7 @@ mod dump;
 mod error;
 pub mod images;
 mod kernel_cache;
+mod lazy;
 pub mod log;
 pub mod repair;
 mod rpc;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 
 use tokio::sync::OnceCell;
 
-pub use dump::{DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, kill, settled};
+pub use dump::{DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, Memory, kill, settled};
 pub use error::CriuError;
 
 /// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.
@@ -85,7 +86,7 @@ impl Criu {
     }
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
-        let service = rpc::Service::start(&self.path, None)?;
+        let service = rpc::Service::start(&self.path, None, None)?;
         let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
         let version = answer.version.ok_or_else(|| CriuError::Answer {
@@ -101,7 +102,7 @@ impl Criu {
 
     /// What the binary can do on this kernel.
     pub async fn features(&self) -> Result<Features, CriuError> {
-        let service = rpc::Service::start(&self.path, None)?;
+        let service = rpc::Service::start(&self.path, None, None)?;
         let mut request = rpc::Request::of_kind(rpc::Kind::FeatureCheck);
         request.features = Some(rpc::FeatureFlags {
             mem_track: Some(true),

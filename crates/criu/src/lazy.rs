@@ -1,0 +1,50 @@
+//! A lazy dump: CRIU's page server has nothing to do.
+//!
+//! ```text
+//! godwit                                  criu --ps-socket 4 swrk 3
+//!   │ ── request: dump, lazy_pages ────────▶ │  writes all images, without the lazy pages;
+//!   │                                        │  "serves" them to the client on descriptor 4,
+//!   │ ── PS_IOV_CLOSE (sent beforehand) ───▶ │  which says at once that it wants none
+//!   │ ◀── int32 0 ────────────────────────── │
+//!   │ ◀── answer: success ────────────────── │  the tasks are let go, as after any dump
+//! ```
+//!
+//! Left alone, CRIU would listen for that client on a TCP port of all addresses, where any user of
+//! the node could read the service's memory. A connection that is handed over (`--ps-socket`, on the
+//! command line, as the RPC has it for other page servers only) is used instead of a port.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+/// `PS_IOV_CLOSE` of CRIU's page-xfer.c: no more requests will come.
+const CLOSE: u32 = 0x1023;
+
+/// `struct page_server_iov`: command (u32), 4 bytes of padding, pages, address, id (u64 each). Before
+/// CRIU 4.2 the pages were a u32 in the padding's place; the 8 bytes too many are not read then.
+const RECORD_BYTES: usize = 32;
+
+/// The client of a page server that wants no pages.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// Open until CRIU has ended: it fails when it cannot answer.
+    _ours: UnixStream,
+    theirs: UnixStream,
+}
+
+impl Client {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (mut ours, theirs) = UnixStream::pair()?;
+        let mut record = [0; RECORD_BYTES];
+        if let Some(command) = record.first_chunk_mut() {
+            *command = CLOSE.to_ne_bytes();
+        }
+        ours.write_all(&record)?;
+        Ok(Self { _ours: ours, theirs })
+    }
+
+    /// The end for CRIU.
+    pub(crate) fn page_server(&self) -> BorrowedFd<'_> {
+        self.theirs.as_fd()
+    }
+}
