@@ -370,7 +370,12 @@ async fn receive_and_restore(
     images.finish(&files)?;
     link.send(Message::ImagesReceived).await?;
     fault::point("destination.received").await;
-    let request = RestoreRequest { config: local.config(service), images: room.images(), work: room.work() };
+    let request = RestoreRequest {
+        config: local.config(service),
+        images: room.images(),
+        work: room.work(),
+        lazy_pages: false,
+    };
     let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
     tokio::select! {
         restored = restoring => restored.map_err(|_| DestinationError::Slow)??,
