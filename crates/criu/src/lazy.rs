@@ -1,21 +1,27 @@
-//! A lazy dump: CRIU's page server has nothing to do.
+//! A lazy dump: all but the pages that can come later.
 //!
 //! ```text
 //! godwit                                  criu --ps-socket 4 swrk 3
-//!   │ ── request: dump, lazy_pages ────────▶ │  writes all images, without the lazy pages;
-//!   │                                        │  "serves" them to the client on descriptor 4,
-//!   │ ── PS_IOV_CLOSE (sent beforehand) ───▶ │  which says at once that it wants none
+//!   │ ── request: dump, lazy pages ────────▶ │  writes all images, without the lazy pages
+//!   │                                        │  without our patch: "serves" them to the client on
+//!   │ ── PS_IOV_CLOSE (sent beforehand) ───▶ │  descriptor 4, which says that it wants none
 //!   │ ◀── int32 0 ────────────────────────── │
 //!   │ ◀── answer: success ────────────────── │  the tasks are let go, as after any dump
 //! ```
 //!
-//! Left alone, CRIU would listen for that client on a TCP port of all addresses, where any user of
-//! the node could read the service's memory. A connection that is handed over (`--ps-socket`, on the
-//! command line, as the RPC has it for other page servers only) is used instead of a port.
+//! With our patch (packaging/criu/lazy-pages-external.patch) CRIU leaves lazy pages alone. Without,
+//! it maps all of them into pipes and then waits for a client: left alone, on a TCP port of all
+//! addresses, where any user of the node could read the service's memory. A connection that is
+//! handed over (`--ps-socket`, on the command line, as the RPC has it for other page servers only) is
+//! used instead of a port. Both kinds of CRIU are asked in the same way, and the answer tells which
+//! one it was.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+
+/// The option of our patch, as `criu --help` names it.
+pub(crate) const EXTERNAL_OPTION: &str = "--lazy-pages-external";
 
 /// `PS_IOV_CLOSE` of CRIU's page-xfer.c: no more requests will come.
 const CLOSE: u32 = 0x1023;
@@ -28,7 +34,7 @@ const RECORD_BYTES: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Client {
     /// Open until CRIU has ended: it fails when it cannot answer.
-    _ours: UnixStream,
+    ours: UnixStream,
     theirs: UnixStream,
 }
 
@@ -40,11 +46,18 @@ impl Client {
             *command = CLOSE.to_ne_bytes();
         }
         ours.write_all(&record)?;
-        Ok(Self { _ours: ours, theirs })
+        ours.set_nonblocking(true)?;
+        Ok(Self { ours, theirs })
     }
 
     /// The end for CRIU.
     pub(crate) fn page_server(&self) -> BorrowedFd<'_> {
         self.theirs.as_fd()
+    }
+
+    /// Whether a page server, which has ended, has answered.
+    pub(crate) fn was_served(&self) -> bool {
+        let mut answer = [0; size_of::<i32>()];
+        matches!((&self.ours).read(&mut answer), Ok(length) if length == answer.len())
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! - [`Criu`]: one CRIU binary. Asks its version and features, runs its self check, and dumps a
 //!   process tree ([`Criu::dump`]).
-//! - [`images`]: reads the few image files that godwit itself looks into.
+//! - [`images`]: reads the few image files that godwit itself looks into, and puts memory into those
+//!   of a lazy dump.
 //! - [`repair`]: puts right what a dump of frozen processes gets wrong.
 //! - [`log`]: finds the reason of a failure in CRIU's log and says what it means to a user.
 //!
@@ -23,7 +24,9 @@ use std::sync::Arc;
 
 use tokio::sync::OnceCell;
 
-pub use dump::{DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, Memory, kill, settled};
+pub use dump::{
+    DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, Memory, MemoryWay, kill, settled,
+};
 pub use error::CriuError;
 
 /// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.
@@ -35,6 +38,7 @@ pub struct Criu {
     path: PathBuf,
     /// Asked once: the answer costs a start of CRIU.
     version: Arc<OnceCell<Version>>,
+    lazy_external: Arc<OnceCell<bool>>,
 }
 
 /// A CRIU release, `major.minor.sublevel`.
@@ -72,7 +76,7 @@ pub struct Features {
 impl Criu {
     /// The CRIU binary at this path; nothing is run yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), version: Arc::default() }
+        Self { path: path.into(), version: Arc::default(), lazy_external: Arc::default() }
     }
 
     /// Where the binary is.
@@ -98,6 +102,28 @@ impl Criu {
             minor: u32::try_from(version.minor).unwrap_or(0),
             sublevel: version.sublevel.and_then(|s| u32::try_from(s).ok()).unwrap_or(0),
         })
+    }
+
+    /// Whether a lazy dump leaves memory untouched ([`MemoryWay::Untouched`]), which takes our patch;
+    /// without, it works too, but its time grows with the memory. Asked once per value and its clones.
+    /// [`Criu::dump`] needs no answer.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub async fn lazy_external(&self) -> Result<bool, CriuError> {
+        self.lazy_external.get_or_try_init(|| self.ask_lazy_external()).await.copied()
+    }
+
+    async fn ask_lazy_external(&self) -> Result<bool, CriuError> {
+        let output = tokio::process::Command::new(&self.path)
+            .arg("--help")
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
+        let help = String::from_utf8_lossy(&output.stdout);
+        Ok(help.contains(lazy::EXTERNAL_OPTION))
     }
 
     /// What the binary can do on this kernel.

@@ -89,6 +89,9 @@ pub(crate) struct Options {
     pub orphan_pts_master: Option<bool>,
     #[prost(int32, optional, tag = "64")]
     pub network_lock: Option<i32>,
+    /// Of our patch: a CRIU without it passes over it.
+    #[prost(bool, optional, tag = "1048")]
+    pub lazy_pages_external: Option<bool>,
 }
 
 /// `criu_features`.
