@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::images::{self, DumpStats};
-use crate::{Criu, CriuError, log, rpc};
+use crate::{Criu, CriuError, lazy, log, rpc};
 
 /// Largest deleted-but-open file that a dump carries along, in bytes: 256 MiB. CRIU's own limit of
 /// 1 MiB fails for databases that unlink their temporary files; beyond this the copy would take
@@ -35,6 +35,18 @@ const SEIZE_TIMEOUT_SECONDS: u32 = 10;
 
 /// Name of CRIU's log in the work directory.
 pub(crate) const LOG_FILE: &str = "dump.log";
+
+/// What becomes of the memory that a restore can fill in later: private anonymous memory that is
+/// not locked, but for the pages that threads have their stack pointers in ("lazy" pages).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Memory {
+    /// It is written into the images like all other memory.
+    #[default]
+    Images,
+    /// It is left where it is: the images have everything else. Whoever restores reads it from the
+    /// dumped processes, which must stay frozen until then.
+    Lazy,
+}
 
 /// What to dump, and how.
 #[derive(Debug, Clone)]
@@ -56,6 +68,11 @@ pub struct DumpOptions {
     pub images: PathBuf,
     /// Existing directory for CRIU's log and statistics.
     pub work: PathBuf,
+    /// What becomes of the memory that a restore can fill in later.
+    pub memory: Memory,
+    /// For tests: a lazy dump is asked for as if there were no patched CRIU.
+    #[doc(hidden)]
+    pub as_stock: bool,
     /// Whether established TCP connections are dumped; without, they make the dump fail.
     pub tcp_established: bool,
     /// Whether file locks are dumped; without, they make the dump fail.
@@ -89,6 +106,8 @@ impl DumpOptions {
             freezer: None,
             images: images.into(),
             work: work.into(),
+            memory: Memory::Images,
+            as_stock: false,
             tcp_established: true,
             file_locks: true,
             leave_running: true,
@@ -104,9 +123,24 @@ impl DumpOptions {
     }
 }
 
+/// What CRIU did with the memory that a restore can fill in later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryWay {
+    /// It wrote it into the images.
+    Written,
+    /// It took hold of each page, to nobody's use: that is how a CRIU without our patch makes a lazy
+    /// dump. It takes about 0.1 s for each GiB.
+    Held,
+    /// It did not look at it (option `lazy-pages-external`, by our patch).
+    Untouched,
+}
+
 /// What CRIU measured in a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DumpResult {
+    /// What became of the memory that a restore can fill in later. With [`MemoryWay::Held`] CRIU
+    /// loses what it measured, and all the following is 0.
+    pub way: MemoryWay,
     /// Time to seize all tasks.
     pub freezing: Duration,
     /// Time the tasks were held by CRIU.
@@ -121,10 +155,13 @@ pub struct DumpResult {
     pub pages_scanned: u64,
 }
 
-impl From<DumpStats> for DumpResult {
-    fn from(stats: DumpStats) -> Self {
+impl DumpResult {
+    fn new(way: MemoryWay, stats: DumpStats) -> Self {
+        // CRIU's page server begins to count anew.
+        let stats = if way == MemoryWay::Held { DumpStats::default() } else { stats };
         let time = |microseconds: u32| Duration::from_micros(microseconds.into());
         Self {
+            way,
             freezing: time(stats.freezing_time),
             frozen: time(stats.frozen_time),
             memory: time(stats.memdump_time),
@@ -226,8 +263,15 @@ impl Criu {
         let mut request = rpc::Request::of_kind(rpc::Kind::Dump);
         request.options = Some(rpc_options(&options, images_dir.as_raw_fd(), work_dir.as_raw_fd())?);
 
+        let client = match options.memory {
+            Memory::Images => None,
+            Memory::Lazy => Some(
+                lazy::Client::new().map_err(|source| CriuError::Start { path: self.path.clone(), source })?,
+            ),
+        };
+        let page_server = client.as_ref().map(lazy::Client::page_server);
         // CRIU opens the two directories as descriptors of this process: they stay open until it ends.
-        let mut service = rpc::Service::start(&self.path, Some(log_path.clone()))?;
+        let mut service = rpc::Service::start(&self.path, Some(log_path.clone()), page_server)?;
         let answer = tokio::select! {
             answer = service.ask(request) => Some(answer),
             () = kill.notified() => None,
@@ -259,7 +303,12 @@ impl Criu {
             path: self.path.clone(),
             reason: format!("its statistics cannot be read: {error}"),
         })?;
-        Ok(stats.into())
+        let way = match client {
+            None => MemoryWay::Written,
+            Some(client) if client.was_served() => MemoryWay::Held,
+            Some(_) => MemoryWay::Untouched,
+        };
+        Ok(DumpResult::new(way, stats))
     }
 }
 
@@ -294,6 +343,8 @@ fn rpc_options(options: &DumpOptions, images_fd: i32, work_fd: i32) -> Result<rp
         external,
         freeze_cgroup: options.freezer.as_ref().map(|path| path.to_string_lossy().into_owned()),
         timeout: Some(SEIZE_TIMEOUT_SECONDS),
+        lazy_pages: Some(options.memory == Memory::Lazy),
+        lazy_pages_external: Some(options.memory == Memory::Lazy && !options.as_stock),
         orphan_pts_master: Some(true),
         network_lock: Some(rpc::NETWORK_LOCK_SKIP),
     })

@@ -1,5 +1,5 @@
-//! CRIU's image files, as far as godwit looks into them: the inventory, each task's core, and the
-//! statistics of a dump.
+//! CRIU's image files, as far as godwit looks into them: the inventory, each task's core and memory
+//! (in [`memory`](self::lazy_areas)), and the statistics of a dump.
 //!
 //! ```text
 //! file    = magic(u32: common or service; not in the inventory) kind(u32) record*
@@ -10,11 +10,17 @@
 //! that are not named here are passed over. What is read may come from another node, so lengths
 //! are checked before anything is allocated.
 
+mod memory;
+mod plain;
+
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
+
+pub use memory::{Area, LazyAreas, PageRun, Pagemap, areas, lazy_areas, page_size, pagemap};
+pub use plain::{LazyPages, make_plain};
 
 /// First word of ordinary images.
 const COMMON_MAGIC: u32 = 0x5456_4319;
@@ -24,6 +30,9 @@ const SERVICE_MAGIC: u32 = 0x5510_5940;
 /// Largest image read here, in bytes. An inventory has tens of bytes and a core some kilobytes
 /// (registers, signal queue); 16 MiB leaves room for a core with full signal queues.
 const FILE_LIMIT: u64 = 16 << 20;
+
+/// The same for those that tell of memory: a million areas, or three million runs of pages.
+const MEMORY_LIMIT: u64 = 64 << 20;
 
 /// `TASK_STOPPED` of CRIU's `task_state`.
 const TASK_STOPPED: u32 = 3;
@@ -40,6 +49,10 @@ pub enum ImageKind {
     ProcessTree = 0x5027_3030,
     /// `files.img`.
     Files = 0x5630_3138,
+    /// `mm-PID.img`.
+    Memory = 0x5749_2820,
+    /// `pagemap-PID.img`; its records are of two kinds: see [`Pagemap::decode`].
+    Pagemap = 0x5608_4025,
     /// `stats-dump`.
     Statistics = 0x5709_3306,
 }
@@ -50,12 +63,20 @@ impl ImageKind {
         match self {
             Self::Inventory => None,
             Self::Statistics => Some(SERVICE_MAGIC),
-            Self::Core | Self::ProcessTree | Self::Files => Some(COMMON_MAGIC),
+            Self::Core | Self::ProcessTree | Self::Files | Self::Memory | Self::Pagemap => Some(COMMON_MAGIC),
+        }
+    }
+
+    /// Most bytes that one may have.
+    fn limit(self) -> u64 {
+        match self {
+            Self::Memory | Self::Pagemap => MEMORY_LIMIT,
+            _ => FILE_LIMIT,
         }
     }
 }
 
-/// Why an image cannot be read.
+/// Why an image cannot be read, or not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file cannot be read.
@@ -74,6 +95,28 @@ pub enum ImageError {
         path: PathBuf,
         /// What is wrong.
         reason: String,
+    },
+    /// The file cannot be written.
+    #[error("image {path} cannot be written; look whether there is room for the service's memory")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Pages that are to be put into the images cannot be had.
+    #[error(
+        "the memory of process {pid} at {address:#x} cannot be put into the images; move the service again"
+    )]
+    LazyPages {
+        /// PID inside the PID namespace.
+        pid: u32,
+        /// Address of the first page.
+        address: u64,
+        /// What stands in the way.
+        #[source]
+        source: std::io::Error,
     },
 }
 
@@ -238,16 +281,22 @@ fn take_word(rest: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*word))
 }
 
-fn records<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<Vec<M>, ImageError> {
-    let damaged = |reason| ImageError::Damaged { path: path.to_owned(), reason };
+fn read_image(path: &Path, kind: ImageKind) -> Result<Vec<u8>, ImageError> {
+    let limit = kind.limit();
     let mut bytes = Vec::new();
     File::open(path)
-        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_end(&mut bytes))
+        .and_then(|file| file.take(limit + 1).read_to_end(&mut bytes))
         .map_err(|source| ImageError::Read { path: path.to_owned(), source })?;
-    if u64::try_from(bytes.len()).is_ok_and(|length| length > FILE_LIMIT) {
-        return Err(damaged(format!("it is longer than {FILE_LIMIT} bytes")));
+    if u64::try_from(bytes.len()).is_ok_and(|length| length > limit) {
+        let reason = format!("it is longer than {limit} bytes");
+        return Err(ImageError::Damaged { path: path.to_owned(), reason });
     }
-    decode(&bytes, kind).map_err(damaged)
+    Ok(bytes)
+}
+
+fn records<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<Vec<M>, ImageError> {
+    let bytes = read_image(path, kind)?;
+    decode(&bytes, kind).map_err(|reason| ImageError::Damaged { path: path.to_owned(), reason })
 }
 
 fn single<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<M, ImageError> {

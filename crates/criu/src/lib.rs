@@ -2,7 +2,8 @@
 //!
 //! - [`Criu`]: one CRIU binary. Asks its version and features, runs its self check, and dumps a
 //!   process tree ([`Criu::dump`]).
-//! - [`images`]: reads the few image files that godwit itself looks into.
+//! - [`images`]: reads the few image files that godwit itself looks into, and puts memory into those
+//!   of a lazy dump.
 //! - [`repair`]: puts right what a dump of frozen processes gets wrong.
 //! - [`log`]: finds the reason of a failure in CRIU's log and says what it means to a user.
 //!
@@ -13,6 +14,7 @@ mod dump;
 mod error;
 pub mod images;
 mod kernel_cache;
+mod lazy;
 pub mod log;
 pub mod repair;
 mod rpc;
@@ -22,7 +24,9 @@ use std::sync::Arc;
 
 use tokio::sync::OnceCell;
 
-pub use dump::{DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, kill, settled};
+pub use dump::{
+    DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, Memory, MemoryWay, kill, settled,
+};
 pub use error::CriuError;
 
 /// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.
@@ -34,6 +38,7 @@ pub struct Criu {
     path: PathBuf,
     /// Asked once: the answer costs a start of CRIU.
     version: Arc<OnceCell<Version>>,
+    lazy_external: Arc<OnceCell<bool>>,
 }
 
 /// A CRIU release, `major.minor.sublevel`.
@@ -71,7 +76,7 @@ pub struct Features {
 impl Criu {
     /// The CRIU binary at this path; nothing is run yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), version: Arc::default() }
+        Self { path: path.into(), version: Arc::default(), lazy_external: Arc::default() }
     }
 
     /// Where the binary is.
@@ -85,7 +90,7 @@ impl Criu {
     }
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
-        let service = rpc::Service::start(&self.path, None)?;
+        let service = rpc::Service::start(&self.path, None, None)?;
         let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
         let version = answer.version.ok_or_else(|| CriuError::Answer {
@@ -99,9 +104,31 @@ impl Criu {
         })
     }
 
+    /// Whether a lazy dump leaves memory untouched ([`MemoryWay::Untouched`]), which takes our patch;
+    /// without, it works too, but its time grows with the memory. Asked once per value and its clones.
+    /// [`Criu::dump`] needs no answer.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub async fn lazy_external(&self) -> Result<bool, CriuError> {
+        self.lazy_external.get_or_try_init(|| self.ask_lazy_external()).await.copied()
+    }
+
+    async fn ask_lazy_external(&self) -> Result<bool, CriuError> {
+        let output = tokio::process::Command::new(&self.path)
+            .arg("--help")
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
+        let help = String::from_utf8_lossy(&output.stdout);
+        Ok(help.contains(lazy::EXTERNAL_OPTION))
+    }
+
     /// What the binary can do on this kernel.
     pub async fn features(&self) -> Result<Features, CriuError> {
-        let service = rpc::Service::start(&self.path, None)?;
+        let service = rpc::Service::start(&self.path, None, None)?;
         let mut request = rpc::Request::of_kind(rpc::Kind::FeatureCheck);
         request.features = Some(rpc::FeatureFlags {
             mem_track: Some(true),

@@ -12,7 +12,7 @@
 //! with every CRIU, and no copy of the whole file has to be kept in step.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
@@ -28,6 +28,9 @@ const ANSWER_LIMIT: usize = 64 * 1024;
 
 /// The number of the socket in the CRIU process.
 const SERVICE_FD: i32 = 3;
+
+/// The number of the page server's socket in the CRIU process.
+const PAGE_SERVER_FD: i32 = 4;
 
 /// `criu_req_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
@@ -80,10 +83,15 @@ pub(crate) struct Options {
     pub freeze_cgroup: Option<String>,
     #[prost(uint32, optional, tag = "45")]
     pub timeout: Option<u32>,
+    #[prost(bool, optional, tag = "48")]
+    pub lazy_pages: Option<bool>,
     #[prost(bool, optional, tag = "50")]
     pub orphan_pts_master: Option<bool>,
     #[prost(int32, optional, tag = "64")]
     pub network_lock: Option<i32>,
+    /// Of our patch: a CRIU without it passes over it.
+    #[prost(bool, optional, tag = "1048")]
+    pub lazy_pages_external: Option<bool>,
 }
 
 /// `criu_features`.
@@ -155,8 +163,12 @@ pub(crate) struct Service {
 impl Service {
     /// Starts CRIU. `log` is named in errors, and is what tells work from a question. A process at
     /// work is not killed when the value is dropped: it would leave its mark in the processes that
-    /// it dumps.
-    pub(crate) fn start(path: &Path, log: Option<PathBuf>) -> Result<Self, CriuError> {
+    /// it dumps. `page_server` is the connection on which a page server would serve its one client.
+    pub(crate) fn start(
+        path: &Path,
+        log: Option<PathBuf>,
+        page_server: Option<BorrowedFd<'_>>,
+    ) -> Result<Self, CriuError> {
         let failed = |source: io::Error| CriuError::Start { path: path.to_owned(), source };
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
@@ -166,8 +178,12 @@ impl Service {
         )
         .map_err(|errno| failed(errno.into()))?;
         clear_nonblocking(&theirs).map_err(failed)?;
-        let raw = theirs.as_raw_fd();
+        let mut handed_over = vec![(theirs.as_raw_fd(), SERVICE_FD)];
         let mut command = Command::new(path);
+        if let Some(page_server) = page_server {
+            handed_over.push((page_server.as_raw_fd(), PAGE_SERVER_FD));
+            command.args(["--ps-socket", &PAGE_SERVER_FD.to_string()]);
+        }
         command
             .arg("swrk")
             .arg(SERVICE_FD.to_string())
@@ -176,22 +192,12 @@ impl Service {
             .stderr(Stdio::null())
             .kill_on_drop(log.is_none())
             .process_group(0);
-        // SAFETY: between fork and exec only async-signal-safe system calls are made, on a
-        // descriptor that lives in this frame until after the spawn.
+        // SAFETY: between fork and exec only async-signal-safe system calls are made, on descriptors
+        // that live until after the spawn.
         unsafe {
             command.pre_exec(move || {
                 ask_to_be_spared();
-                if raw == SERVICE_FD {
-                    // dup2 onto itself would leave close-on-exec set.
-                    return match libc::fcntl(raw, libc::F_SETFD, 0) {
-                        -1 => Err(io::Error::last_os_error()),
-                        _ => Ok(()),
-                    };
-                }
-                match libc::dup2(raw, SERVICE_FD) {
-                    -1 => Err(io::Error::last_os_error()),
-                    _ => Ok(()),
-                }
+                hand_over(&handed_over)
             });
         }
         let child = command.spawn().map_err(failed)?;
@@ -255,6 +261,26 @@ fn ask_to_be_spared() {
             libc::close(fd);
         }
     }
+}
+
+/// Gives descriptors of this process their numbers in the program that it is about to become. Only
+/// async-signal-safe calls.
+fn hand_over(descriptors: &[(RawFd, RawFd)]) -> io::Result<()> {
+    let check = |result: i32| match result {
+        -1 => Err(io::Error::last_os_error()),
+        fd => Ok(fd),
+    };
+    // First away from numbers that another one shall get.
+    let mut above = [-1; 2];
+    for (place, (from, _)) in above.iter_mut().zip(descriptors) {
+        // SAFETY: a system call on a descriptor that the caller holds open.
+        *place = check(unsafe { libc::fcntl(*from, libc::F_DUPFD_CLOEXEC, PAGE_SERVER_FD + 1) })?;
+    }
+    for (from, (_, to)) in above.into_iter().zip(descriptors) {
+        // SAFETY: as above; what had the number is not used after the exec.
+        check(unsafe { libc::dup2(from, *to) })?;
+    }
+    Ok(())
 }
 
 fn clear_nonblocking(fd: &OwnedFd) -> io::Result<()> {

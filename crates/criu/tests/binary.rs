@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use godwit_criu::{Criu, CriuError, DumpOptions, OLDEST_VERSION};
+use godwit_criu::{Criu, CriuError, DumpOptions, Memory, OLDEST_VERSION};
 
 fn criu() -> Criu {
     Criu::new(std::env::var_os("GODWIT_CRIU").map_or("/usr/local/lib/godwit/bin/criu".into(), PathBuf::from))
@@ -54,6 +54,23 @@ async fn the_cache_of_the_kernel_is_there_after_a_warm_up() {
 #[tokio::test]
 async fn a_plain_process_is_dumped_and_lives_on() {
     let directory = tempfile::tempdir().unwrap();
+    dump_sleep(directory.path(), Memory::Images).await;
+    let inventory = godwit_criu::images::inventory(directory.path()).unwrap();
+    assert_eq!(inventory.network_lock_method, Some(2));
+    assert_eq!(godwit_criu::images::stopped_processes(directory.path()).unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_lazy_dump_ends_by_itself_and_has_fewer_pages() {
+    let [plain, lazy] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    dump_sleep(plain.path(), Memory::Images).await;
+    dump_sleep(lazy.path(), Memory::Lazy).await;
+    let pages = |directory: &Path| std::fs::metadata(directory.join("pages-1.img")).unwrap().len();
+    assert!(pages(lazy.path()) > 0);
+    assert!(pages(lazy.path()) < pages(plain.path()));
+}
+
+async fn dump_sleep(directory: &Path, memory: Memory) {
     let mut child = std::process::Command::new("setsid")
         .args(["sleep", "1000"])
         .stdin(std::process::Stdio::null())
@@ -61,15 +78,12 @@ async fn a_plain_process_is_dumped_and_lives_on() {
         .stderr(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let mut options = DumpOptions::new(child.id(), "/", directory.path(), directory.path());
-    options.work = directory.path().to_owned();
+    let mut options = DumpOptions::new(child.id(), "/", directory, directory);
+    options.memory = memory;
     let result = criu().dump(options).await;
     let lives = child.try_wait().unwrap().is_none();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(result.unwrap().pages_written > 0);
+    result.unwrap();
     assert!(lives);
-    let inventory = godwit_criu::images::inventory(directory.path()).unwrap();
-    assert_eq!(inventory.network_lock_method, Some(2));
-    assert_eq!(godwit_criu::images::stopped_processes(directory.path()).unwrap(), []);
 }

@@ -129,6 +129,9 @@ pub struct RestoreRequest {
     pub images: PathBuf,
     /// Directory for CRIU's log.
     pub work: PathBuf,
+    /// Whether pages come later, by userfaultfd: CRIU connects to the socket `lazy-pages.socket` in
+    /// the directory for its log, which must be listened on, and hands over the descriptors.
+    pub lazy_pages: bool,
 }
 
 /// A command to run in a container that runs.

@@ -31,7 +31,7 @@ async fn move_stopped(
     let (images, work) = (from.path("images"), from.path("work"));
     dump(from, source, &images, &work).await.unwrap();
     let config = to.copy_of(source);
-    let request = RestoreRequest { config: config.clone(), images, work: to.path("work") };
+    let request = RestoreRequest { config: config.clone(), images, work: to.path("work"), lazy_pages: false };
     tokio::time::timeout(LIMIT, to.runc.restore_stopped(&request)).await.unwrap()?;
     Ok(config)
 }
@@ -124,7 +124,12 @@ async fn a_failed_restore_leaves_nothing_and_the_source_goes_on() {
     for damaged in ["core-1.img", "mm-1.img", "files.img"] {
         let whole = std::fs::read(images.join(damaged)).unwrap();
         std::fs::write(images.join(damaged), &whole[..whole.len() / 2]).unwrap();
-        let request = RestoreRequest { config: copy.clone(), images: images.clone(), work: b.path("work") };
+        let request = RestoreRequest {
+            config: copy.clone(),
+            images: images.clone(),
+            work: b.path("work"),
+            lazy_pages: false,
+        };
         let result = tokio::time::timeout(LIMIT, b.runc.restore_stopped(&request)).await.unwrap();
         assert!(matches!(result, Err(EngineError::Restore { .. })), "{damaged}: {result:?}");
         assert!(matches!(b.runc.state(&copy).await, Err(EngineError::NotFound(_))));
@@ -165,7 +170,12 @@ async fn a_start_or_restore_that_is_given_up_can_be_deleted_at_any_time() {
     options.log_level = 0;
     criu().dump(options).await.unwrap();
     let copy = b.copy_of(&source);
-    let request = RestoreRequest { config: copy.clone(), images: a.path("images"), work: b.path("work") };
+    let request = RestoreRequest {
+        config: copy.clone(),
+        images: a.path("images"),
+        work: b.path("work"),
+        lazy_pages: false,
+    };
     for delay in [0, 3, 8, 15, 25, 40, 60, 90] {
         let delay = Duration::from_millis(delay);
         drop(tokio::time::timeout(delay, b.runc.restore_stopped(&request)).await);
@@ -354,7 +364,8 @@ async fn an_established_connection_moves() {
         dump(&a, &source, &images, &work).await.unwrap();
         let config = b.copy_of(&source);
         copy_files(&source, &config);
-        let request = RestoreRequest { config: config.clone(), images, work: b.path("work") };
+        let request =
+            RestoreRequest { config: config.clone(), images, work: b.path("work"), lazy_pages: false };
         b.runc.restore_stopped(&request).await.unwrap();
         config
     };

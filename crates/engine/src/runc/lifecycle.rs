@@ -85,7 +85,11 @@ impl Runc {
         let log = request.work.join("restore.log");
         let io = |path: &Path, source| io_error(&config.name, format!("write {}", path.display()), source);
         std::fs::create_dir_all(&request.work).map_err(|source| io(&request.work, source))?;
-        std::fs::write(&criu_config, CRIU_CONFIG).map_err(|source| io(&criu_config, source))?;
+        let options = match request.lazy_pages {
+            true => format!("{CRIU_CONFIG}lazy-pages\n"),
+            false => CRIU_CONFIG.to_owned(),
+        };
+        std::fs::write(&criu_config, options).map_err(|source| io(&criu_config, source))?;
         files.note_restore_work(&request.work).map_err(|source| io(&config.directory, source))?;
         let words = ["restore", "--tcp-established", "--file-locks", "--auto-dedup"];
         let mut command = self.shim_command(&files, &words);
