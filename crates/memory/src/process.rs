@@ -1,1 +1,245 @@
 //! One process's address space from outside.
+//!
+//! - [`Process`]: a process that stays the same one for ever, whatever becomes of its PID.
+//! - [`Area`]: one mapping, and whether the page mover carries its pages ([`AreaKind`]).
+//! - [`Reader`]: reads much memory in pieces, and tells what vanished meanwhile.
+
+mod maps;
+mod read;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::Mode;
+use thiserror::Error;
+
+pub(crate) use maps::state;
+pub use maps::{Area, AreaKind};
+pub use read::{PIECE, Piece, Pieces, Reader};
+
+use crate::Space;
+
+/// Why a process could not be looked at.
+#[derive(Debug, Error)]
+pub enum ProcessError {
+    /// It has ended, or is only a zombie any more.
+    #[error("process {pid} has ended")]
+    Gone {
+        /// In the node's PID namespace.
+        pid: i32,
+    },
+    /// The kernel refused something.
+    #[error("process {pid}: cannot {action}: {source}; the agent needs root and a /proc without hidepid")]
+    Io {
+        /// In the node's PID namespace.
+        pid: i32,
+        /// What was tried.
+        action: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file in `/proc` is not what it is on the kernels godwit knows.
+    #[error("process {pid}: {file} has a line that is not understood: {line:?}; please report it")]
+    Parse {
+        /// In the node's PID namespace.
+        pid: i32,
+        /// Which file.
+        file: &'static str,
+        /// The line.
+        line: String,
+    },
+}
+
+/// One process, held by handles that do not follow its PID to another process.
+#[derive(Debug)]
+pub struct Process {
+    pid: i32,
+    start_time: u64,
+    space: Space,
+    pidfd: OwnedFd,
+    /// Its directory in `/proc`: files opened through it are this process's or fail.
+    directory: OwnedFd,
+    /// A thread that lives. The first one may have ended before the others.
+    task: AtomicI32,
+}
+
+impl Process {
+    /// Opens the process with this PID (in the node's namespace, not a thread's).
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when there is none, or a zombie.
+    pub fn open(pid: i32) -> Result<Self, ProcessError> {
+        let failed = |action: &str, errno: Errno| match errno {
+            Errno::ESRCH | Errno::ENOENT => ProcessError::Gone { pid },
+            errno => ProcessError::Io { pid, action: action.into(), source: errno.into() },
+        };
+        // SAFETY: pidfd_open takes two integers and touches no memory of ours.
+        let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+            .map_err(|errno| failed("open a handle of it", errno))?;
+        let fd = i32::try_from(fd).map_err(|_| failed("open a handle of it", Errno::EBADF))?;
+        // SAFETY: the kernel has just returned this descriptor; nobody else owns it.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let directory = open(format!("/proc/{pid}").as_str(), flags, Mode::empty())
+            .map_err(|errno| failed("open its directory in /proc", errno))?;
+        let mut process = Self { pid, start_time: 0, space: 0, pidfd, directory, task: AtomicI32::new(pid) };
+        let stat = process.text("stat")?;
+        process.start_time = maps::start_time(&stat).ok_or_else(|| process.unparsed("stat", &stat))?;
+        let status = process.status()?;
+        process.space = status.space.ok_or_else(|| process.unparsed("status", "NSpid"))?;
+        // The directory may have been opened after the PID went to another process; the handle of
+        // the process tells, as long as it lives its PID is its own.
+        process.check_alive()?;
+        Ok(process)
+    }
+
+    /// Its PID in the node's namespace.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// When it began, in clock ticks since boot: with the PID it names one process for ever.
+    pub fn start_time(&self) -> u64 {
+        self.start_time
+    }
+
+    /// Its PID in the innermost namespace it is in.
+    pub fn space(&self) -> Space {
+        self.space
+    }
+
+    /// Handle of the process.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Its mappings, in ascending order and without overlaps.
+    ///
+    /// While the process runs they may change as they are read; the answer is exact for a process
+    /// that does not run.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when it has no address space any more.
+    pub fn areas(&self) -> Result<Vec<Area>, ProcessError> {
+        self.find_task()?;
+        // CRIU does not call locked areas lazy. Only smaps tells them, and it walks all pages.
+        let file = if self.status()?.locked_kib == 0 { "maps" } else { "smaps" };
+        let text = self.text(file)?;
+        let areas = maps::parse(&text).map_err(|line| ProcessError::Parse {
+            pid: self.pid,
+            file: "maps",
+            line: line.to_owned(),
+        })?;
+        if areas.is_empty() {
+            return Err(ProcessError::Gone { pid: self.pid });
+        }
+        Ok(areas)
+    }
+
+    /// Reads memory as far as it can be read from this address on; the number of bytes may be less
+    /// than asked for, and 0 when there is nothing at the address. Pages that the process itself may
+    /// not read (`PROT_NONE`) are read all the same; guard pages have no content.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when the process has ended.
+    pub fn read(&self, address: u64, buffer: &mut [u8]) -> Result<usize, ProcessError> {
+        read::read(self, address, buffer)
+    }
+
+    /// Whether the process has ended, reaped or not.
+    pub fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut fds, PollTimeout::ZERO), Ok(ready) if ready > 0)
+    }
+
+    pub(crate) fn check_alive(&self) -> Result<(), ProcessError> {
+        if self.has_ended() { Err(ProcessError::Gone { pid: self.pid }) } else { Ok(()) }
+    }
+
+    /// Looks for a thread that has the address space, and remembers it.
+    fn find_task(&self) -> Result<(), ProcessError> {
+        let lives = |task: i32| {
+            let stat = self.text(&format!("task/{task}/stat"));
+            stat.is_ok_and(|stat| maps::state(&stat).is_some_and(|state| !"ZXx".contains(state)))
+        };
+        if lives(self.task()) {
+            return Ok(());
+        }
+        self.check_alive()?;
+        let task = self
+            .tasks()?
+            .into_iter()
+            .find(|&task| lives(task))
+            .ok_or(ProcessError::Gone { pid: self.pid })?;
+        self.task.store(task, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A thread that had the address space when [`Process::areas`] last looked.
+    pub(crate) fn task(&self) -> i32 {
+        self.task.load(Ordering::Relaxed)
+    }
+
+    /// All threads, the first one first.
+    pub(crate) fn tasks(&self) -> Result<Vec<i32>, ProcessError> {
+        // The directory's descriptor names this process; a path through it cannot lead to another.
+        let path = format!("/proc/self/fd/{}/task", self.directory.as_raw_fd());
+        let entries = std::fs::read_dir(path).map_err(|source| self.failed("list its threads", source))?;
+        let mut tasks: Vec<i32> =
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        tasks.sort_unstable_by_key(|&task| (task != self.pid, task));
+        Ok(tasks)
+    }
+
+    /// `/proc/PID/status` of the thread that is looked at.
+    pub(crate) fn status(&self) -> Result<maps::Status, ProcessError> {
+        Ok(maps::parse_status(&self.task_text("status")?))
+    }
+
+    /// Opens a file of the thread that is looked at.
+    pub(crate) fn open_file(&self, name: &str) -> Result<File, ProcessError> {
+        self.open_path(&format!("task/{}/{name}", self.task()), OFlag::O_RDONLY)
+    }
+
+    fn open_path(&self, path: &str, flags: OFlag) -> Result<File, ProcessError> {
+        openat(self.directory.as_fd(), path, flags | OFlag::O_CLOEXEC, Mode::empty())
+            .map(File::from)
+            .map_err(|errno| self.failed(&format!("open /proc/{}/{path}", self.pid), errno.into()))
+    }
+
+    fn task_text(&self, name: &str) -> Result<String, ProcessError> {
+        self.text(&format!("task/{}/{name}", self.task()))
+    }
+
+    /// The whole of one of its files.
+    pub(crate) fn text(&self, path: &str) -> Result<String, ProcessError> {
+        let path = match path {
+            "maps" | "smaps" => format!("task/{}/{path}", self.task()),
+            path => path.to_owned(),
+        };
+        let mut bytes = Vec::with_capacity(16 * 1024);
+        self.open_path(&path, OFlag::O_RDONLY)?
+            .read_to_end(&mut bytes)
+            .map_err(|source| self.failed(&format!("read /proc/{}/{path}", self.pid), source))?;
+        // Names of files may be no UTF-8; nothing here depends on them.
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The error of something that failed; [`ProcessError::Gone`] when that is why.
+    pub(crate) fn failed(&self, action: &str, source: io::Error) -> ProcessError {
+        let absent = matches!(source.raw_os_error(), Some(libc::ESRCH | libc::ENOENT));
+        if absent && (self.has_ended() || source.raw_os_error() == Some(libc::ESRCH)) {
+            return ProcessError::Gone { pid: self.pid };
+        }
+        ProcessError::Io { pid: self.pid, action: action.to_owned(), source }
+    }
+
+    fn unparsed(&self, file: &'static str, line: &str) -> ProcessError {
+        ProcessError::Parse { pid: self.pid, file, line: line.to_owned() }
+    }
+}

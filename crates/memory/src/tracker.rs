@@ -1,1 +1,205 @@
-//! Which pages exist and which were written since the last look.
+//! Which pages of a service exist and which were written since the last look, without stopping it.
+//!
+//! A look ([`Tracker::round`]) gives, for each process, the pages to read now and the pages that are
+//! no more. Whoever reads the former after the look and forgets the latter, look by look, has the
+//! exact memory of the service after a look at which it did not run: a page is protected before it
+//! is read, so a write in between is seen by the next look. A page whose history is not certain
+//! counts as written.
+//!
+//! ```text
+//!              first sight, exec, an area not watched yet         each look
+//! process ──▶ userfaultfd made inside (inject) ──▶ watch area ──▶ PAGEMAP_SCAN: populated, written,
+//!                         │                                       protected again in one step
+//!                         └─ refused: everything populated counts as written
+//! ```
+
+mod detect;
+mod inject;
+mod kernel;
+mod ranges;
+mod same;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use thiserror::Error;
+
+pub use detect::{Detected, detect};
+
+use self::kernel::Scanner;
+use self::watch::Watch;
+use crate::process::{Process, ProcessError};
+use crate::{Range, Space};
+
+/// How writes are noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// userfaultfd's asynchronous write protection and `PAGEMAP_SCAN` (Linux 6.7).
+    Uffd,
+    /// The soft-dirty bit of page tables (x86-64 kernels with `CONFIG_MEM_SOFT_DIRTY`).
+    SoftDirty,
+    /// Not at all: all pages count as written at each look.
+    None,
+}
+
+/// Why a look failed. The next one counts all pages as written.
+#[derive(Debug, Error)]
+pub enum TrackError {
+    /// A process could not be looked at.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The kernel refused to tell the pages of a process.
+    #[error("process {pid}: its pages at {:#x}..{:#x} cannot be listed: {}; move the service without copying ahead", range.start, range.end, errno.desc())]
+    Scan {
+        /// In the node's PID namespace.
+        pid: i32,
+        /// Where.
+        range: Range,
+        /// What the kernel said.
+        errno: Errno,
+    },
+}
+
+/// What a look at all processes of a service found. The receiver forgets [`Round::ended`] before it
+/// applies [`Round::spaces`].
+#[derive(Debug, Default)]
+pub struct Round {
+    /// One for each process.
+    pub spaces: Vec<SpaceRound>,
+    /// Spaces of earlier looks that are no more.
+    pub ended: Vec<Space>,
+}
+
+/// What a look at one process found. All ranges are ascending and apart from each other.
+#[derive(Debug)]
+pub struct SpaceRound {
+    /// Its PID inside the service.
+    pub space: Space,
+    /// To read from.
+    pub process: Arc<Process>,
+    /// Populated pages that may differ from what they were at the look before.
+    pub written: Vec<Range>,
+    /// Pages that earlier looks gave as written and that are no more: they read as zeros, or are not
+    /// mapped, or are carried by CRIU.
+    pub gone: Vec<Range>,
+    /// Pages that there are.
+    pub populated_pages: u64,
+    /// Those of [`SpaceRound::written`] in executable areas. CRIU's parasite may write there during
+    /// its dump, so they are to be read after it.
+    pub executable: Vec<Range>,
+    /// Why writes to this process cannot be noticed, so that all its pages count as written; none
+    /// when they are.
+    pub unwatched: Option<String>,
+}
+
+/// Tracks the processes of one service. Dropping it takes the write protection away.
+#[derive(Debug)]
+pub struct Tracker {
+    backend: Backend,
+    spaces: BTreeMap<Space, Tracked>,
+    scanner: Scanner,
+    /// Whether the last look gave its findings to the caller.
+    complete: bool,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    process: Arc<Process>,
+    /// Populated pages that were given to the caller as written at some time, and not as gone since.
+    known: Vec<Range>,
+    watch: Watch,
+}
+
+impl Tracker {
+    /// A tracker that has seen nothing yet.
+    pub fn new(backend: Backend) -> Self {
+        Self { backend, spaces: BTreeMap::new(), scanner: Scanner::new(), complete: true }
+    }
+
+    /// One look at all processes of the service: `pids` are those that live now, in the node's PID
+    /// namespace, without threads. `frozen` says that none of them can run until after the look; then
+    /// nothing is run inside them. A look with `frozen` unset must not meet a freezer.
+    ///
+    /// # Errors
+    /// [`TrackError`] when a process that lives cannot be looked at.
+    pub fn round(&mut self, pids: &[i32], frozen: bool) -> Result<Round, TrackError> {
+        // What was protected for a look that failed has not been told to anybody.
+        let certain = std::mem::replace(&mut self.complete, false);
+        let mut round = Round::default();
+        let mut seen = Vec::new();
+        for &pid in pids {
+            match self.look(pid, frozen, certain) {
+                Ok(Some(space)) => {
+                    seen.push(space.space);
+                    round.spaces.push(space);
+                }
+                Ok(None) | Err(TrackError::Process(ProcessError::Gone { .. })) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.spaces.retain(|space, _| {
+            let stays = seen.contains(space);
+            if !stays {
+                round.ended.push(*space);
+            }
+            stays
+        });
+        self.complete = true;
+        Ok(round)
+    }
+
+    /// A look at one process; none when it is to be passed over.
+    fn look(&mut self, pid: i32, frozen: bool, certain: bool) -> Result<Option<SpaceRound>, TrackError> {
+        let process = match self.tracked(pid) {
+            Some(process) => process,
+            None => {
+                let process = Arc::new(Process::open(pid)?);
+                // A child of vfork(2) has its parent's memory until it executes a program. Looking at
+                // both would take the notes of one from the other.
+                let shares = |other: &Tracked| same::memory(pid, other.process.pid());
+                if !frozen && self.spaces.values().any(shares) {
+                    return Ok(None);
+                }
+                process
+            }
+        };
+        let space = process.space();
+        let mut tracked = match self.spaces.remove(&space) {
+            Some(tracked) if Arc::ptr_eq(&tracked.process, &process) => tracked,
+            // Another process had the number before: its pages are gone, unless the new one has them.
+            before => {
+                let known = before.map(|tracked| tracked.known).unwrap_or_default();
+                Tracked { process, known, watch: Watch::New }
+            }
+        };
+        let found = tracked.watch.look(self.backend, &tracked.process, &mut self.scanner, frozen);
+        let result = found.map(|found| {
+            let written = match certain {
+                true => ranges::union(&found.written, &ranges::subtract(&found.populated, &tracked.known)),
+                false => found.populated.clone(),
+            };
+            let round = SpaceRound {
+                space,
+                process: Arc::clone(&tracked.process),
+                gone: ranges::subtract(&tracked.known, &found.populated),
+                populated_pages: ranges::pages(&found.populated),
+                executable: ranges::intersect(&written, &found.executable),
+                written,
+                unwatched: tracked.watch.refusal().map(str::to_owned),
+            };
+            tracked.known = found.populated;
+            Some(round)
+        });
+        // Also after an error: the next look has to say what is gone.
+        self.spaces.insert(space, tracked);
+        result
+    }
+
+    /// The process with this PID if it was seen before.
+    fn tracked(&self, pid: i32) -> Option<Arc<Process>> {
+        let mut processes = self.spaces.values().map(|tracked| &tracked.process);
+        processes.find(|process| process.pid() == pid && !process.has_ended()).map(Arc::clone)
+    }
+}

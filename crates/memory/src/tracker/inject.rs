@@ -1,0 +1,424 @@
+//! One system call inside another process: `userfaultfd(2)`, whose descriptor is bound to the
+//! address space of the caller, is made by a thread of the process under ptrace, taken over with
+//! `pidfd_getfd(2)`, and closed inside in the same stop.
+//!
+//! ```text
+//! seize ─ interrupt ─▶ stop ─ block signals ─▶ userfaultfd ─ take it ─▶ close ─ interrupt ─▶ stop
+//!                       │                                                                   │
+//!                       └── registers and signal mask are kept ──────────── and put back ───┴─▶ detach
+//! ```
+//!
+//! The last stop is where the kernel handles signals, as the first was: there it decides from the
+//! registers whether a system call that was interrupted begins again. So a thread that slept goes on
+//! sleeping, and a process that was stopped by a signal stays so.
+//!
+//! Everything happens in a thread of its own. When it ends, the kernel lets go of what it traces,
+//! also of a thread that never stopped.
+
+mod arch;
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use libc::user_regs_struct;
+use nix::errno::Errno;
+
+use crate::process::{Process, ProcessError};
+
+/// How long a thread may take to stop. It stops at once unless it waits for a disk or a vfork child;
+/// the next round tries again.
+const STOP_LIMIT: Duration = Duration::from_millis(50);
+
+/// How often to look whether a thread has stopped. The event for it is SIGCHLD, which belongs to the
+/// whole agent, and waitpid(2) has no time limit.
+const STOP_LOOK: Duration = Duration::from_micros(50);
+
+/// `PTRACE_EVENT_STOP`, which libc lacks for some targets.
+const EVENT_STOP: i32 = 128;
+
+const UFFD_USER_MODE_ONLY: i32 = 1;
+
+/// Why no descriptor was got.
+#[derive(Debug)]
+pub(super) enum InjectError {
+    /// The process has ended.
+    Gone,
+    /// Not this time, or never.
+    Refused {
+        /// Why.
+        reason: String,
+        /// Whether trying again is of no use.
+        lasting: bool,
+    },
+}
+
+impl From<ProcessError> for InjectError {
+    fn from(error: ProcessError) -> Self {
+        match error {
+            ProcessError::Gone { .. } => Self::Gone,
+            error => Self::Refused { reason: error.to_string(), lasting: false },
+        }
+    }
+}
+
+fn refused(reason: impl Into<String>) -> InjectError {
+    InjectError::Refused { reason: reason.into(), lasting: false }
+}
+
+fn refused_for_good(reason: impl Into<String>) -> InjectError {
+    InjectError::Refused { reason: reason.into(), lasting: true }
+}
+
+fn step(action: &str) -> impl FnOnce(Errno) -> InjectError {
+    move |errno| match errno {
+        Errno::ESRCH => InjectError::Gone,
+        errno => refused(format!("cannot {action}: {}", errno.desc())),
+    }
+}
+
+/// A userfaultfd of the process.
+pub(super) fn userfaultfd(process: &Process) -> Result<OwnedFd, InjectError> {
+    std::thread::scope(|scope| {
+        scope.spawn(|| in_this_thread(process)).join().unwrap_or_else(|_| Err(refused("the tracer panicked")))
+    })
+}
+
+fn in_this_thread(process: &Process) -> Result<OwnedFd, InjectError> {
+    let task = choose_task(process)?;
+    let instruction = find_instruction(process)?;
+    let tracee = Tracee::seize(process, task)?;
+    tracee.stop()?;
+    let registers = tracee.registers().map_err(step("read its registers"))?;
+    if !arch::has_known_width(&registers) {
+        let _ = tracee.detach();
+        return Err(refused_for_good("it runs 32-bit code"));
+    }
+    let mut at_pc = [0; 4];
+    let pc = arch::pc(&registers);
+    let known = process.read(pc, &mut at_pc).unwrap_or(0);
+    let reenter = arch::must_reenter(&at_pc[..known], &registers);
+    let mask = tracee.signal_mask().map_err(step("read its signal mask"))?;
+    tracee.set_signal_mask(u64::MAX).map_err(step("block its signals"))?;
+
+    // From here on the registers are not the thread's own: whatever fails, they are put back, and
+    // waiting has no limit.
+    let mut injection = Injection { tracee: &tracee, instruction, registers, reenter };
+    let result = injection.begin().map_err(step("enter its system call again")).and_then(|()| {
+        let fd = injection.make()?;
+        let taken = take(process, task, fd);
+        injection.call(libc::SYS_close, fd.unsigned_abs().into()).map_err(step("close it inside"))?;
+        taken
+    });
+    match injection.finish(mask) {
+        Ok(()) => result,
+        Err(Errno::ESRCH) => Err(InjectError::Gone),
+        Err(errno) => Err(refused(format!("cannot let it go on as it was: {}", errno.desc()))),
+    }
+}
+
+/// A thread that is traced and stopped, and runs system calls of ours.
+struct Injection<'a> {
+    tracee: &'a Tracee,
+    /// Where a system call instruction is.
+    instruction: u64,
+    /// What the thread goes on with.
+    registers: user_regs_struct,
+    /// The thread leaves as it enters its own system call again, see [`arch::must_reenter`].
+    reenter: bool,
+}
+
+impl Injection<'_> {
+    /// Brings a thread that enters its system call again to where another one can be made.
+    fn begin(&mut self) -> Result<(), Errno> {
+        if !self.reenter {
+            return Ok(());
+        }
+        self.tracee.run_to_syscall_stop()?;
+        let entered = self.tracee.registers()?;
+        arch::skip(self.tracee.task, &entered)?;
+        self.tracee.run_to_syscall_stop()?;
+        self.registers = arch::rewound(&entered);
+        self.instruction = arch::pc(&self.registers);
+        Ok(())
+    }
+
+    fn make(&self) -> Result<i32, InjectError> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
+        let result = self
+            .call(libc::SYS_userfaultfd, flags.unsigned_abs().into())
+            .map_err(step("run a system call in it"))?;
+        match i32::try_from(result) {
+            Ok(fd @ 0..) => Ok(fd),
+            Ok(error) => {
+                let errno = Errno::from_raw(-error);
+                let lasting = matches!(errno, Errno::ENOSYS | Errno::EPERM);
+                let reason = format!("userfaultfd(2) in it fails: {}", errno.desc());
+                Err(InjectError::Refused { reason, lasting })
+            }
+            Err(_) => Err(refused("userfaultfd(2) in it returned no descriptor")),
+        }
+    }
+
+    fn call(&self, number: i64, argument: u64) -> Result<i64, Errno> {
+        self.tracee.set_registers(&arch::call(&self.registers, self.instruction, number, argument))?;
+        self.tracee.run_to_syscall_stop()?;
+        self.tracee.run_to_syscall_stop()?;
+        Ok(arch::result(&self.tracee.registers()?))
+    }
+
+    /// Lets the thread go on with its own registers and signal mask.
+    fn finish(&self, mask: u64) -> Result<(), Errno> {
+        if self.reenter {
+            self.tracee.set_registers(&self.registers)?;
+            self.tracee.run_to_syscall_stop()?;
+        } else {
+            self.tracee.interrupt()?;
+            self.tracee.run_to_signal_handling()?;
+            self.tracee.set_registers(&arch::leave(&self.registers))?;
+        }
+        self.tracee.set_signal_mask(mask)?;
+        self.tracee.detach()
+    }
+}
+
+/// Takes over the descriptor that the thread has just got.
+fn take(process: &Process, task: i32, fd: i32) -> Result<OwnedFd, InjectError> {
+    // The handle of the process is its first thread, whose descriptors may be others.
+    if task != process.pid() && !super::same::files(process.pid(), task) {
+        return Err(refused_for_good("its threads do not share their descriptors"));
+    }
+    // SAFETY: pidfd_getfd takes three integers and touches no memory of ours.
+    let taken = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.pidfd().as_raw_fd(), fd, 0) };
+    let taken = Errno::result(taken).map_err(step("take over the descriptor"))?;
+    let taken = i32::try_from(taken).map_err(|_| refused("pidfd_getfd(2) returned no descriptor"))?;
+    // SAFETY: the kernel has just returned this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(taken) })
+}
+
+/// The thread that is least disturbed by a stop: the first one unless it is worse off than another.
+fn choose_task(process: &Process) -> Result<i32, InjectError> {
+    let status = process.status()?;
+    if status.tracer != 0 {
+        return Err(refused(format!("process {} traces it already", status.tracer)));
+    }
+    let mut best = None;
+    for task in process.tasks()? {
+        let Ok(stat) = process.text(&format!("task/{task}/stat")) else { continue };
+        let number = || {
+            let text = process.text(&format!("task/{task}/syscall")).unwrap_or_default();
+            text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(-1)
+        };
+        let cost = match crate::process::state(&stat) {
+            Some('R' | 'T') => 0,
+            Some('S') if arch::ends_when_stopped(number()) => 1,
+            Some('S') => 0,
+            Some('D') => 2,
+            _ => continue,
+        };
+        if best.is_none_or(|(least, _)| cost < least) {
+            best = Some((cost, task));
+        }
+        if cost == 0 {
+            break;
+        }
+    }
+    best.map(|(_, task)| task).ok_or(InjectError::Gone)
+}
+
+/// A system call instruction in the process. The vDSO has some on every kernel; a process without
+/// one runs its own.
+fn find_instruction(process: &Process) -> Result<u64, InjectError> {
+    let mut code = vec![0; 64 * 1024];
+    let areas = process.areas()?;
+    let executable = || areas.iter().filter(|area| area.executable && area.readable);
+    let (vdso, others): (Vec<_>, Vec<_>) = executable().partition(|area| area.is_vdso);
+    for area in vdso.into_iter().chain(others) {
+        let mut start = area.range.start;
+        while start < area.range.end {
+            let left = usize::try_from(area.range.end - start).unwrap_or(usize::MAX);
+            let wanted = left.min(code.len());
+            let read = process.read(start, &mut code[..wanted])?;
+            let found = code[..read]
+                .windows(arch::INSTRUCTION.len())
+                .enumerate()
+                .find(|(at, bytes)| at.is_multiple_of(arch::ALIGNMENT) && *bytes == arch::INSTRUCTION);
+            if let Some((at, _)) = found {
+                return Ok(start + at as u64);
+            }
+            if read == 0 {
+                break;
+            }
+            start += read as u64;
+        }
+    }
+    Err(refused_for_good("no system call instruction was found in it"))
+}
+
+/// How a traced thread stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// Where signals are handled: by PTRACE_INTERRUPT or by a stop signal.
+    SignalHandling,
+    /// A signal is about to be delivered.
+    Signal(i32),
+    /// At the beginning or end of a system call.
+    Syscall,
+}
+
+/// A thread that this thread traces.
+struct Tracee {
+    task: i32,
+}
+
+impl Tracee {
+    fn seize(process: &Process, task: i32) -> Result<Self, InjectError> {
+        let tracee = Self { task };
+        let seize = |options: i32| tracee.by_value(libc::PTRACE_SEIZE, options);
+        let failed = |errno| match errno {
+            Errno::ESRCH => InjectError::Gone,
+            errno => refused(format!("it cannot be traced: {}", Errno::desc(errno))),
+        };
+        // Filters would refuse userfaultfd(2), or kill the process for it.
+        if process.status()?.seccomp == 0 {
+            seize(libc::PTRACE_O_TRACESYSGOOD).map_err(failed)?;
+        } else {
+            seize(libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_SUSPEND_SECCOMP).map_err(
+                |errno| match errno {
+                    Errno::ESRCH => InjectError::Gone,
+                    errno => refused_for_good(format!(
+                        "its seccomp filter cannot be suspended: {}",
+                        Errno::desc(errno)
+                    )),
+                },
+            )?;
+        }
+        // The PID of a thread may have gone to another between choosing and seizing it.
+        if process.text(&format!("task/{task}/stat")).is_err() {
+            return Err(InjectError::Gone);
+        }
+        Ok(tracee)
+    }
+
+    /// Stops the thread where signals are handled, within [`STOP_LIMIT`].
+    fn stop(&self) -> Result<(), InjectError> {
+        self.interrupt().map_err(step("interrupt it"))?;
+        let begun = Instant::now();
+        loop {
+            match self.look(libc::WNOHANG).map_err(step("wait for its stop"))? {
+                Some(Stop::SignalHandling) => return Ok(()),
+                Some(stop) => self.resume(libc::PTRACE_CONT, stop).map_err(step("let it run on"))?,
+                None if begun.elapsed() > STOP_LIMIT => return Err(refused("it does not stop")),
+                None if begun.elapsed() < STOP_LOOK => std::thread::yield_now(),
+                None => std::thread::sleep(STOP_LOOK),
+            }
+        }
+    }
+
+    fn interrupt(&self) -> Result<(), Errno> {
+        self.by_value(libc::PTRACE_INTERRUPT, 0)
+    }
+
+    fn run_to_syscall_stop(&self) -> Result<(), Errno> {
+        let mut stop = Stop::Syscall;
+        loop {
+            self.resume(libc::PTRACE_SYSCALL, stop)?;
+            stop = self.wait()?;
+            if stop == Stop::Syscall {
+                return Ok(());
+            }
+        }
+    }
+
+    fn run_to_signal_handling(&self) -> Result<(), Errno> {
+        let mut stop = Stop::Syscall;
+        loop {
+            self.resume(libc::PTRACE_CONT, stop)?;
+            stop = self.wait()?;
+            if stop == Stop::SignalHandling {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Resumes; a signal that was about to be delivered is. With all signals blocked that is at most
+    /// SIGSTOP, which touches no registers.
+    fn resume(&self, request: libc::c_uint, stop: Stop) -> Result<(), Errno> {
+        let signal = if let Stop::Signal(signal) = stop { signal } else { 0 };
+        self.by_value(request, signal)
+    }
+
+    fn wait(&self) -> Result<Stop, Errno> {
+        loop {
+            if let Some(stop) = self.look(0)? {
+                return Ok(stop);
+            }
+        }
+    }
+
+    /// Its stop, if it has stopped; ESRCH when it has ended.
+    fn look(&self, flags: i32) -> Result<Option<Stop>, Errno> {
+        let mut status = 0;
+        // SAFETY: the status is written to a variable of ours.
+        let task = unsafe { libc::waitpid(self.task, &raw mut status, libc::__WALL | flags) };
+        match Errno::result(task) {
+            Ok(0) | Err(Errno::EINTR) => return Ok(None),
+            Ok(_) => {}
+            Err(Errno::ECHILD) => return Err(Errno::ESRCH),
+            Err(errno) => return Err(errno),
+        }
+        if !libc::WIFSTOPPED(status) {
+            return Err(Errno::ESRCH);
+        }
+        Ok(Some(match (status >> 16, libc::WSTOPSIG(status)) {
+            (EVENT_STOP, _) => Stop::SignalHandling,
+            (_, signal) if signal == libc::SIGTRAP | 0x80 => Stop::Syscall,
+            (_, signal) => Stop::Signal(signal),
+        }))
+    }
+
+    fn registers(&self) -> Result<user_regs_struct, Errno> {
+        // SAFETY: the structure is plain numbers, for which zero is a value.
+        let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
+        self.register_set(libc::PTRACE_GETREGSET, &mut registers)?;
+        Ok(registers)
+    }
+
+    fn set_registers(&self, registers: &user_regs_struct) -> Result<(), Errno> {
+        self.register_set(libc::PTRACE_SETREGSET, &mut { *registers })
+    }
+
+    fn register_set(&self, request: libc::c_uint, registers: &mut user_regs_struct) -> Result<(), Errno> {
+        let iov_len = size_of::<user_regs_struct>();
+        let mut vector = libc::iovec { iov_base: std::ptr::from_mut(registers).cast(), iov_len };
+        let kind = i64::from(libc::NT_PRSTATUS);
+        // SAFETY: the vector covers the registers, which are borrowed exclusively for the call.
+        Errno::result(unsafe { libc::ptrace(request, self.task, kind, &raw mut vector) })?;
+        if vector.iov_len == iov_len { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    fn signal_mask(&self) -> Result<u64, Errno> {
+        let mut mask = 0_u64;
+        // SAFETY: the kernel writes as many bytes as the third argument says.
+        let done =
+            unsafe { libc::ptrace(libc::PTRACE_GETSIGMASK, self.task, size_of::<u64>(), &raw mut mask) };
+        Errno::result(done).map(|_| mask)
+    }
+
+    fn set_signal_mask(&self, mask: u64) -> Result<(), Errno> {
+        // SAFETY: the kernel reads as many bytes as the third argument says.
+        let done =
+            unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, self.task, size_of::<u64>(), &raw const mask) };
+        Errno::result(done).map(drop)
+    }
+
+    fn detach(&self) -> Result<(), Errno> {
+        self.by_value(libc::PTRACE_DETACH, 0)
+    }
+
+    /// A request that takes at most a number.
+    fn by_value(&self, request: libc::c_uint, data: i32) -> Result<(), Errno> {
+        let data = libc::c_ulong::from(data.unsigned_abs());
+        // SAFETY: the requests given take their argument by value and touch no memory of ours.
+        Errno::result(unsafe { libc::ptrace(request, self.task, 0_usize, data) }).map(drop)
+    }
+}

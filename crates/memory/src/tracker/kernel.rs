@@ -1,0 +1,195 @@
+//! The two interfaces of the kernel that tracking stands on, as thin calls: `PAGEMAP_SCAN`
+//! (Documentation/admin-guide/mm/pagemap.rst) and the write protection of userfaultfd
+//! (Documentation/admin-guide/mm/userfaultfd.rst).
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+
+use crate::Range;
+
+const UFFD_API: u64 = 0xAA;
+/// Writes are noted by the kernel alone, and nobody waits for us (Linux 6.7). It brings
+/// `UFFD_FEATURE_WP_UNPOPULATED` with it, whether asked for or not.
+const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
+const UFFDIO_REGISTER_MODE_WP: u64 = 2;
+
+const PM_SCAN_WP_MATCHING: u64 = 1;
+const PM_SCAN_CHECK_WPASYNC: u64 = 2;
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+/// Linux 6.15; before it guard pages look like swapped ones, and reading them tells.
+const PAGE_IS_GUARD: u64 = 1 << 8;
+
+/// Regions a scan can return at once; more cost one more call. 64 KiB of pages written here and
+/// there per MiB of it.
+const REGIONS: usize = 16 * 1024;
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct UffdioRegister {
+    start: u64,
+    len: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct UffdioWriteprotect {
+    start: u64,
+    len: u64,
+    mode: u64,
+}
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ScanArguments {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+mod calls {
+    use super::{ScanArguments, UffdioApi, UffdioRegister, UffdioWriteprotect};
+    nix::ioctl_readwrite!(uffdio_api, 0xAA, 0x3F, UffdioApi);
+    nix::ioctl_readwrite!(uffdio_register, 0xAA, 0x00, UffdioRegister);
+    nix::ioctl_readwrite!(uffdio_writeprotect, 0xAA, 0x06, UffdioWriteprotect);
+    nix::ioctl_readwrite!(pagemap_scan, b'f', 16, ScanArguments);
+}
+
+/// A userfaultfd of another process's address space, in which writes are only noted.
+#[derive(Debug)]
+pub(super) struct Userfault {
+    fd: OwnedFd,
+}
+
+impl Userfault {
+    /// Makes a fresh userfaultfd note writes.
+    pub(super) fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        let mut api = UffdioApi { api: UFFD_API, features: UFFD_FEATURE_WP_ASYNC, ioctls: 0 };
+        // SAFETY: the argument is the structure that the call reads and writes.
+        unsafe { calls::uffdio_api(fd.as_raw_fd(), &raw mut api) }?;
+        Ok(Self { fd })
+    }
+
+    /// Notes writes in this range from now on; all its pages count as written.
+    pub(super) fn watch(&self, range: &Range) -> Result<(), Errno> {
+        let len = range.end - range.start;
+        let mut register =
+            UffdioRegister { start: range.start, len, mode: UFFDIO_REGISTER_MODE_WP, ioctls: 0 };
+        // SAFETY: as above. Registering for asynchronous write protection changes nothing that the
+        // process can notice.
+        unsafe { calls::uffdio_register(self.fd.as_raw_fd(), &raw mut register) }?;
+        // Kernels before 6.13 leave the marks on pages that mremap(2) moved here: they would count
+        // as not written for ever.
+        let mut unprotect = UffdioWriteprotect { start: range.start, len, mode: 0 };
+        // SAFETY: as above.
+        unsafe { calls::uffdio_writeprotect(self.fd.as_raw_fd(), &raw mut unprotect) }?;
+        Ok(())
+    }
+}
+
+/// What a scan does beside looking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protect {
+    /// Nothing.
+    No,
+    /// Write-protects the pages it returns, in one step with looking at them; the whole call fails
+    /// with EPERM where writes are not noted.
+    Yes,
+}
+
+/// `PAGEMAP_SCAN` with its buffer.
+#[derive(Debug)]
+pub(super) struct Scanner {
+    regions: Vec<Region>,
+    /// Categories that this kernel knows and that make a page none.
+    absent: u64,
+}
+
+impl Scanner {
+    pub(super) fn new() -> Self {
+        Self { regions: vec![Region::default(); REGIONS], absent: PAGE_IS_PFNZERO | PAGE_IS_GUARD }
+    }
+
+    /// Gives the populated pages of a range in ascending order, each with whether it was written
+    /// since it was protected. Pages of the zero page and guard pages count as not there. After an
+    /// error some pages may have been protected that were not given.
+    pub(super) fn scan(
+        &mut self,
+        pagemap: BorrowedFd<'_>,
+        range: &Range,
+        protect: Protect,
+        mut each: impl FnMut(Range, bool),
+    ) -> Result<(), Errno> {
+        let mut start = range.start;
+        while start < range.end {
+            let mut arguments = ScanArguments {
+                size: size_of::<ScanArguments>() as u64,
+                flags: match protect {
+                    Protect::No => 0,
+                    Protect::Yes => PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
+                },
+                start,
+                end: range.end,
+                vec: self.regions.as_mut_ptr() as u64,
+                vec_len: self.regions.len() as u64,
+                category_inverted: self.absent,
+                category_mask: self.absent,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_WRITTEN,
+                ..ScanArguments::default()
+            };
+            // SAFETY: the argument is the structure that the call reads and writes, and it names a
+            // vector that is borrowed exclusively for the call, with its length.
+            let count = unsafe { calls::pagemap_scan(pagemap.as_raw_fd(), &raw mut arguments) };
+            let count = match count {
+                Ok(count) => usize::try_from(count).unwrap_or(0),
+                Err(Errno::EINVAL) if self.absent & PAGE_IS_GUARD != 0 => {
+                    self.absent &= !PAGE_IS_GUARD;
+                    continue;
+                }
+                Err(Errno::EINTR) if protect == Protect::No => continue,
+                Err(errno) => return Err(errno),
+            };
+            for region in &self.regions[..count] {
+                each(region.start..region.end, region.categories & PAGE_IS_WRITTEN != 0);
+            }
+            if arguments.walk_end <= start {
+                return Err(Errno::EIO);
+            }
+            start = arguments.walk_end;
+        }
+        Ok(())
+    }
+}

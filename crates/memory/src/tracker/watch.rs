@@ -1,0 +1,192 @@
+//! How writes to one process are noticed, and one look at its pages.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+
+use super::inject::{self, InjectError};
+use super::kernel::{Protect, Scanner, Userfault};
+use super::{Backend, TrackError, ranges};
+use crate::Range;
+use crate::process::{AreaKind, Process, ProcessError};
+
+/// How writes to a process are noticed.
+#[derive(Debug)]
+pub(super) enum Watch {
+    /// Not yet.
+    New,
+    /// By a userfaultfd of its address space.
+    Uffd(Userfault),
+    /// Not at all.
+    Refused {
+        /// Why.
+        reason: String,
+        /// Whether trying again is of no use.
+        lasting: bool,
+    },
+}
+
+/// What a look at a process found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Pages that there are.
+    pub(super) populated: Vec<Range>,
+    /// Those of them that count as written.
+    pub(super) written: Vec<Range>,
+    /// Executable areas.
+    pub(super) executable: Vec<Range>,
+}
+
+/// What a look may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Watches what is not watched, and gives up when the address space is another one.
+    First,
+    /// Watches what is not watched.
+    Second,
+    /// The process is frozen and this may be the last look: what is not watched counts as written.
+    Frozen,
+}
+
+impl Watch {
+    /// Why writes are not noticed; none when they are.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        match self {
+            Self::Refused { reason, .. } => Some(reason),
+            Self::New | Self::Uffd(_) => None,
+        }
+    }
+
+    /// Looks at the pages of the process, and begins to watch what is not watched yet.
+    pub(super) fn look(
+        &mut self,
+        backend: Backend,
+        process: &Process,
+        scanner: &mut Scanner,
+        frozen: bool,
+    ) -> Result<Found, TrackError> {
+        if backend == Backend::Uffd && !frozen {
+            self.prepare(process)?;
+            if let Some(found) = self.scan(process, scanner, Manner::First)? {
+                return Ok(found);
+            }
+            // After exec(2) the userfaultfd belongs to an address space that is no more. Closing it
+            // here also forgets what it noted in one that still is.
+            *self = Self::New;
+            self.prepare(process)?;
+        }
+        let manner = if frozen { Manner::Frozen } else { Manner::Second };
+        Ok(self.scan(process, scanner, manner)?.unwrap_or_default())
+    }
+
+    /// Gets a userfaultfd of the process, if that is of use.
+    fn prepare(&mut self, process: &Process) -> Result<(), TrackError> {
+        if matches!(self, Self::Uffd(_) | Self::Refused { lasting: true, .. }) {
+            return Ok(());
+        }
+        *self = match inject::userfaultfd(process) {
+            Ok(fd) => match Userfault::new(fd) {
+                Ok(userfault) => Self::Uffd(userfault),
+                Err(errno) => Self::Refused {
+                    reason: format!("this kernel's userfaultfd does not note writes: {}", errno.desc()),
+                    lasting: true,
+                },
+            },
+            Err(InjectError::Gone) => return Err(ProcessError::Gone { pid: process.pid() }.into()),
+            Err(InjectError::Refused { reason, lasting }) => Self::Refused { reason, lasting },
+        };
+        Ok(())
+    }
+
+    /// The pages of all areas; none when the watched address space is no longer the process's.
+    fn scan(
+        &self,
+        process: &Process,
+        scanner: &mut Scanner,
+        manner: Manner,
+    ) -> Result<Option<Found>, TrackError> {
+        let areas = process.areas()?;
+        // Opened anew each time: it stays with the address space that it was opened for.
+        let pagemap = process.open_file("pagemap")?;
+        let mut found = Found::default();
+        for area in areas.iter().filter(|area| area.kind == AreaKind::Private) {
+            if area.executable {
+                ranges::push(&mut found.executable, area.range.clone());
+            }
+            let mut pages = None;
+            if let Self::Uffd(userfault) = self {
+                pages = match watched(userfault, scanner, &pagemap, &area.range, manner) {
+                    Ok(pages) => pages,
+                    Err(Replaced) => return Ok(None),
+                };
+            }
+            let pages =
+                match pages {
+                    Some(pages) => pages,
+                    None => pages_of(scanner, &pagemap, &area.range, Protect::No, true).map_err(|errno| {
+                        match errno {
+                            Errno::ESRCH => ProcessError::Gone { pid: process.pid() }.into(),
+                            errno => {
+                                TrackError::Scan { pid: process.pid(), range: area.range.clone(), errno }
+                            }
+                        }
+                    })?,
+                };
+            pages.populated.into_iter().for_each(|range| ranges::push(&mut found.populated, range));
+            pages.written.into_iter().for_each(|range| ranges::push(&mut found.written, range));
+        }
+        Ok(Some(found))
+    }
+}
+
+/// The address space that is watched is no longer the process's.
+struct Replaced;
+
+/// The pages of an area whose writes are noted, or are from now on; none when they are not.
+fn watched(
+    userfault: &Userfault,
+    scanner: &mut Scanner,
+    pagemap: &File,
+    range: &Range,
+    manner: Manner,
+) -> Result<Option<Found>, Replaced> {
+    if let Ok(pages) = pages_of(scanner, pagemap, range, Protect::Yes, false) {
+        return Ok(Some(pages));
+    }
+    // It is not watched, or not all of it. Some of its pages may have been protected just now without
+    // having been told, so from here on all of them count as written.
+    if manner == Manner::Frozen {
+        return Ok(None);
+    }
+    match userfault.watch(range) {
+        Ok(()) => {}
+        Err(Errno::ENOMEM | Errno::ESRCH) if manner == Manner::First => return Err(Replaced),
+        // It vanished meanwhile, or the process watches it by itself.
+        Err(_) => return Ok(None),
+    }
+    match pages_of(scanner, pagemap, range, Protect::Yes, true) {
+        Ok(pages) => Ok(Some(pages)),
+        // What was watched is another address space, or the area has changed again.
+        Err(Errno::EPERM) if manner == Manner::First => Err(Replaced),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The pages of a range, and those that were written; all of them when `all` says so.
+fn pages_of(
+    scanner: &mut Scanner,
+    pagemap: &File,
+    range: &Range,
+    protect: Protect,
+    all: bool,
+) -> Result<Found, Errno> {
+    let mut found = Found::default();
+    scanner.scan(pagemap.as_fd(), range, protect, |range, written| {
+        if all || written {
+            ranges::push(&mut found.written, range.clone());
+        }
+        ranges::push(&mut found.populated, range);
+    })?;
+    Ok(found)
+}
