@@ -10,7 +10,7 @@ BENCH_ARGS ?= --workload redis --memory 256MiB --mode cold --link 1gbit,1ms --ru
 
 # Where rustup's own installer puts cargo, for shells that do not have it in their path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
-BINARIES := godwit godwitd godwit-shim godwit-lab-link
+BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab-link
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help

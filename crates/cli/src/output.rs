@@ -93,6 +93,12 @@ pub(crate) fn watched() -> bool {
 }
 
 /// `201.3 MiB`.
+pub(crate) fn bytes_per_second(rate: f64) -> String {
+    // Bandwidth is told in powers of ten, as links are.
+    format!("{:.1} MB/s", rate / 1e6)
+}
+
+/// A size in powers of 1024.
 pub(crate) fn bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

@@ -47,6 +47,8 @@ pub(crate) enum ValueError {
     Time,
     #[error("write a duration with its unit: 90s, 15m, 2h, 1d")]
     Duration,
+    #[error("a rate is a whole number with a unit: 400mbit, 1gbit, 50MB/s or 50MiB/s")]
+    Rate,
     #[error("the path cannot be made absolute: the current directory is gone")]
     NoDirectory,
 }
@@ -72,6 +74,30 @@ pub(crate) fn size(text: &str) -> Result<u64, ValueError> {
         Some(0) => Err(ValueError::ZeroSize),
         Some(bytes) => Ok(bytes),
         None => Err(ValueError::HugeSize),
+    }
+}
+
+/// `400mbit`, `50MB/s`: bytes per second.
+pub(crate) fn rate(text: &str) -> Result<u64, ValueError> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| ValueError::Rate)?;
+    // What one unit is in bits.
+    let bits: u64 = match unit.to_ascii_lowercase().as_str() {
+        "kbit" => 1_000,
+        "mbit" => 1_000_000,
+        "gbit" => 1_000_000_000,
+        "kb/s" => 8_000,
+        "mb/s" => 8_000_000,
+        "gb/s" => 8_000_000_000,
+        "kib/s" => 8 << 10,
+        "mib/s" => 8 << 20,
+        "gib/s" => 8 << 30,
+        _ => return Err(ValueError::Rate),
+    };
+    match number.checked_mul(bits).map(|bits| bits / 8) {
+        Some(0) | None => Err(ValueError::Rate),
+        Some(bytes) => Ok(bytes),
     }
 }
 

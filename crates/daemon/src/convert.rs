@@ -1,10 +1,11 @@
 //! Between the API's messages and the types inside; all checks of what users give are here.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use godwit_api::v1 as api;
 use godwit_engine::{Mount, MountKind};
-use godwit_migration::{Port, Report, Service};
+use godwit_migration::{Compress, Mode, Options, Port, Report, Service};
 use tonic::Status;
 
 /// The smallest memory limit with which a container starts at all.
@@ -184,5 +185,44 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         phases: report.phases.into_iter().map(|p| api::PhaseTime { phase: p.phase, ms: p.ms }).collect(),
         id: report.id,
         criu: report.criu,
+        why: report.why,
+        tracker: report.tracker,
+        faults: report.faults,
     }
 }
+
+/// What a user asks of a migration; an error is a sentence for the user.
+pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> {
+    let default = Options::default();
+    let mode = match request.mode.as_str() {
+        "" => Mode::Auto,
+        name => Mode::parse(name).ok_or_else(|| {
+            let known = Mode::ALL.map(Mode::name).join(", ");
+            format!("mode {name:?} is not known; the modes are {known}")
+        })?,
+    };
+    let compress = match request.compress.as_str() {
+        "" | "auto" => Compress::Auto,
+        "off" => Compress::Off,
+        "lz4" => Compress::Lz4,
+        "zstd" => Compress::Zstd,
+        name => return Err(format!("compression {name:?} is not known; name auto, off, lz4 or zstd")),
+    };
+    if request.lanes > MAX_LANES {
+        return Err(format!("{} connections are too many; {MAX_LANES} are the most", request.lanes));
+    }
+    let some = |n: u32| (n != 0).then_some(n);
+    Ok(Options {
+        mode,
+        max_frozen: some(request.max_frozen_ms).map(|ms| Duration::from_millis(ms.into())),
+        max_rounds: some(request.max_rounds).unwrap_or(default.max_rounds),
+        max_bandwidth: (request.max_bandwidth != 0).then_some(request.max_bandwidth),
+        compress,
+        throttle: request.allow_throttle,
+        postcopy: request.allow_postcopy,
+        lanes: some(request.lanes).map_or(default.lanes, |n| n as usize),
+    })
+}
+
+/// Most connections for pages: more than any machine has cores to fill them with.
+const MAX_LANES: u32 = 8;

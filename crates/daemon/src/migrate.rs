@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
-use godwit_migration::link;
 use godwit_migration::{Outcome, Progress, Source, error_chain};
-use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -22,12 +20,7 @@ pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
 
 /// Starts a migration of a service of this node. It goes on also when nobody reads the stream.
 pub(crate) fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream, Status> {
-    if !matches!(request.mode.as_str(), "" | "cold") {
-        return Err(Status::unimplemented(format!(
-            "mode {:?} is not known to this version; it has only cold",
-            request.mode
-        )));
-    }
+    let options = convert::options(request).map_err(Status::invalid_argument)?;
     let owned = crate::services::owned(node, &request.name)?;
     if request.to == node.name {
         return Err(Status::invalid_argument(format!(
@@ -35,13 +28,13 @@ pub(crate) fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream
             request.name, request.to
         )));
     }
-    let address =
-        node.member_address(&request.to).map_err(|e| status(Status::internal, &e))?.ok_or_else(|| {
-            Status::not_found(format!(
-                "there is no node {}; `godwit nodes` lists those there are",
-                request.to
-            ))
-        })?;
+    let known = node.member_address(&request.to).map_err(|e| status(Status::internal, &e))?;
+    if known.is_none() {
+        return Err(Status::not_found(format!(
+            "there is no node {}; `godwit nodes` lists those there are",
+            request.to
+        )));
+    }
     if owned.exit_code.is_some() {
         return Err(Status::failed_precondition(format!(
             "service {} is stopped; only a service that runs can be moved",
@@ -51,7 +44,6 @@ pub(crate) fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream
     if node.is_busy(&request.name) {
         return Err(Status::aborted(format!("service {} is being stopped or removed", request.name)));
     }
-    let peer = NodeName::new(&request.to).map_err(|e| status(Status::invalid_argument, &e))?;
     let id = ulid::Ulid::new().to_string();
     let cancel = CancellationToken::new();
     let (end, ended) = watch::channel(());
@@ -65,22 +57,21 @@ pub(crate) fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream
         owned.service,
         id.clone(),
         request.to.clone(),
+        options,
         progress,
         cancel,
     );
     let (finish, finished) = oneshot::channel();
     let (node, name, to) = (Arc::clone(node), request.name.clone(), request.to.clone());
-    let identity = Arc::clone(node.peers.identity());
     tokio::spawn(async move {
         node.events.tell("migration", "started", &name, &format!("to node {to}"));
-        let connect = async move { Connection::open(&identity, &address, &peer, &link::options()).await };
-        let report = source.run(connect).await;
+        let report = source.run().await;
         node.end_migration(&name);
         drop(end);
         let answer = match report {
             Ok(report) => {
                 let (action, detail) = match report.outcome {
-                    Outcome::Moved => ("moved", format!("to node {to}, frozen {:.0} ms", report.frozen_ms)),
+                    Outcome::Moved => ("moved", format!("to node {to}, {}, frozen {:.0} ms", report.mode, report.frozen_ms)),
                     Outcome::Kept => ("kept", report.reason.clone()),
                 };
                 node.events.tell("migration", action, &name, &detail);
@@ -127,6 +118,11 @@ fn stream(
                         phase: now.phase.into(),
                         bytes_done: now.bytes_done,
                         bytes_total: now.bytes_total,
+                        round: now.round,
+                        dirty_pages_per_second: now.dirty_pages_per_second,
+                        bandwidth: now.bandwidth,
+                        predicted_frozen_ms: now.predicted_frozen_ms,
+                        faults: now.faults,
                     };
                     // Progress may be skipped for a slow reader; the report may not.
                     let _ = events.try_send(Ok(MigrationEvent { kind: Some(Kind::Progress(progress)) }));

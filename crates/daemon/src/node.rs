@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, NodeInfo, Placement};
+use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
 use godwit_migration::{Decision, Host, HostError, Service, error_chain};
 use godwit_network::Subnet;
+use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
@@ -385,6 +387,17 @@ impl Host for NodeHost {
             godwit_api::v1::Decision::Kept => Decision::Kept(answer.reason),
             godwit_api::v1::Decision::Pending | godwit_api::v1::Decision::Unspecified => Decision::Pending,
         })
+    }
+
+    async fn connect(&self, to: &str) -> Result<Connection, HostError> {
+        let node = self.node()?;
+        let address = node
+            .member_address(to)
+            .map_err(|e| host_error(&e))?
+            .ok_or_else(|| HostError(format!("node {to} is no member of the cluster")))?;
+        let peer = NodeName::new(to).map_err(|e| host_error(&e))?;
+        let opened = Connection::open(node.peers.identity(), &address, &peer, &link::options()).await;
+        opened.map_err(|e| host_error(&e))
     }
 
     async fn in_doubt(&self, service: &Service, source: &str, doubt: bool) {

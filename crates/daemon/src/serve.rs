@@ -23,6 +23,8 @@ use godwit_api::v1::peer_server::PeerServer;
 use godwit_criu::Criu;
 use godwit_engine::image::Store;
 use godwit_engine::runc::{Runc, RuncConfig};
+use godwit_memory::tracker::{self, Backend, Detected};
+use godwit_migration::arrivals::Arrivals;
 use godwit_migration::journal::Journal;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
@@ -36,6 +38,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
@@ -87,9 +90,59 @@ pub(crate) struct ServeArgs {
     /// The most memory that services on their way to this node may need, in MiB; 0: what is free
     #[arg(long, default_value_t = 0, value_name = "MIB")]
     pub incoming_memory: u64,
+    /// How written pages are found: the best there is, or one of these
+    #[arg(long, value_enum, default_value_t = Track::Auto)]
+    pub tracker: Track,
+    /// Whether services may run here before their pages are in place
+    #[arg(long, value_enum, default_value_t = Userfaultfd::Auto)]
+    pub userfaultfd: Userfaultfd,
     /// File descriptor that gets one byte when the node serves
     #[arg(long, hide = true)]
     pub ready_fd: Option<i32>,
+}
+
+/// The names of [`Backend`]s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Track {
+    /// The best that this kernel has
+    Auto,
+    /// userfaultfd and PAGEMAP_SCAN (Linux 6.7 and newer)
+    Uffd,
+    /// The soft-dirty bit (x86-64, where the kernel was built with it)
+    SoftDirty,
+    /// None: only modes cold and postcopy
+    None,
+}
+
+/// Whether userfaultfd is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Userfaultfd {
+    /// Where it works
+    Auto,
+    /// Never: services are restored from images
+    Off,
+}
+
+/// What finds written pages here.
+fn tracker(wanted: Track) -> Detected {
+    let forced = |backend| Detected { backend, reasons: vec!["godwitd was told so (--tracker)".into()] };
+    match wanted {
+        Track::Auto => tracker::detect(),
+        Track::Uffd => forced(Backend::Uffd),
+        Track::SoftDirty => forced(Backend::SoftDirty),
+        Track::None => forced(Backend::None),
+    }
+}
+
+/// Whether processes can be restored here before their pages are in place.
+async fn can_restore_lazily(criu: &Criu) -> bool {
+    match criu.features().await {
+        Ok(features) => features.lazy_pages,
+        Err(error) => {
+            tracing::warn!(error = %error_chain(&error), "CRIU does not tell what it can do; restores are plain");
+            false
+        }
+    }
 }
 
 /// Serves a node until SIGTERM or SIGINT.
@@ -194,11 +247,16 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         engine: Arc::new(engine),
         overlay: Arc::new(overlay),
         store: Arc::new(store),
-        criu,
         journal: Journal::open(&args.state.join("journal.db"))?,
         host: Arc::new(NodeHost(Arc::downgrade(&node))),
         reserved: Arc::new(AtomicU64::new(0)),
         incoming_limit: args.incoming_memory << 20,
+        arrivals: Arrivals::default(),
+        pager: beside_us("godwit-pager")?,
+        userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,
+        tracker: tracker(args.tracker),
+        ending: CancellationToken::new(),
+        criu,
     };
     node.equip(Arc::new(local));
     Ok(node)
@@ -276,6 +334,7 @@ async fn receive(local: Arc<Local>, accepted: Accepted) {
 
 /// Cancels what can be cancelled, so that services do not stay frozen while no daemon runs.
 async fn shut_down(node: &Arc<Node>) {
+    node.local().ending.cancel();
     for migrating in node.migrations() {
         tracing::info!(migration = %migrating.id, "cancelled: godwitd ends");
         migrating.cancel.cancel();

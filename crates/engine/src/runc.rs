@@ -309,6 +309,16 @@ impl Engine for Runc {
         Ok(members.iter().filter(|pid| from_outside(pid)).count())
     }
 
+    async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+        Ok(self.cgroup(config)?.members())
+    }
+
+    async fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError> {
+        self.cgroup(config)?
+            .limit_cpu(millis)
+            .map_err(|source| io_error(&config.name, "limit its CPU".into(), source))
+    }
+
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         let cgroup = self.cgroup(config)?;
         if let Some(bytes) = cgroup.memory() {

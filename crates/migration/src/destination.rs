@@ -154,6 +154,7 @@ async fn answer_resume(local: &Local, link: Link, id: &str) {
 /// One migration to this node, from its request to its end.
 async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     let source = link.node().to_string();
+    let mut intake = None;
     let mut admitted = match admit(local, &mut link, open).await {
         Ok(admitted) => admitted,
         Err(error) => {
@@ -168,80 +169,95 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     };
     let (service, id) = (admitted.service.clone(), admitted.id.clone());
     tracing::info!(migration = %id, service = %service.name, %source, "a service is on its way here");
-    let mut intake = None;
-    match until_restored(local, &mut link, &mut admitted, &mut intake).await {
-        Ok(restored) => match decision(&mut link).await {
-            Some(Decision::Committed) => {
-                let started = start(local, &service, &id, &restored.keep_stopped).await;
-                if started.is_ok() {
-                    // The source learns it from the closed connection too, only later.
-                    let _ = link.send(Message::Running).await;
-                }
-                adopt(local, &service, &id, &restored.keep_stopped, started).await;
-                fill(local, &service, &id, intake, Some(link)).await;
-                return;
-            }
-            Some(Decision::Kept(reason)) => {
-                if let Err(error) = drop_copy(local, &service, &id, &reason).await {
-                    tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
-                }
-                abandon(intake).await;
-            }
-            Some(Decision::Pending) | None => {
-                tracing::warn!(migration = %id, %source, "the connection ended before the decision; asking for it");
-                link.close().await;
-                resolve(local, &service, &id, &source, &restored.keep_stopped, intake).await;
-                return;
-            }
-        },
+    let restored = async {
+        // What an earlier attempt may have left must not mix with what comes now.
+        local.clear(&service).await?;
+        let Some(arrival) = admitted.arrival.take() else {
+            return Err(DestinationError::Protocol("a migration that was taken already"));
+        };
+        // Pages may be sent again and again while the service runs, but each is held once.
+        let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
+        let intake = intake.insert(Intake::start(local, &id, most, arrival).await?);
+        let failure = intake.failure();
+        tokio::select! {
+            restored = until_restored(local, &mut link, &admitted, intake) => restored,
+            reason = failure => Err(DestinationError::Pages(reason)),
+        }
+    }
+    .await;
+    let keep_stopped = match restored {
+        Ok(keep_stopped) => keep_stopped,
         Err(error) => {
             let reason = crate::error_chain(&error);
             tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
-            let dropped = drop_copy(local, &service, &id, &reason).await;
-            abandon(intake).await;
+            let dropped = drop_copy(local, &service, &id, &reason, intake).await;
             // The source also sees the connection close; the reason is for its user.
             let _ = link.send(Message::Abort(Reason { reason })).await;
-            if let Err(error) = dropped {
-                tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
+            link.close().await;
+            return log_end(&id, dropped);
+        }
+    };
+    match decision(&mut link).await {
+        Some(Decision::Committed) => {
+            let started = start(local, &service, &id, &keep_stopped).await;
+            if started.is_ok() {
+                // The source learns it from the closed connection too, only later.
+                let _ = link.send(Message::Running).await;
             }
+            adopt(local, &service, &id, &keep_stopped, started).await;
+            // The name and the memory are the service's own from here on.
+            drop(admitted);
+            fill(local, &service, &id, intake, Some(link)).await;
+        }
+        Some(Decision::Kept(reason)) => {
+            link.close().await;
+            log_end(&id, drop_copy(local, &service, &id, &reason, intake).await);
+        }
+        Some(Decision::Pending) | None => {
+            tracing::warn!(migration = %id, %source, "the connection ended before the decision; asking for it");
+            link.close().await;
+            resolve(local, &service, &id, &source, &keep_stopped, intake).await;
         }
     }
-    link.close().await;
 }
 
-async fn abandon(intake: Option<Intake>) {
-    if let Some(intake) = intake
-        && let Err(error) = intake.abandon().await
-    {
-        tracing::warn!(error = %crate::error_chain(&error), "the pager of a copy that is dropped does not end");
+fn log_end(id: &str, ended: Result<(), LocalError>) {
+    if let Err(error) = ended {
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
     }
 }
 
 /// After the commit: waits until the service has all of its pages, and closes the books.
 async fn fill(local: &Local, service: &Service, id: &str, intake: Option<Intake>, link: Option<Link>) {
-    let filled = match intake {
-        Some(intake) => {
-            if let Some(link) = link {
-                intake.converse(link).await;
-            }
-            fault::point("destination.filling").await;
-            intake.complete().await
+    let mut reason = String::new();
+    let mut filled = None;
+    if let Some(mut intake) = intake {
+        if let Some(link) = link {
+            intake.converse(link).await;
         }
-        None => Ok(()),
-    };
-    let reason = match filled {
-        Ok(()) => String::new(),
-        Err(reason) => {
-            // Its memory has holes that would read as zero: it must not run on with them.
-            tracing::error!(migration = %id, service = %service.name, %reason, "the service is killed: its memory is not complete");
-            if let Err(error) = local.engine.signal(&local.config(service), libc::SIGKILL).await {
-                tracing::error!(migration = %id, error = %crate::error_chain(&error), "it cannot be killed");
+        fault::point("destination.filling").await;
+        match intake.complete().await {
+            Ok(()) => filled = Some(intake),
+            Err(why) => {
+                kill_incomplete(local, service, id, &why).await;
+                reason = why;
             }
-            reason
         }
-    };
-    if let Err(error) = local.journal.set(id, Stage::Done, &reason) {
-        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration cannot be noted");
+    }
+    // First the books: as long as the pager is there, a next life of this daemon finds it complete.
+    log_end(id, local.journal.set(id, Stage::Done, &reason).map_err(LocalError::from));
+    if let Some(intake) = filled
+        && let Err(error) = intake.finish(local, id).await
+    {
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the service is complete, but its pager does not end");
+    }
+}
+
+/// A service whose memory has holes that would read as zero must not run on with them.
+pub(crate) async fn kill_incomplete(local: &Local, service: &Service, id: &str, reason: &str) {
+    tracing::error!(migration = %id, service = %service.name, %reason, "the service is killed: its memory is not complete");
+    if let Err(error) = local.engine.signal(&local.config(service), libc::SIGKILL).await {
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "it cannot be killed");
     }
 }
 
@@ -367,28 +383,13 @@ fn missing_layers(
     Ok(missing)
 }
 
-/// What the decision needs to know of the copy.
-struct Restored {
-    /// Processes that stay stopped.
-    keep_stopped: Vec<u32>,
-}
-
-/// Everything up to `Restored`.
+/// Everything up to `Restored`; returns the processes that stay stopped.
 async fn until_restored(
     local: &Arc<Local>,
     link: &mut Link,
-    admitted: &mut Admitted,
-    intake: &mut Option<Intake>,
-) -> Result<Restored, DestinationError> {
-    // What an earlier attempt may have left must not mix with what comes now.
-    local.clear(&admitted.service).await?;
-    let Some(arrival) = admitted.arrival.take() else {
-        return Err(DestinationError::Protocol("a migration that was taken already"));
-    };
-    // Pages may be sent again and again while the service runs, but each is held once.
-    let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
-    let intake = intake.insert(Intake::start(local, &admitted.id, most, arrival).await?);
-    let admitted = &*admitted;
+    admitted: &Admitted,
+    intake: &mut Intake,
+) -> Result<Vec<u32>, DestinationError> {
     let service = &admitted.service;
     for layer in &admitted.missing {
         receive_layer(local, link, layer).await?;
@@ -414,7 +415,7 @@ async fn until_restored(
     local.journal.set(&admitted.id, Stage::Restored, "")?;
     fault::point("destination.restored").await;
     link.send(Message::Restored).await?;
-    Ok(Restored { keep_stopped })
+    Ok(keep_stopped)
 }
 
 async fn receive_layer(local: &Local, link: &mut Link, layer: &Layer) -> Result<(), DestinationError> {
@@ -643,15 +644,32 @@ pub(crate) async fn take_over(
     fill(local, service, id, intake, None).await;
 }
 
+/// The pages of a migration that an earlier life of this daemon began to take; none where it has no
+/// pager. A pager that is lost takes the service's memory with it, so the service ends then.
+pub(crate) async fn reattach(local: &Local, service: &Service, id: &str, source: &str) -> Option<Intake> {
+    let arrival = local.arrivals.expect(id, source, &service.name);
+    match Intake::attach(local, id, arrival).await {
+        Ok(found) => found,
+        Err(error) => {
+            kill_incomplete(local, service, id, &crate::error_chain(&error)).await;
+            None
+        }
+    }
+}
+
 /// Removes everything that came here of a service that stays where it was.
 pub(crate) async fn drop_copy(
     local: &Local,
     service: &Service,
     id: &str,
     reason: &str,
+    intake: Option<Intake>,
 ) -> Result<(), LocalError> {
     local.clear(service).await?;
     images::remove(&local.layout.migration(id))?;
+    if let Some(intake) = intake {
+        intake.finish(local, id).await?;
+    }
     local.journal.set(id, Stage::Dropped, reason)?;
     Ok(())
 }
@@ -675,16 +693,13 @@ pub(crate) async fn resolve(
                 take_over(local, service, id, keep_stopped, intake.take()).await;
                 return;
             }
-            Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason).await,
+            Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason, intake.take()).await,
             Ok(Decision::Pending) => {}
             Err(error) => tracing::debug!(migration = %id, %source, %error, "the source does not answer"),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(ASK_LAST);
     };
-    abandon(intake).await;
     local.host.in_doubt(service, source, false).await;
-    if let Err(error) = ended {
-        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
-    }
+    log_end(id, ended);
 }

@@ -1,13 +1,14 @@
 //! The journal: what this node has promised about each migration, on disk before it acts on it.
 //!
 //! ```text
-//! source:       started ──► frozen ──► committed ──► done
+//! source:       started ──► frozen ──► committed | serving ──► done
 //!                  └───────────┴─────► kept
 //! destination:  reserved ──► restored ──► committed ──► done
 //!                  └────────────┴───────► dropped
 //! ```
 //! `committed` at the source is the commit point of the whole migration: before it is on disk the
-//! source owns the service, after it the destination does. The destination's `committed` only
+//! source owns the service, after it the destination does. `serving` is the same, where pages of the
+//! service are still at the source. The destination's `committed` only
 //! repeats what the source decided. `kept`, `dropped` and `done` are final.
 
 use std::path::Path;
@@ -40,6 +41,8 @@ pub enum Stage {
     Restored,
     /// The destination owns the service.
     Committed,
+    /// As `committed`; the destination still needs pages from here.
+    Serving,
     /// Source: it stayed.
     Kept,
     /// Destination: the copy is gone.
@@ -56,6 +59,7 @@ impl Stage {
             Self::Reserved => "reserved",
             Self::Restored => "restored",
             Self::Committed => "committed",
+            Self::Serving => "serving",
             Self::Kept => "kept",
             Self::Dropped => "dropped",
             Self::Done => "done",
@@ -69,6 +73,7 @@ impl Stage {
             Self::Reserved,
             Self::Restored,
             Self::Committed,
+            Self::Serving,
             Self::Kept,
             Self::Dropped,
             Self::Done,

@@ -2,6 +2,8 @@
 //! between them ([`message`], [`link`]), the [`journal`] that makes the commit a single instant,
 //! what is done after a crash ([`recovery`]), and the [`report`] every migration ends in.
 
+pub mod arrivals;
+pub mod converge;
 pub mod destination;
 pub mod fault;
 pub mod images;
@@ -9,12 +11,14 @@ pub mod journal;
 pub mod link;
 pub mod local;
 pub mod message;
+pub mod options;
 pub mod recovery;
 pub mod report;
 pub mod service;
 pub mod source;
 
 pub use local::{Decision, Host, HostError, Local, LocalError};
+pub use options::{Compress, Mode, Options};
 pub use report::{Outcome, Report};
 pub use service::{Layout, Port, Service};
 pub use source::{Progress, Source};

@@ -9,8 +9,13 @@ use godwit_criu::Criu;
 use godwit_engine::image::{Digest, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{ContainerConfig, Engine, EngineError};
+use godwit_memory::tracker::Detected;
 use godwit_network::{NetworkError, Overlay};
+use godwit_transfer::Connection;
+use tokio_util::sync::CancellationToken;
 
+use crate::arrivals::Arrivals;
+use crate::destination::intake::IntakeError;
 use crate::images;
 use crate::journal::{Journal, JournalError};
 use crate::service::{Layout, Service};
@@ -41,6 +46,8 @@ pub trait Host: Send + Sync {
     async fn release(&self, service: &Service, to: &str) -> Result<(), HostError>;
     /// Asks the source of a migration what became of it.
     async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError>;
+    /// Connects to another node of the cluster.
+    async fn connect(&self, node: &str) -> Result<Connection, HostError>;
     /// Says that a migration that arrived here is (not) waiting for the source's decision.
     async fn in_doubt(&self, service: &Service, source: &str, doubt: bool);
 }
@@ -77,6 +84,9 @@ pub enum LocalError {
     /// The daemon.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// The pages of a service on its way here.
+    #[error(transparent)]
+    Intake(Box<IntakeError>),
     /// A file operation.
     #[error("cannot {action} {path}")]
     Io {
@@ -127,6 +137,16 @@ pub struct Local {
     pub reserved: Arc<AtomicU64>,
     /// The operator's limit on that, bytes; 0 for what the machine has.
     pub incoming_limit: u64,
+    /// Services on their way here.
+    pub arrivals: Arrivals,
+    /// The `godwit-pager` binary.
+    pub pager: PathBuf,
+    /// Whether processes can be restored here before their pages are in place.
+    pub userfaultfd: bool,
+    /// How written pages are found here.
+    pub tracker: Detected,
+    /// Cancelled when this daemon ends: what can go on in its next life stops.
+    pub ending: CancellationToken,
 }
 
 impl Local {

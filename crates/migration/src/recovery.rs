@@ -4,13 +4,16 @@
 //! |---|---|---|
 //! | source `started`, `frozen` | not committed | port opened, thawed, `kept` |
 //! | source `committed` | the destination owns it | everything here is let go, `done` |
+//! | source `serving` | the destination owns it, and needs pages from here | they are served, in the background |
 //! | destination `reserved` | the source cannot have committed | copy dropped |
 //! | destination `restored` | in doubt | the source is asked, in the background |
-//! | destination `committed` | owned, perhaps not running yet | taken over again, `done` |
+//! | destination `committed` | owned, perhaps not running yet, or not complete | taken over again, `done` |
+//!
+//! Pagers outlive the daemon: they are attached to again, and those that nobody needs are ended.
 
 use std::sync::Arc;
 
-use crate::destination;
+use crate::destination::{self, intake};
 use crate::journal::{Entry, Role, Stage};
 use crate::local::{Decision, Local, LocalError};
 use crate::source;
@@ -20,6 +23,9 @@ use crate::source;
 /// ended now is logged and tried again at the next start: the other services need their daemon.
 pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
     crate::images::prune_logs(&local.layout.state.join("criu-logs"))?;
+    if let Err(error) = intake::end_idle(local).await {
+        tracing::error!(error = %crate::error_chain(&error), "pagers that nobody needs cannot be ended");
+    }
     for entry in local.journal.unfinished()? {
         let (id, service) = (entry.id.clone(), entry.service.name.clone());
         tracing::info!(migration = %id, %service, role = ?entry.role, stage = ?entry.stage, "an unfinished migration is found");
@@ -40,6 +46,11 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
             crate::images::remove(&local.layout.migration(&id))?;
             local.journal.set(&id, Stage::Done, "godwitd was restarted after the commit")?;
         }
+        (Role::Source, Stage::Serving) => {
+            local.host.release(&service, &peer).await?;
+            let local = Arc::clone(local);
+            tokio::spawn(async move { source::go_on_serving(&local, &service, &id, &peer).await });
+        }
         (Role::Source, _) => {
             source::put_back(local, &service, &id, None, "godwitd was restarted before the commit").await?;
         }
@@ -47,17 +58,22 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
             // Its own in the books first, so that nobody points the network elsewhere meanwhile.
             local.host.adopt(&service).await?;
             let local = Arc::clone(local);
-            tokio::spawn(async move { destination::take_over(&local, &service, &id, &keep_stopped).await });
+            tokio::spawn(async move {
+                let intake = destination::reattach(&local, &service, &id, &peer).await;
+                destination::take_over(&local, &service, &id, &keep_stopped, intake).await;
+            });
         }
         (Role::Destination, Stage::Restored) => {
             let local = Arc::clone(local);
             tokio::spawn(async move {
-                destination::resolve(&local, &service, &id, &peer, &keep_stopped).await;
+                let intake = destination::reattach(&local, &service, &id, &peer).await;
+                destination::resolve(&local, &service, &id, &peer, &keep_stopped, intake).await;
             });
         }
         (Role::Destination, _) => {
             let reason = "godwitd was restarted before the service was complete";
-            destination::drop_copy(local, &service, &id, reason).await?;
+            let intake = destination::reattach(local, &service, &id, &peer).await;
+            destination::drop_copy(local, &service, &id, reason, intake).await?;
         }
     }
     Ok(())
@@ -68,7 +84,7 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
 pub fn decision(local: &Local, id: &str, asker: &str) -> Result<Decision, LocalError> {
     Ok(match local.journal.get(id)? {
         Some(entry) if entry.role == Role::Source && entry.peer == asker => match entry.stage {
-            Stage::Committed | Stage::Done => Decision::Committed,
+            Stage::Committed | Stage::Serving | Stage::Done => Decision::Committed,
             Stage::Kept => Decision::Kept(entry.reason),
             _ => Decision::Pending,
         },

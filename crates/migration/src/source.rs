@@ -516,9 +516,38 @@ pub(crate) async fn put_back(
             done => done?,
         }
     }
+    // It may have been slowed to make copying converge.
+    local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
     images::remove(&local.layout.migration(id))?;
     local.journal.set(id, Stage::Kept, reason)?;
     Ok(())
+}
+
+/// After a restart: serves the pages that the destination still lacks, then lets go.
+pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &str, destination: &str) {
+    let serving = serve::Serving {
+        local,
+        id,
+        destination,
+        compress: pace::Compress::Auto,
+        max_bandwidth: None,
+        progress: None,
+    };
+    let ended = match serving.run(None, service).await {
+        Ok(Some(_)) => async {
+            local.clear(service).await?;
+            images::remove(&local.layout.migration(id))?;
+            let reason = "godwitd was restarted while it served the service's pages";
+            Ok::<_, LocalError>(local.journal.set(id, Stage::Done, reason)?)
+        }
+        .await,
+        // Once more a next life of this daemon.
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = ended {
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the source cannot let go");
+    }
 }
 
 /// Whether there is anything to thaw: the service may have been killed, or the machine restarted,

@@ -15,7 +15,7 @@ use crate::{
     output::{self, Table},
     values,
     verbs::{
-        migrate::{INTERRUPTED, Interrupts},
+        migrate::{How, INTERRUPTED, Interrupts},
         trial::{self, DESTINATION, SOURCE, Seen, blocking},
     },
 };
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     })
     .await?;
     let outcome = tokio::select! {
-        outcome = trial::with_godwit(&lab, memory, global, say) => outcome.map(Some),
+        outcome = trial::with_godwit(&lab, memory, &How::default(), global, say) => outcome.map(Some),
         () = interrupts.next() => Ok(None),
     };
     if let Ok(Some(seen)) = &outcome {

@@ -19,6 +19,7 @@ use crate::{
     cli::Global,
     client::{ClientError, Connection},
     output::{self, Table},
+    values,
     verbs::progress::Progress,
 };
 
@@ -36,21 +37,104 @@ pub(crate) struct Args {
     /// Where it shall go
     #[arg(long, value_name = "NODE")]
     to: String,
-    /// How its memory moves
-    #[arg(long, value_enum, default_value_t = Mode::Cold)]
-    mode: Mode,
+    #[command(flatten)]
+    how: How,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+/// How the memory moves.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct How {
+    /// How its memory moves
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) mode: Mode,
+    /// Longest frozen time in milliseconds; the service is kept when more is predicted
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    max_frozen_ms: Option<u32>,
+    /// Most rounds of copying while it runs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_rounds: Option<u32>,
+    /// Most bandwidth for its memory, such as 50MB/s or 400mbit
+    #[arg(long, value_name = "RATE", value_parser = values::rate)]
+    max_bandwidth: Option<u64>,
+    /// Whether its memory is compressed on the wire
+    #[arg(long, value_enum, default_value_t)]
+    compress: Compress,
+    /// What may be done to a service that writes faster than the link carries
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    allow: Vec<Allow>,
+    /// Connections for its memory
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    streams: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
+    /// As what is measured suggests
+    #[default]
+    Auto,
     /// Freeze, move everything, resume
     Cold,
+    /// Copy in rounds while it runs, freeze for the rest
+    Precopy,
+    /// Freeze, resume at the destination, and let the memory follow
+    Postcopy,
+    /// Copy once while it runs; what was written meanwhile follows after the resume
+    Hybrid,
 }
 
 impl Mode {
-    fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Cold => "cold",
+            Self::Precopy => "precopy",
+            Self::Postcopy => "postcopy",
+            Self::Hybrid => "hybrid",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Compress {
+    /// Where the link is slower than the compressor
+    #[default]
+    Auto,
+    /// Never
+    Off,
+    /// Always, fast
+    Lz4,
+    /// Always, small
+    Zstd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Allow {
+    /// It may be given less CPU until it has moved
+    Throttle,
+    /// Pages may follow after the commit: losing the source meanwhile loses the service
+    Postcopy,
+}
+
+impl How {
+    /// The request that moves a service so.
+    pub(crate) fn request(&self, name: &str, to: &str) -> MigrateRequest {
+        let compress = match self.compress {
+            Compress::Auto => "auto",
+            Compress::Off => "off",
+            Compress::Lz4 => "lz4",
+            Compress::Zstd => "zstd",
+        };
+        MigrateRequest {
+            name: name.to_owned(),
+            to: to.to_owned(),
+            mode: self.mode.as_str().to_owned(),
+            max_frozen_ms: self.max_frozen_ms.unwrap_or(0),
+            max_rounds: self.max_rounds.unwrap_or(0),
+            max_bandwidth: self.max_bandwidth.unwrap_or(0),
+            compress: compress.to_owned(),
+            allow_throttle: self.allow.contains(&Allow::Throttle),
+            allow_postcopy: self.allow.contains(&Allow::Postcopy),
+            lanes: self.streams.unwrap_or(0),
         }
     }
 }
@@ -59,9 +143,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let connection = Connection::open(global).await?;
     let mut interrupts = Interrupts::new()?;
     let mut progress = Progress::new(&args.name, global.json);
-    let request =
-        MigrateRequest { name: args.name.clone(), to: args.to.clone(), mode: args.mode.as_str().to_owned() };
-    let mut events = start(connection.clone(), request);
+    let mut events = start(connection.clone(), args.how.request(&args.name, &args.to));
     let mut cancelling = JoinSet::new();
     let mut interrupted = false;
     let report = loop {
@@ -182,7 +264,10 @@ fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyho
 fn table(report: &MigrationReport) -> Table {
     let mut table = Table::plain();
     let mut row = |name: &str, value: String| table.row([format!("  {name}"), value]);
-    row("mode", report.mode.clone());
+    row("mode", match report.why.as_str() {
+        "" => report.mode.clone(),
+        why => format!("{} ({why})", report.mode),
+    });
     row("frozen time", output::millis(report.frozen_ms));
     for phase in &report.phases {
         row(&format!("  {}", phase.phase), output::millis(phase.ms));
@@ -192,9 +277,11 @@ fn table(report: &MigrationReport) -> Table {
         row("rounds", report.rounds.to_string());
         row("sent before the freeze", output::bytes(report.pre_dump_bytes));
     }
-    row("dumped", output::bytes(report.dump_bytes));
+    row("sent while frozen", output::bytes(report.dump_bytes));
     if report.faulted_bytes > 0 {
-        row("faulted", output::bytes(report.faulted_bytes));
+        row("sent after the resume", output::bytes(report.faulted_bytes));
+        row("  in", output::millis(report.faulted_transfer_ms));
+        row("  pages waited for", report.faults.to_string());
     }
     row("on the wire", output::bytes(report.wire_bytes));
     row("memory of the service", output::bytes(report.memory_bytes));

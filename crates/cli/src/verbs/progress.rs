@@ -14,7 +14,8 @@ const TICK: Duration = Duration::from_millis(100);
 pub(crate) struct Progress {
     name: String,
     kind: Kind,
-    phase: String,
+    /// What was shown last: the phase, and its round.
+    shown: (String, u32),
 }
 
 enum Kind {
@@ -37,26 +38,26 @@ impl Progress {
             (false, true) => Kind::Silent,
             (false, false) => Kind::Lines,
         };
-        Self { name: name.to_owned(), kind, phase: String::new() }
+        Self { name: name.to_owned(), kind, shown: <(String, u32)>::default() }
     }
 
     /// Shows one step.
     pub(crate) fn show(&mut self, step: &MigrationProgress) {
-        let new = step.phase != self.phase;
-        self.phase.clone_from(&step.phase);
+        let now = (step.phase.clone(), step.round);
+        let new = now != self.shown;
+        self.shown = now;
+        let (what, figures) = (title(step), figures(step));
         match &self.kind {
             Kind::Bar(bar) => {
-                bar.set_message(step.phase.clone());
-                if step.bytes_total > 0 {
-                    bar.set_length(step.bytes_total);
-                    bar.set_style(style(
-                        "{prefix} {msg:10} [{bar:30}] {binary_bytes} of {binary_total_bytes} {elapsed}",
-                    ));
-                } else if step.bytes_done > 0 {
-                    bar.set_style(style("{prefix} {spinner} {msg:10} {binary_bytes} {elapsed}"));
-                } else {
-                    bar.set_style(style("{prefix} {spinner} {msg:10} {elapsed}"));
-                }
+                bar.set_message(what);
+                let template = match (step.bytes_total, step.bytes_done) {
+                    (1.., _) => "{prefix} {msg:10} [{bar:30}] {binary_bytes} of {binary_total_bytes} {elapsed}",
+                    (0, 1..) => "{prefix} {spinner} {msg:10} {binary_bytes} {elapsed}",
+                    (0, 0) => "{prefix} {spinner} {msg:10} {elapsed}",
+                };
+                // Braces would be read as a template's own.
+                bar.set_style(style(&format!("{template}{}", figures.replace(['{', '}'], ""))));
+                bar.set_length(step.bytes_total);
                 bar.set_position(step.bytes_done);
             }
             Kind::Lines if new => {
@@ -64,7 +65,7 @@ impl Progress {
                     0 => String::new(),
                     bytes => format!(" ({})", output::bytes(bytes)),
                 };
-                output::note(&format!("migrating {}: {}{size}", self.name, step.phase));
+                output::note(&format!("migrating {}: {what}{size}{figures}", self.name));
             }
             Kind::Lines | Kind::Silent => {}
         }
@@ -84,6 +85,33 @@ impl Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// The phase as people call it.
+fn title(step: &MigrationProgress) -> String {
+    match step.phase.as_str() {
+        "copy" => format!("round {}", step.round),
+        phase => phase.to_owned(),
+    }
+}
+
+/// What is known of a round, or of pages that follow.
+fn figures(step: &MigrationProgress) -> String {
+    let mut text = String::new();
+    if step.phase == "copy" && step.round > 1 {
+        let written = output::bytes_per_second(step.dirty_pages_per_second * 4096.0);
+        text.push_str(&format!(", writes {written}"));
+        if step.bandwidth > 0.0 {
+            text.push_str(&format!(", link {}", output::bytes_per_second(step.bandwidth)));
+        }
+        if step.predicted_frozen_ms > 0.0 {
+            text.push_str(&format!(", would be frozen {}", output::millis(step.predicted_frozen_ms)));
+        }
+    }
+    if step.phase == "serve" {
+        text.push_str(&format!(", {} waited for", step.faults));
+    }
+    text
 }
 
 /// A template that is a constant of ours; a mistake in it shows the plain style.

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use anyhow::{Context as _, bail};
-use godwit_api::v1::{MigrateRequest, MigrationReport, RunRequest, migration_event, run_request::Source};
+use godwit_api::v1::{MigrationReport, RunRequest, migration_event, run_request::Source};
 use godwit_lab::{
     Lab,
     workload::{LoadReport, Preset, RedisClient, RedisLoad, Workload},
@@ -119,6 +119,7 @@ impl Clients {
 pub(crate) async fn with_godwit(
     lab: &Lab,
     memory: u64,
+    how: &migrate::How,
     global: &Global,
     say: impl Fn(&str) -> std::io::Result<()>,
 ) -> anyhow::Result<Seen> {
@@ -144,15 +145,13 @@ pub(crate) async fn with_godwit(
     connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
     let clients = Clients::start(lab, &preset, memory, &say).await?;
     say(&format!("godwit migrate {SERVICE} --to {DESTINATION}"))?;
-    let report = moved(&connection, global).await?;
+    let report = moved(&connection, how, global).await?;
     let client = clients.finish(&say).await?;
     Ok(Seen { report, client })
 }
 
-async fn moved(connection: &Connection, global: &Global) -> anyhow::Result<MigrationReport> {
-    let request =
-        MigrateRequest { name: SERVICE.to_owned(), to: DESTINATION.to_owned(), mode: "cold".to_owned() };
-    let mut events = migrate::start(connection.clone(), request);
+async fn moved(connection: &Connection, how: &migrate::How, global: &Global) -> anyhow::Result<MigrationReport> {
+    let mut events = migrate::start(connection.clone(), how.request(SERVICE, DESTINATION));
     let mut progress = Progress::new(SERVICE, global.json);
     let outcome = loop {
         match events.recv().await {

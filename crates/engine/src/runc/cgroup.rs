@@ -129,6 +129,27 @@ impl Cgroup {
         }
     }
 
+    /// Limits the CPU of all members, in thousandths of a CPU; 0 for no limit.
+    pub(super) fn limit_cpu(&self, millis: u32) -> io::Result<()> {
+        // runc's own period, of which the quota is a part.
+        const PERIOD: u64 = 100_000;
+        let quota = u64::from(millis) * PERIOD / 1000;
+        let (file, text) = match (self.unified, millis) {
+            (true, 0) => ("cpu.max", format!("max {PERIOD}")),
+            (true, _) => ("cpu.max", format!("{quota} {PERIOD}")),
+            (false, 0) => ("cpu.cfs_quota_us", "-1".to_owned()),
+            (false, _) => ("cpu.cfs_quota_us", quota.to_string()),
+        };
+        let path = self.directory("cpu").join(file);
+        match std::fs::read_to_string(&path) {
+            Ok(now) if now.trim() == text => Ok(()),
+            Ok(_) => std::fs::write(path, text),
+            // No controller, or no container any more.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Anonymous and shared memory in bytes: what a migration has to carry. None without a memory
     /// controller.
     pub(super) fn memory(&self) -> Option<u64> {

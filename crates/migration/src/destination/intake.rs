@@ -30,6 +30,9 @@ const QUEUE: usize = 8;
 /// Most ranges in one message.
 const RANGES: usize = 4096;
 
+/// What is said where the task behind an [`Intake`] is gone, which only its own end brings about.
+const ENDED: &str = "the task that takes the pages has ended";
+
 /// Why pages could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum IntakeError {
@@ -42,6 +45,15 @@ pub enum IntakeError {
     /// The lane broke.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// What is left of a pager cannot be removed.
+    #[error("cannot remove {directory}")]
+    Directory {
+        /// Its directory.
+        directory: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
     /// A thread failed.
     #[error("an internal task failed; godwitd's log tells more")]
     Task(#[from] tokio::task::JoinError),
@@ -92,23 +104,39 @@ impl Intake {
             Client::spawn(&binary, &directory, bytes, &log)
         })
         .await??;
-        Ok(Self::with(client, events, arrival))
+        Ok(Self::with(client, events, arrival, Seen::default()))
     }
 
-    /// Finds the pager that an earlier life of this daemon started; none when it is gone.
+    /// Finds the pager that an earlier life of this daemon started; none where it needs none.
     pub(crate) async fn attach(
         local: &Local,
         id: &str,
         arrival: Arrival,
     ) -> Result<Option<Self>, IntakeError> {
         let directory = directory(local, id);
-        let found = tokio::task::spawn_blocking(move || Client::connect(&directory)).await??;
-        Ok(found.map(|(client, events)| Self::with(client, events, arrival)))
+        if !directory.exists() {
+            return Ok(None);
+        }
+        let (client, events, state) = tokio::task::spawn_blocking(move || {
+            let (client, events) = Client::connect(&directory)?;
+            let state = client.state()?;
+            Ok::<_, PagerError>((client, events, state))
+        })
+        .await??;
+        let seen = Seen {
+            failed: (!state.failed.is_empty()).then_some(state.failed),
+            restored: state.restore_finished,
+            done: state.done,
+        };
+        if seen.restored && !state.push {
+            client.push()?;
+        }
+        Ok(Some(Self::with(client, events, arrival, seen)))
     }
 
-    fn with(client: Client, events: Events, arrival: Arrival) -> Self {
+    fn with(client: Client, events: Events, arrival: Arrival, seen: Seen) -> Self {
         let client = Arc::new(client);
-        let (telling, seen) = watch::channel(Seen::default());
+        let (telling, seen) = watch::channel(seen);
         let (conversation, conversations) = mpsc::channel(1);
         let work = work(Arc::clone(&client), events, arrival, telling, conversations);
         Self { client, seen, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
@@ -152,28 +180,34 @@ impl Intake {
     }
 
     /// Pends until pages cannot be taken any more; then why.
-    pub(crate) async fn failure(&mut self) -> String {
-        self.until(|_| false).await.unwrap_or_default()
+    pub(crate) fn failure(&self) -> impl Future<Output = String> + Send + use<> {
+        let mut seen = self.seen.clone();
+        async move {
+            let failed = seen.wait_for(|seen| seen.failed.is_some()).await;
+            let reason = failed.ok().and_then(|seen| seen.failed.clone());
+            reason.unwrap_or_else(|| ENDED.into())
+        }
     }
 
     /// Returns when every page is where it belongs, or with the reason why that will not be.
-    pub(crate) async fn complete(mut self) -> Result<(), String> {
-        if let Some(reason) = self.until(|seen| seen.done).await {
-            return Err(reason);
+    pub(crate) async fn complete(&mut self) -> Result<(), String> {
+        match self.until(|seen| seen.done).await {
+            Some(reason) => Err(reason),
+            None => Ok(()),
         }
-        self.ask(Client::finish).await.map_err(|error| crate::error_chain(&error))
     }
 
-    /// Ends the pager: the service stays where it was.
-    pub(crate) async fn abandon(self) -> Result<(), IntakeError> {
-        self.ask(Client::abandon).await
+    /// Ends the pager, and removes its directory: the service is complete, or does not come.
+    pub(crate) async fn finish(self, local: &Local, id: &str) -> Result<(), IntakeError> {
+        self.ask(Client::finish).await?;
+        remove(directory(local, id)).await
     }
 
     /// Waits; returns the reason when it failed instead.
     async fn until(&mut self, reached: impl Fn(&Seen) -> bool) -> Option<String> {
         match self.seen.wait_for(|seen| reached(seen) || seen.failed.is_some()).await {
             Ok(seen) => seen.failed.clone().filter(|_| !reached(&seen)),
-            Err(_) => Some("the task that takes the pages has ended".into()),
+            Err(_) => Some(ENDED.into()),
         }
     }
 
@@ -358,6 +392,43 @@ fn store(client: &Client, bytes: bytes::Bytes) -> Result<(), IntakeError> {
         client.put(&stored)?;
     }
     Ok(())
+}
+
+/// Ends pagers whose migrations have ended: this daemon ended between the two.
+pub(crate) async fn end_idle(local: &Local) -> Result<(), LocalError> {
+    let parent = local.layout.run.join("pagers");
+    let entries = match std::fs::read_dir(&parent) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|source| LocalError::Io { action: "list", path: parent.clone(), source })?,
+    };
+    for entry in entries.flatten() {
+        let id = entry.file_name().to_string_lossy().into_owned();
+        if local.journal.get(&id)?.is_some_and(|entry| !entry.stage.is_final()) {
+            continue;
+        }
+        let directory = directory(local, &id);
+        let there = directory.clone();
+        let ended = tokio::task::spawn_blocking(move || {
+            Client::connect(&there).and_then(|(client, _)| client.abandon())
+        });
+        if let Err(error) = ended.await? {
+            // As a rule it has ended by itself.
+            tracing::debug!(migration = %id, %error, "a pager that nobody needs cannot be told to end");
+        }
+        remove(directory).await?;
+    }
+    Ok(())
+}
+
+/// Removes what a pager leaves.
+async fn remove(directory: PathBuf) -> Result<(), IntakeError> {
+    let gone = directory.clone();
+    match tokio::task::spawn_blocking(move || std::fs::remove_dir_all(gone)).await? {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(IntakeError::Directory { directory, source })
+        }
+        _ => Ok(()),
+    }
 }
 
 impl From<IntakeError> for LocalError {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_memory::tracker::{self, Backend};
+use godwit_memory::tracker::{Backend, Detected};
 
 use super::lanes::Lanes;
 use super::pages::{Found, Pages, PagesError};
@@ -78,7 +78,7 @@ impl Plan {
 impl Source {
     /// Chooses the mode.
     pub(super) fn plan(&self, memory: u64) -> Result<Plan, SourceError> {
-        let tracker::Detected { backend, reasons } = tracker::detected().clone();
+        let Detected { backend, reasons } = self.local.tracker.clone();
         let blind = backend == Backend::None;
         let (mode, why) = match self.options.mode {
             Mode::Auto if blind && self.options.postcopy => {

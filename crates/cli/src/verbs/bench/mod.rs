@@ -14,7 +14,7 @@ use crate::{
     output::{self, Table},
     values,
     verbs::{
-        migrate::{INTERRUPTED, Interrupts, Mode},
+        migrate::{How, INTERRUPTED, Interrupts},
         trial::{self, DESTINATION, SOURCE, blocking},
     },
 };
@@ -44,9 +44,8 @@ struct Migrate {
     /// How much data it holds
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = values::size)]
     memory: u64,
-    /// How its memory moves
-    #[arg(long, value_enum, default_value_t = Mode::Cold)]
-    mode: Mode,
+    #[command(flatten)]
+    how: How,
     /// Rate and one-way delay of each host's link: 1gbit,1ms [default: unshaped]
     #[arg(long, value_name = "RATE[,DELAY]")]
     link: Option<Link>,
@@ -103,7 +102,7 @@ async fn measure(args: &Migrate, global: &Global) -> anyhow::Result<ExitCode> {
     let (mut rows, mut lost) = (Vec::new(), false);
     for run in 1..=args.runs {
         let seen = in_lab(args, true, async |lab| {
-            trial::with_godwit(lab, args.memory, &quiet(global), |_| Ok(())).await
+            trial::with_godwit(lab, args.memory, &args.how, &quiet(global), |_| Ok(())).await
         })
         .await?;
         if let Err(reason) = seen.verdict() {
