@@ -9,4 +9,4 @@ pub mod v1 {
 }
 
 /// The version both nodes of a migration must speak; raised when their conversation changes.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

@@ -44,6 +44,18 @@ pub enum Backend {
     None,
 }
 
+impl Backend {
+    /// Its name in reports and on command lines.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uffd => "uffd",
+            Self::SoftDirty => "soft-dirty",
+            Self::None => "none",
+        }
+    }
+}
+
 /// Why a look failed. The next one counts all pages as written.
 #[derive(Debug, Error)]
 pub enum TrackError {

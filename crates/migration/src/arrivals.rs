@@ -7,13 +7,13 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::{mpsc, watch};
 
 use crate::link::Link;
-use crate::message::Role;
+use crate::message::Purpose;
 
 /// A further connection of a migration.
 #[derive(Debug)]
 pub(crate) enum Further {
     /// A lane.
-    Lane(Role, Link),
+    Lane(Purpose, Link),
     /// The conversation, after a break.
     Resumed(Link),
 }

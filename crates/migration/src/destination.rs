@@ -27,7 +27,7 @@ use crate::images::{self, Room};
 use crate::journal::{Role, Stage};
 use crate::link::{Link, LinkError};
 use crate::local::{Decision, Local, LocalError, Place, cpu_flags, from_local_causes, machine};
-use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Reason, Refused, Role};
+use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Purpose, Reason, Refused};
 use crate::service::Service;
 use intake::{Intake, IntakeError};
 
@@ -114,8 +114,8 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
     let further = match link.receive().await {
         Ok(Message::Open(open)) => return migrate(&local, link, open).await,
         Ok(Message::Join(join)) => {
-            let role = Role::try_from(join.role).unwrap_or(Role::Unknown);
-            local.arrivals.give(&join.migration, &source, Further::Lane(role, link))
+            let purpose = Purpose::try_from(join.purpose).unwrap_or(Purpose::Unknown);
+            local.arrivals.give(&join.migration, &source, Further::Lane(purpose, link))
         }
         Ok(Message::Resume(resume)) => {
             match local.arrivals.give(&resume.migration, &source, Further::Resumed(link)) {
@@ -520,7 +520,7 @@ async fn receive_and_restore(
         if admitted.userfaultfd {
             intake.push().await?;
         }
-        Ok(())
+        Ok::<_, DestinationError>(())
     };
     tokio::select! {
         restored = restoring => restored?,

@@ -109,14 +109,14 @@ pub struct Join {
     #[prost(string, tag = "1")]
     pub migration: String,
     /// What the connection is for.
-    #[prost(enumeration = "Role", tag = "2")]
-    pub role: i32,
+    #[prost(enumeration = "Purpose", tag = "2")]
+    pub purpose: i32,
 }
 
 /// What a further connection carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
-pub enum Role {
+pub enum Purpose {
     /// Nothing known.
     Unknown = 0,
     /// Pages, in order.
@@ -467,7 +467,7 @@ mod tests {
             Message::Commit,
             Message::Running,
             Message::Abort(Reason { reason: "cancelled".into() }),
-            Message::Join(Join { migration: "01A".into(), role: Role::Faults.into() }),
+            Message::Join(Join { migration: "01A".into(), purpose: Purpose::Faults.into() }),
             Message::Pages(Bytes::from_static(b"batch")),
             Message::PagesEnd,
             Message::Pending(ranges.clone()),

@@ -18,7 +18,7 @@ pub(crate) mod pages;
 pub(crate) mod serve;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use godwit_engine::image::Digest;
 use godwit_engine::tree;

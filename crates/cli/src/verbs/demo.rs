@@ -51,8 +51,9 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Ok(Lab::up(&config)?)
     })
     .await?;
+    let how = How::default();
     let outcome = tokio::select! {
-        outcome = trial::with_godwit(&lab, memory, &How::default(), global, say) => outcome.map(Some),
+        outcome = trial::with_godwit(&lab, memory, &how, global, say) => outcome.map(Some),
         () = interrupts.next() => Ok(None),
     };
     if let Ok(Some(seen)) = &outcome {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_memory::batch::Batch;
-use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Stored};
+use godwit_memory::pager::{self, Client, Event, Events, Extent, PagerError, Stored};
 use godwit_memory::{PAGE_SIZE, Space};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -21,7 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::arrivals::{Arrival, Further};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
-use crate::message::{FaultRequest, Message, PageRanges, Role};
+use crate::message::{FaultRequest, Message, PageRanges, Purpose};
 use crate::source::serve::decode_ranges;
 
 /// Batches between a lane's connection and the thread that stores them.
@@ -45,8 +45,8 @@ pub enum IntakeError {
     /// The lane broke.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// What is left of a pager cannot be removed.
-    #[error("cannot remove {directory}")]
+    /// A pager's directory.
+    #[error("cannot make or remove {directory}")]
     Directory {
         /// Its directory.
         directory: PathBuf,
@@ -98,10 +98,12 @@ impl Intake {
         bytes: u64,
         arrival: Arrival,
     ) -> Result<Self, IntakeError> {
-        let directory = directory(local, id);
-        let (binary, log) = (local.pager.clone(), local.layout.criu_logs(id).join("pager.log"));
+        let (directory, binary) = (directory(local, id), local.pager.clone());
         let (client, events) = tokio::task::spawn_blocking(move || {
-            Client::spawn(&binary, &directory, bytes, &log)
+            std::fs::create_dir_all(&directory)
+                .map_err(|source| IntakeError::Directory { directory: directory.clone(), source })?;
+            pager::spawn(&binary, &directory, bytes, &directory.join("log"))?;
+            Ok::<_, IntakeError>(Client::connect(&directory)?)
         })
         .await??;
         Ok(Self::with(client, events, arrival, Seen::default()))
@@ -234,11 +236,16 @@ async fn work(
     let mut conversing = JoinSet::new();
     let mut faults: Option<mpsc::Sender<Message>> = None;
     let mut waiting: BTreeSet<(Space, u64)> = BTreeSet::new();
-    let fail = |reason: String| telling.send_modify(|seen| drop(seen.failed.get_or_insert(reason)));
+    // The first failure is the reason; what follows are its consequences.
+    let fail = |reason: String| {
+        telling.send_modify(|seen| {
+            seen.failed.get_or_insert(reason);
+        });
+    };
     loop {
         tokio::select! {
             Some(further) = arrival.further.recv() => match further {
-                Further::Lane(Role::Faults, lane) => {
+                Further::Lane(Purpose::Faults, lane) => {
                     let sender = lane.sender();
                     for (space, page) in &waiting {
                         let request = FaultRequest { space: *space, page: *page };

@@ -5,7 +5,7 @@ use tokio::sync::mpsc;
 
 use crate::link::{Link, LinkError};
 use crate::local::{Host, HostError};
-use crate::message::{Join, Message, Role};
+use crate::message::{Join, Message, Purpose};
 
 /// The lanes of one migration. Dropping them closes them.
 #[derive(Debug)]
@@ -26,10 +26,10 @@ impl Lanes {
     ) -> Result<Self, HostError> {
         let mut pages = Vec::new();
         for _ in 0..count {
-            pages.push(join(host.connect(node).await?, migration, Role::Pages).await?);
+            pages.push(join(host.connect(node).await?, migration, Purpose::Pages).await?);
         }
         let faults = match faults {
-            true => Some(join(host.connect(node).await?, migration, Role::Faults).await?),
+            true => Some(join(host.connect(node).await?, migration, Purpose::Faults).await?),
             false => None,
         };
         Ok(Self { pages, faults })
@@ -82,9 +82,9 @@ impl Lanes {
     }
 }
 
-async fn join(connection: Connection, migration: &str, role: Role) -> Result<Link, HostError> {
+async fn join(connection: Connection, migration: &str, purpose: Purpose) -> Result<Link, HostError> {
     let link = Link::new(connection);
-    let join = Join { migration: migration.into(), role: role.into() };
+    let join = Join { migration: migration.into(), purpose: purpose.into() };
     link.send(Message::Join(join)).await.map_err(|error| HostError(error.to_string()))?;
     Ok(link)
 }

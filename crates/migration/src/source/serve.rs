@@ -105,11 +105,12 @@ impl Stock {
         let mut remaining = self.lock();
         loop {
             let mut entry = remaining.spaces.first_entry()?;
+            let space = *entry.key();
             let (process, set) = entry.get_mut();
             if let Some(range) = set.first() {
                 let piece = range.start..range.end.min(range.start + (MAX_PAGES * PAGE) as u64);
                 set.remove(piece.clone());
-                return Some((*entry.key(), Arc::clone(process), piece));
+                return Some((space, Arc::clone(process), piece));
             }
             entry.remove();
         }
