@@ -126,10 +126,13 @@ fn an_invented_name_comes_from_the_command() {
 
 #[test]
 fn a_rate_is_in_bits_or_bytes_and_says_which() {
-    for (text, bytes) in [("400mbit", 50_000_000), ("1gbit", 125_000_000), ("50MB/s", 50_000_000), ("1MiB/s", 1 << 20)] {
+    for (text, bytes) in
+        [("400mbit", 50_000_000), ("1gbit", 125_000_000), ("50MB/s", 50_000_000), ("1MiB/s", 1 << 20)]
+    {
         assert_eq!(rate(text), Ok(bytes), "{text}");
     }
-    for text in ["", "50", "50m", "mbit", "0mbit", "99999999999999999999gbit", "9999999999999gbit", "1.5gbit"] {
+    for text in ["", "50", "50m", "mbit", "0mbit", "99999999999999999999gbit", "9999999999999gbit", "1.5gbit"]
+    {
         assert_eq!(rate(text), Err(ValueError::Rate), "{text}");
     }
 }

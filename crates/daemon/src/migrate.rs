@@ -71,7 +71,9 @@ pub(crate) fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream
         let answer = match report {
             Ok(report) => {
                 let (action, detail) = match report.outcome {
-                    Outcome::Moved => ("moved", format!("to node {to}, {}, frozen {:.0} ms", report.mode, report.frozen_ms)),
+                    Outcome::Moved => {
+                        ("moved", format!("to node {to}, {}, frozen {:.0} ms", report.mode, report.frozen_ms))
+                    }
                     Outcome::Kept => ("kept", report.reason.clone()),
                 };
                 node.events.tell("migration", action, &name, &detail);

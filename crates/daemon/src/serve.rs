@@ -38,8 +38,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 

@@ -48,8 +48,7 @@ impl Arrivals {
     pub(crate) fn expect(&self, migration: &str, source: &str, service: &str) -> Arrival {
         let (sender, further) = mpsc::unbounded_channel();
         let (ending, ended) = watch::channel(());
-        let entry =
-            Entry { source: source.into(), service: service.into(), further: sender, ended };
+        let entry = Entry { source: source.into(), service: service.into(), further: sender, ended };
         let mut entries = self.lock();
         entries.retain(|_, entry| !entry.further.is_closed());
         entries.insert(migration.into(), entry);
@@ -59,9 +58,7 @@ impl Arrivals {
     /// Gives a connection from `node` to its migration; gives it back when there is none such.
     pub(crate) fn give(&self, migration: &str, node: &str, further: Further) -> Result<(), Further> {
         match self.lock().get(migration) {
-            Some(entry) if entry.source == node => {
-                entry.further.send(further).map_err(|unsent| unsent.0)
-            }
+            Some(entry) if entry.source == node => entry.further.send(further).map_err(|unsent| unsent.0),
             _ => Err(further),
         }
     }

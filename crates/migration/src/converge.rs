@@ -100,9 +100,9 @@ pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
 /// Why a service was kept that copying could not make ready, with what would help.
 #[must_use]
 pub fn advice(rounds: &[Round], predicted: Duration, goals: &Goals) -> String {
-    let rate = rounds.last().map_or(0.0, |round| {
-        round.found_pages as f64 * PAGE / round.since.as_secs_f64().max(1e-3) / 1e6
-    });
+    let rate = rounds
+        .last()
+        .map_or(0.0, |round| round.found_pages as f64 * PAGE / round.since.as_secs_f64().max(1e-3) / 1e6);
     let bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth).unwrap_or(0.0) / 1e6;
     let limit = goals.max_frozen.unwrap_or_default().as_millis();
     let mut help = Vec::new();
@@ -135,11 +135,7 @@ mod tests {
     fn rounds(found: &[u64]) -> Vec<Round> {
         found
             .iter()
-            .map(|&found_pages| Round {
-                found_pages,
-                since: Duration::from_secs(1),
-                bandwidth: Some(100e6),
-            })
+            .map(|&found_pages| Round { found_pages, since: Duration::from_secs(1), bandwidth: Some(100e6) })
             .collect()
     }
 
@@ -179,7 +175,10 @@ mod tests {
         let Next::Keep(predicted) = decide(&stuck, FIXED, &strict) else { panic!("it must be kept") };
         assert!(predicted > Duration::from_secs(2), "{predicted:?}");
         let text = advice(&stuck, predicted, &strict);
-        assert!(text.contains("--allow postcopy") && text.contains("300 ms") && text.contains("197 MB/s"), "{text}");
+        assert!(
+            text.contains("--allow postcopy") && text.contains("300 ms") && text.contains("197 MB/s"),
+            "{text}"
+        );
     }
 
     #[test]

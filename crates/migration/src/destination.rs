@@ -535,12 +535,12 @@ async fn receive_and_restore(
     Ok(keep_stopped)
 }
 
-/// Which pages stay at the source, if any do; ends with the first message of what follows.
+/// Which pages are still to come; ends with the first message of what follows.
 async fn receive_pending(link: &mut Link, intake: &Intake) -> Result<(), DestinationError> {
     loop {
         match link.receive().await? {
             Message::Pending(ranges) => intake.pending(ranges).await?,
-            Message::PendingEnd => {}
+            Message::PendingEnd => link.send(Message::PendingEnd).await?,
             Message::TreeBegin => return Ok(()),
             other => return Err(link.unexpected(&other, "TreeBegin").into()),
         }

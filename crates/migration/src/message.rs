@@ -11,21 +11,22 @@
 //!   │ ◄─────────────────────────── TreeApplied│
 //!   │ (lanes) Pages… ───────────────────────► │  rounds of memory, while the service runs
 //!   │ (journal: frozen; freeze, close port)   │
-//!   │ (lanes) Pages… PagesEnd ──────────────► │  the last pages, beside all that follows
-//!   │ Pending… PendingEnd ──────────────────► │  or: which pages stay here for now
+//!   │ Pending… PendingEnd ──────────────────► │  the pages that are still to come
+//!   │ ◄──────────────────────────── PendingEnd│
+//!   │ (lanes) Pages… PagesEnd ──────────────► │  they come now, beside all that follows, or stay
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  files changed since
 //!   │ LogData… ImageData… ImagesEnd ────────► │
 //!   │ ◄─────────────────────── ImagesReceived │  restores, all processes stopped
+//!   │ ◄─────────── (faults lane) FaultRequest │  for what the restore or a process waits for
+//!   │ (faults lane) Pages ──────────────────► │
 //!   │ ◄───────────────────────────── Restored │  journal: restored
 //!   │ (journal: COMMITTED, the commit point;  │
-//!   │  SERVING where pages are pending)       │
+//!   │  SERVING where pages have stayed)       │
 //!   │ Commit ───────────────────────────────► │  journal: committed; opens port, continues
 //!   │ ◄────────────────────────────── Running │
 //!
-//! only where pages are pending:
-//!   │ (lanes) Pages… PagesEnd ──────────────► │  all that is pending, last written first
-//!   │ ◄─────────── (faults lane) FaultRequest │
-//!   │ (faults lane) Pages ──────────────────► │
+//! only where pages have stayed:
+//!   │ (lanes) Pages… PagesEnd ──────────────► │
 //!   │ ◄───────────────────────────── Received │  the source lets go
 //!
 //! when the connection broke before Received, over new ones:
@@ -75,9 +76,6 @@ pub struct Open {
     /// Connections that will bring pages.
     #[prost(uint32, tag = "10")]
     pub lanes: u32,
-    /// Whether pages may stay at the source beyond the commit; then a lane for faults comes too.
-    #[prost(bool, tag = "11")]
-    pub postcopy: bool,
 }
 
 /// A layer the service stands on.
@@ -258,9 +256,9 @@ pub enum Message {
     Pages(Bytes),
     /// The lane has brought all.
     PagesEnd,
-    /// Pages that stay at the source beyond the commit.
+    /// Pages that are still to come.
     Pending(PageRanges),
-    /// All of those are named.
+    /// All of those are named; and noted, in the other direction.
     PendingEnd,
     /// A page is wanted now.
     FaultRequest(FaultRequest),

@@ -38,7 +38,7 @@ use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
 use copy::Copied;
 use lanes::Lanes;
-use pages::Remaining;
+use serve::Answering;
 
 /// What a layer or log is cut into on the wire.
 const CHUNK: usize = 256 * 1024;
@@ -154,7 +154,7 @@ struct Prepared {
 struct Restored {
     lanes: Lanes,
     /// Pages that have stayed here.
-    remaining: Remaining,
+    stock: Answering,
 }
 
 impl Source {
@@ -202,7 +202,7 @@ impl Source {
         let outcome = match ended {
             Ok(restored) => {
                 // The commit point. An error here leaves the service at the source.
-                let stage = match restored.remaining.pages() {
+                let stage = match restored.stock.pages() {
                     0 => Stage::Committed,
                     _ => Stage::Serving,
                 };
@@ -295,7 +295,7 @@ impl Source {
         room.close(frozen.is_ok())?;
         let mut lanes = copied.lanes;
         match frozen {
-            Ok(remaining) => Ok(Restored { lanes, remaining }),
+            Ok(stock) => Ok(Restored { lanes, stock }),
             Err(error) if error.is_of_sending() => Err(match lanes.why_closed().await {
                 Some(why) => why.into(),
                 None => error,
@@ -338,7 +338,6 @@ impl Source {
             machine: machine(),
             cpu_flags: cpu_flags(),
             lanes: u32::try_from(self.options.lanes).unwrap_or(1),
-            postcopy: plan.postcopy(),
         }))
         .await?;
         let missing = match link.receive().await? {
@@ -423,7 +422,7 @@ impl Source {
         clock: &mut Option<PhaseClock>,
     ) -> Result<(), LocalError> {
         fault::point("source.committed").await;
-        let Restored { lanes, remaining } = restored;
+        let Restored { lanes, stock } = restored;
         self.step("commit", 0, 0);
         let told = link.send(Message::Commit).await;
         self.local.host.release(&self.service, &self.destination).await?;
@@ -452,13 +451,13 @@ impl Source {
                 );
             }
         }
-        if remaining.pages() == 0 {
+        if stock.pages() == 0 {
             report.wire_bytes = link.bytes_sent() + lanes.bytes_sent();
             link.close().await;
             lanes.close().await;
         } else {
             let started = Instant::now();
-            let conversation = serve::Conversation { link, lanes };
+            let conversation = serve::Conversation { link, lanes, stock };
             let serving = serve::Serving {
                 local: &self.local,
                 id: &self.id,
@@ -467,7 +466,7 @@ impl Source {
                 max_bandwidth: self.options.max_bandwidth,
                 progress: Some(&self.progress),
             };
-            let Some(served) = serving.run(Some((conversation, remaining)), &self.service).await? else {
+            let Some(served) = serving.run(Some(conversation), &self.service).await? else {
                 report.reason = format!(
                     "it runs on node {}, which still needs pages from here: godwitd on node {} ends, and serves them when it is started again",
                     self.destination, self.local.node
@@ -534,13 +533,15 @@ pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &st
         progress: None,
     };
     let ended = match serving.run(None, service).await {
-        Ok(Some(_)) => async {
-            local.clear(service).await?;
-            images::remove(&local.layout.migration(id))?;
-            let reason = "godwitd was restarted while it served the service's pages";
-            Ok::<_, LocalError>(local.journal.set(id, Stage::Done, reason)?)
+        Ok(Some(_)) => {
+            async {
+                local.clear(service).await?;
+                images::remove(&local.layout.migration(id))?;
+                let reason = "godwitd was restarted while it served the service's pages";
+                Ok::<_, LocalError>(local.journal.set(id, Stage::Done, reason)?)
+            }
+            .await
         }
-        .await,
         // Once more a next life of this daemon.
         Ok(None) => Ok(()),
         Err(error) => Err(error),

@@ -264,10 +264,13 @@ fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyho
 fn table(report: &MigrationReport) -> Table {
     let mut table = Table::plain();
     let mut row = |name: &str, value: String| table.row([format!("  {name}"), value]);
-    row("mode", match report.why.as_str() {
-        "" => report.mode.clone(),
-        why => format!("{} ({why})", report.mode),
-    });
+    row(
+        "mode",
+        match report.why.as_str() {
+            "" => report.mode.clone(),
+            why => format!("{} ({why})", report.mode),
+        },
+    );
     row("frozen time", output::millis(report.frozen_ms));
     for phase in &report.phases {
         row(&format!("  {}", phase.phase), output::millis(phase.ms));

@@ -51,7 +51,9 @@ impl Progress {
             Kind::Bar(bar) => {
                 bar.set_message(what);
                 let template = match (step.bytes_total, step.bytes_done) {
-                    (1.., _) => "{prefix} {msg:10} [{bar:30}] {binary_bytes} of {binary_total_bytes} {elapsed}",
+                    (1.., _) => {
+                        "{prefix} {msg:10} [{bar:30}] {binary_bytes} of {binary_total_bytes} {elapsed}"
+                    }
                     (0, 1..) => "{prefix} {spinner} {msg:10} {binary_bytes} {elapsed}",
                     (0, 0) => "{prefix} {spinner} {msg:10} {elapsed}",
                 };

@@ -150,7 +150,11 @@ pub(crate) async fn with_godwit(
     Ok(Seen { report, client })
 }
 
-async fn moved(connection: &Connection, how: &migrate::How, global: &Global) -> anyhow::Result<MigrationReport> {
+async fn moved(
+    connection: &Connection,
+    how: &migrate::How,
+    global: &Global,
+) -> anyhow::Result<MigrationReport> {
     let mut events = migrate::start(connection.clone(), how.request(SERVICE, DESTINATION));
     let mut progress = Progress::new(SERVICE, global.json);
     let outcome = loop {

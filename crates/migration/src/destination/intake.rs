@@ -406,7 +406,9 @@ pub(crate) async fn end_idle(local: &Local) -> Result<(), LocalError> {
     let parent = local.layout.run.join("pagers");
     let entries = match std::fs::read_dir(&parent) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(|source| LocalError::Io { action: "list", path: parent.clone(), source })?,
+        entries => {
+            entries.map_err(|source| LocalError::Io { action: "list", path: parent.clone(), source })?
+        }
     };
     for entry in entries.flatten() {
         let id = entry.file_name().to_string_lossy().into_owned();

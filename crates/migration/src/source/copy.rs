@@ -47,11 +47,6 @@ pub(super) struct Copied {
 }
 
 impl Plan {
-    /// Whether pages may stay behind at the commit.
-    pub(super) fn postcopy(&self) -> bool {
-        self.goals.postcopy
-    }
-
     /// The plan for a destination that can, or cannot, restore before all pages are there.
     pub(super) fn with(mut self, userfaultfd: bool, node: &str) -> Result<Self, SourceError> {
         if userfaultfd || !self.goals.postcopy {
@@ -84,9 +79,7 @@ impl Source {
             Mode::Auto if blind && self.options.postcopy => {
                 (Mode::Postcopy, "this kernel cannot tell which pages are written".to_owned())
             }
-            Mode::Auto if blind => {
-                (Mode::Cold, "this kernel cannot tell which pages are written".to_owned())
-            }
+            Mode::Auto if blind => (Mode::Cold, "this kernel cannot tell which pages are written".to_owned()),
             Mode::Auto if memory < SMALL => {
                 (Mode::Cold, format!("{} MiB of memory cross sooner than a round pays", memory >> 20))
             }
@@ -117,14 +110,8 @@ impl Source {
 
     /// Connects the lanes, and copies while the service runs until a freeze is due.
     pub(super) async fn copy(&self, plan: Plan, report: &mut Report) -> Result<Copied, SourceError> {
-        let lanes = Lanes::open(
-            self.local.host.as_ref(),
-            &self.destination,
-            &self.id,
-            self.options.lanes,
-            plan.postcopy(),
-        )
-        .await?;
+        let lanes =
+            Lanes::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.lanes).await?;
         let pages =
             Pages::new(plan.backend, lanes.count(), self.options.compress, self.options.max_bandwidth);
         match plan.mode {
@@ -216,7 +203,9 @@ impl Source {
 
     async fn throttle(&self, share: u32) -> Result<(), SourceError> {
         let all = match self.service.cpu_millis {
-            0 => std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1)) * 1000,
+            0 => {
+                std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1)) * 1000
+            }
             millis => millis,
         };
         let millis = (u64::from(all) * u64::from(share) / 1000).max(1);

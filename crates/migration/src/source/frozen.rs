@@ -15,7 +15,8 @@ use godwit_memory::tracker::Backend;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::copy::Copied;
-use super::pages::{Pages, Remaining};
+use super::pages::Pages;
+use super::serve::{Answering, Stock};
 use super::{CHUNK, Prepared, Source, SourceError, next_round, send_round};
 use crate::fault;
 use crate::images;
@@ -36,7 +37,7 @@ impl Source {
         report: &mut Report,
         clock: &mut Option<PhaseClock>,
         prepared: &mut Prepared,
-    ) -> Result<Remaining, SourceError> {
+    ) -> Result<Answering, SourceError> {
         let config = self.local.config(&self.service);
         self.step("freeze", 0, report.memory_bytes);
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
@@ -78,7 +79,7 @@ impl Source {
             let started = Instant::now();
             criu.dump(options).await.map(|_| ms_since(started))
         }));
-        let (pages, remaining) = self.leave(link, pages, leave).await?;
+        let (pages, stock) = self.announce(link, pages, prepared, leave).await?;
         let sending = self.send(pages, &prepared.copied.lanes, true);
 
         let tree = std::mem::replace(&mut prepared.tree, tree::Source::new(Path::new("/")));
@@ -134,30 +135,42 @@ impl Source {
         };
         tokio::try_join!(arriving, restoring)?;
         clock.end("pages");
-        Ok(remaining)
+        Ok(stock)
     }
 
     /// The pages, which go through threads that may block and come back.
     fn take_pages(&self, prepared: &mut Prepared) -> Pages {
-        std::mem::replace(&mut prepared.copied.pages, Pages::new(Backend::None, 1, self.options.compress, None))
+        std::mem::replace(
+            &mut prepared.copied.pages,
+            Pages::new(Backend::None, 1, self.options.compress, None),
+        )
     }
 
-    /// Names the pages that stay here, where some may.
-    async fn leave(
+    /// Names the pages that are still to come, so that none of them is taken for empty; from here on
+    /// those that the restore or a process waits for are answered.
+    async fn announce(
         &self,
-        link: &Link,
+        link: &mut Link,
         mut pages: Pages,
+        prepared: &mut Prepared,
         leave: bool,
-    ) -> Result<(Pages, Remaining), SourceError> {
-        if !leave {
-            return Ok((pages, Remaining::default()));
-        }
-        let remaining = pages.leave();
-        for ranges in remaining.messages() {
+    ) -> Result<(Pages, Answering), SourceError> {
+        let noted = pages.noted();
+        for ranges in noted.messages() {
             link.send(Message::Pending(ranges)).await?;
         }
         link.send(Message::PendingEnd).await?;
-        Ok((pages, remaining))
+        match link.receive().await? {
+            Message::PendingEnd => {}
+            other => return Err(link.unexpected(&other, "PendingEnd").into()),
+        }
+        let mut stock = Stock::new(noted);
+        if leave {
+            pages.leave();
+        } else {
+            stock.keep_none();
+        }
+        Ok((pages, Answering::start(stock, prepared.copied.lanes.faults.take())))
     }
 
     async fn send_log(&self, link: &Link) -> Result<u64, SourceError> {

@@ -11,27 +11,23 @@ use crate::message::{Join, Message, Purpose};
 #[derive(Debug)]
 pub(crate) struct Lanes {
     pages: Vec<Link>,
-    /// Only where pages may stay behind.
+    /// Until it is taken.
     pub(crate) faults: Option<Link>,
 }
 
 impl Lanes {
-    /// Connects `count` lanes for pages, and one for faults if asked.
+    /// Connects `count` lanes for pages, and one for faults.
     pub(crate) async fn open(
         host: &dyn Host,
         node: &str,
         migration: &str,
         count: usize,
-        faults: bool,
     ) -> Result<Self, HostError> {
         let mut pages = Vec::new();
         for _ in 0..count {
             pages.push(join(host.connect(node).await?, migration, Purpose::Pages).await?);
         }
-        let faults = match faults {
-            true => Some(join(host.connect(node).await?, migration, Purpose::Faults).await?),
-            false => None,
-        };
+        let faults = Some(join(host.connect(node).await?, migration, Purpose::Faults).await?);
         Ok(Self { pages, faults })
     }
 

@@ -100,7 +100,12 @@ pub(crate) struct Found {
 
 impl Pages {
     /// Follows nothing yet.
-    pub(crate) fn new(backend: Backend, lanes: usize, compress: Compress, max_bandwidth: Option<u64>) -> Self {
+    pub(crate) fn new(
+        backend: Backend,
+        lanes: usize,
+        compress: Compress,
+        max_bandwidth: Option<u64>,
+    ) -> Self {
         let lane = || Lane { known: HashMap::new(), packer: Packer::new(compress) };
         Self {
             tracker: Tracker::new(backend),
@@ -199,16 +204,21 @@ impl Pages {
         Ok(total)
     }
 
-    /// Turns what is noted into what stays here for after the commit, and says which it is.
-    pub(crate) fn leave(&mut self) -> Remaining {
-        let mut remaining = Remaining::default();
-        for (space, todo) in &mut self.todo {
-            let data = std::mem::take(&mut todo.data);
-            if !data.is_empty() {
-                remaining.spaces.insert(*space, (Arc::clone(&todo.process), data));
-            }
+    /// What is noted, by name.
+    pub(crate) fn noted(&self) -> Remaining {
+        let noted = self.todo.iter().filter(|(_, todo)| !todo.data.is_empty());
+        Remaining {
+            spaces: noted
+                .map(|(space, todo)| (*space, (Arc::clone(&todo.process), todo.data.clone())))
+                .collect(),
         }
-        remaining
+    }
+
+    /// Sends no pages with content any more: they stay here for after the commit.
+    pub(crate) fn leave(&mut self) {
+        for todo in self.todo.values_mut() {
+            todo.data.clear();
+        }
     }
 }
 
@@ -278,16 +288,17 @@ impl Sending<'_> {
     /// The parts of a range that are this lane's.
     fn mine(&self, range: &Range) -> impl Iterator<Item = Range> + use<> {
         let (index, count, range) = (self.index as u64, self.count as u64, range.clone());
-        (range.start / REGION..=(range.end - 1) / REGION)
-            .filter(move |region| region % count == index)
-            .map(move |region| {
+        (range.start / REGION..=(range.end - 1) / REGION).filter(move |region| region % count == index).map(
+            move |region| {
                 range.start.max(region * REGION)..range.end.min((region + 1).saturating_mul(REGION))
-            })
+            },
+        )
     }
 
     /// A process has ended: whoever has its number next starts from nothing.
     fn end(&mut self, space: Space) -> Result<(), PagesError> {
-        let regions: Vec<u64> = self.lane.known.keys().filter(|(s, _)| *s == space).map(|(_, r)| *r).collect();
+        let regions: Vec<u64> =
+            self.lane.known.keys().filter(|(s, _)| *s == space).map(|(_, r)| *r).collect();
         let mut batch = Builder::new(space);
         for region in regions {
             self.lane.known.remove(&(space, region));
@@ -379,7 +390,7 @@ fn index_in_region(address: u64) -> usize {
     usize::try_from(address % REGION / PAGE_SIZE).unwrap_or(0)
 }
 
-/// Pages that stay at the source beyond the commit, in processes that stay frozen.
+/// Pages of frozen processes that the destination does not have yet.
 #[derive(Debug, Default)]
 pub(crate) struct Remaining {
     /// By space.

@@ -40,6 +40,7 @@ const PAGE: usize = 4096;
 pub(crate) struct Conversation {
     pub(crate) link: Link,
     pub(crate) lanes: Lanes,
+    pub(crate) stock: Answering,
 }
 
 /// What it took.
@@ -80,7 +81,7 @@ pub(crate) struct Serving<'a> {
 
 /// What all lanes take pages from.
 #[derive(Default)]
-struct Stock {
+pub(crate) struct Stock {
     remaining: Mutex<Remaining>,
     /// The processes also of pages that are under way: they may be asked for before they arrive.
     processes: BTreeMap<Space, Arc<Process>>,
@@ -89,10 +90,16 @@ struct Stock {
 }
 
 impl Stock {
-    fn new(remaining: Remaining) -> Self {
+    /// All of these, in frozen processes.
+    pub(crate) fn new(remaining: Remaining) -> Self {
         let processes =
             remaining.spaces.iter().map(|(space, (process, _))| (*space, Arc::clone(process))).collect();
         Self { remaining: Mutex::new(remaining), processes, ..Self::default() }
+    }
+
+    /// The pages go another way; what is asked for is still answered.
+    pub(crate) fn keep_none(&mut self) {
+        self.lock().spaces.clear();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Remaining> {
@@ -127,12 +134,35 @@ impl Stock {
     }
 }
 
+/// A stock, and the task that answers from it what the destination asks for.
+pub(crate) struct Answering {
+    stock: Arc<Stock>,
+    task: JoinSet<Result<(), ServeError>>,
+}
+
+impl Answering {
+    /// Answers on this lane from now on.
+    pub(crate) fn start(stock: Stock, lane: Option<Link>) -> Self {
+        let stock = Arc::new(stock);
+        let mut task = JoinSet::new();
+        if let Some(lane) = lane {
+            task.spawn(answer(lane, Arc::clone(&stock)));
+        }
+        Self { stock, task }
+    }
+
+    /// Pages that have stayed here.
+    pub(crate) fn pages(&self) -> u64 {
+        self.stock.lock().pages()
+    }
+}
+
 impl Serving<'_> {
     /// Serves until the destination has everything; nothing when this daemon ends before that.
     /// Without a conversation it is begun anew.
     pub(crate) async fn run(
         &self,
-        begun: Option<(Conversation, Remaining)>,
+        begun: Option<Conversation>,
         service: &Service,
     ) -> Result<Option<Served>, LocalError> {
         tokio::select! {
@@ -141,15 +171,15 @@ impl Serving<'_> {
         }
     }
 
-    async fn until_received(&self, begun: Option<(Conversation, Remaining)>, service: &Service) -> Served {
+    async fn until_received(&self, begun: Option<Conversation>, service: &Service) -> Served {
         let mut total = Served::default();
         let mut pause = RETRY_FIRST;
         let mut next = begun;
         loop {
             let served = match next.take() {
-                Some((conversation, remaining)) => {
+                Some(conversation) => {
                     pause = RETRY_FIRST;
-                    self.converse(conversation, remaining, &mut total).await
+                    self.converse(conversation, &mut total).await
                 }
                 None => match self.resume(service).await {
                     Ok(Some(begun)) => {
@@ -174,7 +204,7 @@ impl Serving<'_> {
     }
 
     /// Connects again, and learns what the destination lacks; nothing when it lacks nothing.
-    async fn resume(&self, service: &Service) -> Result<Option<(Conversation, Remaining)>, ServeError> {
+    async fn resume(&self, service: &Service) -> Result<Option<Conversation>, ServeError> {
         let mut link = Link::new(self.local.host.connect(self.destination).await?);
         link.send(Message::Resume(Resume { migration: self.id.into() })).await?;
         let pids = self
@@ -207,25 +237,16 @@ impl Serving<'_> {
                 other => return Err(link.unexpected(&other, "Missing").into()),
             }
         }
-        let lanes = Lanes::open(self.local.host.as_ref(), self.destination, self.id, 2, true).await?;
-        Ok(Some((Conversation { link, lanes }, remaining)))
+        let mut lanes = Lanes::open(self.local.host.as_ref(), self.destination, self.id, 2).await?;
+        let stock = Answering::start(Stock::new(remaining), lanes.faults.take());
+        Ok(Some(Conversation { link, lanes, stock }))
     }
 
-    async fn converse(
-        &self,
-        conversation: Conversation,
-        remaining: Remaining,
-        total: &mut Served,
-    ) -> Result<(), ServeError> {
-        let Conversation { mut link, mut lanes } = conversation;
+    async fn converse(&self, conversation: Conversation, total: &mut Served) -> Result<(), ServeError> {
+        let Conversation { mut link, mut lanes, stock: Answering { stock, mut task } } = conversation;
         fault::point("source.serving").await;
-        let pages = remaining.pages();
-        let stock = Arc::new(Stock::new(remaining));
+        let pages = stock.lock().pages();
         let pacer = Arc::new(Pacer::new(self.max_bandwidth));
-        let mut work = JoinSet::new();
-        if let Some(faults) = lanes.faults.take() {
-            work.spawn(answer(faults, Arc::clone(&stock)));
-        }
         let mut pushing = JoinSet::new();
         for sender in lanes.senders() {
             let (stock, pacer, compress) = (Arc::clone(&stock), Arc::clone(&pacer), self.compress);
@@ -246,7 +267,7 @@ impl Serving<'_> {
             }
         };
         let answering = async {
-            match work.join_next().await {
+            match task.join_next().await {
                 Some(ended) => ended?,
                 None => std::future::pending().await,
             }
