@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use godwit_memory::tracker::{Backend, Detected};
 
 use super::lanes::Lanes;
-use super::pages::{Found, Pages, PagesError};
+use super::pages::{Found, Pages, PagesError, State};
 use super::{Source, SourceError};
 use crate::converge::{self, Goals, Next, Round};
 use crate::fault;
@@ -156,7 +156,7 @@ impl Source {
                 }
             }
             let sending = Instant::now();
-            let (back, sent) = self.send(pages, &lanes, false).await?;
+            let (back, sent) = self.send(pages, &lanes, State::Running).await?;
             pages = back;
             lanes.arrived().await?;
             let took = sending.elapsed();
@@ -189,13 +189,13 @@ impl Source {
         &self,
         mut pages: Pages,
         lanes: &Lanes,
-        dumping: bool,
+        state: State,
     ) -> Result<(Pages, super::pages::Sent), SourceError> {
         let senders = lanes.senders();
         let progress = self.progress.clone();
         let heard = move |bytes| progress.send_modify(|progress| progress.bytes_done += bytes);
         Ok(tokio::task::spawn_blocking(move || {
-            let sent = pages.send(&senders, dumping, &heard)?;
+            let sent = pages.send(&senders, state, &heard)?;
             Ok::<_, PagesError>((pages, sent))
         })
         .await??)

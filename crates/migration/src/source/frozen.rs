@@ -15,7 +15,7 @@ use godwit_memory::tracker::Backend;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::copy::Copied;
-use super::pages::Pages;
+use super::pages::{Pages, State};
 use super::serve::{Answering, Stock};
 use super::{CHUNK, Prepared, Source, SourceError, next_round, send_round};
 use crate::fault;
@@ -80,7 +80,7 @@ impl Source {
             criu.dump(options).await.map(|_| ms_since(started))
         }));
         let (pages, stock) = self.announce(link, pages, prepared, leave).await?;
-        let sending = self.send(pages, &prepared.copied.lanes, true);
+        let sending = self.send(pages, &prepared.copied.lanes, State::Dumping);
 
         let tree = std::mem::replace(&mut prepared.tree, tree::Source::new(Path::new("/")));
         let kernel = async {
@@ -120,7 +120,7 @@ impl Source {
         let ((pages, sent), ()) = tokio::try_join!(sending, kernel)?;
         report.dump_bytes += sent.bytes;
         // CRIU is out of the processes: what it may have changed for a moment is as it was.
-        let (pages, sent) = self.send(pages, &prepared.copied.lanes, false).await?;
+        let (pages, sent) = self.send(pages, &prepared.copied.lanes, State::Frozen).await?;
         report.dump_bytes += sent.bytes;
         drop(pages);
         let lanes = &mut prepared.copied.lanes;

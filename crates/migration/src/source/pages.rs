@@ -56,6 +56,17 @@ struct Todo {
     executable: RangeSet<u64>,
 }
 
+/// What the service does while its pages are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It runs.
+    Running,
+    /// It is frozen and CRIU dumps it: pages that CRIU may change meanwhile stay noted.
+    Dumping,
+    /// It is frozen.
+    Frozen,
+}
+
 /// What a call of [`Pages::send`] did.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sent {
@@ -153,16 +164,15 @@ impl Pages {
         self.todo.values().map(|todo| pages_of(&todo.data)).sum()
     }
 
-    /// Sends what is noted, over one sender for each lane. With `dumping`, pages that CRIU may change
-    /// while it dumps stay noted. Blocks.
+    /// Sends what is noted, over one sender for each lane. Blocks.
     pub(crate) fn send(
         &mut self,
         senders: &[mpsc::Sender<Message>],
-        dumping: bool,
+        state: State,
         heard: &(dyn Fn(u64) + Sync),
     ) -> Result<Sent, PagesError> {
         let mut todo = std::mem::take(&mut self.todo);
-        if dumping {
+        if state == State::Dumping {
             for (space, all) in &mut todo {
                 let later = all.take_executable();
                 if !later.is_empty() {
@@ -174,6 +184,8 @@ impl Pages {
         let ended = std::mem::take(&mut self.ended);
         let count = self.lanes.len();
         let (pacer, todo, ended) = (&self.pacer, &todo, &ended);
+        // What was announced is waited for, also where it is what the destination has.
+        let all = state != State::Running;
         let results = std::thread::scope(|scope| {
             let threads: Vec<_> = self
                 .lanes
@@ -183,8 +195,8 @@ impl Pages {
                 .map(|(index, (lane, sender))| {
                     scope.spawn(move || {
                         let mut sending =
-                            Sending { lane, index, count, sender, pacer, heard, sent: Sent::default() };
-                        sending.all(todo, ended)?;
+                            Sending { lane, index, count, sender, pacer, heard, all, sent: Sent::default() };
+                        sending.work(todo, ended)?;
                         Ok(sending.sent)
                     })
                 })
@@ -253,11 +265,13 @@ struct Sending<'a> {
     sender: &'a mpsc::Sender<Message>,
     pacer: &'a Pacer,
     heard: &'a (dyn Fn(u64) + Sync),
+    /// Also pages that the destination has as they are.
+    all: bool,
     sent: Sent,
 }
 
 impl Sending<'_> {
-    fn all(&mut self, todo: &BTreeMap<Space, Todo>, ended: &[Space]) -> Result<(), PagesError> {
+    fn work(&mut self, todo: &BTreeMap<Space, Todo>, ended: &[Space]) -> Result<(), PagesError> {
         for space in ended {
             self.end(*space)?;
         }
@@ -360,7 +374,7 @@ impl Sending<'_> {
             .entry((space, address / REGION))
             .or_insert_with(|| Box::new([ZERO; REGION_PAGES]));
         let known = &mut known[index_in_region(address)];
-        if *known == hash {
+        if *known == hash && !self.all {
             self.sent.same += 1;
             return Ok(());
         }
