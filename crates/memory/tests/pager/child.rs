@@ -41,8 +41,11 @@ pub(crate) enum Op {
     Write,
     DontNeed,
     Unmap,
-    /// Moves (a, pages b) to c.
+    /// Moves (a, pages b) to c; answers 1 for every page that moved: from Linux 6.17 on some may
+    /// have, although the call failed at another mapping.
     Remap,
+    /// Moves (a, pages b) to c and leaves the mapping, empty, where it was.
+    RemapAndKeep,
     /// A child process; its socket is the answer's descriptor.
     Fork,
     /// A thread of the same process; as above.
@@ -50,7 +53,7 @@ pub(crate) enum Op {
     Exit,
 }
 
-const OPS: [Op; 14] = [
+const OPS: [Op; 15] = [
     Op::Uffd,
     Op::Register,
     Op::Close,
@@ -62,6 +65,7 @@ const OPS: [Op; 14] = [
     Op::DontNeed,
     Op::Unmap,
     Op::Remap,
+    Op::RemapAndKeep,
     Op::Fork,
     Op::Thread,
     Op::Exit,
@@ -177,6 +181,12 @@ pub(crate) fn shuffle(count: u64, mut seed: u64) -> Vec<u64> {
     order
 }
 
+/// What [`Op::Shuffled`] answers.
+pub(crate) fn shuffled(tags: &[u64], seed: u64) -> Vec<u64> {
+    let order = shuffle(tags.len() as u64, seed);
+    order.into_iter().map(|i| tags[usize::try_from(i).unwrap()]).collect()
+}
+
 /// The child's side: the test `child_process` runs it.
 pub(crate) fn main() {
     let Ok(fd) = std::env::var(FD_VARIABLE) else { return };
@@ -234,11 +244,10 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
             // SAFETY: as above.
             Op::Unmap => check(unsafe { libc::munmap(ptr(a).cast(), bytes_of(b)) }),
             Op::Remap => {
-                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-                // SAFETY: as above.
-                let at = unsafe { libc::mremap(ptr(a).cast(), bytes_of(b), bytes_of(b), flags, ptr(c)) };
-                assert_eq!(at.expose_provenance() as u64, c);
+                remap(a, b, c, 0);
+                answer = (0..b).map(|i| u64::from(is_mapped(c + i * P))).collect();
             }
+            Op::RemapAndKeep => assert!(remap(a, b, c, libc::MREMAP_DONTUNMAP)),
             Op::Fork => {
                 let (ours, theirs) = UnixStream::pair().unwrap();
                 // SAFETY: the child only serves, which needs nothing that other threads may hold.
@@ -290,6 +299,20 @@ fn tag(addr: u64) -> u64 {
     // SAFETY: mapped, as the test says.
     let words: Vec<u64> = (0..512).map(|i| unsafe { ptr(addr).add(i).read_volatile() }).collect();
     if words.iter().all(|w| *w == words[0]) { words[0] } else { TORN }
+}
+
+fn remap(from: u64, pages: u64, to: u64, flags: libc::c_int) -> bool {
+    let flags = flags | libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let length = bytes_of(pages);
+    // SAFETY: addresses that the test chose and nobody else uses.
+    let at = unsafe { libc::mremap(ptr(from).cast(), length, length, flags, ptr(to)) };
+    at.expose_provenance() as u64 == to
+}
+
+fn is_mapped(addr: u64) -> bool {
+    let mut present = 0;
+    // SAFETY: writes one byte.
+    unsafe { libc::mincore(ptr(addr).cast(), bytes_of(1), &raw mut present) == 0 }
 }
 
 fn map(addr: u64, pages: u64) {

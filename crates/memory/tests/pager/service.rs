@@ -4,6 +4,7 @@ use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Stored, running, spawn};
@@ -17,8 +18,9 @@ const PATIENCE: u16 = 20_000;
 
 pub(crate) struct Pager {
     pub(crate) directory: TempDir,
-    pub(crate) client: Client,
-    pub(crate) events: Events,
+    pub(crate) client: Arc<Client>,
+    /// A test may take them.
+    pub(crate) events: Option<Events>,
 }
 
 impl Pager {
@@ -30,7 +32,7 @@ impl Pager {
         let directory = tempfile::tempdir().unwrap();
         start(directory.path(), max_bytes).unwrap();
         let (client, events) = Client::connect(directory.path()).unwrap();
-        Self { directory, client, events }
+        Self { directory, client: Arc::new(client), events: Some(events) }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -44,16 +46,13 @@ impl Pager {
     /// The daemon crashes and comes again.
     pub(crate) fn reconnect(&mut self) {
         let (client, events) = Client::connect(self.path()).unwrap();
-        self.client = client;
-        self.events = events;
+        self.client = Arc::new(client);
+        self.events = Some(events);
     }
 
     /// Stores pages with these tags and puts them.
     pub(crate) fn put(&self, space: u32, addr: u64, tags: &[u64]) {
-        let bytes: Vec<u8> = tags.iter().flat_map(|tag| tag.to_ne_bytes().repeat(512)).collect();
-        let slot = self.client.store(&bytes).unwrap();
-        let entry = Stored { space, addr, pages: tags.len() as u64, slot };
-        self.client.put(&[entry]).unwrap();
+        put(&self.client, space, addr, tags);
     }
 
     pub(crate) fn pending(&self, space: u32, addr: u64, pages: u64) {
@@ -64,11 +63,15 @@ impl Pager {
         self.client.zero(&[Extent { space, addr, pages }]).unwrap();
     }
 
+    pub(crate) fn events(&self) -> &Events {
+        self.events.as_ref().unwrap()
+    }
+
     pub(crate) fn event(&self) -> Event {
         use std::os::fd::AsFd;
-        let mut fds = [nix::poll::PollFd::new(self.events.as_fd(), nix::poll::PollFlags::POLLIN)];
+        let mut fds = [nix::poll::PollFd::new(self.events().as_fd(), nix::poll::PollFlags::POLLIN)];
         assert_eq!(nix::poll::poll(&mut fds, PATIENCE).unwrap(), 1, "no event: {:?}", self.client.state());
-        self.events.next().expect("the pager is gone")
+        self.events().next().expect("the pager is gone")
     }
 
     /// Waits for an event, past faults.
@@ -95,9 +98,20 @@ impl Pager {
         panic!("the pager has no store");
     }
 
+    /// Waits until the store is empty.
+    pub(crate) fn wait_for_empty_store(&self) {
+        for _ in 0..1000 {
+            if self.store_bytes() == 0 {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5)); // a hole in a file is no event
+        }
+        panic!("the store holds {} bytes", self.store_bytes());
+    }
+
     /// Waits until the pager process is gone.
     pub(crate) fn wait_for_end(&self) {
-        while self.events.next().is_some() {}
+        while self.events().next().is_some() {}
         for _ in 0..2000 {
             if self.pid().is_none() {
                 return;
@@ -120,6 +134,14 @@ impl Drop for Pager {
             }
         }
     }
+}
+
+/// Stores pages with these tags and puts them.
+pub(crate) fn put(client: &Client, space: u32, addr: u64, tags: &[u64]) {
+    let bytes: Vec<u8> = tags.iter().flat_map(|tag| tag.to_ne_bytes().repeat(512)).collect();
+    let slot = client.store(&bytes).unwrap();
+    let entry = Stored { space, addr, pages: tags.len() as u64, slot };
+    client.put(&[entry]).unwrap();
 }
 
 pub(crate) fn start(directory: &Path, max_bytes: u64) -> Result<(), PagerError> {
