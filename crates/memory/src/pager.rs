@@ -1,1 +1,56 @@
 //! The process that holds a service's pages and serves its faults at the destination.
+//!
+//! ```text
+//! godwitd                                   godwit-pager (one per arriving service)
+//!   Client ──DIR/pager.sock──▶ Index: which page is where      ┌─ userfaultfds ◀─ CRIU's restorer
+//!     │                          │                             │    DIRECTORY/lazy-pages.socket
+//!     └─ writes pages ─▶ page store (memfd) ──UFFDIO_COPY──────┴─▶ restored processes
+//! ```
+//!
+//! It outlives the daemon: a daemon that was restarted connects again ([`Client::connect`]), asks
+//! which pages are [missing](Client::missing), and goes on. The pager never sees the network, and
+//! what comes over its socket is checked.
+//!
+//! In order: [`spawn`], [`Client::connect`]; [`store`](Client::store) and [`put`](Client::put) while
+//! the service runs at the source, [`zero`](Client::zero) for what vanished; after the freeze
+//! [`pending`](Client::pending) for what is still at the source, **before**
+//! [`listen`](Client::listen), so that no fault meets a page that is not known yet; CRIU restores;
+//! [`Event::RestoreFinished`]; [`push`](Client::push); [`Event::Fault`]s are answered with a `put` of
+//! the page (or a `zero`) before others; [`Event::Done`]; [`finish`](Client::finish).
+//!
+//! If the pager dies before it is done, the kernel lets the processes go on with zeros in place of
+//! what they lack: the service must be killed then.
+
+mod client;
+mod connection;
+mod error;
+mod index;
+mod layout;
+mod protocol;
+mod restorer;
+mod server;
+mod spawn;
+mod state;
+mod store;
+mod uffd;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+
+pub use client::{Client, Event, Events};
+pub use error::PagerError;
+pub use protocol::{Extent, State, Stored};
+pub use server::Server;
+pub use spawn::{running, spawn};
+
+/// Name of the socket in the pager's directory.
+const SOCKET: &str = "pager.sock";
+
+/// Name of the lock file in the pager's directory. It is never removed.
+const LOCK: &str = "pager.lock";
+
+/// The socket's path by way of an open directory: a socket's address is 108 bytes at most, which the
+/// directory's own path may exceed.
+fn short(directory: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(SOCKET)
+}

@@ -1,0 +1,197 @@
+//! Which addresses of one live process wait for which pages of the source. It begins as the
+//! identity over all pages of the space and shrinks to nothing; `mremap` moves parts of it.
+//!
+//! Addresses at the source are *origins*, those in the live process are *destinations*. Both ways
+//! are kept as ranges with the same distance: destination = origin + distance, wrapping.
+
+use rangemap::RangeMap;
+
+use crate::Range;
+
+/// The pages that one live process lacks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Layout {
+    by_destination: RangeMap<u64, u64>,
+    by_origin: RangeMap<u64, u64>,
+}
+
+/// The part of `range` that is inside `bounds`.
+pub(crate) fn clip(range: &Range, bounds: &Range) -> Range {
+    range.start.max(bounds.start)..range.end.min(bounds.end)
+}
+
+fn shift(range: &Range, by: u64) -> Range {
+    range.start.wrapping_add(by)..range.end.wrapping_add(by)
+}
+
+impl Layout {
+    /// The process lacks these pages of its space, where they are at the source. A page that is
+    /// already elsewhere in the process must not be added.
+    pub(crate) fn add(&mut self, origin: Range) {
+        self.by_destination.insert(origin.clone(), 0);
+        self.by_origin.insert(origin, 0);
+    }
+
+    /// Nothing is lacking.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_destination.is_empty()
+    }
+
+    /// The page of the source that belongs at this address.
+    pub(crate) fn origin(&self, destination: u64) -> Option<u64> {
+        self.by_destination.get(&destination).map(|distance| destination.wrapping_sub(*distance))
+    }
+
+    /// Every origin that is lacking, in order.
+    pub(crate) fn origins(&self) -> impl Iterator<Item = Range> + '_ {
+        self.by_origin.iter().map(|(range, _)| range.clone())
+    }
+
+    /// Which of these origins are lacking, in order.
+    pub(crate) fn lacking<'a>(&'a self, origin: &'a Range) -> impl Iterator<Item = Range> + 'a {
+        self.by_origin.overlapping(origin).map(|(range, _)| clip(range, origin))
+    }
+
+    /// The first of these origins that is lacking: it and its destination.
+    pub(crate) fn first_lacking(&self, origin: &Range) -> Option<(Range, u64)> {
+        let (range, distance) = self.by_origin.overlapping(origin).next()?;
+        let range = clip(range, origin);
+        let destination = range.start.wrapping_add(*distance);
+        Some((range, destination))
+    }
+
+    /// These addresses lack nothing any more; which origins that was.
+    pub(crate) fn remove(&mut self, destination: &Range) -> Vec<Range> {
+        self.take(destination).into_iter().map(|(origin, _)| origin).collect()
+    }
+
+    /// These origins are no longer wanted; which addresses that was.
+    pub(crate) fn remove_origin(&mut self, origin: &Range) -> Vec<Range> {
+        let found: Vec<_> =
+            self.by_origin.overlapping(origin).map(|(range, &by)| shift(&clip(range, origin), by)).collect();
+        for destination in &found {
+            self.take(destination);
+        }
+        found
+    }
+
+    /// `mremap`: what was at `from` is at `to`. Answers the origins that moved, and those that were
+    /// lacking at `to` before.
+    pub(crate) fn remap(&mut self, from: &Range, to: u64) -> (Vec<Range>, Vec<Range>) {
+        let moved = self.take(from);
+        let by = to.wrapping_sub(from.start);
+        let lost = self.remove(&shift(from, by));
+        let mut origins = Vec::with_capacity(moved.len());
+        for (origin, distance) in moved {
+            let distance = distance.wrapping_add(by);
+            self.by_destination.insert(shift(&origin, distance), distance);
+            self.by_origin.insert(origin.clone(), distance);
+            origins.push(origin);
+        }
+        (origins, lost)
+    }
+
+    /// Removes addresses; the origins they lacked, with the distances.
+    fn take(&mut self, destination: &Range) -> Vec<(Range, u64)> {
+        if destination.is_empty() {
+            return Vec::new();
+        }
+        let found: Vec<_> = self
+            .by_destination
+            .overlapping(destination)
+            .map(|(range, &by)| (shift(&clip(range, destination), by.wrapping_neg()), by))
+            .collect();
+        self.by_destination.remove(destination.clone());
+        for (origin, _) in &found {
+            self.by_origin.remove(origin.clone());
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const P: u64 = 4096;
+
+    #[test]
+    fn pages_that_moved_there_and_back_are_one_range_again() {
+        let mut layout = Layout::default();
+        layout.add(P..9 * P);
+        layout.remap(&(3 * P..5 * P), 100 * P);
+        assert_eq!(layout.origin(100 * P), Some(3 * P));
+        assert_eq!(layout.origin(3 * P), None);
+        assert_eq!(layout.first_lacking(&(4 * P..6 * P)), Some((4 * P..5 * P, 101 * P)));
+        layout.remap(&(100 * P..102 * P), 3 * P);
+        assert_eq!(layout.by_destination.len(), 1);
+        assert_eq!(layout.by_origin.len(), 1);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Remove(Range),
+        RemoveOrigin(Range),
+        Remap(Range, u64),
+    }
+
+    fn range() -> impl Strategy<Value = Range> {
+        (0_u64..40, 1_u64..12).prop_map(|(start, pages)| start * P..(start + pages) * P)
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            range().prop_map(Step::Remove),
+            range().prop_map(Step::RemoveOrigin),
+            (range(), 0_u64..40)
+                .prop_map(|(from, to)| (from, to * P))
+                .prop_filter("mremap refuses overlaps", |(from, to)| {
+                    *to >= from.end || to + (from.end - from.start) <= from.start
+                })
+                .prop_map(|(from, to)| Step::Remap(from, to)),
+        ]
+    }
+
+    fn pages(range: &Range) -> impl Iterator<Item = u64> + use<> {
+        range.clone().step_by(4096)
+    }
+
+    proptest! {
+        #[test]
+        fn it_says_what_a_map_of_single_pages_says(steps in proptest::collection::vec(step(), 1..30)) {
+            let mut layout = Layout::default();
+            layout.add(2 * P..36 * P);
+            let mut model: BTreeMap<u64, u64> = pages(&(2 * P..36 * P)).map(|p| (p, p)).collect();
+            for step in steps {
+                match step {
+                    Step::Remove(range) => {
+                        layout.remove(&range);
+                        model.retain(|at, _| !range.contains(at));
+                    }
+                    Step::RemoveOrigin(range) => {
+                        layout.remove_origin(&range);
+                        model.retain(|_, origin| !range.contains(origin));
+                    }
+                    Step::Remap(from, to) => {
+                        layout.remap(&from, to);
+                        let moved: Vec<_> =
+                            pages(&from).filter_map(|p| model.remove(&p).map(|o| (p - from.start + to, o))).collect();
+                        let there = to..to + (from.end - from.start);
+                        model.retain(|at, _| !there.contains(at));
+                        model.extend(moved);
+                    }
+                }
+                for page in pages(&(0..80 * P)) {
+                    prop_assert_eq!(layout.origin(page), model.get(&page).copied());
+                    let wanted = model.iter().find(|(_, o)| **o == page).map(|(at, _)| *at);
+                    let found = layout.first_lacking(&(page..page + P)).map(|(_, at)| at);
+                    prop_assert_eq!(found, wanted);
+                }
+                prop_assert_eq!(layout.is_empty(), model.is_empty());
+            }
+        }
+    }
+}

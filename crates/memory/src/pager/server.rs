@@ -1,0 +1,505 @@
+//! The pager's two threads.
+//!
+//! ```text
+//! control thread: epoll over client, CRIU's restorer, userfaultfds ─┐
+//!                                                                   ├─▶ State, one lock
+//! push thread:    installs chunk after chunk, punches the store ────┘
+//! ```
+//!
+//! The push lets go of the lock after each chunk, and takes it again only through a door that the
+//! control thread holds shut while it wants the lock or has it: so a fault waits for one chunk at
+//! most. The other way round the control thread makes a step of the push itself when faults come
+//! so densely that the push did not get a turn.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag, open};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::sys::stat::Mode;
+
+use super::connection::Connection;
+use super::index::IndexError;
+use super::protocol::{
+    Answer, ExtentList, MAX_ENTRIES, Nothing, Request, StoredList, ToPager, VERSION, Welcome,
+};
+use super::restorer::{Door, Restorer, Word};
+use super::state::{FIRST_LIVE, State, Work};
+use super::store::Store;
+use super::{LOCK, PagerError, SOCKET};
+use crate::PAGE_SIZE;
+
+const LISTENER: u64 = 0;
+const CLIENT: u64 = 1;
+const DOOR: u64 = 2;
+const RESTORER: u64 = 3;
+const WAKE: u64 = 4;
+
+/// Garbage from which on slots are punched out although there is other work, in pages: 4 MiB.
+const PUNCH_FROM: u64 = 1024;
+
+/// Turns of the control thread after which the push gets one if it had none.
+const PATIENCE: u32 = 8;
+
+/// How long to wait where the kernel says "try again" and gives no event to wait for: a process that
+/// forks or unmaps is on its way out of the system call.
+const MOMENT: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+struct Shared {
+    door: Mutex<()>,
+    state: Mutex<State>,
+    changed: Condvar,
+    store: Arc<Store>,
+    wake: EventFd,
+}
+
+// A panic stops the process (see the program), so that a poisoned lock is never met.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A pager, ready to be run.
+#[derive(Debug)]
+pub struct Server {
+    directory: PathBuf,
+    listener: OwnedFd,
+    epoll: Arc<Epoll>,
+    shared: Arc<Shared>,
+    client: Option<Connection>,
+    door: Option<Door>,
+    restorer: Option<Restorer>,
+    /// Held for the process's life.
+    _lock: Flock<File>,
+}
+
+impl Server {
+    /// Takes the directory's lock and makes store and socket. At most `max_bytes` of pages are held.
+    pub fn bind(directory: &Path, max_bytes: u64) -> Result<Self, PagerError> {
+        let lock = take_lock(directory)?;
+        let system = |action| move |source| PagerError::System { action, source };
+        let store = Arc::new(Store::new().map_err(system("make its page store"))?);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
+            .map_err(|errno| system("make an epoll set")(errno.into()))?;
+        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|errno| system("make an eventfd")(errno.into()))?;
+        let path = directory.join(SOCKET);
+        let listener =
+            bind_socket(directory).map_err(|source| PagerError::File { action: "bind", path, source })?;
+        let epoll = Arc::new(epoll);
+        let state = State::new(store.clone(), epoll.clone(), max_bytes / PAGE_SIZE);
+        let shared =
+            Shared { door: Mutex::new(()), state: Mutex::new(state), changed: Condvar::new(), store, wake };
+        epoll
+            .add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))
+            .and_then(|()| epoll.add(&shared.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE)))
+            .map_err(|errno| system("watch its socket")(errno.into()))?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            listener,
+            epoll,
+            shared: Arc::new(shared),
+            client: None,
+            door: None,
+            restorer: None,
+            _lock: lock,
+        })
+    }
+
+    /// Serves until the client says that it is over.
+    pub fn run(mut self) -> Result<(), PagerError> {
+        let system = |action| move |source| PagerError::System { action, source };
+        let shared = self.shared.clone();
+        let push = std::thread::Builder::new()
+            .name("push".into())
+            .spawn(move || push(&shared))
+            .map_err(system("start its push thread"))?;
+        let mut ready = [EpollEvent::empty(); 64];
+        let (mut retry, mut over) = (false, false);
+        let (mut steps, mut turns) = (0, 0);
+        while !over {
+            let timeout = if retry { EpollTimeout::from(1_u8) } else { EpollTimeout::NONE };
+            let count = match self.epoll.wait(&mut ready, timeout) {
+                Ok(count) => count,
+                Err(Errno::EINTR) => continue,
+                Err(errno) => return Err(system("wait for events")(errno.into())),
+            };
+            let ready = &ready[..count];
+            // Faults first.
+            self.with_state(|state| {
+                for event in ready.iter().filter(|event| event.data() >= FIRST_LIVE) {
+                    state.read(event.data());
+                }
+                state.retry();
+            });
+            for event in ready.iter().filter(|event| event.data() < FIRST_LIVE) {
+                over |= self.turn(event.data());
+            }
+            let punch = self.with_state(|state| {
+                turns = if state.steps() == steps { turns + 1 } else { 0 };
+                steps = state.steps();
+                retry = state.has_retries();
+                (turns >= PATIENCE).then(|| state.step(u64::MAX))
+            });
+            if let Some(Work::Punch(slots)) = punch {
+                punch_out(&self.shared.store, &slots);
+            }
+            self.deliver();
+            self.shared.changed.notify_all();
+        }
+        self.with_state(State::end);
+        self.shared.changed.notify_all();
+        // The answer to the last request is on its way; the socket's buffer outlives us.
+        drop(self.client.take());
+        let _ = push.join();
+        let _ = std::fs::remove_file(self.directory.join(SOCKET));
+        Ok(())
+    }
+
+    fn with_state<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        let _shut = lock(&self.shared.door);
+        let mut state = lock(&self.shared.state);
+        work(&mut state)
+    }
+
+    /// Handles one descriptor that is not a process's; `true` if the pager's work is over.
+    fn turn(&mut self, token: u64) -> bool {
+        match token {
+            LISTENER => self.greet(),
+            CLIENT => return self.client_turn(),
+            DOOR => self.admit(),
+            RESTORER => self.restorer_turn(),
+            _ => {
+                // Only resets the counter.
+                let _ = self.shared.wake.read();
+            }
+        }
+        false
+    }
+
+    /// A new client takes the place of an old one.
+    fn greet(&mut self) {
+        match Connection::accept(&self.listener) {
+            Ok(Some(connection)) => {
+                self.client = None;
+                match self.epoll.add(&connection, EpollEvent::new(EpollFlags::EPOLLIN, CLIENT)) {
+                    Ok(()) => self.client = Some(connection),
+                    Err(errno) => tracing::warn!(%errno, "a client cannot be watched"),
+                }
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "a client cannot be accepted"),
+        }
+    }
+
+    /// One packet: more are waited for again, after the faults that may have come meanwhile.
+    fn client_turn(&mut self) -> bool {
+        let Some(client) = self.client.as_mut() else { return false };
+        match client.receive() {
+            Ok(Some(packet)) => match self.handle(packet) {
+                Ok(over) => over,
+                Err(reason) => {
+                    tracing::warn!(%reason, "the client talks nonsense");
+                    self.client = None;
+                    false
+                }
+            },
+            Ok(None) => false,
+            Err(error) => {
+                tracing::info!(%error, "the client is gone");
+                self.client = None;
+                false
+            }
+        }
+    }
+
+    /// Does what a packet says; the error ends the connection.
+    fn handle(&mut self, packet: ToPager) -> Result<bool, String> {
+        let number = packet.number;
+        let request = packet.request.ok_or("a packet without a request")?;
+        let greeted = self.client.as_ref().is_some_and(|client| client.greeted);
+        if !greeted && !matches!(request, Request::Hello(_)) {
+            return Err("a request before the hello".into());
+        }
+        let answers = match request {
+            Request::Hello(hello) if hello.version == VERSION => return self.hello(number).map(|()| false),
+            Request::Hello(hello) => {
+                let reason = format!("protocol version {}; the pager speaks {VERSION}", hello.version);
+                vec![Answer::Refused(reason)]
+            }
+            Request::Put(list) => {
+                self.each(&list.entries, State::put)?;
+                return Ok(false);
+            }
+            Request::Zero(list) => {
+                self.each(&list.entries, State::zero)?;
+                return Ok(false);
+            }
+            Request::Pending(list) => {
+                self.each(&list.entries, State::set_pending)?;
+                return Ok(false);
+            }
+            Request::Forget(space) => {
+                self.with_state(|state| state.forget(space));
+                return Ok(false);
+            }
+            Request::Listen(listen) => vec![self.listen(listen.directory)],
+            Request::Push(_) => {
+                self.with_state(State::start_push);
+                vec![Answer::Taken(Nothing {})]
+            }
+            Request::State(_) => vec![Answer::State(self.with_state(|state| state.summary()))],
+            Request::Missing(_) => {
+                let entries = self.with_state(|state| state.missing());
+                packets(&entries, |entries, more| Answer::Extents(ExtentList { entries, more }))
+            }
+            Request::Index(_) => {
+                let entries = self.with_state(|state| state.stored());
+                packets(&entries, |entries, more| Answer::Stored(StoredList { entries, more }))
+            }
+            Request::Finish(_) => {
+                let done = self.with_state(|state| state.is_done());
+                return Ok(self.farewell(number, done, "not every page is in its place yet"));
+            }
+            Request::Abandon(_) => return Ok(self.farewell(number, true, "")),
+        };
+        if let Some(client) = self.client.as_mut() {
+            for answer in answers {
+                client.send(number, answer);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Applies a list; what exceeds the bounds fails the pager, what is nonsense the connection.
+    fn each<T>(
+        &self,
+        entries: &[T],
+        apply: impl Fn(&mut State, &T) -> Result<(), IndexError>,
+    ) -> Result<(), String> {
+        self.with_state(|state| {
+            for entry in entries {
+                match apply(state, entry) {
+                    Ok(()) => {}
+                    Err(error @ (IndexError::Full { .. } | IndexError::Scattered { .. })) => {
+                        state.fail(error.to_string());
+                    }
+                    Err(error) => return Err(error.to_string()),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn hello(&mut self, number: u64) -> Result<(), String> {
+        let store = self.shared.store.clone();
+        let (summary, next_slot, outstanding) = self.with_state(|state| {
+            // It learns from the summary and the list what these would say.
+            state.events.clear();
+            (state.summary(), state.next_slot(), state.outstanding())
+        });
+        // Whatever a former client wrote and did not come to tell.
+        store
+            .punch(next_slot..store.slots())
+            .map_err(|error| format!("the end of the store cannot be cleared: {error}"))?;
+        let slots = store.slots();
+        let Some(client) = self.client.as_mut() else { return Ok(()) };
+        if client.greeted {
+            return Err("a second hello".into());
+        }
+        client.greeted = true;
+        client.attach(store);
+        client.send(number, Answer::Welcome(Welcome { next_slot, slots, state: Some(summary) }));
+        for fault in outstanding {
+            client.send(0, fault);
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self, directory: Vec<u8>) -> Answer {
+        use std::os::unix::ffi::OsStringExt;
+        let directory = PathBuf::from(std::ffi::OsString::from_vec(directory));
+        if self.with_state(|state| state.summary().restore_finished) {
+            return Answer::Refused("the service has been restored already".into());
+        }
+        if self.restorer.take().is_some() {
+            self.with_state(|state| state.restore_failed("another restore was begun".into()));
+        }
+        // A door removes its socket when it is closed: before the next is made in the same place.
+        self.door = None;
+        let opened = Door::open(&directory).and_then(|door| {
+            self.epoll.add(&door, EpollEvent::new(EpollFlags::EPOLLIN, DOOR))?;
+            Ok(door)
+        });
+        match opened {
+            Ok(door) => {
+                self.door = Some(door);
+                Answer::Taken(Nothing {})
+            }
+            Err(error) => {
+                Answer::Refused(format!("cannot listen for CRIU in {}: {error}", directory.display()))
+            }
+        }
+    }
+
+    /// Answers the last request at once, and says whether it was the last.
+    fn farewell(&mut self, number: u64, granted: bool, reason: &str) -> bool {
+        if let Some(client) = self.client.as_mut() {
+            client.send(
+                number,
+                if granted { Answer::Taken(Nothing {}) } else { Answer::Refused(reason.into()) },
+            );
+            // If the socket is full the client sees the end of file instead.
+            let _ = client.flush();
+        }
+        granted
+    }
+
+    fn admit(&mut self) {
+        let accepted = match self.door.as_ref().map(Door::accept) {
+            Some(Ok(Some(restorer))) => restorer,
+            Some(Err(error)) => return tracing::warn!(%error, "CRIU cannot be accepted"),
+            _ => return,
+        };
+        if self.restorer.is_some() {
+            return tracing::warn!("a second CRIU connects during a restore; it is turned away");
+        }
+        match self.epoll.add(&accepted, EpollEvent::new(EpollFlags::EPOLLIN, RESTORER)) {
+            Ok(()) => self.restorer = Some(accepted),
+            Err(errno) => tracing::warn!(%errno, "CRIU cannot be watched"),
+        }
+    }
+
+    fn restorer_turn(&mut self) {
+        let Some(mut restorer) = self.restorer.take() else { return };
+        let mut over = false;
+        while !over && let Some(word) = restorer.next() {
+            self.with_state(|state| match word {
+                Word::Process(space, uffd) => {
+                    if let Err(error) = state.register(space, uffd) {
+                        state.restore_failed(format!("space {space} cannot be watched: {error}"));
+                        over = true;
+                    }
+                }
+                Word::Zombie(space) => state.register_zombie(space),
+                Word::Finished => {
+                    state.restore_finished();
+                    over = true;
+                }
+                Word::Failed(reason) => {
+                    state.restore_failed(reason);
+                    over = true;
+                }
+            });
+        }
+        if !over {
+            self.restorer = Some(restorer);
+        } else if self.with_state(|state| state.summary().restore_finished) {
+            self.door = None;
+        }
+    }
+
+    /// Sends the client what has happened and what it asked for.
+    fn deliver(&mut self) {
+        let events = self.with_state(|state| std::mem::take(&mut state.events));
+        let Some(client) = self.client.as_mut() else { return };
+        if client.greeted {
+            for event in events {
+                client.send(0, event);
+            }
+        }
+        let flags = match client.flush() {
+            Ok(false) => EpollFlags::EPOLLIN,
+            Ok(true) => EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT,
+            Err(error) => {
+                tracing::info!(%error, "the client is gone");
+                self.client = None;
+                return;
+            }
+        };
+        if let Err(errno) = self.epoll.modify(&*client, &mut EpollEvent::new(flags, CLIENT)) {
+            tracing::warn!(%errno, "the client cannot be watched");
+        }
+    }
+}
+
+/// The push thread.
+fn push(shared: &Shared) {
+    loop {
+        drop(lock(&shared.door));
+        let mut state = lock(&shared.state);
+        let work = state.step(PUNCH_FROM);
+        if !state.events.is_empty() {
+            // Cannot fail but by overflow, which wakes as well.
+            let _ = shared.wake.write(1);
+        }
+        match work {
+            Work::Go => {}
+            Work::Wait => drop(shared.changed.wait(state)),
+            Work::Moment => drop(shared.changed.wait_timeout(state, MOMENT)),
+            Work::Punch(slots) => {
+                drop(state);
+                punch_out(&shared.store, &slots);
+            }
+            Work::End => return,
+        }
+    }
+}
+
+fn punch_out(store: &Store, slots: &rangemap::RangeSet<u64>) {
+    for range in slots.iter() {
+        if let Err(error) = store.punch(range.clone()) {
+            tracing::warn!(?range, %error, "slots cannot be given back");
+        }
+    }
+}
+
+/// Cuts a list into packets, at least one.
+fn packets<T: Copy>(entries: &[T], answer: impl Fn(Vec<T>, bool) -> Answer) -> Vec<Answer> {
+    let mut parts = entries.chunks(MAX_ENTRIES).peekable();
+    let mut answers = Vec::new();
+    while let Some(part) = parts.next() {
+        answers.push(answer(part.to_vec(), parts.peek().is_some()));
+    }
+    if answers.is_empty() {
+        answers.push(answer(Vec::new(), false));
+    }
+    answers
+}
+
+fn take_lock(directory: &Path) -> Result<Flock<File>, PagerError> {
+    let path = directory.join(LOCK);
+    let failed = |action| {
+        let path = path.clone();
+        move |source| PagerError::File { action, path, source }
+    };
+    let file =
+        File::options().write(true).create(true).truncate(false).open(&path).map_err(failed("open"))?;
+    let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => PagerError::Running { directory: directory.to_owned() },
+        errno => failed("lock")(errno.into()),
+    })?;
+    lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed("write"))?;
+    Ok(lock)
+}
+
+/// The client's socket, mode 0600 by the process's umask, which the program sets.
+fn bind_socket(directory: &Path) -> io::Result<OwnedFd> {
+    match std::fs::remove_file(directory.join(SOCKET)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let at = open(directory, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    bind(listener.as_raw_fd(), &UnixAddr::new(&super::short(&at))?)?;
+    listen(&listener, Backlog::new(4)?)?;
+    Ok(listener)
+}

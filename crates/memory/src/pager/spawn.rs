@@ -1,0 +1,67 @@
+//! Starting a pager, and finding out whether one lives.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::{LOCK, PagerError};
+
+/// Most that is read of the pager's status line.
+const STATUS_LIMIT: u64 = 4096;
+
+/// Starts the program `binary` for `directory`, which must exist, and waits until it can be connected
+/// to. It is nobody's child and outlives the caller. It holds `max_bytes` of pages at most and logs to
+/// `log`.
+pub fn spawn(binary: &Path, directory: &Path, max_bytes: u64, log: &Path) -> Result<(), PagerError> {
+    let failed = |reason: String| PagerError::Start { binary: binary.to_owned(), reason };
+    let mut child = Command::new(binary)
+        .arg("--dir")
+        .arg(directory)
+        .arg("--max-bytes")
+        .arg(max_bytes.to_string())
+        .arg("--log")
+        .arg(log)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| failed(error.to_string()))?;
+    // It forks: its first process ends at once, the second closes the pipe after the status line.
+    let mut status = String::new();
+    let read = match child.stdout.take() {
+        Some(stdout) => stdout.take(STATUS_LIMIT).read_to_string(&mut status),
+        None => Ok(0),
+    };
+    let ended = child.wait().map_err(|error| failed(error.to_string()))?;
+    read.map_err(|error| failed(error.to_string()))?;
+    match status.trim() {
+        "ready" => Ok(()),
+        "" => Err(failed(format!("it ended without a word ({ended})"))),
+        reason => Err(failed(reason.trim_start_matches("error: ").to_owned())),
+    }
+}
+
+/// The PID of the pager that lives in the directory, if one does; 0 while it is starting.
+pub fn running(directory: &Path) -> Result<Option<u32>, PagerError> {
+    let path = directory.join(LOCK);
+    let failed = |action| {
+        let path = path.clone();
+        move |source: io::Error| PagerError::File { action, path, source }
+    };
+    let mut file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("open")(error)),
+    };
+    let mut pid = String::new();
+    file.read_to_string(&mut pid).map_err(failed("read"))?;
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(_) => Ok(None),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(Some(pid.trim().parse().unwrap_or(0))),
+        Err((_, errno)) => Err(failed("lock")(errno.into())),
+    }
+}

@@ -1,0 +1,623 @@
+//! What the pager's two threads share, under one lock: the index, the live processes and what they
+//! wait for. Reading a process's messages, changing the index and UFFDIO_COPY all happen under the
+//! lock, so that contents that a process has since removed or replaced are never put into it.
+//!
+//! ```text
+//!          Put, Zero, Pending                       messages (fault, fork, remap, remove, unmap)
+//! client ───────────────────▶ Index ◀── origin ── Layout of each live process ◀── kernel
+//!                               │                     ▲
+//!                               └── store slot ──UFFDIO_COPY──▶ page installed, leaves the layout;
+//!                                                     lacked by no layout: slot freed
+//! ```
+//!
+//! Until the restore is finished no slot is freed by an installation, so that a restore that failed
+//! can be tried again.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use rangemap::RangeSet;
+
+use super::index::{Index, IndexError, Place};
+use super::layout::Layout;
+use super::protocol::{Answer, Extent, Nothing, State as Summary, Stored};
+use super::store::Store;
+use super::uffd::{Event, Outcome, Uffd};
+use crate::{PAGE_SIZE, Range, Space};
+
+/// Pages of one UFFDIO_COPY of the push: 256 KiB, which a fault waits for at most (some 50 µs).
+const CHUNK: u64 = 64;
+
+/// Reads of one process's messages in one turn, so that one process does not keep the others out.
+const READS: usize = 4;
+
+/// All addresses.
+const EVERYTHING: Range = 0..u64::MAX;
+
+/// Number of a live process, also its token in the epoll set; never used again.
+pub(crate) type LiveId = u64;
+
+/// The smallest [`LiveId`]: tokens below it are the control thread's.
+pub(crate) const FIRST_LIVE: LiveId = 16;
+
+/// What the push should do next.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Something was done: go on.
+    Go,
+    /// Wait until something changes.
+    Wait,
+    /// The kernel or the service's cgroup said not now: wait a moment.
+    Moment,
+    /// Give these slots back.
+    Punch(RangeSet<u64>),
+    /// The pager ends.
+    End,
+}
+
+/// How an installation went.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress {
+    Complete,
+    Later,
+    Ended,
+}
+
+#[derive(Debug)]
+struct Live {
+    space: Space,
+    uffd: Uffd,
+    layout: Layout,
+}
+
+/// The shared state.
+#[derive(Debug)]
+pub(crate) struct State {
+    index: Index,
+    store: Arc<Store>,
+    epoll: Arc<Epoll>,
+    lives: BTreeMap<LiveId, Live>,
+    next_live: LiveId,
+    /// Spaces whose process has come.
+    registered: BTreeSet<Space>,
+    /// Pages asked for by a fault, with who waits for them where.
+    waiting: BTreeMap<(Space, u64), Vec<(LiveId, u64)>>,
+    /// Faults that the kernel did not let us answer yet.
+    retry: BTreeSet<(LiveId, u64)>,
+    /// What the client is to hear.
+    pub(crate) events: VecDeque<Answer>,
+    installed: u64,
+    faults: u64,
+    restore_finished: bool,
+    push: bool,
+    done: bool,
+    failed: Option<String>,
+    ending: bool,
+    /// Counts the push's steps, so that the control thread sees that it gets its turns.
+    steps: u64,
+}
+
+impl State {
+    pub(crate) fn new(store: Arc<Store>, epoll: Arc<Epoll>, max_pages: u64) -> Self {
+        Self {
+            index: Index::new(store.slots(), max_pages),
+            store,
+            epoll,
+            lives: BTreeMap::new(),
+            next_live: FIRST_LIVE,
+            registered: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            retry: BTreeSet::new(),
+            events: VecDeque::new(),
+            installed: 0,
+            faults: 0,
+            restore_finished: false,
+            push: false,
+            done: false,
+            failed: None,
+            ending: false,
+            steps: 0,
+        }
+    }
+
+    // What the client asks for.
+
+    pub(crate) fn summary(&self) -> Summary {
+        Summary {
+            spaces: self.lives.len() as u64,
+            stored: self.index.stored(),
+            pending: self.index.pending(),
+            installed: self.installed,
+            faults: self.faults,
+            waiting: self.waiting.len() as u64,
+            restore_finished: self.restore_finished,
+            push: self.push,
+            done: self.done,
+            failed: self.failed.clone().unwrap_or_default(),
+        }
+    }
+
+    /// The first slot that was never used.
+    pub(crate) fn next_slot(&self) -> u64 {
+        self.index.next_slot()
+    }
+
+    pub(crate) fn missing(&self) -> Vec<Extent> {
+        self.index.all_pending()
+    }
+
+    pub(crate) fn stored(&self) -> Vec<Stored> {
+        self.index.all_stored()
+    }
+
+    /// Pages that were asked for and have not come, as the events that say so.
+    pub(crate) fn outstanding(&self) -> Vec<Answer> {
+        self.waiting.keys().map(|&(space, addr)| fault(space, addr)).collect()
+    }
+
+    pub(crate) fn put(&mut self, entry: &Stored) -> Result<(), IndexError> {
+        let before: Vec<_> = self.known(entry.space, entry.addr, entry.pages);
+        let range = self.index.put(entry)?;
+        self.learned(entry.space, &range, &before);
+        // Who waits is served before anything else happens.
+        let asked: Vec<_> = self
+            .waiting
+            .range((entry.space, range.start)..(entry.space, range.end))
+            .map(|(&(_, addr), _)| addr)
+            .collect();
+        for addr in asked {
+            for (id, destination) in self.waiting.remove(&(entry.space, addr)).unwrap_or_default() {
+                self.serve(id, destination);
+            }
+        }
+        self.check_done();
+        Ok(())
+    }
+
+    pub(crate) fn set_pending(&mut self, extent: &Extent) -> Result<(), IndexError> {
+        let range = extent.range()?;
+        let before = self.known(extent.space, extent.addr, extent.pages);
+        self.index.set_pending(extent.space, &range)?;
+        self.learned(extent.space, &range, &before);
+        Ok(())
+    }
+
+    pub(crate) fn zero(&mut self, extent: &Extent) -> Result<(), IndexError> {
+        let range = extent.range()?;
+        self.forget_range(extent.space, &range);
+        Ok(())
+    }
+
+    pub(crate) fn forget(&mut self, space: Space) {
+        self.forget_range(space, &EVERYTHING);
+    }
+
+    pub(crate) fn start_push(&mut self) {
+        self.push = true;
+        self.check_done();
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.ending = true;
+    }
+
+    /// The pager cannot keep what it was given; said once.
+    pub(crate) fn fail(&mut self, reason: String) {
+        if self.failed.is_none() {
+            tracing::error!(%reason, "the pager cannot go on");
+            self.failed = Some(reason.clone());
+            self.events.push_back(Answer::Failed(reason));
+        }
+    }
+
+    // What CRIU's restorer says.
+
+    /// A restored process and its userfaultfd.
+    pub(crate) fn register(&mut self, space: Space, uffd: Uffd) -> io::Result<()> {
+        let mut layout = Layout::default();
+        for (range, _) in self.index.runs(space, &EVERYTHING) {
+            layout.add(range);
+        }
+        self.registered.insert(space);
+        self.add_live(Live { space, uffd, layout })?;
+        Ok(())
+    }
+
+    /// A process that is a zombie: it has no memory.
+    pub(crate) fn register_zombie(&mut self, space: Space) {
+        self.registered.insert(space);
+    }
+
+    pub(crate) fn restore_finished(&mut self) {
+        self.restore_finished = true;
+        self.events.push_back(Answer::RestoreFinished(Nothing {}));
+        // Now it is known who can ever want which page.
+        for space in self.index.spaces() {
+            self.release(space, &EVERYTHING);
+        }
+        let empty: Vec<_> =
+            self.lives.iter().filter(|(_, live)| live.layout.is_empty()).map(|(id, _)| *id).collect();
+        for id in empty {
+            self.drop_live(id);
+        }
+        self.check_done();
+    }
+
+    /// The restore failed: its processes are dead or dying. It can be tried again.
+    pub(crate) fn restore_failed(&mut self, reason: String) {
+        if self.restore_finished {
+            return;
+        }
+        tracing::warn!(%reason, "the restore failed");
+        self.lives.clear();
+        self.registered.clear();
+        self.waiting.clear();
+        self.retry.clear();
+        self.events.push_back(Answer::RestoreFailed(reason));
+    }
+
+    // What the kernel says.
+
+    /// Takes a process's messages and answers its faults.
+    pub(crate) fn read(&mut self, id: LiveId) {
+        let mut events = Vec::new();
+        for _ in 0..READS {
+            let Some(live) = self.lives.get(&id) else { return };
+            match live.uffd.read(&mut events) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    let space = live.space;
+                    self.fail(format!("the userfaultfd of space {space} cannot be read: {error}"));
+                    self.drop_live(id);
+                    return;
+                }
+            }
+        }
+        // The kernel gives faults before events, and refuses to answer them while events are unread.
+        let mut faults = Vec::new();
+        for event in events {
+            match event {
+                Event::Fault(destination) => faults.push(destination),
+                Event::Fork(child) => self.forked(id, child),
+                Event::Remap { from, to, len } => self.remapped(id, &(from..from + len), to),
+                Event::Remove(range) | Event::Unmap(range) => self.unmapped(id, &range),
+            }
+        }
+        for destination in faults {
+            self.serve(id, destination);
+        }
+        self.close_if_empty(id);
+    }
+
+    /// Answers again what could not be answered.
+    pub(crate) fn retry(&mut self) {
+        for (id, destination) in std::mem::take(&mut self.retry) {
+            self.serve(id, destination);
+        }
+    }
+
+    /// Faults are left that could not be answered.
+    pub(crate) fn has_retries(&self) -> bool {
+        !self.retry.is_empty()
+    }
+
+    /// The push's turns so far.
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The push's turn.
+    pub(crate) fn step(&mut self, punch_from: u64) -> Work {
+        self.steps = self.steps.wrapping_add(1);
+        if self.ending {
+            return Work::End;
+        }
+        if self.index.garbage() >= punch_from {
+            return Work::Punch(self.index.take_garbage());
+        }
+        if self.push && self.restore_finished {
+            match self.push_chunk() {
+                Work::Wait => {}
+                other => return other,
+            }
+        }
+        if self.index.garbage() > 0 {
+            return Work::Punch(self.index.take_garbage());
+        }
+        Work::Wait
+    }
+
+    /// Installs one chunk in one process.
+    fn push_chunk(&mut self) -> Work {
+        let Some((space, range, slot)) = self.index.last_put(CHUNK) else { return Work::Wait };
+        let found = self
+            .lives
+            .iter()
+            .filter(|(_, live)| live.space == space)
+            .find_map(|(id, live)| live.layout.first_lacking(&range).map(|part| (*id, part)));
+        let Some((id, (part, destination))) = found else {
+            self.release(space, &range);
+            return Work::Go;
+        };
+        let slot = slot + (part.start - range.start) / PAGE_SIZE;
+        let progress = self.install(id, destination, slot, (part.end - part.start) / PAGE_SIZE);
+        self.close_if_empty(id);
+        if progress == Progress::Later { Work::Moment } else { Work::Go }
+    }
+
+    /// Answers a fault, or remembers it.
+    fn serve(&mut self, id: LiveId, destination: u64) {
+        let Some(live) = self.lives.get_mut(&id) else { return };
+        let space = live.space;
+        let place = live.layout.origin(destination).map(|origin| (origin, self.index.get(space, origin)));
+        let progress = match place {
+            Some((_, Some(Place::Stored(slot)))) => self.install(id, destination, slot, 1),
+            Some((origin, Some(Place::Pending))) => {
+                let waiters = self.waiting.entry((space, origin)).or_insert_with(|| {
+                    self.events.push_back(fault(space, origin));
+                    Vec::new()
+                });
+                if !waiters.contains(&(id, destination)) {
+                    waiters.push((id, destination));
+                }
+                return;
+            }
+            Some((_, None)) => {
+                live.layout.remove(&(destination..destination + PAGE_SIZE));
+                self.install_zero(id, destination)
+            }
+            None => self.install_zero(id, destination),
+        };
+        match progress {
+            Progress::Complete => self.faults += 1,
+            Progress::Later => {
+                self.retry.insert((id, destination));
+            }
+            Progress::Ended => {}
+        }
+        self.close_if_empty(id);
+    }
+
+    /// UFFDIO_COPY of pages that follow each other in the store and in the process.
+    fn install(&mut self, id: LiveId, destination: u64, slot: u64, pages: u64) -> Progress {
+        let source = match self.store.populated(slot, pages) {
+            Ok(source) => source,
+            Err(error) => {
+                self.fail(format!("slots {slot} to {} of the store cannot be read: {error}", slot + pages));
+                return Progress::Later;
+            }
+        };
+        let (mut at, end) = (0, pages * PAGE_SIZE);
+        let mut step = end;
+        while at < end {
+            let Some(live) = self.lives.get(&id) else { return Progress::Ended };
+            let target = destination + at;
+            let length = step.min(end - at);
+            let offset = usize::try_from(at).unwrap_or(usize::MAX);
+            match live.uffd.copy(target, source.wrapping_byte_add(offset), length) {
+                Outcome::Filled(bytes) => {
+                    self.installed += bytes / PAGE_SIZE;
+                    self.no_longer_lacking(id, &(target..target + bytes));
+                    at += bytes;
+                }
+                Outcome::Exists => {
+                    let page = target..target + PAGE_SIZE;
+                    live.uffd.wake(&page);
+                    self.no_longer_lacking(id, &page);
+                    at += PAGE_SIZE;
+                }
+                // A range over two areas is refused as a whole.
+                Outcome::NoArea if length > PAGE_SIZE => step = (length / 2).next_multiple_of(PAGE_SIZE),
+                Outcome::NoArea => {
+                    let page = target..target + PAGE_SIZE;
+                    live.uffd.wake(&page);
+                    // Before the restore is finished the area may not be registered yet.
+                    if self.restore_finished {
+                        self.no_longer_lacking(id, &page);
+                    }
+                    at += PAGE_SIZE;
+                }
+                Outcome::Again | Outcome::NoMemory => return Progress::Later,
+                Outcome::Ended => {
+                    self.drop_live(id);
+                    return Progress::Ended;
+                }
+                Outcome::Strange(errno) => {
+                    let space = live.space;
+                    self.fail(format!("UFFDIO_COPY to {target:#x} of space {space}: {errno}"));
+                    return Progress::Later;
+                }
+            }
+        }
+        Progress::Complete
+    }
+
+    fn install_zero(&mut self, id: LiveId, destination: u64) -> Progress {
+        let Some(live) = self.lives.get(&id) else { return Progress::Ended };
+        match live.uffd.zero(destination) {
+            Outcome::Filled(_) => Progress::Complete,
+            Outcome::Exists | Outcome::NoArea => {
+                live.uffd.wake(&(destination..destination + PAGE_SIZE));
+                Progress::Complete
+            }
+            Outcome::Again | Outcome::NoMemory => Progress::Later,
+            Outcome::Ended => {
+                self.drop_live(id);
+                Progress::Ended
+            }
+            Outcome::Strange(errno) => {
+                let space = live.space;
+                self.fail(format!("UFFDIO_ZEROPAGE at {destination:#x} of space {space}: {errno}"));
+                Progress::Later
+            }
+        }
+    }
+
+    fn forked(&mut self, parent: LiveId, uffd: Uffd) {
+        let Some(live) = self.lives.get(&parent) else { return };
+        let child = Live { space: live.space, uffd, layout: live.layout.clone() };
+        let space = child.space;
+        if let Err(error) = self.add_live(child) {
+            self.fail(format!("a forked process of space {space} cannot be watched: {error}"));
+        }
+    }
+
+    fn remapped(&mut self, id: LiveId, from: &Range, to: u64) {
+        let Some(live) = self.lives.get_mut(&id) else { return };
+        let (moved, lost) = live.layout.remap(from, to);
+        self.stop_waiting(id, from, &moved);
+        self.stop_waiting(id, &(to..to + (from.end - from.start)), &lost);
+        self.release_all(id, &lost);
+    }
+
+    fn unmapped(&mut self, id: LiveId, range: &Range) {
+        let Some(live) = self.lives.get_mut(&id) else { return };
+        let lost = live.layout.remove(range);
+        self.stop_waiting(id, range, &lost);
+        self.release_all(id, &lost);
+    }
+
+    /// Threads that wait at addresses that mean something else now fault again.
+    fn stop_waiting(&mut self, id: LiveId, destination: &Range, origins: &[Range]) {
+        let Some(live) = self.lives.get(&id) else { return };
+        for origin in origins {
+            for (_, waiters) in self.waiting.range_mut((live.space, origin.start)..(live.space, origin.end)) {
+                waiters.retain(|(waiter, at)| *waiter != id || !destination.contains(at));
+            }
+        }
+        live.uffd.wake(destination);
+    }
+
+    // Bookkeeping.
+
+    /// Pages are where they belong in this process.
+    fn no_longer_lacking(&mut self, id: LiveId, destination: &Range) {
+        let Some(live) = self.lives.get_mut(&id) else { return };
+        let origins = live.layout.remove(destination);
+        self.release_all(id, &origins);
+    }
+
+    fn release_all(&mut self, id: LiveId, origins: &[Range]) {
+        let Some(live) = self.lives.get(&id) else { return };
+        let space = live.space;
+        for origin in origins {
+            self.release(space, origin);
+        }
+    }
+
+    /// Forgets pages that no live process lacks, once it is known who lives.
+    fn release(&mut self, space: Space, range: &Range) {
+        if !self.restore_finished {
+            return;
+        }
+        let mut unwanted = RangeSet::new();
+        unwanted.insert(range.clone());
+        for live in self.lives.values().filter(|live| live.space == space) {
+            for lacking in live.layout.lacking(range) {
+                unwanted.remove(lacking);
+            }
+        }
+        for range in unwanted.iter() {
+            self.index.remove(space, range);
+            self.drop_waiting(space, range);
+        }
+    }
+
+    /// Pages that are zero at the source, or not there at all.
+    fn forget_range(&mut self, space: Space, range: &Range) {
+        self.index.remove(space, range);
+        let mut touched = Vec::new();
+        for (id, live) in self.lives.iter_mut().filter(|(_, live)| live.space == space) {
+            for destination in live.layout.remove_origin(range) {
+                live.uffd.wake(&destination);
+                touched.push(*id);
+            }
+        }
+        self.drop_waiting(space, range);
+        for id in touched {
+            self.close_if_empty(id);
+        }
+        self.check_done();
+    }
+
+    fn drop_waiting(&mut self, space: Space, range: &Range) {
+        let asked: Vec<_> =
+            self.waiting.range((space, range.start)..(space, range.end)).map(|(key, _)| *key).collect();
+        for key in asked {
+            self.waiting.remove(&key);
+        }
+    }
+
+    /// What was known of the pages before a message about them.
+    fn known(&self, space: Space, addr: u64, pages: u64) -> Vec<Range> {
+        match (Extent { space, addr, pages }).range() {
+            Ok(range) => self.index.runs(space, &range).map(|(range, _)| range).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Pages of a process that is being restored became known; or of one that lives, where only
+    /// what it lacks is of interest.
+    fn learned(&mut self, space: Space, range: &Range, before: &[Range]) {
+        if self.restore_finished {
+            return self.release(space, range);
+        }
+        if !self.registered.contains(&space) {
+            return;
+        }
+        let mut new = RangeSet::new();
+        new.insert(range.clone());
+        for known in before {
+            new.remove(known.clone());
+        }
+        for live in self.lives.values_mut().filter(|live| live.space == space) {
+            for range in new.iter() {
+                live.layout.add(range.clone());
+            }
+        }
+    }
+
+    fn add_live(&mut self, live: Live) -> io::Result<LiveId> {
+        let id = self.next_live;
+        self.next_live += 1;
+        self.epoll.add(&live.uffd, EpollEvent::new(EpollFlags::EPOLLIN, id))?;
+        self.lives.insert(id, live);
+        Ok(id)
+    }
+
+    fn close_if_empty(&mut self, id: LiveId) {
+        if self.restore_finished && self.lives.get(&id).is_some_and(|live| live.layout.is_empty()) {
+            self.drop_live(id);
+        }
+    }
+
+    /// Closes a userfaultfd: what is not there reads as zero from then on.
+    fn drop_live(&mut self, id: LiveId) {
+        let Some(live) = self.lives.remove(&id) else { return };
+        let _ = self.epoll.delete(&live.uffd);
+        self.retry.retain(|(waiter, _)| *waiter != id);
+        let origins: Vec<_> = live.layout.origins().collect();
+        for origin in &origins {
+            self.release(live.space, origin);
+        }
+        self.check_done();
+    }
+
+    fn check_done(&mut self) {
+        if self.restore_finished && self.push && self.lives.is_empty() && !self.done {
+            self.done = true;
+            self.events.push_back(Answer::Done(Nothing {}));
+        }
+    }
+}
+
+fn fault(space: Space, addr: u64) -> Answer {
+    Answer::Fault(Extent { space, addr, pages: 1 })
+}

@@ -1,0 +1,180 @@
+//! Processes that change their address space while they are being filled.
+
+use godwit_memory::pager::Event;
+
+use crate::child::{Child, Op, P};
+use crate::service::{Pager, tags};
+use crate::{BASE, ELSEWHERE, restored};
+
+#[test]
+fn forked_processes_have_every_page() {
+    let pager = Pager::new();
+    let wanted = tags(7, BASE, 20_000, 0);
+    pager.put(7, BASE, &wanted);
+    let child = restored(&pager, 20_100);
+    // A family from before the push, and one that is made while it goes on.
+    let mut family: Vec<Child> = vec![child.another(Op::Fork)];
+    family.push(family[0].another(Op::Fork));
+    assert_eq!(pager.client.state().unwrap().spaces, 3);
+    pager.client.push().unwrap();
+    for _ in 0..3 {
+        let son = child.another(Op::Fork);
+        family.push(son.another(Op::Fork));
+        family.push(son);
+    }
+    family.push(child);
+    for (seed, process) in (0..).zip(&family) {
+        process.tell(Op::Write, BASE + seed * P, 1, 1000 + seed);
+    }
+    for process in &family {
+        process.answer();
+        process.tell(Op::Read, BASE, 20_100, 0);
+    }
+    for (seed, process) in (0..).zip(&family) {
+        let mut wanted = wanted.clone();
+        wanted.extend([0; 100]);
+        wanted[seed] = 1000 + seed as u64;
+        assert!(process.answer().0 == wanted, "process {seed}");
+    }
+    pager.wait_for(&Event::Done);
+    pager.wait_for_empty_store();
+}
+
+#[test]
+fn a_fork_in_the_middle_of_waiting_faults_leaves_both_with_their_pages() {
+    let pager = Pager::new();
+    pager.pending(7, BASE, 4);
+    let child = restored(&pager, 4);
+    let thread = child.another(Op::Thread);
+    thread.tell(Op::Read, BASE, 1, 0);
+    assert_eq!(pager.event(), Event::Fault { space: 7, addr: BASE });
+    let son = child.another(Op::Fork);
+    son.tell(Op::Read, BASE, 4, 0);
+    pager.client.push().unwrap();
+    pager.put(7, BASE, &[1]);
+    assert_eq!(thread.answer().0, [1]);
+    assert_eq!(pager.event(), Event::Fault { space: 7, addr: BASE + P });
+    pager.put(7, BASE + P, &[2, 3, 4]);
+    assert_eq!(son.answer().0, [1, 2, 3, 4]);
+    pager.wait_for(&Event::Done);
+    assert_eq!(child.ask(Op::Read, BASE, 4, 0), [1, 2, 3, 4]);
+}
+
+#[test]
+fn pages_that_move_during_the_push_arrive_where_they_moved() {
+    let pager = Pager::new();
+    let wanted = tags(7, BASE, 16_384, 0);
+    pager.put(7, BASE, &wanted);
+    let child = restored(&pager, 16_384);
+    let reader = child.another(Op::Thread);
+    // The last put is pushed first, so there is a race from the start.
+    pager.client.push().unwrap();
+    for i in 0..64 {
+        let from = BASE + i * 256 * P;
+        let to = ELSEWHERE + (63 - i) * 300 * P;
+        assert_eq!(child.ask(Op::Remap, from, 256, to), [1; 256]);
+        // And some there and back.
+        if i % 4 == 0 {
+            assert_eq!(child.ask(Op::Remap, to, 256, from), [1; 256]);
+            assert_eq!(child.ask(Op::Remap, from, 256, to), [1; 256]);
+        }
+        reader.tell(Op::Read, to, 256, 0);
+        let page = usize::try_from(i * 256).unwrap();
+        assert!(reader.answer().0 == wanted[page..page + 256], "move {i}");
+    }
+    pager.wait_for(&Event::Done);
+}
+
+#[test]
+fn pages_that_are_thrown_away_read_as_zero() {
+    let pager = Pager::new();
+    pager.put(7, BASE, &tags(7, BASE, 16_384, 0));
+    let child = restored(&pager, 16_384);
+    pager.client.push().unwrap();
+    let mut wanted = tags(7, BASE, 16_384, 0);
+    for i in 0..200_u64 {
+        let page = (i * 7919) % 16_000;
+        child.ask(Op::DontNeed, BASE + page * P, 50, 0);
+        let page = usize::try_from(page).unwrap();
+        wanted[page..page + 50].fill(0);
+        if i % 3 == 0 {
+            child.ask(Op::Write, BASE + page as u64 * P, 1, 5);
+            wanted[page] = 5;
+        }
+    }
+    assert!(child.ask(Op::Read, BASE, 16_384, 0) == wanted);
+    pager.wait_for(&Event::Done);
+    assert!(child.ask(Op::Read, BASE, 16_384, 0) == wanted);
+    pager.wait_for_empty_store();
+}
+
+#[test]
+fn a_mapping_in_the_place_of_another_is_new() {
+    let pager = Pager::new();
+    pager.put(7, BASE, &tags(7, BASE, 16_384, 0));
+    let child = restored(&pager, 16_384);
+    pager.client.push().unwrap();
+    let mut wanted = tags(7, BASE, 16_384, 0);
+    for i in 0..100_u64 {
+        let page = i * 160;
+        child.ask(Op::Unmap, BASE + page * P, 33, 0);
+        child.ask(Op::Map, BASE + page * P, 33, 0);
+        let page = usize::try_from(page).unwrap();
+        wanted[page..page + 33].fill(0);
+    }
+    assert!(child.ask(Op::Read, BASE, 16_384, 0) == wanted);
+    pager.wait_for(&Event::Done);
+    assert!(child.ask(Op::Read, BASE, 16_384, 0) == wanted);
+}
+
+#[test]
+fn who_waits_for_a_page_that_is_thrown_away_goes_on() {
+    let pager = Pager::new();
+    pager.pending(7, BASE, 8);
+    let child = restored(&pager, 8);
+    let thread = child.another(Op::Thread);
+    thread.tell(Op::Read, BASE + 2 * P, 1, 0);
+    assert_eq!(pager.event(), Event::Fault { space: 7, addr: BASE + 2 * P });
+    child.ask(Op::DontNeed, BASE, 8, 0);
+    assert_eq!(thread.answer().0, [0]);
+    pager.client.push().unwrap();
+    // Nothing is wanted any more, although it never came.
+    pager.wait_for(&Event::Done);
+    assert_eq!(pager.client.state().unwrap().pending, 0);
+}
+
+#[test]
+fn a_page_that_moved_while_it_was_asked_for_arrives_at_its_new_place() {
+    let pager = Pager::new();
+    pager.pending(7, BASE, 8);
+    let child = restored(&pager, 8);
+    let thread = child.another(Op::Thread);
+    thread.tell(Op::Read, BASE + 2 * P, 1, 0);
+    assert_eq!(pager.event(), Event::Fault { space: 7, addr: BASE + 2 * P });
+    // The thread would die of a page that is not mapped.
+    child.ask(Op::RemapAndKeep, BASE, 8, ELSEWHERE);
+    assert_eq!(thread.answer().0, [0]);
+    pager.put(7, BASE, &tags(7, BASE, 8, 0));
+    pager.client.push().unwrap();
+    assert_eq!(child.ask(Op::Read, ELSEWHERE, 8, 0), tags(7, BASE, 8, 0));
+    pager.wait_for(&Event::Done);
+}
+
+#[test]
+fn processes_that_end_do_not_keep_the_others_waiting() {
+    let pager = Pager::new();
+    pager.put(7, BASE, &tags(7, BASE, 10_000, 0));
+    pager.pending(7, BASE + 10_000 * P, 10);
+    let child = restored(&pager, 11_000);
+    let son = child.another(Op::Fork);
+    let grandson = son.another(Op::Fork);
+    pager.client.push().unwrap();
+    child.exit();
+    son.exit();
+    assert_eq!(grandson.ask(Op::Read, BASE, 10_000, 0), tags(7, BASE, 10_000, 0));
+    grandson.exit();
+    // That nobody is left is seen when the pages come.
+    pager.put(7, BASE + 10_000 * P, &tags(7, BASE, 10, 0));
+    pager.wait_for(&Event::Done);
+    pager.wait_for_empty_store();
+}
