@@ -18,7 +18,6 @@ pub(crate) struct Tree {
 impl Tree {
     /// Starts this program again in a role, and returns when it has stopped itself and been told to
     /// go on. Its output goes to a file in the directory.
-    #[expect(clippy::zombie_processes, reason = "it is reaped by its number: see reap")]
     pub(crate) fn start(role: &str, directory: &Path) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         // SAFETY: a call without pointers. What is orphaned here is reaped here.
