@@ -186,6 +186,40 @@ async fn memory_that_criu_left_untouched_comes_back_from_plain_images() {
 }
 
 #[tokio::test]
+async fn a_stock_criu_opens_no_port_for_the_memory() {
+    let frozen = Frozen::new("tree");
+    let mut options = frozen.options(MemoryWay::Held);
+    options.log_level = 4;
+    let log = options.log();
+    criu().dump(options).await.unwrap();
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("Reusing ps socket") && !log.contains("server on port"), "{log}");
+}
+
+#[tokio::test]
+async fn a_prepared_criu_that_is_not_needed_ends() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let [program, note] = ["criu", "pid"].map(|name| directory.path().join(name));
+    let script = format!(
+        "#!/bin/sh\necho $$ >{0}.new && mv {0}.new {0} && exec {1} \"$@\"\n",
+        note.display(),
+        criu().path().display()
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let prepared = Criu::new(program).prepare().unwrap();
+    while !note.exists() {
+        tokio::task::yield_now().await;
+    }
+    let pid: u32 = std::fs::read_to_string(note).unwrap().trim().parse().unwrap();
+    drop(prepared);
+    // Whoever reaps it, tokio or this, it has ended then.
+    reap(pid);
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+}
+
+#[tokio::test]
 async fn after_a_lazy_dump_the_processes_can_go_on() {
     let frozen = Frozen::new("tree");
     frozen.dump(MemoryWay::Held).await;
@@ -255,8 +289,10 @@ async fn figures() {
                 let images = tempfile::tempdir_in("/dev/shm").unwrap();
                 let mut options = frozen.options(way);
                 options.images = images.path().to_owned();
+                let prepared = criu().prepare().unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
                 let begin = Instant::now();
-                let result = criu().dump(options).await.unwrap();
+                let result = prepared.dump(options).await.unwrap();
                 times.push((begin.elapsed(), result.frozen));
             }
             times.sort();
