@@ -8,6 +8,7 @@ mod subject;
 mod tree;
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use godwit_criu::images::{LazyAreas, lazy_areas, make_plain, pagemap};
 use godwit_criu::{Criu, DumpOptions, DumpResult, Memory, MemoryWay};
-use pager::{Given, Pager, Pages};
+use pager::{Pager, Pages};
 use subject::PAGE;
 use tree::{Tree, reap};
 
@@ -31,6 +32,21 @@ fn subject() {
     match std::env::var(tree::ROLE).unwrap().split_once(' ') {
         Some(("large", mebibytes)) => subject::run_large(mebibytes.parse().unwrap()),
         _ => std::process::exit(subject::run(&std::env::current_dir().unwrap())),
+    }
+}
+
+/// Hands them out for images.
+struct Given(Pages);
+
+impl godwit_criu::images::LazyPages for Given {
+    fn next(&mut self, pid: u32, within: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let first = self.0.range((pid, within.start)..(pid, within.end)).next();
+        Ok(first.map(|((_, address), _)| *address..address + PAGE as u64))
+    }
+
+    fn read(&mut self, pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+        buffer.copy_from_slice(&self.0[&(pid, address)]);
+        Ok(())
     }
 }
 

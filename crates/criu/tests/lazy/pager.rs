@@ -1,8 +1,8 @@
-//! The least that can serve the faults of a lazy restore: one thread, one page at a time.
+//! The least that can serve the faults of a lazy restore: one thread, one page at a time. The engine's
+//! tests use it too.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -10,25 +10,10 @@ use std::thread::JoinHandle;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::subject::PAGE;
+const PAGE: usize = 4096;
 
-/// Contents by PID and address; what is missing is zero.
+/// Contents by PID, inside the PID namespace, and address; what is missing is zero.
 pub(crate) type Pages = BTreeMap<(u32, u64), Vec<u8>>;
-
-/// Hands them out for images.
-pub(crate) struct Given(pub(crate) Pages);
-
-impl godwit_criu::images::LazyPages for Given {
-    fn next(&mut self, pid: u32, within: Range<u64>) -> io::Result<Option<Range<u64>>> {
-        let first = self.0.range((pid, within.start)..(pid, within.end)).next();
-        Ok(first.map(|((_, address), _)| *address..address + PAGE as u64))
-    }
-
-    fn read(&mut self, pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
-        buffer.copy_from_slice(&self.0[&(pid, address)]);
-        Ok(())
-    }
-}
 
 const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
