@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use godwit_criu::images::{LazyAreas, lazy_areas, make_plain, pagemap};
-use godwit_criu::{Criu, DumpOptions, DumpResult, Memory, MemoryWay};
+use godwit_criu::{Criu, DumpOptions, DumpResult, Memory, MemoryWay, Version};
 use pager::{Pager, Pages};
 use subject::PAGE;
 use tree::{Tree, reap};
@@ -31,7 +31,7 @@ fn criu() -> Criu {
 fn subject() {
     match std::env::var(tree::ROLE).unwrap().split_once(' ') {
         Some(("large", mebibytes)) => subject::run_large(mebibytes.parse().unwrap()),
-        _ => std::process::exit(subject::run(&std::env::current_dir().unwrap())),
+        role => std::process::exit(subject::run(&std::env::current_dir().unwrap(), role.is_some())),
     }
 }
 
@@ -57,6 +57,12 @@ struct Frozen {
 }
 
 impl Frozen {
+    /// Processes with all kinds of memory that the CRIU at hand can dump.
+    async fn tree() -> Self {
+        let has_guards = criu().version().await.unwrap() >= Version { major: 4, minor: 2, sublevel: 0 };
+        Self::new(if has_guards { "tree with-guards" } else { "tree" })
+    }
+
     fn new(role: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("images")).unwrap();
@@ -155,7 +161,7 @@ async fn is_patched() -> bool {
 }
 
 async fn comes_back_with_a_pager(way: MemoryWay) {
-    let frozen = Frozen::new("tree");
+    let frozen = Frozen::tree().await;
     frozen.dump(way).await;
     let pages = frozen.lazy_pages();
     frozen.tree.kill();
@@ -166,7 +172,7 @@ async fn comes_back_with_a_pager(way: MemoryWay) {
 }
 
 async fn comes_back_from_plain_images(way: MemoryWay) {
-    let frozen = Frozen::new("tree");
+    let frozen = Frozen::tree().await;
     frozen.dump(way).await;
     let pages = frozen.lazy_pages();
     frozen.tree.kill();
@@ -203,7 +209,7 @@ async fn memory_that_criu_left_untouched_comes_back_from_plain_images() {
 
 #[tokio::test]
 async fn a_stock_criu_opens_no_port_for_the_memory() {
-    let frozen = Frozen::new("tree");
+    let frozen = Frozen::tree().await;
     let mut options = frozen.options(MemoryWay::Held);
     options.log_level = 4;
     let log = options.log();
@@ -237,7 +243,7 @@ async fn a_prepared_criu_that_is_not_needed_ends() {
 
 #[tokio::test]
 async fn after_a_lazy_dump_the_processes_can_go_on() {
-    let frozen = Frozen::new("tree");
+    let frozen = Frozen::tree().await;
     frozen.dump(MemoryWay::Held).await;
     frozen.tree.thaw();
     frozen.assert_right();
@@ -245,7 +251,7 @@ async fn after_a_lazy_dump_the_processes_can_go_on() {
 
 #[tokio::test]
 async fn a_lazy_dump_that_nobody_waits_for_comes_to_its_end() {
-    let frozen = Frozen::new("tree");
+    let frozen = Frozen::tree().await;
     let dump = tokio::spawn({
         let options = frozen.options(MemoryWay::Held);
         async move { criu().dump(options).await }
@@ -268,7 +274,7 @@ async fn a_lazy_dump_leaves_out_all_but_the_pages_under_stack_pointers() {
     if !is_patched().await {
         return;
     }
-    let frozen = Frozen::new("tree");
+    let frozen = Frozen::tree().await;
     frozen.dump(MemoryWay::Untouched).await;
     for LazyAreas { pid, ranges } in lazy_areas(&frozen.images()).unwrap() {
         let runs = pagemap(&frozen.images(), pid).unwrap().unwrap().runs;

@@ -119,12 +119,12 @@ struct Memory {
     closed: Area,
     /// Only read once: no page of its own.
     zero: *const u8,
-    /// A page in it is a guard, if the kernel has them.
+    /// A page in it is a guard, if the kernel and CRIU (since 4.2) have them.
     guarded: Option<Area>,
 }
 
 impl Memory {
-    fn prepare(directory: &Path) -> Self {
+    fn prepare(directory: &Path, with_guards: bool) -> Self {
         let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let area = |name, at| Area { name, at, shared: false, file: false };
         let heap = vec![0_u8; (PAGES + 1) * PAGE].leak().as_mut_ptr();
@@ -150,7 +150,8 @@ impl Memory {
         let guarded = area("guarded", map(private, None));
         guarded.write(BEFORE_FORK, 1);
         // SAFETY: the second page of an area that nothing else uses.
-        let has_guard = unsafe { libc::madvise(guarded.at.add(PAGE).cast(), PAGE, MADV_GUARD_INSTALL) } == 0;
+        let has_guard = with_guards
+            && unsafe { libc::madvise(guarded.at.add(PAGE).cast(), PAGE, MADV_GUARD_INSTALL) } == 0;
         let memory = Self { written, closed, zero, guarded: has_guard.then_some(guarded) };
         for area in memory.written.iter().chain([&memory.closed]) {
             for page in (0..PAGES).filter(|page| area.shared || !page.is_multiple_of(7)) {
@@ -252,8 +253,8 @@ fn ask(pid: i32) -> Result<(), String> {
 }
 
 /// Is the root of the tree; returns its exit code.
-pub(crate) fn run(directory: &Path) -> i32 {
-    let memory = Memory::prepare(directory);
+pub(crate) fn run(directory: &Path, with_guards: bool) -> i32 {
+    let memory = Memory::prepare(directory, with_guards);
     let (mut ready, mut tell) = std::io::pipe().unwrap();
     let child = fork(|| {
         memory.write(CHILD, 5);
