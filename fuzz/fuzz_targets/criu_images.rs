@@ -63,7 +63,10 @@ fuzz_target!(|input: Input<'_>| {
             let headed = [&COMMON.to_le_bytes(), &(ImageKind::Pagemap as u32).to_le_bytes(), bytes].concat();
             for bytes in [bytes, &headed] {
                 if let Ok(pagemap) = Pagemap::decode(bytes) {
-                    assert_eq!(Pagemap::decode(&pagemap.encode()).expect("our own").pages_id, pagemap.pages_id);
+                    assert_eq!(
+                        Pagemap::decode(&pagemap.encode()).expect("our own").pages_id,
+                        pagemap.pages_id
+                    );
                 }
             }
             for kind in [ImageKind::Core, ImageKind::ProcessTree] {
