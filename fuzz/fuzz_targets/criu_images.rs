@@ -1,11 +1,15 @@
-//! CRIU's image files from another node, alone and as a directory, and CRIU's log.
+//! CRIU's image files from another node, alone and as a directory that is made plain, and CRIU's log.
 #![no_main]
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io;
+use std::ops::Range;
 
 use arbitrary::Arbitrary;
 use godwit_criu::images::{
-    Core, ImageKind, Inventory, ProcessTreeEntry, decode, inventory, stopped_processes,
+    Core, ImageKind, Inventory, LazyPages, Pagemap, ProcessTreeEntry, decode, inventory, lazy_areas,
+    make_plain, page_size, stopped_processes,
 };
 use godwit_fuzz::Scratch;
 use libfuzzer_sys::fuzz_target;
@@ -14,12 +18,31 @@ use libfuzzer_sys::fuzz_target;
 enum Input<'a> {
     Raw(&'a [u8]),
     Log(&'a str),
-    /// Records under right heads and lengths: inventory, tree, and the core of each number.
+    /// Records under right heads and lengths: inventory, tree, and the core of each number; of the
+    /// same numbers the areas, the pagemap and the contents of pages; and what is in lazy pages.
     Directory {
         inventory: Vec<&'a [u8]>,
         tree: Vec<&'a [u8]>,
         cores: Vec<(u8, Vec<&'a [u8]>)>,
+        memory: Vec<(u8, &'a [u8], Vec<&'a [u8]>, &'a [u8])>,
+        lazy: BTreeMap<u16, u8>,
     },
+}
+
+/// Lazy pages by their number.
+struct Store(BTreeMap<u16, u8>);
+
+impl LazyPages for Store {
+    fn next(&mut self, _: u32, within: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let addresses = self.0.keys().map(|number| u64::from(*number) * page_size());
+        Ok(addresses.map(|start| start..start + page_size()).find(|page| within.contains(&page.start)))
+    }
+
+    fn read(&mut self, _: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let number = u16::try_from(address / page_size()).expect("a page that was given");
+        buffer.fill(self.0[&number]);
+        Ok(())
+    }
 }
 
 fn image(head: &[u32], records: &[&[u8]]) -> Vec<u8> {
@@ -37,6 +60,15 @@ fuzz_target!(|input: Input<'_>| {
     match input {
         Input::Raw(bytes) => {
             let _ = decode::<Inventory>(bytes, ImageKind::Inventory);
+            let headed = [&COMMON.to_le_bytes(), &(ImageKind::Pagemap as u32).to_le_bytes(), bytes].concat();
+            for bytes in [bytes, &headed] {
+                if let Ok(pagemap) = Pagemap::decode(bytes) {
+                    assert_eq!(
+                        Pagemap::decode(&pagemap.encode()).expect("our own").pages_id,
+                        pagemap.pages_id
+                    );
+                }
+            }
             for kind in [ImageKind::Core, ImageKind::ProcessTree] {
                 let headed = [&COMMON.to_le_bytes(), &(kind as u32).to_le_bytes(), bytes].concat();
                 for bytes in [bytes, &headed] {
@@ -49,7 +81,7 @@ fuzz_target!(|input: Input<'_>| {
         Input::Log(text) => {
             let _ = (godwit_criu::log::first_error(text), godwit_criu::log::hint(text));
         }
-        Input::Directory { inventory: records, tree, cores } => {
+        Input::Directory { inventory: records, tree, cores, memory, lazy } => {
             let scratch = Scratch::new();
             let write =
                 |name: &str, bytes: &[u8]| fs::write(scratch.inside().join(name), bytes).expect("a file");
@@ -58,7 +90,20 @@ fuzz_target!(|input: Input<'_>| {
             for (pid, records) in cores {
                 write(&format!("core-{pid}.img"), &image(&[COMMON, ImageKind::Core as u32], &records));
             }
+            for (pid, areas, pagemap, pages) in memory {
+                write(&format!("mm-{pid}.img"), &image(&[COMMON, ImageKind::Memory as u32], &[areas]));
+                write(&format!("pagemap-{pid}.img"), &image(&[COMMON, ImageKind::Pagemap as u32], &pagemap));
+                write(&format!("pages-{pid}.img"), pages);
+            }
             let _ = inventory(&scratch.inside());
+            if let Ok(areas) = lazy_areas(&scratch.inside()) {
+                assert!(areas.len() <= tree.len());
+                let most = lazy.len() * areas.len();
+                if let Ok(added) = make_plain(&scratch.inside(), &mut Store(lazy)) {
+                    assert!(usize::try_from(added).is_ok_and(|added| added <= most));
+                }
+            }
+            scratch.assert_outside_untouched();
             if let Ok(stopped) = stopped_processes(&scratch.inside()) {
                 assert!(stopped.len() <= tree.len());
             }

@@ -227,7 +227,37 @@ pub fn kill(pid: u32) {
     }
 }
 
+/// A CRIU that has started and waits for its task. Dropped unused, it ends.
+#[derive(Debug)]
+pub struct Prepared {
+    path: PathBuf,
+    service: rpc::Service,
+    client: lazy::Client,
+}
+
 impl Criu {
+    /// Starts CRIU for a dump that is to come: before the processes are frozen, as the start takes
+    /// 2 ms, and more the more memory this process has.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub fn prepare(&self) -> Result<Prepared, CriuError> {
+        let failed = |source| CriuError::Start { path: self.path.clone(), source };
+        let client = lazy::Client::new().map_err(failed)?;
+        let service = rpc::Service::start(&self.path, Some(client.page_server()))?;
+        Ok(Prepared { path: self.path.clone(), service, client })
+    }
+
+    /// Starts CRIU and dumps a process tree: see [`Prepared::dump`].
+    ///
+    /// # Errors
+    /// With [`CriuError::Dump`] the tree is as it was; the images are not usable.
+    pub async fn dump(&self, options: DumpOptions) -> Result<DumpResult, CriuError> {
+        self.prepare()?.dump(options).await
+    }
+}
+
+impl Prepared {
     /// Dumps a process tree and returns when CRIU has let go of it.
     ///
     /// Dropping the future does not stop the dump: CRIU works on in the background until the tree
@@ -237,18 +267,18 @@ impl Criu {
     ///
     /// # Errors
     /// With [`CriuError::Dump`] the tree is as it was; the images are not usable.
-    pub async fn dump(&self, options: DumpOptions) -> Result<DumpResult, CriuError> {
-        let criu = self.clone();
+    pub async fn dump(self, options: DumpOptions) -> Result<DumpResult, CriuError> {
+        let path = self.path.clone();
         let (under_way, kill) = UnderWay::begin(options.pid);
         let task = tokio::spawn(async move {
-            let result = criu.dump_to_the_end(options, &kill).await;
+            let result = self.dump_to_the_end(options, &kill).await;
             drop(under_way);
             result
         });
         match task.await {
             Ok(result) => result,
             Err(error) => Err(CriuError::Talk {
-                path: self.path.clone(),
+                path,
                 action: "waiting for the dump",
                 log: None,
                 source: std::io::Error::other(error),
@@ -256,22 +286,16 @@ impl Criu {
         }
     }
 
-    async fn dump_to_the_end(&self, options: DumpOptions, kill: &Notify) -> Result<DumpResult, CriuError> {
+    async fn dump_to_the_end(self, options: DumpOptions, kill: &Notify) -> Result<DumpResult, CriuError> {
+        let Self { path, mut service, client } = self;
         let log_path = options.log();
         let images_dir = open_directory(&options.images)?;
         let work_dir = open_directory(&options.work)?;
         let mut request = rpc::Request::of_kind(rpc::Kind::Dump);
         request.options = Some(rpc_options(&options, images_dir.as_raw_fd(), work_dir.as_raw_fd())?);
 
-        let client = match options.memory {
-            Memory::Images => None,
-            Memory::Lazy => Some(
-                lazy::Client::new().map_err(|source| CriuError::Start { path: self.path.clone(), source })?,
-            ),
-        };
-        let page_server = client.as_ref().map(lazy::Client::page_server);
         // CRIU opens the two directories as descriptors of this process: they stay open until it ends.
-        let mut service = rpc::Service::start(&self.path, Some(log_path.clone()), page_server)?;
+        service.set_log(log_path.clone());
         let answer = tokio::select! {
             answer = service.ask(request) => Some(answer),
             () = kill.notified() => None,
@@ -300,13 +324,13 @@ impl Criu {
             return Err(CriuError::Dump { pid: options.pid, hint: log::hint(&text), reason, log: log_path });
         }
         let stats = images::dump_stats(&options.work).map_err(|error| CriuError::Answer {
-            path: self.path.clone(),
+            path,
             reason: format!("its statistics cannot be read: {error}"),
         })?;
-        let way = match client {
-            None => MemoryWay::Written,
-            Some(client) if client.was_served() => MemoryWay::Held,
-            Some(_) => MemoryWay::Untouched,
+        let way = match options.memory {
+            Memory::Images => MemoryWay::Written,
+            Memory::Lazy if client.was_served() => MemoryWay::Held,
+            Memory::Lazy => MemoryWay::Untouched,
         };
         Ok(DumpResult::new(way, stats))
     }

@@ -48,7 +48,7 @@ impl Criu {
         let mark = run.join(MARK);
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let is_current = !boot.is_empty() && fs::read_to_string(&mark).is_ok_and(|text| text == boot);
-        if is_current && cache.exists() {
+        if is_current && is_newer(&cache, self.path()) {
             return Ok(());
         }
         match fs::remove_file(&cache) {
@@ -93,6 +93,13 @@ impl Criu {
     }
 }
 
+/// Whether the cache was made since the binary was put there: another build's is of no use, and CRIU
+/// removes it.
+fn is_newer(cache: &Path, binary: &Path) -> bool {
+    let modified = |path| fs::metadata(path).and_then(|metadata| metadata.modified());
+    matches!((modified(cache), modified(binary)), (Ok(cache), Ok(binary)) if cache >= binary)
+}
+
 /// A tmpfs on a directory of its own; both go with the value.
 struct StandIn {
     place: PathBuf,
@@ -115,5 +122,23 @@ impl Drop for StandIn {
         // What cannot be undone here is empty and does no harm.
         let _ = umount2(&self.place, MntFlags::MNT_DETACH);
         let _ = fs::remove_dir(&self.place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_cache_from_before_the_binary_is_made_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let [cache, binary] = ["criu.kdat", "criu"].map(|name| directory.path().join(name));
+        fs::write(&binary, "").unwrap();
+        assert!(!is_newer(&cache, &binary));
+        let file = fs::File::create(&cache).unwrap();
+        assert!(is_newer(&cache, &binary));
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        assert!(!is_newer(&cache, &binary));
     }
 }

@@ -90,7 +90,7 @@ impl Criu {
     }
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
-        let service = rpc::Service::start(&self.path, None, None)?;
+        let service = rpc::Service::start(&self.path, None)?;
         let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
         let version = answer.version.ok_or_else(|| CriuError::Answer {
@@ -128,7 +128,7 @@ impl Criu {
 
     /// What the binary can do on this kernel.
     pub async fn features(&self) -> Result<Features, CriuError> {
-        let service = rpc::Service::start(&self.path, None, None)?;
+        let service = rpc::Service::start(&self.path, None)?;
         let mut request = rpc::Request::of_kind(rpc::Kind::FeatureCheck);
         request.features = Some(rpc::FeatureFlags {
             mem_track: Some(true),

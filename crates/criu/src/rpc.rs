@@ -161,14 +161,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts CRIU. `log` is named in errors, and is what tells work from a question. A process at
-    /// work is not killed when the value is dropped: it would leave its mark in the processes that
-    /// it dumps. `page_server` is the connection on which a page server would serve its one client.
-    pub(crate) fn start(
-        path: &Path,
-        log: Option<PathBuf>,
-        page_server: Option<BorrowedFd<'_>>,
-    ) -> Result<Self, CriuError> {
+    /// Starts CRIU. For work, other than for a question, it is given the connection on which a page
+    /// server would serve its one client. Then it is not killed when the value is dropped: at work,
+    /// it would leave its mark in the processes that it dumps; before that, it ends by itself.
+    pub(crate) fn start(path: &Path, page_server: Option<BorrowedFd<'_>>) -> Result<Self, CriuError> {
         let failed = |source: io::Error| CriuError::Start { path: path.to_owned(), source };
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
@@ -190,7 +186,7 @@ impl Service {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .kill_on_drop(log.is_none())
+            .kill_on_drop(page_server.is_none())
             .process_group(0);
         // SAFETY: between fork and exec only async-signal-safe system calls are made, on descriptors
         // that live until after the spawn.
@@ -203,7 +199,12 @@ impl Service {
         let child = command.spawn().map_err(failed)?;
         drop(theirs);
         let socket = UnixDatagram::from_std(ours.into()).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), log, socket, child })
+        Ok(Self { path: path.to_owned(), log: None, socket, child })
+    }
+
+    /// Where CRIU will write its log, for errors.
+    pub(crate) fn set_log(&mut self, log: PathBuf) {
+        self.log = Some(log);
     }
 
     /// Sends a request and waits for its answer.

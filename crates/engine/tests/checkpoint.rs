@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../criu/tests/lazy/pager.rs"]
+mod pager;
 mod support;
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use godwit_criu::CriuError;
+use godwit_criu::images::lazy_areas;
+use godwit_criu::{CriuError, DumpOptions, Memory};
 use godwit_engine::{
     ContainerConfig, ContainerStatus, Engine, EngineError, ExecRequest, Mount, MountKind, RestoreRequest,
 };
@@ -71,6 +75,39 @@ async fn a_restored_container_does_not_run_before_it_is_continued() {
     assert!(matches!(a.runc.state(&source).await, Err(EngineError::NotFound(_))));
     let seen = count(&copy);
     until("the copy runs without the source", || count(&copy) > seen + 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_can_be_restored_before_its_memory_is_there() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let source = a.container("web", COUNTER);
+    a.runc.run(&source).await.unwrap();
+    until("the counter runs", || count(&source) > 10);
+    a.runc.freeze(&source).await.unwrap();
+    let frozen_at = count(&source);
+    let (images, work) = (a.path("images"), a.path("work"));
+    let options = dump_options(&a, &source, &images, &work).await;
+    let pid = options.pid;
+    criu().dump(DumpOptions { memory: Memory::Lazy, ..options }).await.unwrap();
+
+    // The shell is alone in its container, as process 1.
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    let mut pages = pager::Pages::new();
+    for areas in lazy_areas(&images).unwrap() {
+        assert_eq!(areas.pid, 1);
+        for address in areas.ranges.into_iter().flat_map(|range| range.step_by(4096)) {
+            let mut page = vec![0; 4096];
+            memory.read_exact_at(&mut page, address).unwrap();
+            pages.insert((1, address), page);
+        }
+    }
+    let copy = b.copy_of(&source);
+    let pager = pager::Pager::start(&b.path("work"), pages);
+    let request = RestoreRequest { config: copy.clone(), images, work: b.path("work"), lazy_pages: true };
+    tokio::time::timeout(LIMIT, b.runc.restore_stopped(&request)).await.unwrap().unwrap();
+    b.runc.cont(&copy, &[]).await.unwrap();
+    until("the restored counter goes on", || count(&copy) > frozen_at + 10);
+    assert!(pager.stop() > 0, "no page came later");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,7 @@
 //! pages-NUMBER.img = the pages of all entries that are "present", in their order, nothing else
 //! ```
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -224,7 +225,9 @@ pub fn areas(images: &Path, pid: u32) -> Result<Vec<Area>, ImageError> {
         return Ok(Vec::new());
     }
     let memory: Memory = single(&path, ImageKind::Memory)?;
-    match memory.areas.iter().find(|area| area.start >= area.end) {
+    let is_whole =
+        |area: &Area| area.start.is_multiple_of(page_size()) && area.end.is_multiple_of(page_size());
+    match memory.areas.iter().find(|area| area.start >= area.end || !is_whole(area)) {
         Some(area) => {
             let reason = format!("an area from {:#x} to {:#x} is none", area.start, area.end);
             Err(ImageError::Damaged { path, reason })
@@ -237,11 +240,24 @@ pub fn areas(images: &Path, pid: u32) -> Result<Vec<Area>, ImageError> {
 /// pages that have no contents because they are guards.
 pub fn lazy_areas(images: &Path) -> Result<Vec<LazyAreas>, ImageError> {
     let mut all = Vec::new();
+    let mut pids = BTreeSet::new();
     for process in process_tree(images)? {
         let areas = areas(images, process.pid)?;
         let mut ranges: Vec<_> =
             areas.iter().filter(|area| area.can_be_lazy()).map(|area| area.start..area.end).collect();
         ranges.sort_by_key(|range| range.start);
+        let overlap = ranges.windows(2).find_map(|pair| match pair {
+            [first, second] if first.end > second.start => Some(second.start),
+            _ => None,
+        });
+        let damage = match overlap {
+            Some(address) => Some(format!("two areas have the address {address:#x}")),
+            None => (!pids.insert(process.pid)).then(|| "its process is there twice".to_owned()),
+        };
+        if let Some(reason) = damage {
+            let path = images.join(format!("mm-{}.img", process.pid));
+            return Err(ImageError::Damaged { path, reason });
+        }
         let mut guards: Vec<_> =
             areas.iter().filter(|area| area.is_guard()).map(|area| area.start..area.end).collect();
         guards.sort_by_key(|range| range.start);
@@ -286,6 +302,17 @@ pub(super) fn pagemap_path(images: &Path, pid: u32) -> PathBuf {
 
 fn is_missing(path: &Path) -> bool {
     matches!(path.try_exists(), Ok(false))
+}
+
+/// An image of areas, for tests.
+#[cfg(test)]
+pub(super) fn encode_areas(areas: &[Area]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for word in ImageKind::Memory.head().into_iter().chain([ImageKind::Memory as u32]) {
+        bytes.extend(word.to_le_bytes());
+    }
+    append(&mut bytes, &Memory { areas: areas.to_vec() });
+    bytes
 }
 
 #[cfg(test)]

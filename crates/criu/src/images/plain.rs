@@ -168,3 +168,132 @@ fn piece(buffer: &mut [u8], left: u64) -> &mut [u8] {
 fn length(piece: &[u8]) -> u64 {
     u64::try_from(piece.len()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
+
+    use prost::Message;
+    use tempfile::TempDir;
+
+    use super::super::memory::{Area, encode_areas};
+    use super::super::{ImageKind, ProcessTreeEntry};
+    use super::*;
+
+    const PID: u32 = 4;
+
+    /// Pages by address, all of one byte.
+    struct Store(BTreeMap<u64, u8>);
+
+    impl LazyPages for Store {
+        fn next(&mut self, _: u32, within: Range<u64>) -> io::Result<Option<Range<u64>>> {
+            Ok(self.0.range(within).next().map(|(address, _)| *address..address + page_size()))
+        }
+
+        fn read(&mut self, _: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+            buffer.fill(*self.0.get(&address).ok_or(io::ErrorKind::NotFound)?);
+            Ok(())
+        }
+    }
+
+    fn pages(numbers: Range<u64>) -> Range<u64> {
+        numbers.start * page_size()..numbers.end * page_size()
+    }
+
+    fn run(numbers: Range<u64>, present: bool) -> PageRun {
+        PageRun { addresses: pages(numbers), present, lazy: !present, in_parent: false }
+    }
+
+    /// A process with a lazy area of pages 10 to 20, another of 30 to 40, and one that is not lazy
+    /// of 50 to 60. Of each present page, its number is in the pages file.
+    fn images(runs: Vec<PageRun>) -> TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| std::fs::write(directory.path().join(name), bytes).unwrap();
+        let process = ProcessTreeEntry { pid: PID, ppid: 0, pgid: PID, sid: PID, threads: vec![PID] };
+        let tree = process.encode_to_vec();
+        let length = u32::try_from(tree.len()).unwrap();
+        let head = [0x5456_4319, ImageKind::ProcessTree as u32, length].map(u32::to_le_bytes).concat();
+        write("pstree.img", &[head, tree].concat());
+        let area = |numbers, flags| {
+            let Range { start, end } = pages(numbers);
+            Area { start, end, prot: 3, flags, status: 1 }
+        };
+        write("mm-4.img", &encode_areas(&[area(10..20, 0x22), area(30..40, 0x22), area(50..60, 0x2)]));
+        let mut contents = Vec::new();
+        for address in runs.iter().filter(|run| run.present).flat_map(|run| run.addresses.clone()) {
+            contents.push(u8::try_from(address / page_size()).unwrap());
+        }
+        write("pages-9.img", &contents);
+        write("pagemap-4.img", &Pagemap { pages_id: 9, runs }.encode());
+        directory
+    }
+
+    /// The pages as a restore would read them: number and content.
+    fn read(images: &Path) -> Vec<(u64, u8)> {
+        let contents = std::fs::read(images.join("pages-9.img")).unwrap();
+        let runs = pagemap(images, PID).unwrap().unwrap().runs;
+        assert!(runs.iter().all(|run| run.present));
+        let addresses: Vec<_> = runs.into_iter().flat_map(|run| run.addresses).collect();
+        assert_eq!(addresses.len(), contents.len());
+        let size = usize::try_from(page_size()).unwrap();
+        let all = addresses.chunks(size).zip(contents.chunks(size));
+        all.map(|(addresses, bytes)| {
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+            (addresses[0] / page_size(), bytes[0])
+        })
+        .collect()
+    }
+
+    fn store(pages: &[(u64, u8)]) -> Store {
+        Store(pages.iter().map(|(number, byte)| (number * page_size(), *byte)).collect())
+    }
+
+    #[test]
+    fn lazy_pages_are_put_between_those_that_are_there() {
+        let runs = vec![run(2..3, true), run(12..14, true), run(15..18, false), run(50..52, true)];
+        let directory = images(runs);
+        // 13 is there already; 25 and 55 are in no lazy area.
+        let mut store = store(&[(10, 110), (13, 113), (16, 116), (25, 125), (39, 139), (55, 155)]);
+        assert_eq!(make_plain(directory.path(), &mut store).unwrap(), 3);
+        let expected = [(2, 2), (10, 110), (12, 12), (13, 13), (16, 116), (39, 139), (50, 50), (51, 51)];
+        assert_eq!(read(directory.path()), expected);
+    }
+
+    #[test]
+    fn images_without_any_page_become_plain_too() {
+        let directory = images(Vec::new());
+        assert_eq!(make_plain(directory.path(), &mut store(&[(30, 130)])).unwrap(), 1);
+        assert_eq!(read(directory.path()), [(30, 130)]);
+    }
+
+    #[test]
+    fn images_that_lean_on_earlier_ones_are_refused() {
+        let directory = images(vec![PageRun { in_parent: true, ..run(10..11, false) }]);
+        let error = make_plain(directory.path(), &mut store(&[])).unwrap_err().to_string();
+        assert!(error.contains("pagemap-4.img") && error.contains("earlier dump"), "{error}");
+    }
+
+    #[test]
+    fn a_pages_file_that_is_too_short_is_told() {
+        let directory = images(vec![run(10..12, true)]);
+        std::fs::write(directory.path().join("pages-9.img"), [0; 100]).unwrap();
+        let error = make_plain(directory.path(), &mut store(&[])).unwrap_err();
+        assert!(matches!(error, ImageError::Read { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_store_that_answers_for_other_addresses_is_refused() {
+        struct Wrong;
+        impl LazyPages for Wrong {
+            fn next(&mut self, _: u32, within: Range<u64>) -> io::Result<Option<Range<u64>>> {
+                Ok(Some(within.start..within.end + page_size()))
+            }
+            fn read(&mut self, _: u32, _: u64, _: &mut [u8]) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let error = make_plain(images(Vec::new()).path(), &mut Wrong).unwrap_err();
+        assert!(matches!(error, ImageError::LazyPages { pid: PID, .. }), "{error}");
+    }
+}

@@ -1,0 +1,331 @@
+//! Lazy dumps by a real CRIU, with restores from the memory that was left in the processes; needs
+//! root.
+
+#![allow(clippy::unwrap_used)]
+
+mod pager;
+mod subject;
+mod tree;
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use godwit_criu::images::{LazyAreas, lazy_areas, make_plain, pagemap};
+use godwit_criu::{Criu, DumpOptions, DumpResult, Memory, MemoryWay, Version};
+use pager::{Pager, Pages};
+use subject::PAGE;
+use tree::{Tree, reap};
+
+fn criu() -> Criu {
+    Criu::new(std::env::var_os("GODWIT_CRIU").map_or("/usr/local/lib/godwit/bin/criu".into(), PathBuf::from))
+}
+
+/// No test: the process that the others dump.
+#[test]
+#[ignore = "started by the other tests"]
+fn subject() {
+    match std::env::var(tree::ROLE).unwrap().split_once(' ') {
+        Some(("large", mebibytes)) => subject::run_large(mebibytes.parse().unwrap()),
+        role => std::process::exit(subject::run(&std::env::current_dir().unwrap(), role.is_some())),
+    }
+}
+
+/// Hands them out for images.
+struct Given(Pages);
+
+impl godwit_criu::images::LazyPages for Given {
+    fn next(&mut self, pid: u32, within: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let first = self.0.range((pid, within.start)..(pid, within.end)).next();
+        Ok(first.map(|((_, address), _)| *address..address + PAGE as u64))
+    }
+
+    fn read(&mut self, pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+        buffer.copy_from_slice(&self.0[&(pid, address)]);
+        Ok(())
+    }
+}
+
+/// A tree that is frozen, and where its images go.
+struct Frozen {
+    tree: Tree,
+    directory: tempfile::TempDir,
+}
+
+impl Frozen {
+    /// Processes with all kinds of memory that the CRIU at hand can dump.
+    async fn tree() -> Self {
+        let has_guards = criu().version().await.unwrap() >= Version { major: 4, minor: 2, sublevel: 0 };
+        Self::new(if has_guards { "tree with-guards" } else { "tree" })
+    }
+
+    fn new(role: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("images")).unwrap();
+        std::fs::create_dir(directory.path().join("work")).unwrap();
+        let tree = Tree::start(role, directory.path());
+        tree.freeze();
+        Self { tree, directory }
+    }
+
+    fn images(&self) -> PathBuf {
+        self.directory.path().join("images")
+    }
+
+    fn work(&self) -> PathBuf {
+        self.directory.path().join("work")
+    }
+
+    fn options(&self, way: MemoryWay) -> DumpOptions {
+        let mut options = DumpOptions::new(self.tree.pid, "/", self.images(), self.work());
+        options.freezer = Some(self.tree.freezer.clone());
+        options.memory = if way == MemoryWay::Written { Memory::Images } else { Memory::Lazy };
+        options.as_stock = way == MemoryWay::Held;
+        options
+    }
+
+    async fn dump(&self, way: MemoryWay) -> DumpResult {
+        let result = criu().dump(self.options(way)).await.unwrap();
+        assert_eq!(result.way, way);
+        assert!(self.tree.is_frozen());
+        result
+    }
+
+    /// The contents of all pages of the lazy areas that are not zero.
+    fn lazy_pages(&self) -> Pages {
+        let mut pages = Pages::new();
+        for LazyAreas { pid, ranges } in lazy_areas(&self.images()).unwrap() {
+            let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
+            for range in ranges {
+                read(&memory, pid, range, &mut pages);
+            }
+        }
+        pages
+    }
+
+    fn restore(&self, lazily: bool) {
+        let mut command = Command::new(criu().path());
+        command
+            .arg("restore")
+            .arg("--images-dir")
+            .arg(self.images())
+            .arg("--work-dir")
+            .arg(self.work())
+            .args(["--restore-detached", "--manage-cgroups=ignore", "--network-lock", "skip"])
+            .args(["--file-locks", "--auto-dedup", "--log-file", "restore.log"]);
+        if lazily {
+            command.arg("--lazy-pages");
+        }
+        let status = command.status().unwrap();
+        let log = std::fs::read_to_string(self.work().join("restore.log")).unwrap_or_default();
+        assert!(status.success(), "{log}");
+    }
+
+    /// Lets the restored tree look at its memory.
+    fn assert_right(&self) {
+        // SAFETY: a call without pointers.
+        unsafe { libc::kill(self.tree.pid.cast_signed(), libc::SIGUSR1) };
+        let status = reap(self.tree.pid);
+        let wrong: Vec<_> = ["root", "child", "grandchild"]
+            .iter()
+            .filter_map(|who| {
+                std::fs::read_to_string(self.directory.path().join(format!("wrong-{who}"))).ok()
+            })
+            .collect();
+        assert_eq!((status, wrong), (0, Vec::new()));
+    }
+}
+
+/// Reads through `/proc/PID/mem`, as process_vm_readv(2) refuses areas without PROT_READ.
+fn read(memory: &File, pid: u32, range: Range<u64>, pages: &mut Pages) {
+    for address in range.step_by(PAGE) {
+        let mut page = vec![0; PAGE];
+        memory.read_exact_at(&mut page, address).unwrap();
+        if page.iter().any(|byte| *byte != 0) {
+            pages.insert((pid, address), page);
+        }
+    }
+}
+
+/// Whether the CRIU at hand has our patch; says so when it has not.
+async fn is_patched() -> bool {
+    let patched = criu().lazy_external().await.unwrap();
+    if !patched {
+        eprintln!("skipped: this CRIU has no --lazy-pages-external");
+    }
+    patched
+}
+
+async fn comes_back_with_a_pager(way: MemoryWay) {
+    let frozen = Frozen::tree().await;
+    frozen.dump(way).await;
+    let pages = frozen.lazy_pages();
+    frozen.tree.kill();
+    let pager = Pager::start(&frozen.work(), pages);
+    frozen.restore(true);
+    frozen.assert_right();
+    assert!(pager.stop() > 100);
+}
+
+async fn comes_back_from_plain_images(way: MemoryWay) {
+    let frozen = Frozen::tree().await;
+    frozen.dump(way).await;
+    let pages = frozen.lazy_pages();
+    frozen.tree.kill();
+    let count = pages.len() as u64;
+    let added = make_plain(&frozen.images(), &mut Given(pages)).unwrap();
+    assert!(added > 1000 && added <= count, "{added} of {count}");
+    frozen.restore(false);
+    frozen.assert_right();
+}
+
+#[tokio::test]
+async fn memory_held_by_a_stock_criu_comes_back_with_a_pager() {
+    comes_back_with_a_pager(MemoryWay::Held).await;
+}
+
+#[tokio::test]
+async fn memory_that_criu_left_untouched_comes_back_with_a_pager() {
+    if is_patched().await {
+        comes_back_with_a_pager(MemoryWay::Untouched).await;
+    }
+}
+
+#[tokio::test]
+async fn memory_held_by_a_stock_criu_comes_back_from_plain_images() {
+    comes_back_from_plain_images(MemoryWay::Held).await;
+}
+
+#[tokio::test]
+async fn memory_that_criu_left_untouched_comes_back_from_plain_images() {
+    if is_patched().await {
+        comes_back_from_plain_images(MemoryWay::Untouched).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stock_criu_opens_no_port_for_the_memory() {
+    let frozen = Frozen::tree().await;
+    let mut options = frozen.options(MemoryWay::Held);
+    options.log_level = 4;
+    let log = options.log();
+    criu().dump(options).await.unwrap();
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("Reusing ps socket") && !log.contains("server on port"), "{log}");
+}
+
+#[tokio::test]
+async fn a_prepared_criu_that_is_not_needed_ends() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let [program, note] = ["criu", "pid"].map(|name| directory.path().join(name));
+    let script = format!(
+        "#!/bin/sh\necho $$ >{0}.new && mv {0}.new {0} && exec {1} \"$@\"\n",
+        note.display(),
+        criu().path().display()
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let prepared = Criu::new(program).prepare().unwrap();
+    while !note.exists() {
+        tokio::task::yield_now().await;
+    }
+    let pid: u32 = std::fs::read_to_string(note).unwrap().trim().parse().unwrap();
+    drop(prepared);
+    // Whoever reaps it, tokio or this, it has ended then.
+    reap(pid);
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+}
+
+#[tokio::test]
+async fn after_a_lazy_dump_the_processes_can_go_on() {
+    let frozen = Frozen::tree().await;
+    frozen.dump(MemoryWay::Held).await;
+    frozen.tree.thaw();
+    frozen.assert_right();
+}
+
+#[tokio::test]
+async fn a_lazy_dump_that_nobody_waits_for_comes_to_its_end() {
+    let frozen = Frozen::tree().await;
+    let dump = tokio::spawn({
+        let options = frozen.options(MemoryWay::Held);
+        async move { criu().dump(options).await }
+    });
+    // CRIU is at work when it has its log.
+    while !frozen.work().join("dump.log").exists() {
+        tokio::task::yield_now().await;
+    }
+    dump.abort();
+    assert!(dump.await.unwrap_err().is_cancelled());
+    godwit_criu::settled(frozen.tree.pid).await;
+    assert!(frozen.tree.is_frozen());
+    assert!(!lazy_areas(&frozen.images()).unwrap().is_empty());
+    frozen.tree.thaw();
+    frozen.assert_right();
+}
+
+#[tokio::test]
+async fn a_lazy_dump_leaves_out_all_but_the_pages_under_stack_pointers() {
+    if !is_patched().await {
+        return;
+    }
+    let frozen = Frozen::tree().await;
+    frozen.dump(MemoryWay::Untouched).await;
+    for LazyAreas { pid, ranges } in lazy_areas(&frozen.images()).unwrap() {
+        let runs = pagemap(&frozen.images(), pid).unwrap().unwrap().runs;
+        let inside = |run: &Range<u64>| ranges.iter().any(|r| r.start <= run.start && run.end <= r.end);
+        let pages: u64 = runs
+            .iter()
+            .filter(|run| inside(&run.addresses))
+            .inspect(|run| assert!(run.present && !run.lazy, "{run:x?}"))
+            .map(|run| (run.addresses.end - run.addresses.start) / PAGE as u64)
+            .sum();
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count() as u64;
+        assert!((1..=threads).contains(&pages), "{pages} pages for {threads} threads");
+    }
+}
+
+/// Prints how long dumps take: median of nine, in milliseconds. For people.
+#[tokio::test]
+#[ignore = "measures, asserts nothing"]
+async fn figures() {
+    let sizes = std::env::var("GODWIT_SIZES").unwrap_or("32 1024 4096".into());
+    let _ = criu().warm_up().await;
+    for size in sizes.split(' ') {
+        let frozen = Frozen::new(&format!("large {size}"));
+        let mut ways = vec![MemoryWay::Held, MemoryWay::Untouched];
+        if !criu().lazy_external().await.unwrap() {
+            ways.pop();
+        }
+        if size.parse::<u32>().unwrap() <= 1024 {
+            ways.insert(0, MemoryWay::Written);
+        }
+        for way in ways {
+            let mut times = Vec::new();
+            for _ in 0..9 {
+                let images = tempfile::tempdir_in("/dev/shm").unwrap();
+                let mut options = frozen.options(way);
+                options.images = images.path().to_owned();
+                let prepared = criu().prepare().unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let begin = Instant::now();
+                let result = prepared.dump(options).await.unwrap();
+                times.push((begin.elapsed(), result.frozen));
+            }
+            times.sort();
+            let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+            let (whole, held) = times[times.len() / 2];
+            println!(
+                "{size} MiB, {way:?}: {:.1} ms, of which by CRIU's count frozen {:.1} ms (best {:.1} ms)",
+                milliseconds(whole),
+                milliseconds(held),
+                milliseconds(times[0].0)
+            );
+        }
+    }
+}
