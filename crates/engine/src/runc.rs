@@ -352,15 +352,20 @@ fn program_error(name: &str, verb: &str, reason: String) -> EngineError {
 fn message(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
     text.lines().rev().find_map(error_message).unwrap_or_else(|| {
-        let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        if lines.is_empty() { "it gave no reason".into() } else { lines.join("; ") }
+        let line = one_line(&text);
+        if line.is_empty() { "it gave no reason".into() } else { line }
     })
 }
 
-/// The message of a line of runc's log when it is an error.
+/// The message of a line of runc's log when it is an error; some of runc 1.1.15 have several lines.
 fn error_message(line: &str) -> Option<String> {
     let value: serde_json::Value = serde_json::from_str(line).ok()?;
-    (value["level"] == "error").then(|| value["msg"].as_str().map(str::to_owned))?
+    (value["level"] == "error").then(|| value["msg"].as_str().map(one_line))?
+}
+
+fn one_line(text: &str) -> String {
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join("; ")
 }
 
 /// The last error in runc's log file.
@@ -380,6 +385,10 @@ mod tests {
 {"level":"warning","msg":"later","time":"t"}"#;
         assert_eq!(message(log), "runc run failed: x");
         assert_eq!(message(b"plain\nwords\n"), "plain; words");
+        assert_eq!(
+            message(br#"{"level":"error","msg":"reset by peer\ncriu failed"}"#),
+            "reset by peer; criu failed"
+        );
         assert_eq!(message(b""), "it gave no reason");
     }
 

@@ -1,7 +1,7 @@
 //! The services that tests, the demo and benchmarks run, out of the distribution's packages.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     fs,
     net::{Ipv4Addr, SocketAddrV4},
     os::unix::process::CommandExt,
@@ -11,7 +11,8 @@ use std::{
 };
 
 use nix::{
-    sys::stat::{Mode, SFlag, makedev, mknod},
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
     unistd::{Gid, Uid, chdir, chroot, setgroups, setresgid, setresuid},
 };
 
@@ -174,15 +175,9 @@ fn postgres(rootfs: Rootfs) -> Result<Preset, LabError> {
         .tree(format!("/usr/share/postgresql/{version}"), &["man", "locale"])?
         .user("postgres", POSTGRES, "/var/lib/postgresql")?
         .owned_directory(POSTGRES_DATA, 0o700, POSTGRES)?;
-    let null = rootfs.path().join("dev/null");
-    mknod(&null, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3))
-        .context("making", null.display())?;
-    fs::set_permissions(&null, std::os::unix::fs::PermissionsExt::from_mode(0o666))
-        .context("setting mode of", null.display())?;
     let options =
         ["-D", POSTGRES_DATA, "-U", "postgres", "--auth=trust", "--locale=C", "--encoding=UTF8", "-N"];
     let output = run_inside(rootfs.path(), POSTGRES, &format!("{programs}/initdb"), &options)?;
-    fs::remove_file(&null).context("removing", null.display())?;
     if !output.status.success() {
         return Err(LabError::Rootfs {
             object: "an empty PostgreSQL cluster".to_owned(),
@@ -216,20 +211,32 @@ fn append(directory: &Path, file: &str, text: &str) -> Result<(), LabError> {
     opened.and_then(|mut file| file.write_all(text.as_bytes())).context("writing", path.display())
 }
 
-/// Runs a program with `root` as its root directory, as user and group `id`.
+/// Runs a program with `root` as its root directory and this machine's `/dev/null` in it, as user
+/// and group `id`.
 fn run_inside(
     root: &Path,
     id: u32,
     program: &str,
     arguments: &[&str],
 ) -> Result<std::process::Output, LabError> {
-    let path = CString::new(root.as_os_str().as_encoded_bytes()).map_err(std::io::Error::from);
-    let path = path.context("running in", root.display())?;
+    let c_string = |path: &Path| {
+        let text = CString::new(path.as_os_str().as_encoded_bytes()).map_err(std::io::Error::from);
+        text.context("running in", root.display())
+    };
+    // A device node made here would be dead below a file system without devices, as `/tmp` is from
+    // Debian 13 on.
+    let null_file = root.join("dev/null");
+    fs::write(&null_file, "").context("making", null_file.display())?;
+    let (path, null) = (c_string(root)?, c_string(&null_file)?);
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("PATH", "/usr/bin").env("TZ", "GMT").stdin(Stdio::null());
-    // SAFETY: bare system calls, safe between fork and exec; the path was made before.
+    // SAFETY: bare system calls, safe between fork and exec; the paths were made before.
     unsafe {
         command.pre_exec(move || {
+            let none = None::<&CStr>;
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            mount(none, c"/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none)?;
+            mount(Some(c"/dev/null"), null.as_c_str(), none, MsFlags::MS_BIND, none)?;
             chroot(path.as_c_str())?;
             chdir(c"/")?;
             let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
@@ -239,7 +246,9 @@ fn run_inside(
             Ok(())
         });
     }
-    command.output().context("running", program)
+    let output = command.output().context("running", program);
+    fs::remove_file(&null_file).context("removing", null_file.display())?;
+    output
 }
 
 fn python(rootfs: Rootfs) -> Result<Preset, LabError> {
