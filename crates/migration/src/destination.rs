@@ -197,6 +197,12 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
             return log_end(&id, dropped);
         }
     };
+    if !admitted.userfaultfd
+        && let Some(intake) = intake.take()
+        && let Err(error) = intake.abandon(local, &id).await
+    {
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "a pager that nobody needs does not end");
+    }
     match decision(&mut link).await {
         Some(Decision::Committed) => {
             let started = start(local, &service, &id, &keep_stopped).await;
@@ -668,7 +674,7 @@ pub(crate) async fn drop_copy(
     local.clear(service).await?;
     images::remove(&local.layout.migration(id))?;
     if let Some(intake) = intake {
-        intake.finish(local, id).await?;
+        intake.abandon(local, id).await?;
     }
     local.journal.set(id, Stage::Dropped, reason)?;
     Ok(())

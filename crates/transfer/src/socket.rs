@@ -77,6 +77,7 @@ impl Socket {
         sockopt::set_tcp_keepcnt(&stream, u32::try_from(probes).unwrap_or(1))?;
         let user_timeout = u32::try_from(options.user_timeout.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, user_timeout)?;
+        prefer_short_queues(&stream);
         Ok(Self { stream, traffic: Arc::default() })
     }
 
@@ -88,6 +89,14 @@ impl Socket {
     /// The TCP connection.
     pub fn tcp(&self) -> &TcpStream {
         &self.stream
+    }
+}
+
+/// Asks for BBR, which keeps the queues on the way short: a page that a process waits for shares them
+/// with the bulk of the others. Where the kernel does not have it, its default has to do.
+fn prefer_short_queues(stream: &TcpStream) {
+    if let Err(error) = sockopt::set_tcp_congestion(stream, "bbr") {
+        tracing::debug!(%error, "no BBR on this kernel");
     }
 }
 

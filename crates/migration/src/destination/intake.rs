@@ -75,6 +75,8 @@ struct Seen {
     failed: Option<String>,
     restored: bool,
     done: bool,
+    /// How often a lane has brought all it was given.
+    arrived: u64,
 }
 
 /// One service's pages.
@@ -129,6 +131,7 @@ impl Intake {
             failed: (!state.failed.is_empty()).then_some(state.failed),
             restored: state.restore_finished,
             done: state.done,
+            arrived: 0,
         };
         if seen.restored && !state.push {
             client.push()?;
@@ -162,8 +165,17 @@ impl Intake {
         self.ask(move |client| client.listen(&work)).await
     }
 
-    /// All pages that are here, for a restore without the pager.
+    /// All pages, when all are here, for a restore without the pager.
     pub(crate) async fn index(&self) -> Result<(Vec<Stored>, Arc<Client>), IntakeError> {
+        let mut seen = self.seen.clone();
+        loop {
+            let arrived = seen.borrow_and_update().arrived;
+            if self.ask(Client::missing).await?.is_empty() {
+                break;
+            }
+            // An error is the end of the task that takes them, which is told elsewhere.
+            let _ = seen.wait_for(|seen| seen.arrived > arrived).await;
+        }
         let index = self.ask(Client::index).await?;
         Ok((index, Arc::clone(&self.client)))
     }
@@ -199,9 +211,16 @@ impl Intake {
         }
     }
 
-    /// Ends the pager, and removes its directory: the service is complete, or does not come.
+    /// Ends the pager of a service that is complete.
     pub(crate) async fn finish(self, local: &Local, id: &str) -> Result<(), IntakeError> {
         self.ask(Client::finish).await?;
+        remove(directory(local, id)).await
+    }
+
+    /// Ends the pager of a service that does not come, whose processes here are gone; or that needs it
+    /// no more.
+    pub(crate) async fn abandon(self, local: &Local, id: &str) -> Result<(), IntakeError> {
+        self.ask(Client::abandon).await?;
         remove(directory(local, id)).await
     }
 
@@ -253,9 +272,9 @@ async fn work(
                         let _ = sender.send(Message::FaultRequest(request)).await;
                     }
                     faults = Some(sender);
-                    lanes.spawn(take(lane, Arc::clone(&client)));
+                    lanes.spawn(take(lane, Arc::clone(&client), telling.clone()));
                 }
-                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Arc::clone(&client)))),
+                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Arc::clone(&client), telling.clone()))),
                 Further::Resumed(resumed) => match tell_missing(&client, &resumed).await {
                     Ok(missing) => {
                         waiting.retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
@@ -345,7 +364,7 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
 }
 
 /// One lane: what comes is checked and stored, in order.
-async fn take(mut lane: Link, client: Arc<Client>) -> Result<(), IntakeError> {
+async fn take(mut lane: Link, client: Arc<Client>, telling: watch::Sender<Seen>) -> Result<(), IntakeError> {
     let (sender, mut batches) = mpsc::channel::<bytes::Bytes>(QUEUE);
     let (idle, mut idling) = watch::channel(0u64);
     let mut storing = AbortOnDropHandle::new(tokio::task::spawn_blocking(move || {
@@ -372,6 +391,7 @@ async fn take(mut lane: Link, client: Arc<Client>) -> Result<(), IntakeError> {
                 if idling.wait_for(|stored| *stored == given).await.is_err() {
                     return storing.await?;
                 }
+                telling.send_modify(|seen| seen.arrived += 1);
                 lane.send(Message::PagesEnd).await?;
             }
             other => return Err(lane.unexpected(&other, "Pages").into()),
