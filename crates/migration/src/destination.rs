@@ -191,6 +191,8 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
             let reason = crate::error_chain(&error);
             tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
             let dropped = drop_copy(local, &service, &id, &reason, intake).await;
+            // From here on the name is free for another attempt.
+            drop(admitted);
             // The source also sees the connection close; the reason is for its user.
             let _ = link.send(Message::Abort(Reason { reason })).await;
             link.close().await;
