@@ -50,6 +50,18 @@ pub enum TrackError {
     /// A process could not be looked at.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// Two processes have one number inside the service.
+    #[error(
+        "processes {pid} and {other} both have the PID {space} inside the service: it has PID namespaces of its own, and CRIU cannot move it"
+    )]
+    SameSpace {
+        /// In the node's PID namespace.
+        pid: i32,
+        /// In the node's PID namespace.
+        other: i32,
+        /// Inside the service.
+        space: Space,
+    },
     /// The kernel refused to tell the pages of a process.
     #[error("process {pid}: its pages at {:#x}..{:#x} cannot be listed: {}; move the service without copying ahead", range.start, range.end, errno.desc())]
     Scan {
@@ -166,6 +178,12 @@ impl Tracker {
             }
         };
         let space = process.space();
+        if let Some(other) = self.spaces.get(&space).filter(|other| !other.process.has_ended())
+            && other.process.pid() != pid
+        {
+            return Err(TrackError::SameSpace { pid, other: other.process.pid(), space });
+        }
+        let told = self.spaces.contains_key(&space);
         let mut tracked = match self.spaces.remove(&space) {
             Some(tracked) if Arc::ptr_eq(&tracked.process, &process) => tracked,
             // Another process had the number before: its pages are gone, unless the new one has them.
@@ -192,8 +210,10 @@ impl Tracker {
             tracked.known = found.populated;
             Some(round)
         });
-        // Also after an error: the next look has to say what is gone.
-        self.spaces.insert(space, tracked);
+        // Also after an error, if the caller knows it: it has to be told what is gone.
+        if told || result.is_ok() {
+            self.spaces.insert(space, tracked);
+        }
         result
     }
 
