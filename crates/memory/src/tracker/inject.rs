@@ -25,9 +25,9 @@ use nix::errno::Errno;
 
 use crate::process::{Process, ProcessError};
 
-/// How long a thread may take to stop. It stops at once unless it waits for a disk or a vfork child;
-/// the next round tries again.
-const STOP_LIMIT: Duration = Duration::from_millis(50);
+/// How long a thread may take to stop. It stops as soon as it has a processor, unless it waits for a
+/// disk or a vfork child; the next round tries again.
+const STOP_LIMIT: Duration = Duration::from_millis(250);
 
 /// How often to look whether a thread has stopped. The event for it is SIGCHLD, which belongs to the
 /// whole agent, and waitpid(2) has no time limit.

@@ -14,7 +14,7 @@ use godwit_memory::tracker::{Backend, Tracker};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::child::{eventually, state};
+use crate::child::{alone, eventually, state};
 use crate::replica::Replica;
 
 const PAGE: usize = 4096;
@@ -22,7 +22,7 @@ const CHILD: &str = "torture::torture_child";
 const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
 /// Processes of one family at most.
-const FAMILY: usize = 12;
+const FAMILY: usize = 4;
 
 struct Torture {
     child: Command_,
@@ -132,6 +132,7 @@ fn seed() -> u64 {
 
 /// Steps between looks, then a look at the process as it stands still.
 fn in_steps(backend: Backend, steps: u32) {
+    let _alone = alone();
     let mut random = Random(seed());
     let mut torture = Torture::start();
     let mut tracker = Tracker::new(backend);
@@ -153,13 +154,14 @@ fn in_steps(backend: Backend, steps: u32) {
 
 /// Looks while the processes run as fast as they can.
 fn at_full_speed(backend: Backend, stops: u32) {
+    let _alone = alone();
     let mut random = Random(seed());
     let mut torture = Torture::start();
     let mut tracker = Tracker::new(backend);
     let mut replica = Replica::new();
     for _ in 0..stops {
         torture.tell(&format!("run {}", random.next()));
-        for _ in 0..15 {
+        for _ in 0..8 {
             replica.look(&mut tracker, &torture.family(), false);
         }
         let stopped = torture.stop();
@@ -175,12 +177,12 @@ fn at_full_speed(backend: Backend, stops: u32) {
 
 #[test]
 fn a_replica_is_exact_after_any_steps() {
-    in_steps(Backend::Uffd, 40);
+    in_steps(Backend::Uffd, 25);
 }
 
 #[test]
 fn a_replica_is_exact_after_looks_at_full_speed() {
-    at_full_speed(Backend::Uffd, 5);
+    at_full_speed(Backend::Uffd, 3);
 }
 
 #[test]
@@ -520,7 +522,7 @@ impl Things {
         // SAFETY: as for all children here; this one also allocates, which this C library allows.
         unsafe {
             self.children.retain(|&pid| libc::waitpid(pid, null_mut(), libc::WNOHANG) == 0);
-            if self.is_child || self.children.len() >= FAMILY / 2 {
+            if self.is_child || self.children.len() + 1 >= FAMILY {
                 return;
             }
             let seed = random.next();

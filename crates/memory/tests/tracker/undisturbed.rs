@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use godwit_memory::tracker::{Backend, Tracker};
 use nix::sys::signal::Signal;
 
-use crate::child::{Child, eventually, pipe, poke, read_byte, state};
+use crate::child::{Child, alone, eventually, pipe, poke, read_byte, state};
 
 /// How long the children wait that wait for a time.
 const WAIT: Duration = Duration::from_millis(300);
@@ -28,6 +28,7 @@ fn track(child: &Child) -> Tracker {
 /// Tracks a child that waits in this call, and asserts that it gets what it waits for, at the right
 /// time; `wake` ends a wait that has no end by itself.
 fn undisturbed(number: i64, run: impl FnOnce() -> bool, wake: impl FnOnce(&Child)) {
+    let _alone = alone();
     let mut child = Child::fork(|| {
         let begun = Instant::now();
         let right = run();
@@ -141,7 +142,9 @@ fn set(signals: &[i32]) -> libc::sigset_t {
     // SAFETY: the set is a variable of ours, of plain numbers.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
-        signals.iter().for_each(|&signal| drop(libc::sigaddset(&raw mut set, signal)));
+        signals.iter().for_each(|&signal| {
+            libc::sigaddset(&raw mut set, signal);
+        });
         set
     }
 }
