@@ -33,7 +33,7 @@ fn main() {
                 let begun = Instant::now();
                 for _ in 0..pages / 100 {
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    memory[(random >> 20) % pages << 12] ^= 1;
+                    memory[((random >> 20) % pages) << 12] ^= 1;
                 }
                 println!(
                     "  {:.0} ns for each page written",

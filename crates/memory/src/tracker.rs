@@ -14,6 +14,7 @@
 //! ```
 
 mod detect;
+mod entries;
 mod inject;
 mod kernel;
 mod ranges;
@@ -22,6 +23,7 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use thiserror::Error;
@@ -32,6 +34,15 @@ use self::kernel::Scanner;
 use self::watch::Watch;
 use crate::process::{Process, ProcessError};
 use crate::{Range, Space};
+
+/// How long a read past the page cache may be under way. The kernel notes the write when such a read
+/// begins, and the device writes later, unnoticed: pages it may still have written to count as
+/// written again for so long.
+const DIRECT_READ_LIMIT: Duration = Duration::from_secs(2);
+
+/// The same for the first look at a process, after which all of its pages would count as written
+/// again: it waits instead for reads that are under way. No event tells of their end.
+const DIRECT_READ_PAUSE: Duration = Duration::from_millis(100);
 
 /// How writes are noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +132,8 @@ struct Tracked {
     process: Arc<Process>,
     /// Populated pages that were given to the caller as written at some time, and not as gone since.
     known: Vec<Range>,
+    /// Pages that a device may still write to: what was written, and when that was seen.
+    direct: Vec<(Instant, Vec<Range>)>,
     watch: Watch,
 }
 
@@ -189,15 +202,30 @@ impl Tracker {
             // Another process had the number before: its pages are gone, unless the new one has them.
             before => {
                 let known = before.map(|tracked| tracked.known).unwrap_or_default();
-                Tracked { process, known, watch: Watch::New }
+                Tracked { process, known, direct: Vec::new(), watch: Watch::New }
             }
         };
+        let first = tracked.known.is_empty();
         let found = tracked.watch.look(self.backend, &tracked.process, &mut self.scanner, frozen);
         let result = found.map(|found| {
-            let written = match certain {
+            let mut written = match certain {
                 true => ranges::union(&found.written, &ranges::subtract(&found.populated, &tracked.known)),
                 false => found.populated.clone(),
             };
+            let seen = written.clone();
+            for (_, again) in &tracked.direct {
+                written = ranges::union(&written, &ranges::intersect(again, &found.populated));
+            }
+            tracked.direct.retain(|(time, _)| time.elapsed() < DIRECT_READ_LIMIT);
+            if frozen {
+                // Reads end before a process is frozen.
+            } else if !tracked.process.uses_direct_io() {
+                tracked.direct.clear();
+            } else if first {
+                std::thread::sleep(DIRECT_READ_PAUSE);
+            } else {
+                tracked.direct.push((Instant::now(), seen));
+            }
             let round = SpaceRound {
                 space,
                 process: Arc::clone(&tracked.process),

@@ -83,6 +83,50 @@ pub(super) fn userfaultfd(process: &Process) -> Result<OwnedFd, InjectError> {
     })
 }
 
+/// Runs this while no thread of the process runs: some microseconds for each of them.
+pub(super) fn while_stopped<T: Send>(
+    process: &Process,
+    run: impl FnOnce() -> T + Send,
+) -> Result<T, InjectError> {
+    let in_this_thread = || {
+        // Whatever fails, the end of this thread lets go of those that are stopped.
+        let mut stopped: Vec<Tracee> = Vec::new();
+        loop {
+            let mut tasks = process.tasks()?;
+            tasks.retain(|&task| stopped.iter().all(|tracee| tracee.task != task));
+            tasks.retain(|task| {
+                let stat = process.text(&format!("task/{task}/stat"));
+                stat.is_ok_and(|stat| {
+                    crate::process::state(&stat).is_some_and(|state| !"ZXx".contains(state))
+                })
+            });
+            if tasks.is_empty() {
+                break;
+            }
+            for task in tasks {
+                let stop = Tracee::seize(process, task).and_then(|tracee| tracee.stop().map(|()| tracee));
+                match stop {
+                    Ok(tracee) => stopped.push(tracee),
+                    // It ended, which the next look at the list shows.
+                    Err(InjectError::Gone) => process.check_alive()?,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let result = run();
+        for tracee in &stopped {
+            tracee
+                .go_on()
+                .or_else(|errno| if errno == Errno::ESRCH { Ok(()) } else { Err(errno) })
+                .map_err(step("let it go on"))?;
+        }
+        Ok(result)
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(in_this_thread).join().unwrap_or_else(|_| Err(refused("the tracer panicked")))
+    })
+}
+
 fn in_this_thread(process: &Process) -> Result<OwnedFd, InjectError> {
     let task = choose_task(process)?;
     let instruction = find_instruction(process)?;
@@ -409,6 +453,13 @@ impl Tracee {
         let done =
             unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, self.task, size_of::<u64>(), &raw const mask) };
         Errno::result(done).map(drop)
+    }
+
+    /// Lets a thread go on of which nothing was changed.
+    fn go_on(&self) -> Result<(), Errno> {
+        let registers = self.registers()?;
+        self.set_registers(&arch::leave(&registers))?;
+        self.detach()
     }
 
     fn detach(&self) -> Result<(), Errno> {

@@ -66,7 +66,7 @@ fn a_sleeper_wakes_at_its_time() {
     // SAFETY: the time is a variable of ours.
     undisturbed(
         libc::SYS_clock_nanosleep,
-        || unsafe { libc::nanosleep(&raw const *&limit(), null_mut()) == 0 },
+        || unsafe { libc::nanosleep(std::ptr::from_ref(&limit()), null_mut()) == 0 },
         nobody,
     );
 }
@@ -97,7 +97,11 @@ fn futex_ends_at_its_time() {
         // SAFETY: the word and the time are variables of ours.
         unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAIT, 5, timeout, 0, 0) }
     };
-    undisturbed(libc::SYS_futex, || wait(&raw const *&limit()) == -1 && errno() == libc::ETIMEDOUT, nobody);
+    undisturbed(
+        libc::SYS_futex,
+        || wait(std::ptr::from_ref(&limit())) == -1 && errno() == libc::ETIMEDOUT,
+        nobody,
+    );
 }
 
 #[test]
@@ -155,8 +159,8 @@ fn a_signal_still_ends_a_wait_for_signals() {
         handle(libc::SIGUSR1, 0);
         // SAFETY: the sets are variables of ours.
         unsafe {
-            libc::sigprocmask(libc::SIG_BLOCK, &raw const *&set(&[libc::SIGUSR1]), null_mut());
-            let ended = libc::sigsuspend(&raw const *&set(&[]));
+            libc::sigprocmask(libc::SIG_BLOCK, std::ptr::from_ref(&set(&[libc::SIGUSR1])), null_mut());
+            let ended = libc::sigsuspend(std::ptr::from_ref(&set(&[])));
             let mut now = set(&[]);
             libc::sigprocmask(libc::SIG_BLOCK, null(), &raw mut now);
             ended == -1
@@ -169,8 +173,8 @@ fn a_signal_still_ends_a_wait_for_signals() {
     let run = || {
         // SAFETY: as above.
         unsafe {
-            libc::sigprocmask(libc::SIG_BLOCK, &raw const *&set(&[libc::SIGUSR1]), null_mut());
-            libc::sigwaitinfo(&raw const *&set(&[libc::SIGUSR1]), null_mut()) == libc::SIGUSR1
+            libc::sigprocmask(libc::SIG_BLOCK, std::ptr::from_ref(&set(&[libc::SIGUSR1])), null_mut());
+            libc::sigwaitinfo(std::ptr::from_ref(&set(&[libc::SIGUSR1])), null_mut()) == libc::SIGUSR1
         }
     };
     undisturbed(libc::SYS_rt_sigtimedwait, run, |child| child.signal(Signal::SIGUSR1));
@@ -196,7 +200,7 @@ fn pending_signals_stay_pending() {
     let run = || {
         // SAFETY: the sets are variables of ours.
         unsafe {
-            libc::sigprocmask(libc::SIG_BLOCK, &raw const *&set(&[libc::SIGUSR2]), null_mut());
+            libc::sigprocmask(libc::SIG_BLOCK, std::ptr::from_ref(&set(&[libc::SIGUSR2])), null_mut());
             libc::raise(libc::SIGUSR2);
             let got = read_byte(&read);
             let mut pending = set(&[]);
@@ -389,4 +393,18 @@ fn a_child_of_vfork_is_passed_over_until_it_has_its_own_memory() {
     assert_eq!(round.spaces.len(), 2, "frozen, it has to be carried");
     poke(&write);
     parent.succeeds();
+}
+
+#[test]
+fn stopping_it_for_soft_dirty_bits_does_not_disturb_it() {
+    let (read, write) = pipe();
+    let mut child = Child::fork(|| i32::from(!read_byte(&read)));
+    child.sleeps_in(libc::SYS_read);
+    let mut tracker = Tracker::new(Backend::SoftDirty);
+    for _ in 0..20 {
+        let round = tracker.round(&[child.pid], false).expect("a look");
+        assert_eq!(round.spaces[0].unwatched, None);
+    }
+    poke(&write);
+    child.succeeds();
 }
