@@ -8,6 +8,7 @@
 
 mod child;
 mod direct;
+mod reading;
 mod replica;
 mod torture;
 mod undisturbed;
