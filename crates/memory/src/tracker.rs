@@ -177,19 +177,16 @@ impl Tracker {
 
     /// A look at one process; none when it is to be passed over.
     fn look(&mut self, pid: i32, frozen: bool, certain: bool) -> Result<Option<SpaceRound>, TrackError> {
-        let process = match self.tracked(pid) {
-            Some(process) => process,
-            None => {
-                let process = Arc::new(Process::open(pid)?);
-                // A child of vfork(2) has its parent's memory until it executes a program. Looking at
-                // both would take the notes of one from the other.
-                let shares = |other: &Tracked| same::memory(pid, other.process.pid());
-                if !frozen && self.spaces.values().any(shares) {
-                    return Ok(None);
-                }
-                process
-            }
+        let (process, unwatched) = match self.tracked(pid) {
+            Some(tracked) => (Arc::clone(&tracked.process), matches!(tracked.watch, Watch::New)),
+            None => (Arc::new(Process::open(pid)?), true),
         };
+        // A child of vfork(2) has its parent's memory until it executes a program. Watching both would
+        // take the notes of one from the other.
+        let shares = |other: &Tracked| other.process.pid() != pid && same::memory(pid, other.process.pid());
+        if !frozen && unwatched && self.spaces.values().any(shares) {
+            return Ok(None);
+        }
         let space = process.space();
         if let Some(other) = self.spaces.get(&space).filter(|other| !other.process.has_ended())
             && other.process.pid() != pid
@@ -246,8 +243,7 @@ impl Tracker {
     }
 
     /// The process with this PID if it was seen before.
-    fn tracked(&self, pid: i32) -> Option<Arc<Process>> {
-        let mut processes = self.spaces.values().map(|tracked| &tracked.process);
-        processes.find(|process| process.pid() == pid && !process.has_ended()).map(Arc::clone)
+    fn tracked(&self, pid: i32) -> Option<&Tracked> {
+        self.spaces.values().find(|tracked| tracked.process.pid() == pid && !tracked.process.has_ended())
     }
 }
