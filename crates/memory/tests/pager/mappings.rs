@@ -178,3 +178,20 @@ fn processes_that_end_do_not_keep_the_others_waiting() {
     pager.wait_for(&Event::Done);
     pager.wait_for_empty_store();
 }
+
+#[test]
+fn more_processes_than_descriptors_by_default_are_watched() {
+    let pager = Pager::new();
+    pager.pending(7, BASE, 2);
+    let child = restored(&pager, 2);
+    // The usual soft limit is 1024.
+    for _ in 0..1100 {
+        drop(child.another(Op::Fork));
+    }
+    let state = pager.client.state().unwrap();
+    assert_eq!((state.failed.as_str(), state.spaces), ("", 1101));
+    pager.client.push().unwrap();
+    pager.put(7, BASE, &[1, 2]);
+    pager.wait_for(&Event::Done);
+    assert_eq!(child.ask(Op::Read, BASE, 2, 0), [1, 2]);
+}

@@ -61,7 +61,7 @@ fn measure() {
     let child = restored(&pager, PAGES);
     let start = Instant::now();
     pager.client.push().unwrap();
-    let times = child.ask(Op::Latency, BASE, FAULTS, 1);
+    let times = child.ask(Op::Latency, BASE + (PAGES - FAULTS) * P, FAULTS, 1);
     let faults = pager.client.state().unwrap().faults;
     println!("faults beside the push: {} ({faults} of {FAULTS} touched pages)", percentiles(times));
     pager.wait_for(&Event::Done);
