@@ -214,7 +214,9 @@ impl Bed {
     pub fn migrate_so(&self, name: &str, from: &str, to: &str, how: &[&str]) -> Report {
         let said = self.godwit(from, &[&["--json", "migrate", name, "--to", to], how].concat());
         assert_eq!(said.code, 0, "moving {name} from {from} to {to}: {}{}", said.stdout, said.stderr);
-        let report: Report = serde_json::from_str(&said.stdout)
+        // The report comes after the steps.
+        let last = said.stdout.lines().last().unwrap_or_default();
+        let report: Report = serde_json::from_str(last)
             .unwrap_or_else(|error| panic!("the report of a migration: {error}: {}", said.stdout));
         let seen = [&report.name, &report.outcome, &report.source, &report.destination].map(String::as_str);
         assert_eq!(seen, [name, "moved", from, to], "{report:?}");
