@@ -333,6 +333,7 @@ fn push(
         sender.blocking_send(Message::Pages(batch.into())).map_err(|_| PagesError::Closed)?;
         packer.waited(waiting.elapsed());
         stock.bytes.fetch_add(bytes, Ordering::Relaxed);
+        fault::blocking_point("source.pushing");
     }
     Ok(())
 }
