@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, NodeInfo, Placement};
 use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
-use godwit_migration::{Decision, Host, HostError, Service, error_chain};
+use godwit_migration::{Decision, Host, HostError, Progress, Service, error_chain};
 use godwit_network::Subnet;
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
@@ -28,6 +28,8 @@ pub(crate) struct Migrating {
     pub to: String,
     /// Cancels it until it has committed.
     pub cancel: CancellationToken,
+    /// How far it is.
+    pub progress: watch::Receiver<Progress>,
     /// Closed when it has ended.
     pub ended: watch::Receiver<()>,
 }
@@ -354,6 +356,14 @@ impl Host for NodeHost {
         node.watch(service);
         node.events.tell("migration", "arrived", &service.name, "");
         Ok(())
+    }
+
+    async fn lost(&self, service: &Service, reason: &str) {
+        if let Ok(node) = self.node() {
+            // Its watcher would tell less.
+            node.unwatch(&service.name);
+            node.ended(service, 128 + nix::libc::SIGKILL, reason).await;
+        }
     }
 
     async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {
