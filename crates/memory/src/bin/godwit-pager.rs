@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use godwit_memory::pager::{Guard, Server};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{ForkResult, fork, setsid};
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         let _ = unsafe { signal(number, SigHandler::SigIgn) };
     }
     ask_to_be_spared();
+    allow_many_files();
     let server = start_log(&arguments).and_then(|()| {
         // First the guard, which must not hold the store's memory when the pager is gone.
         let guard = Guard::start(&arguments.directory).map_err(|error| with_causes(&error))?;
@@ -152,6 +154,13 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 /// Asks the kernel to choose others first when memory runs out. Refused without CAP_SYS_RESOURCE.
 fn ask_to_be_spared() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
+}
+
+/// Every process that the service forks meanwhile is a descriptor here.
+fn allow_many_files() {
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
 }
 
 fn stand_still_on_panic() {
