@@ -22,3 +22,8 @@ fn the_destinations_daemon_is_killed() {
 fn the_pager_is_killed() {
     run(Fault::Pager);
 }
+
+#[test]
+fn the_pager_is_killed_while_nobody_looks() {
+    run(Fault::PagerUnseen);
+}

@@ -169,6 +169,11 @@ impl Node {
                 Ok(code) => (code, String::new()),
                 Err(error) => (-1, error_chain(&error)),
             };
+            let known = node.state.service(&watched.name).ok().flatten();
+            if known.is_some_and(|owned| owned.exit_code.is_some()) {
+                // Whoever ended it has told why.
+                return;
+            }
             node.ended(&watched, code, &reason).await;
         });
         if let Some(before) = self.moment().watchers.insert(service.name.clone(), task.abort_handle()) {

@@ -518,6 +518,10 @@ async fn until_restored(
     local.journal.set_keep_stopped(&admitted.id, &keep_stopped)?;
     local.journal.set(&admitted.id, Stage::Restored, "")?;
     fault::point("destination.restored").await;
+    if admitted.userfaultfd {
+        // What is lost from here on is lost for good.
+        intake.is_alive().await?;
+    }
     link.send(Message::Restored).await?;
     Ok(keep_stopped)
 }

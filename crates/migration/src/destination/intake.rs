@@ -246,6 +246,11 @@ impl Intake {
         }
     }
 
+    /// Fails when the pager is gone, which may not have been noticed yet.
+    pub(crate) async fn is_alive(&self) -> Result<(), IntakeError> {
+        self.ask(Client::state).await.map(|_| ())
+    }
+
     /// Why pages cannot be taken any more, if they cannot.
     pub(crate) fn failed(&self) -> Option<String> {
         self.seen.borrow().failed.clone()
@@ -345,7 +350,10 @@ async fn work(
                     telling.send_modify(|seen| seen.done = true);
                 }
                 None => {
-                    fail("the service's pager has ended; its log tells more".into());
+                    // One that was done had nothing to lose.
+                    if !telling.borrow().done {
+                        fail("the service's pager has ended; its log tells more".into());
+                    }
                     std::future::pending::<()>().await;
                 }
             },
