@@ -13,6 +13,7 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod leftovers;
+pub mod matrix;
 pub mod mqtt;
 pub mod victim;
 
