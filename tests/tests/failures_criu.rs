@@ -24,7 +24,7 @@ fn unreliable(config: &mut LabConfig, directory: &Path, node: &str) {
     let script = format!(
         "#!/bin/sh\n\
          case \"$1 $(ip -4 -o addr show uplink0)\" in\n\
-         swrk*{address}/*)\n\
+         swrk*{address}/*|--ps-socket*{address}/*)\n\
          \techo $$ > {here}/started\n\
          \tcase \"$(cat {here}/mode)\" in\n\
          \tbroken) echo 'a CRIU that is broken on purpose' >&2; exit 1 ;;\n\

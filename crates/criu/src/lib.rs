@@ -1,7 +1,8 @@
 //! CRIU as a program that answers over its RPC, and its image files as typed values.
 //!
 //! - [`Criu`]: one CRIU binary. Asks its version and features, runs its self check, and dumps a
-//!   process tree ([`Criu::dump`]).
+//!   process tree ([`Criu::dump`]), with its memory or without ([`Memory`]); [`Prepared`] is one that
+//!   has started before there is something to dump.
 //! - [`images`]: reads the few image files that godwit itself looks into, and puts memory into those
 //!   of a lazy dump.
 //! - [`repair`]: puts right what a dump of frozen processes gets wrong.
@@ -25,7 +26,8 @@ use std::sync::Arc;
 use tokio::sync::OnceCell;
 
 pub use dump::{
-    DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, Memory, MemoryWay, kill, settled,
+    DumpOptions, DumpResult, GHOST_LIMIT_BYTES, LOG_LEVEL_WARNINGS, Memory, MemoryWay, Prepared, kill,
+    settled,
 };
 pub use error::CriuError;
 

@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use godwit_api::v1::Member;
@@ -136,14 +137,18 @@ fn tracker(wanted: Track) -> Detected {
 
 /// Whether processes can be restored here before their pages are in place.
 async fn can_restore_lazily(criu: &Criu) -> bool {
-    match criu.features().await {
-        Ok(features) => features.lazy_pages,
-        Err(error) => {
-            tracing::warn!(error = %error_chain(&error), "CRIU does not tell what it can do; restores are plain");
-            false
-        }
-    }
+    let reason = match tokio::time::timeout(CRIU_ANSWER, criu.features()).await {
+        Ok(Ok(features)) if features.lazy_pages => return true,
+        Ok(Ok(_)) => "this kernel does not allow userfaultfd, or CRIU was built without it".to_owned(),
+        Ok(Err(error)) => error_chain(&error),
+        Err(_) => "CRIU does not answer".to_owned(),
+    };
+    tracing::warn!(%reason, "services that arrive are restored from images, with all their pages");
+    false
 }
+
+/// How long CRIU may take to tell what it can do: it does so in milliseconds.
+const CRIU_ANSWER: Duration = Duration::from_secs(5);
 
 /// Serves a node until SIGTERM or SIGINT.
 pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {

@@ -10,7 +10,7 @@ use godwit_criu::CriuError;
 use godwit_engine::{ContainerConfig, ContainerStatus, Engine, EngineError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{LIMIT, Node, criu, dump_options, output, until};
+use support::{LIMIT, Node, criu, dump_options, output, stopped, until};
 
 const COUNTER: &str = "i=0; while true; do i=$((i+1)); echo $i > /tmp/count; done";
 
@@ -70,7 +70,7 @@ async fn a_criu_that_can_only_go_on_after_a_thaw_is_thawed() {
     let config = node.container("web", script);
     node.runc.run(&config).await.unwrap();
     until("it is up", || output(&config).contains("up"));
-    until("the stopped process is stopped", || stopped(&node, &config) == 1);
+    until("the stopped process is stopped", || stopped(&node, &config).len() == 1);
     let freezer = node.runc.dump_target(&config).await.unwrap().freezer.join("freezer.state");
     if !freezer.exists() {
         // cgroup v2 freezes stopped processes in a way that can be traced.
@@ -83,10 +83,5 @@ async fn a_criu_that_can_only_go_on_after_a_thaw_is_thawed() {
     tokio::time::timeout(LIMIT, node.runc.thaw(&config)).await.unwrap().unwrap();
     assert_eq!(node.runc.state(&config).await.unwrap().status, ContainerStatus::Running);
     // On its way from the freezer to its stop for an instant.
-    until("the stopped process is stopped again", || stopped(&node, &config) == 1);
-}
-
-fn stopped(node: &Node, config: &ContainerConfig) -> usize {
-    let stopped = node.runc.stopped_processes(config);
-    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(stopped)).unwrap().len()
+    until("the stopped process is stopped again", || stopped(&node, &config).len() == 1);
 }

@@ -119,11 +119,11 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
         }
         Ok(Message::Resume(resume)) => {
             match local.arrivals.give(&resume.migration, &source, Further::Resumed(link)) {
-                Err(Further::Resumed(link)) => {
+                Some(Further::Resumed(link)) => {
                     answer_resume(&local, link, &resume.migration).await;
                     return;
                 }
-                given => given,
+                other => other,
             }
         }
         Ok(other) => {
@@ -135,7 +135,7 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
             return;
         }
     };
-    if further.is_err() {
+    if further.is_some() {
         tracing::warn!(%source, "a connection came for a migration that is not under way");
     }
 }
@@ -191,6 +191,8 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
             let reason = crate::error_chain(&error);
             tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
             let dropped = drop_copy(local, &service, &id, &reason, intake).await;
+            // From here on the name is free for another attempt.
+            drop(admitted);
             // The source also sees the connection close; the reason is for its user.
             let _ = link.send(Message::Abort(Reason { reason })).await;
             link.close().await;

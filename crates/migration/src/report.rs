@@ -67,7 +67,7 @@ pub struct Report {
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
     pub phases: Vec<Phase>,
-    /// The CRIU that dumped.
+    /// The CRIU that dumped; with `+lazy-pages-external` where our patch let it pass over the memory.
     pub criu: String,
 }
 

@@ -73,7 +73,9 @@ struct Memory {
     areas: Vec<Area>,
 }
 
-/// The memory of a process that a lazy dump leaves out.
+/// The memory of a process that a lazy dump leaves out. Parts of it may be closed to the process
+/// itself (`PROT_NONE`): process_vm_readv(2) refuses these, and `/proc/PID/mem` does not. After a dump
+/// by CRIU 4.1, which knows no guard pages, both refuse those.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LazyAreas {
     /// PID inside the PID namespace.

@@ -190,6 +190,12 @@ pub fn output(config: &ContainerConfig) -> String {
     entries.iter().map(|entry| entry.text()).collect()
 }
 
+/// The processes that are stopped now, for [`until`].
+pub fn stopped(node: &Node, config: &ContainerConfig) -> Vec<u32> {
+    let stopped = node.runc.stopped_processes(config);
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(stopped)).unwrap()
+}
+
 /// Dumps a container that is frozen, with its extra files.
 pub async fn dump(
     node: &Node,

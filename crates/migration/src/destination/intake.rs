@@ -45,6 +45,9 @@ pub enum IntakeError {
     /// The lane broke.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// CRIU says that all is well, and has not said so to the pager.
+    #[error("the restore was not finished: {0}")]
+    Unrestored(String),
     /// A pager's directory.
     #[error("cannot make or remove {directory}")]
     Directory {
@@ -74,6 +77,8 @@ impl IntakeError {
 struct Seen {
     failed: Option<String>,
     restored: bool,
+    /// Why the restorer has gone without a word that all is restored.
+    unrestored: Option<String>,
     done: bool,
     /// How often a lane has brought all it was given.
     arrived: u64,
@@ -130,6 +135,7 @@ impl Intake {
         let seen = Seen {
             failed: (!state.failed.is_empty()).then_some(state.failed),
             restored: state.restore_finished,
+            unrestored: None,
             done: state.done,
             arrived: 0,
         };
@@ -183,7 +189,10 @@ impl Intake {
     /// From now on pages are put into the processes that CRIU has restored.
     pub(crate) async fn push(&mut self) -> Result<(), IntakeError> {
         // The word of the restorer comes on another socket than the engine's.
-        self.until(|seen| seen.restored).await;
+        self.until(|seen| seen.restored || seen.unrestored.is_some()).await;
+        if let Some(reason) = self.seen.borrow().unrestored.clone() {
+            return Err(IntakeError::Unrestored(reason));
+        }
         self.ask(Client::push).await
     }
 
@@ -298,7 +307,9 @@ async fn work(
                     }
                 }
                 Some(Event::RestoreFinished) => telling.send_modify(|seen| seen.restored = true),
-                Some(Event::RestoreFailed { reason } | Event::Failed { reason }) => fail(reason),
+                // The engine tells why, and better.
+                Some(Event::RestoreFailed { reason }) => telling.send_modify(|seen| seen.unrestored = Some(reason)),
+                Some(Event::Failed { reason }) => fail(reason),
                 Some(Event::Done) => {
                     if let Some(link) = link.take() {
                         // A source that does not hear it asks, and is answered from the journal.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use godwit_criu::{DumpOptions, Memory};
+use godwit_criu::{DumpOptions, Memory, MemoryWay};
 use godwit_engine::tree;
 use godwit_memory::tracker::Backend;
 use tokio_util::task::AbortOnDropHandle;
@@ -41,6 +41,8 @@ impl Source {
         let config = self.local.config(&self.service);
         self.step("freeze", 0, report.memory_bytes);
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
+        // Its start is nothing that a frozen service should wait for.
+        let criu = self.local.criu.prepare()?;
         let clock = clock.insert(PhaseClock::start());
         self.local.engine.freeze(&config).await?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
@@ -65,7 +67,6 @@ impl Source {
         fault::point("source.frozen").await;
 
         self.step("dump", 0, report.memory_bytes);
-        let criu = self.local.criu.clone();
         let options = DumpOptions {
             external_mounts: target.external_mounts,
             external_network: Some(target.network_namespace.1),
@@ -77,7 +78,7 @@ impl Source {
         // `Engine::thaw` waits for that.
         let mut dump = AbortOnDropHandle::new(tokio::spawn(async move {
             let started = Instant::now();
-            criu.dump(options).await.map(|_| ms_since(started))
+            criu.dump(options).await.map(|result| (result, ms_since(started)))
         }));
         let (pages, stock) = self.announce(link, pages, prepared, leave).await?;
         let sending = self.send(pages, &prepared.copied.lanes, State::Dumping);
@@ -100,7 +101,11 @@ impl Source {
                     failed = &mut following => match failed { Ok(never) => match never {}, Err(e) => return Err(e.into()) },
                 }
             };
-            report.dump_ms = dumped??;
+            let (result, took) = dumped??;
+            report.dump_ms = took;
+            if result.way == MemoryWay::Untouched {
+                report.criu.push_str("+lazy-pages-external");
+            }
             clock.end("dump");
             self.step("transfer", 0, 0);
             // By now the shim has long emptied the pipes of the frozen processes.
