@@ -107,6 +107,7 @@ struct region {
     size_t stride;    /* bytes from one page to the next */
     size_t scatter;   /* page i is i * stride + hash of i below this */
     size_t first;     /* index in the file of the first page */
+    bool split;       /* perhaps more than one area for the kernel */
     char *alias;      /* the same pages once more */
     int fd;
     struct page *page;
@@ -462,6 +463,7 @@ static void cut(struct engine *e, struct region *r) {
         rest->at = r->at + to * PAGE;
         rest->pages = r->pages - to;
         rest->first = r->first + to;
+        rest->split = r->split;
         memcpy(rest->page, r->page + to, rest->pages * sizeof *r->page);
         r->pages = from;
     } else if (from == 0) {
@@ -476,6 +478,9 @@ static void cut(struct engine *e, struct region *r) {
 /* Moves, grows and shrinks. */
 static void remap(struct engine *e, struct region *r) {
     if (r->kind != ANON && r->kind != BIG && r->kind != SHARED && r->kind != FILE_PRIVATE)
+        return;
+    /* Several areas cannot be moved as one on all kernels. */
+    if (r->split)
         return;
     size_t most = r->kind == BIG ? HUGE_PAGES : MAX_PAGES, pages = r->pages;
     /* Beyond the end of a file there is nothing, and one of shared memory has its size for ever. */
@@ -501,15 +506,9 @@ static void remap(struct engine *e, struct region *r) {
             flags |= MREMAP_DONTUNMAP;
     }
     char *at = mremap(r->at, r->pages * PAGE, target, flags, to);
-    if (at == MAP_FAILED) {
-        /* Several areas cannot be moved as one on all kernels. Then nothing has changed but the
-         * place to move to, which may be gone. */
-        if (errno != EFAULT && errno != EINVAL && errno != ENOMEM)
-            fail("mremap: %s", strerror(errno));
-        if (to)
-            munmap(to, target);
-        return;
-    }
+    if (at == MAP_FAILED)
+        fail("mremap of %zu pages of kind %d at %p to %zu at %p, flags %x: %s", r->pages, r->kind, (void *)r->at, pages,
+             (void *)to, flags, strerror(errno));
     if (flags & MREMAP_DONTUNMAP) {
         /* What it left is mapped, and reads as zero. */
         for (size_t i = 0; i < r->pages; i++)
@@ -565,6 +564,7 @@ static void protect(struct engine *e, struct region *r) {
     int protection = all[below(e, 4)];
     if (mprotect(address(r, from), (to - from) * PAGE, protection) < 0)
         fail("mprotect: %s", strerror(errno));
+    r->split = true;
     for (size_t i = from; i < to; i++)
         r->page[i].protection = (uint8_t)protection;
 }
@@ -642,7 +642,8 @@ static void lock(struct engine *e, struct region *r) {
     default:
         failed = mlock(address(r, from), (to - from) * PAGE);
     }
-    if (failed)
+    /* They are locked also where a page cannot be brought in because of its rights. */
+    if (failed && errno != ENOMEM)
         fail("mlock: %s", strerror(errno));
 }
 
@@ -652,6 +653,7 @@ static void advise(struct engine *e, struct region *r) {
     size_t from = below(e, r->pages) / 512 * 512;
     const int all[] = {MADV_NOHUGEPAGE, MADV_HUGEPAGE, MADV_HUGEPAGE, MADV_COLLAPSE};
     size_t to = from + 512 < r->pages ? from + 512 : r->pages;
+    r->split = true;
     /* What cannot be collapsed just now is not. */
     madvise(address(r, from), (to - from) * PAGE, all[below(e, 4)]);
 }
@@ -1021,7 +1023,10 @@ int main(int count, char **word) {
                 run(e, 1UL << 40);
         }
     }
-    signal(SIGCHLD, ended);
+    /* Processes are stopped when they arrive at a node, of which their parents hear nothing so: the
+     * signal's frame would be a difference in the parent's stack. */
+    struct sigaction action = {.sa_handler = ended, .sa_flags = SA_NOCLDSTOP};
+    sigaction(SIGCHLD, &action, NULL);
     ended(0);
     for (;;)
         answer(listener, programs);
