@@ -333,7 +333,8 @@ impl Attempt {
     pub fn kept_with(self, code: i32) -> String {
         let said = self.end();
         assert_eq!(said.code, code, "{said:?}");
-        let report: Report = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+        let report: Report = serde_json::from_str(said.stdout.lines().last().unwrap_or_default())
+            .unwrap_or_else(|_| panic!("{said:?}"));
         assert_eq!(report.outcome, "kept", "{report:?}");
         let sentence = said.stderr.lines().last().unwrap_or_default();
         assert!(sentence.starts_with("Error: ") && sentence.contains(&report.reason), "{said:?}");
@@ -344,7 +345,8 @@ impl Attempt {
     pub fn moved(self) -> String {
         let said = self.end();
         assert_eq!(said.code, 0, "{said:?}");
-        let report: Report = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+        let report: Report = serde_json::from_str(said.stdout.lines().last().unwrap_or_default())
+            .unwrap_or_else(|_| panic!("{said:?}"));
         assert_eq!(report.outcome, "moved", "{report:?}");
         report.reason
     }

@@ -195,6 +195,10 @@ pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelRe
 
 /// Cancels a migration here or at the node that has the service.
 pub(crate) async fn cancel_anywhere(node: &Arc<Node>, name: &str) -> Result<api::CancelResponse, Status> {
+    // A service that has just committed is in nobody's books for a moment, but its migration is here.
+    if node.migration(name).is_some() {
+        return cancel(node, name).await;
+    }
     match elsewhere(node, name)? {
         None => cancel(node, name).await,
         Some((owner, address)) => {

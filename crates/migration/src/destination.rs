@@ -25,6 +25,7 @@ use crate::arrivals::{Arrival, Further};
 use crate::fault;
 use crate::images::{self, Room};
 use crate::journal::{Role, Stage};
+use crate::kept::Kept;
 use crate::link::{Link, LinkError};
 use crate::local::{Decision, Local, LocalError, Place, cpu_flags, from_local_causes, machine};
 use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Purpose, Reason, Refused};
@@ -103,6 +104,7 @@ struct Admitted {
     missing: Vec<Layer>,
     arrival: Option<Arrival>,
     userfaultfd: bool,
+    kept: Option<Arc<Kept>>,
     _memory: crate::local::Reservation,
     /// Keeps others from using the name on this node.
     _place: Place,
@@ -177,7 +179,7 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
         };
         // Pages may be sent again and again while the service runs, but each is held once.
         let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
-        let intake = intake.insert(Intake::start(local, &id, most, arrival).await?);
+        let intake = intake.insert(Intake::start(local, &id, most, admitted.kept.take(), arrival).await?);
         let failure = intake.failure();
         tokio::select! {
             restored = until_restored(local, &mut link, &admitted, intake) => restored,
@@ -326,7 +328,7 @@ async fn admit(local: &Arc<Local>, link: &mut Link, open: Open) -> Result<Admitt
     };
     local.journal.begin(&open.migration, Role::Destination, link.node(), &service)?;
     let missing_layers = missing.iter().map(|l| l.digest.clone()).collect();
-    let userfaultfd = local.userfaultfd;
+    let (userfaultfd, kept) = (local.userfaultfd, local.keeper.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
     let admitted = Admitted {
         service,
@@ -334,13 +336,21 @@ async fn admit(local: &Arc<Local>, link: &mut Link, open: Open) -> Result<Admitt
         memory_bytes: open.memory_bytes,
         arrival: Some(arrival),
         userfaultfd,
+        kept,
         images_bytes: open.images_bytes,
         missing,
         _memory: memory,
         _place: place,
     };
     fault::point("destination.reserved").await;
-    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd })).await?;
+    let kept = admitted.kept.is_some();
+    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept })).await?;
+    if let Some(kept) = &admitted.kept {
+        for pages in kept.messages() {
+            link.send(Message::KeptPages(pages)).await?;
+        }
+        link.send(Message::KeptEnd).await?;
+    }
     Ok(admitted)
 }
 
@@ -602,6 +612,8 @@ async fn start(local: &Local, service: &Service, id: &str, keep_stopped: &[u32])
     fault::point("destination.committing").await;
     local.journal.set(id, Stage::Committed, "")?;
     fault::point("destination.committed").await;
+    // Whoever goes on from here has all of it.
+    local.keeper.forget(&service.id);
     local.overlay.open(&service.endpoint()).await?;
     match local.engine.cont(&local.config(service), keep_stopped).await {
         // The machine was restarted since: the service is this node's, and has ended.

@@ -18,6 +18,7 @@ use crate::arrivals::Arrivals;
 use crate::destination::intake::IntakeError;
 use crate::images;
 use crate::journal::{Journal, JournalError};
+use crate::kept::Keeper;
 use crate::service::{Layout, Service};
 
 /// What the source of a migration says became of it.
@@ -139,10 +140,14 @@ pub struct Local {
     pub incoming_limit: u64,
     /// Services on their way here.
     pub arrivals: Arrivals,
+    /// Pages of services that left.
+    pub keeper: Keeper,
     /// The `godwit-pager` binary.
     pub pager: PathBuf,
     /// Whether processes can be restored here before their pages are in place.
     pub userfaultfd: bool,
+    /// Bytes of pages that a migration from here may remember for their differences.
+    pub remembered: usize,
     /// How written pages are found here.
     pub tracker: Detected,
     /// Cancelled when this daemon ends: what can go on in its next life stops.
@@ -208,6 +213,10 @@ impl Local {
 
     /// Promises memory to a service on its way here; the reason when there is not enough.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, String> {
+        if bytes > available_memory() {
+            // What comes is worth more than what left.
+            self.keeper.give_up();
+        }
         let free = available_memory();
         let limit = if self.incoming_limit == 0 { free } else { self.incoming_limit.min(free) };
         let before = self.reserved.fetch_add(bytes, Ordering::SeqCst);

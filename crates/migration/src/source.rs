@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::fault;
 use crate::images::{self, KERNEL_STATE_BYTES, Room};
 use crate::journal::{Role, Stage};
+use crate::kept::{self, Kept};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError, cpu_flags, from_local_causes, machine};
 use crate::message::{Layer, Message, Open, PROTOCOL_VERSION, Reason};
@@ -38,6 +39,7 @@ use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
 use copy::Copied;
 use lanes::Lanes;
+use pages::Hashes;
 use serve::Answering;
 
 /// What a layer or log is cut into on the wire.
@@ -215,7 +217,7 @@ impl Source {
         };
         match (outcome, link) {
             (Ok(restored), Some(link)) => {
-                if let Err(error) = self.release(link, restored, &mut report, &mut clock).await {
+                if let Err(error) = self.release(link, restored, &mut report, &mut clock, start).await {
                     // Committed is committed: what is left here is let go at the next start.
                     let why = crate::error_chain(&error);
                     tracing::error!(migration = %self.id, error = %why, "the source cannot let go");
@@ -253,7 +255,9 @@ impl Source {
             report.frozen_ms = clock.total_ms();
             report.phases = clock.phases();
         }
-        report.total_ms = ms_since(start);
+        if report.total_ms == 0.0 {
+            report.total_ms = ms_since(start);
+        }
         Ok(report)
     }
 
@@ -326,7 +330,7 @@ impl Source {
                 .map_err(|e| {
                     SourceError::NotEligible(vec![format!("the service cannot be described: {e}")])
                 })?;
-        let chosen;
+        let (chosen, kept);
         link.send(Message::Open(Open {
             protocol: PROTOCOL_VERSION,
             migration: self.id.clone(),
@@ -345,6 +349,7 @@ impl Source {
                 let plan = plan.with(accepted.userfaultfd, &self.destination)?;
                 plan.tell(report);
                 chosen = plan;
+                kept = accepted.kept;
                 accepted.missing_layers
             }
             Message::Refused(refused) => {
@@ -356,6 +361,7 @@ impl Source {
             other => return Err(link.unexpected(&other, "Accepted or Refused").into()),
         };
 
+        let kept = if kept { self.learn_kept(link).await? } else { Hashes::new() };
         let sending = Instant::now();
         let total: u64 =
             layers.iter().filter(|l| missing.contains(&l.digest)).map(|l| l.bytes).sum::<u64>() + tree_bytes;
@@ -372,13 +378,25 @@ impl Source {
         }
         report.pre_dump_transfer_ms = ms_since(sending);
         report.memory_bytes = memory;
-        let copied = self.copy(chosen, report).await?;
+        let copied = self.copy(chosen, kept, report).await?;
         let room = Room::open(
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),
             room_bytes,
         )?;
         Ok(Prepared { tree, room, copied })
+    }
+
+    /// Which pages the destination has kept of an earlier visit.
+    async fn learn_kept(&self, link: &mut Link) -> Result<Hashes, SourceError> {
+        let mut hashes = Hashes::new();
+        loop {
+            match link.receive().await? {
+                Message::KeptPages(pages) if kept::learn(&mut hashes, &pages).is_some() => {}
+                Message::KeptEnd => return Ok(hashes),
+                other => return Err(link.unexpected(&other, "KeptPages").into()),
+            }
+        }
     }
 
     async fn send_layer(
@@ -420,6 +438,7 @@ impl Source {
         restored: Restored,
         report: &mut Report,
         clock: &mut Option<PhaseClock>,
+        started: Instant,
     ) -> Result<(), LocalError> {
         fault::point("source.committed").await;
         let Restored { lanes, stock } = restored;
@@ -456,7 +475,7 @@ impl Source {
             link.close().await;
             lanes.close().await;
         } else {
-            let started = Instant::now();
+            let serving_since = Instant::now();
             let conversation = serve::Conversation { link, lanes, stock };
             let serving = serve::Serving {
                 local: &self.local,
@@ -473,12 +492,14 @@ impl Source {
                 );
                 return Ok(());
             };
-            report.faulted_transfer_ms = ms_since(started);
+            report.faulted_transfer_ms = ms_since(serving_since);
             report.faulted_bytes = served.bytes;
             report.faults = served.faults;
             report.wire_bytes = served.wire_bytes;
         }
         self.step("release", 0, 0);
+        report.total_ms = ms_since(started);
+        keep(&self.local, &self.service).await;
         self.local.clear(&self.service).await?;
         self.local.journal.set(&self.id, Stage::Done, &report.reason)?;
         Ok(())
@@ -520,6 +541,23 @@ pub(crate) async fn put_back(
     images::remove(&local.layout.migration(id))?;
     local.journal.set(id, Stage::Kept, reason)?;
     Ok(())
+}
+
+/// Keeps the service's pages for when it comes back, as far as there is room.
+async fn keep(local: &Local, service: &Service) {
+    let kept = async {
+        let room = local.keeper.room();
+        let pids = local.engine.processes(&local.config(service)).await?;
+        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
+        let kept = tokio::task::spawn_blocking(move || Kept::copy(&pids, room)).await?;
+        Ok::<_, LocalError>(kept)
+    };
+    match kept.await {
+        Ok(Ok(kept)) => local.keeper.keep(&service.id, kept),
+        // It has moved, and will cross whole when it comes back.
+        Ok(Err(error)) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
+        Err(error) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
+    }
 }
 
 /// After a restart: serves the pages that the destination still lacks, then lets go.
