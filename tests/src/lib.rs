@@ -12,9 +12,11 @@
 //! What goes wrong in here ends the test: these helpers panic with a sentence.
 #![allow(clippy::unwrap_used)]
 
+pub mod comparison;
 pub mod leftovers;
 pub mod matrix;
 pub mod mqtt;
+pub mod torture;
 pub mod victim;
 
 use std::{
