@@ -434,6 +434,8 @@ impl Sending<'_> {
             self.lane.hot.put(place, Box::new(*content));
         } else {
             batch.page(address, content);
+            // What it held before it was zero, or another process's, is nothing to be different from.
+            self.lane.hot.pop(&place);
         }
         if batch.is_full() {
             self.ship(batch)?;
