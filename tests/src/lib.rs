@@ -14,6 +14,7 @@
 
 pub mod comparison;
 pub mod leftovers;
+pub mod matrix;
 pub mod mqtt;
 pub mod torture;
 pub mod victim;

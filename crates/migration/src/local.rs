@@ -49,6 +49,8 @@ pub trait Host: Send + Sync {
     async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError>;
     /// Connects to another node of the cluster.
     async fn connect(&self, node: &str) -> Result<Connection, HostError>;
+    /// This node's service is about to be killed for this reason, which is all that is left of it.
+    async fn lost(&self, service: &Service, reason: &str);
     /// Says that a migration that arrived here is (not) waiting for the source's decision.
     async fn in_doubt(&self, service: &Service, source: &str, doubt: bool);
 }
@@ -208,6 +210,14 @@ impl Local {
                 Err(LocalError::Io { action: "remove", path, source })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The most that one service on its way here may need, bytes.
+    pub fn incoming_limit(&self) -> u64 {
+        match self.incoming_limit {
+            0 => u64::MAX,
+            limit => limit,
         }
     }
 

@@ -67,6 +67,14 @@ pub struct Progress {
     pub faults: u64,
 }
 
+impl Progress {
+    /// Whether it is too late to cancel.
+    #[must_use]
+    pub fn is_committed(&self) -> bool {
+        matches!(self.phase, "commit" | "serve" | "release")
+    }
+}
+
 /// Why a service stayed at the source.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
@@ -232,9 +240,10 @@ impl Source {
                 let mut reason = crate::error_chain(&error);
                 if let Some(link) = &mut link
                     && error.is_of_sending()
-                    && let Some(why) = link.why_closed().await
                 {
-                    reason = crate::error_chain(&why);
+                    let closed = link.why_closed().await;
+                    let why = if closed.is_some() { closed } else { link.last_words().await };
+                    reason = why.map_or(reason, |why| crate::error_chain(&why));
                 }
                 tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
                 self.undo(&reason).await?;
@@ -446,7 +455,10 @@ impl Source {
         let told = link.send(Message::Commit).await;
         self.local.host.release(&self.service, &self.destination).await?;
         let running = match told {
-            Ok(()) => link.receive().await,
+            Ok(()) => tokio::select! {
+                running = link.receive() => running,
+                () = self.local.ending.cancelled() => Err(LinkError::Closed(self.destination.clone())),
+            },
             Err(error) => Err(error),
         };
         if let Some(clock) = clock {
@@ -491,6 +503,11 @@ impl Source {
                     self.destination, self.local.node
                 );
                 return Ok(());
+            };
+            // It has been running there, whatever had been heard of that.
+            report.reason = match served.lost {
+                None => String::new(),
+                Some(why) => format!("it moved, and was lost on node {}: {why}", self.destination),
             };
             report.faulted_transfer_ms = ms_since(serving_since);
             report.faulted_bytes = served.bytes;
@@ -571,11 +588,12 @@ pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &st
         progress: None,
     };
     let ended = match serving.run(None, service).await {
-        Ok(Some(_)) => {
+        Ok(Some(served)) => {
             async {
                 local.clear(service).await?;
                 images::remove(&local.layout.migration(id))?;
                 let reason = "godwitd was restarted while it served the service's pages";
+                let reason = served.lost.as_deref().unwrap_or(reason);
                 Ok::<_, LocalError>(local.journal.set(id, Stage::Done, reason)?)
             }
             .await

@@ -55,6 +55,14 @@ pub enum IntakeError {
     /// CRIU says that all is well, and has not said so to the pager.
     #[error("the restore was not finished: {0}")]
     Unrestored(String),
+    /// More than was announced, and than there is room for.
+    #[error("the service has grown to {} MiB of pages, and {} MiB may come", .bytes >> 20, .most >> 20)]
+    TooMuch {
+        /// Its pages, bytes.
+        bytes: u64,
+        /// The bound, bytes.
+        most: u64,
+    },
     /// A pager's directory.
     #[error("cannot make or remove {directory}")]
     Directory {
@@ -95,6 +103,8 @@ struct Seen {
 pub(crate) struct Intake {
     client: Arc<Client>,
     seen: watch::Receiver<Seen>,
+    /// Most bytes of pages that the pager takes.
+    most: u64,
     conversation: mpsc::Sender<Link>,
     _task: AbortOnDropHandle<()>,
 }
@@ -121,7 +131,7 @@ impl Intake {
             Ok::<_, IntakeError>(Client::connect(&directory)?)
         })
         .await??;
-        Ok(Self::with(client, kept, events, arrival, Seen::default()))
+        Ok(Self { most: bytes, ..Self::with(client, kept, events, arrival, Seen::default()) })
     }
 
     /// Finds the pager that an earlier life of this daemon started; none where it needs none.
@@ -158,7 +168,8 @@ impl Intake {
         let (telling, seen) = watch::channel(seen);
         let (conversation, conversations) = mpsc::channel(1);
         let work = work(Arc::clone(&client), kept, events, arrival, telling, conversations);
-        Self { client, seen, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
+        // Whoever asks whether they fit has started it.
+        Self { client, seen, most: u64::MAX, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
     }
 
     /// These pages stay at the source beyond the commit.
@@ -171,6 +182,13 @@ impl Intake {
         });
         let extents: Vec<_> = extents.collect();
         self.ask(move |client| client.pending(&extents)).await
+    }
+
+    /// Fails when not all pages, those included that are still to come, find room.
+    pub(crate) async fn fits(&self) -> Result<(), IntakeError> {
+        let state = self.ask(Client::state).await?;
+        let bytes = state.stored.saturating_add(state.pending).saturating_mul(PAGE_SIZE);
+        if bytes <= self.most { Ok(()) } else { Err(IntakeError::TooMuch { bytes, most: self.most }) }
     }
 
     /// From now on a restorer that works in this directory finds the pager.
@@ -228,17 +246,22 @@ impl Intake {
         }
     }
 
-    /// Ends the pager of a service that is complete.
-    pub(crate) async fn finish(self, local: &Local, id: &str) -> Result<(), IntakeError> {
-        self.ask(Client::finish).await?;
-        remove(directory(local, id)).await
+    /// Fails when the pager is gone, which may not have been noticed yet.
+    pub(crate) async fn is_alive(&self) -> Result<(), IntakeError> {
+        self.ask(Client::state).await.map(|_| ())
     }
 
-    /// Ends the pager of a service that does not come, whose processes here are gone; or that needs it
-    /// no more.
+    /// Why pages cannot be taken any more, if they cannot.
+    pub(crate) fn failed(&self) -> Option<String> {
+        self.seen.borrow().failed.clone()
+    }
+
+    /// Ends the pager of a service that is complete; or whose processes here are gone.
     pub(crate) async fn abandon(self, local: &Local, id: &str) -> Result<(), IntakeError> {
-        self.ask(Client::abandon).await?;
-        remove(directory(local, id)).await
+        if let Err(error) = self.ask(Client::abandon).await {
+            tracing::debug!(migration = %id, error = %crate::error_chain(&error), "a pager cannot be told to end");
+        }
+        discard(local, id).await
     }
 
     /// Waits; returns the reason when it failed instead.
@@ -327,7 +350,10 @@ async fn work(
                     telling.send_modify(|seen| seen.done = true);
                 }
                 None => {
-                    fail("the service's pager has ended; its log tells more".into());
+                    // One that was done had nothing to lose.
+                    if !telling.borrow().done {
+                        fail("the service's pager has ended; its log tells more".into());
+                    }
                     std::future::pending::<()>().await;
                 }
             },
@@ -521,21 +547,20 @@ pub(crate) async fn end_idle(local: &Local) -> Result<(), LocalError> {
     };
     for entry in entries.flatten() {
         let id = entry.file_name().to_string_lossy().into_owned();
-        if local.journal.get(&id)?.is_some_and(|entry| !entry.stage.is_final()) {
-            continue;
+        if local.journal.get(&id)?.is_none_or(|entry| entry.stage.is_final()) {
+            discard(local, &id).await?;
         }
-        let directory = directory(local, &id);
-        let there = directory.clone();
-        let ended = tokio::task::spawn_blocking(move || {
-            Client::connect(&there).and_then(|(client, _)| client.abandon())
-        });
-        if let Err(error) = ended.await? {
-            // As a rule it has ended by itself.
-            tracing::debug!(migration = %id, %error, "a pager that nobody needs cannot be told to end");
-        }
-        remove(directory).await?;
     }
     Ok(())
+}
+
+/// Ends a pager, also one that does not answer, and removes what it leaves. Processes that still lack
+/// pages must be gone.
+pub(crate) async fn discard(local: &Local, id: &str) -> Result<(), IntakeError> {
+    let directory = directory(local, id);
+    let there = directory.clone();
+    tokio::task::spawn_blocking(move || pager::end(&there)).await??;
+    remove(directory).await
 }
 
 /// Removes what a pager leaves.

@@ -21,6 +21,7 @@ use rangemap::RangeSet;
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::fault;
 use crate::message::{Message, PageRanges};
 use crate::source::pace::{Compress, Pacer, Packer};
 
@@ -452,6 +453,7 @@ impl Sending<'_> {
         self.lane.packer.waited(waiting.elapsed());
         self.sent.bytes += length;
         (self.heard)(length);
+        fault::blocking_point(if self.all { "source.sending" } else { "source.copying" });
         Ok(())
     }
 }
