@@ -116,7 +116,8 @@ impl Torture {
             early = ended(RESTORED);
             if !early {
                 let comparing = Instant::now();
-                differences = snapshot.differences(&processes(lab, to, NAME), matches!(mode, "precopy" | "cold"));
+                differences =
+                    snapshot.differences(&processes(lab, to, NAME), matches!(mode, "precopy" | "cold"));
                 let (processes, areas, bytes) = snapshot.size();
                 compared = format!(
                     "{processes} processes, {areas} areas, {} MiB; read in {} ms, compared in {} ms",
@@ -156,7 +157,8 @@ impl Torture {
         assert_eq!(said.code, 0, "{what}: {}{}", said.stdout, said.stderr);
         // The report comes after the steps.
         let last = said.stdout.lines().last().unwrap_or_default();
-        let report: Report = serde_json::from_str(last).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
+        let report: Report =
+            serde_json::from_str(last).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
         assert_eq!((report.outcome.as_str(), report.reason.as_str()), ("moved", ""), "{what}: {report:?}");
         self.on = to;
         self.check(&format!("after {what}"));
@@ -176,7 +178,16 @@ impl Torture {
 /// Compiles the programs, without libraries to come along.
 fn build(target: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/torture.c");
-    let options = ["-O2", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror", "-static", "-pthread", "-o"];
+    let options = [
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Wno-missing-field-initializers",
+        "-Werror",
+        "-static",
+        "-pthread",
+        "-o",
+    ];
     let compiled = Command::new("cc").args(options).arg(target).arg(&source).output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }
