@@ -53,8 +53,8 @@ fn guard_pages_that_nobody_tells_of() {
 }
 
 /// Programs at once in one service, and how often there are as many.
-const AT_ONCE: u64 = 20;
-const TIMES: u64 = 10;
+const AT_ONCE: u64 = 10;
+const TIMES: u64 = 20;
 
 #[test]
 fn two_hundred_random_programs() {
@@ -62,15 +62,22 @@ fn two_hundred_random_programs() {
         Ok(seed) => seed.parse().unwrap(),
         Err(_) => u64::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos()),
     };
+    println!("to repeat: GODWIT_TORTURE_SEED={seed}");
+    let mut torture: Option<Torture> = None;
     for time in 0..TIMES {
         let first = seed + time * AT_ONCE;
-        println!("to repeat: GODWIT_TORTURE_SEED={first}");
         let programs: Vec<_> = (first..first + AT_ONCE).map(|seed| ("random", seed)).collect();
-        let mut torture = Torture::start("random", &programs);
-        for n in 0..3 {
-            // Each time another mode is the first, so that each meets young and old programs.
-            torture.move_compared(MODES[(n + usize::try_from(time).unwrap()) % MODES.len()]);
-        }
-        torture.move_freely(["postcopy", "hybrid"][usize::from(time % 2 == 0)]);
+        let torture = match &mut torture {
+            Some(torture) => {
+                torture.replace(&programs);
+                torture
+            }
+            none => none.insert(Torture::start("random", &programs)),
+        };
+        // Each mode follows each other one.
+        let mode = |n: u64| MODES[usize::try_from((time + n * (1 + time / 4)) % 4).unwrap()];
+        torture.move_compared(mode(0));
+        torture.move_compared(mode(1));
+        torture.move_freely(mode(2));
     }
 }
