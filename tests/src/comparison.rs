@@ -23,6 +23,8 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::Mutex,
+    thread,
 };
 
 use nix::{
@@ -47,6 +49,8 @@ const SAMPLES: u64 = 8;
 /// sharing, growing down, locked, not to be inherited or dumped, huge pages or none, merging, wiping
 /// on fork, and without reserve.
 const FLAGS: [&str; 13] = ["rd", "wr", "ex", "sh", "gd", "lo", "dc", "dd", "hg", "nh", "mg", "wf", "nr"];
+/// Processes at the destination that are read at once.
+const READERS: usize = 8;
 /// Differences that are told.
 const TOLD: usize = 12;
 
@@ -93,6 +97,14 @@ enum Content {
     Refused,
 }
 
+/// What was seen of one process at the destination.
+#[derive(Debug, Default)]
+struct Compared {
+    found: Vec<String>,
+    /// Areas with the files behind them at the source and here.
+    shared: Vec<(String, (String, u64), (String, u64))>,
+}
+
 /// The memory of a service at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -106,7 +118,8 @@ pub fn processes(lab: &str, node: &str, name: &str) -> BTreeMap<u32, u32> {
     let below = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
     let cgroups = below.chain([root.to_owned()]);
     let lists = cgroups.filter_map(|cgroup| {
-        fs::read_to_string(cgroup.join("godwit-lab").join(lab).join(node).join(name).join("cgroup.procs")).ok()
+        fs::read_to_string(cgroup.join("godwit-lab").join(lab).join(node).join(name).join("cgroup.procs"))
+            .ok()
     });
     let pids: BTreeSet<u32> =
         lists.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
@@ -122,7 +135,9 @@ pub fn processes(lab: &str, node: &str, name: &str) -> BTreeMap<u32, u32> {
 impl Snapshot {
     /// Reads all memory of these processes, which must not run.
     pub fn take(processes: &BTreeMap<u32, u32>) -> Self {
-        let read = |(&inside, &pid)| (inside, Process::read(pid).unwrap_or_else(|error| panic!("PID {pid} ({inside}): {error}")));
+        let read = |(&inside, &pid)| {
+            (inside, Process::read(pid).unwrap_or_else(|error| panic!("PID {pid} ({inside}): {error}")))
+        };
         Self { processes: processes.iter().map(read).collect() }
     }
 
@@ -137,20 +152,50 @@ impl Snapshot {
     /// `complete` says that pages come also when nobody waits for them.
     pub fn differences(&self, there: &BTreeMap<u32, u32>, complete: bool) -> Vec<String> {
         let mut found = Vec::new();
-        let mut identities = BTreeMap::new();
         let (mine, theirs): (Vec<_>, Vec<_>) = (self.processes.keys().collect(), there.keys().collect());
         if mine != theirs {
             found.push(format!("processes {mine:?} at the source and {theirs:?} at the destination"));
         }
-        for (inside, process) in &self.processes {
-            let Some(&pid) = there.get(inside) else { continue };
-            let compared = match process {
-                Some(process) => process.compare(pid, complete, &mut identities),
-                None if areas_of(pid).is_ok_and(|areas| areas.is_empty()) => Ok(Vec::new()),
-                None => Ok(vec!["a zombie at the source, and not at the destination".to_owned()]),
-            };
+        // Pages that are still to come are waited for, in some processes at once.
+        let pairs: Vec<_> = self
+            .processes
+            .iter()
+            .filter_map(|(inside, was)| Some((*inside, was, *there.get(inside)?)))
+            .collect();
+        let pairs = Mutex::new(pairs.into_iter());
+        let work = || {
+            let mut results = Vec::new();
+            loop {
+                let Some((inside, was, pid)) = pairs.lock().unwrap().next() else { return results };
+                let compared = match was {
+                    Some(was) => was.compare(pid, complete),
+                    None if areas_of(pid).is_ok_and(|areas| areas.is_empty()) => Ok(Compared::default()),
+                    None => {
+                        let found = vec!["a zombie at the source, and not at the destination".to_owned()];
+                        Ok(Compared { found, ..Compared::default() })
+                    }
+                };
+                results.push((inside, pid, compared));
+            }
+        };
+        let mut results = thread::scope(|scope| {
+            let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(work)).collect();
+            readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
+        });
+        results.sort_by_key(|(inside, ..)| *inside);
+        let mut identities = BTreeMap::new();
+        for (inside, pid, compared) in results {
             match compared {
-                Ok(all) => found.extend(all.into_iter().map(|what| format!("process {inside}: {what}"))),
+                Ok(compared) => {
+                    found.extend(compared.found.into_iter().map(|what| format!("process {inside}: {what}")));
+                    for (area, was, is) in compared.shared {
+                        if identities.entry(was).or_insert_with(|| is.clone()) != &is {
+                            found.push(format!(
+                                "process {inside}: {area} is not shared with what it was shared with"
+                            ));
+                        }
+                    }
+                }
                 Err(error) => found.push(format!("process {inside} (PID {pid}) at the destination: {error}")),
             }
         }
@@ -204,12 +249,7 @@ impl Process {
         Ok(Some(Self { areas, content, samples }))
     }
 
-    fn compare(
-        &self,
-        pid: u32,
-        complete: bool,
-        identities: &mut BTreeMap<(String, u64), (String, u64)>,
-    ) -> io::Result<Vec<String>> {
+    fn compare(&self, pid: u32, complete: bool) -> io::Result<Compared> {
         let there = areas_of(pid)?;
         let shown = |area: &Area| area.to_string();
         let (mine, theirs): (BTreeSet<_>, BTreeSet<_>) =
@@ -218,15 +258,13 @@ impl Process {
         found.extend(theirs.difference(&mine).map(|area| format!("has also {area}")));
 
         let memory = Memory::open(pid)?;
+        let mut shared = Vec::new();
         for area in &there {
             let Some(same) = self.areas.iter().find(|mine| shown(mine) == shown(area)) else { continue };
             match area.backing {
                 Backing::Kernel(_) => {}
                 Backing::Shared(..) => {
-                    let was = identities.entry(same.identity.clone()).or_insert_with(|| area.identity.clone());
-                    if *was != area.identity {
-                        found.push(format!("{area} was shared with another area, and is not any more"));
-                    }
+                    shared.push((area.to_string(), same.identity.clone(), area.identity.clone()));
                     let mut content = BTreeMap::new();
                     area.read_shared(pid, &mut content)?;
                     let expected = self.content.range(area.start..area.end);
@@ -241,7 +279,10 @@ impl Process {
                     }
                 }
                 Backing::Anonymous | Backing::PrivateFile(..) => {
-                    let known = self.content.range(area.start..area.end).chain(self.samples.range(area.start..area.end));
+                    let known = self
+                        .content
+                        .range(area.start..area.end)
+                        .chain(self.samples.range(area.start..area.end));
                     for (&page, was) in known {
                         let mut is = memory.page(page)?;
                         if is == Content::Refused && *was != is && !area.flags.contains("rd") {
@@ -268,7 +309,7 @@ impl Process {
                 }
             }
         }
-        Ok(found)
+        Ok(Compared { found, shared })
     }
 }
 
@@ -281,8 +322,10 @@ fn tell(area: &Area, page: u64, was: &Content, is: &Content, found: &mut Vec<Str
         (Content::Bytes(was), Content::Bytes(is)) => {
             let at = was.iter().zip(is).position(|(a, b)| a != b).unwrap_or(0);
             let different = was.iter().zip(is).filter(|(a, b)| a != b).count();
-            let word = |bytes: &[u8], n: usize| u64::from_ne_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
-            let words = |bytes: &[u8]| (0..4).map(|n| format!("{:x}", word(bytes, n))).collect::<Vec<_>>().join(" ");
+            let word =
+                |bytes: &[u8], n: usize| u64::from_ne_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
+            let words =
+                |bytes: &[u8]| (0..4).map(|n| format!("{:x}", word(bytes, n))).collect::<Vec<_>>().join(" ");
             format!("{different} bytes from {at} on: begins with {}, was {}", words(is), words(was))
         }
         (Content::Refused, _) => "was a guard page".to_owned(),
@@ -377,7 +420,8 @@ fn areas_of(pid: u32) -> io::Result<Vec<Area>> {
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             let area = areas.last_mut().unwrap();
-            area.flags = flags.split_whitespace().filter_map(|flag| FLAGS.into_iter().find(|f| *f == flag)).collect();
+            area.flags =
+                flags.split_whitespace().filter_map(|flag| FLAGS.into_iter().find(|f| *f == flag)).collect();
             if areas.len() > 1 && areas[areas.len() - 2].continues_in(&areas[areas.len() - 1]) {
                 let next = areas.pop().unwrap();
                 let area = areas.last_mut().unwrap();
@@ -416,7 +460,9 @@ impl Area {
                 Backing::Shared("memory".to_owned(), offset)
             }
             (true, _) => Backing::Shared(name, offset),
-            (false, 0) if name.is_empty() || ["[heap]", "[stack]"].contains(&name.as_str()) => Backing::Anonymous,
+            (false, 0) if name.is_empty() || ["[heap]", "[stack]"].contains(&name.as_str()) => {
+                Backing::Anonymous
+            }
             (false, 0) => Backing::Kernel(name),
             (false, _) => Backing::PrivateFile(name, offset),
         };
