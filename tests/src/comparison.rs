@@ -106,7 +106,8 @@ pub fn processes(lab: &str, node: &str, name: &str) -> BTreeMap<u32, u32> {
     let below = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
     let cgroups = below.chain([root.to_owned()]);
     let lists = cgroups.filter_map(|cgroup| {
-        fs::read_to_string(cgroup.join("godwit-lab").join(lab).join(node).join(name).join("cgroup.procs")).ok()
+        fs::read_to_string(cgroup.join("godwit-lab").join(lab).join(node).join(name).join("cgroup.procs"))
+            .ok()
     });
     let pids: BTreeSet<u32> =
         lists.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
@@ -122,7 +123,9 @@ pub fn processes(lab: &str, node: &str, name: &str) -> BTreeMap<u32, u32> {
 impl Snapshot {
     /// Reads all memory of these processes, which must not run.
     pub fn take(processes: &BTreeMap<u32, u32>) -> Self {
-        let read = |(&inside, &pid)| (inside, Process::read(pid).unwrap_or_else(|error| panic!("PID {pid} ({inside}): {error}")));
+        let read = |(&inside, &pid)| {
+            (inside, Process::read(pid).unwrap_or_else(|error| panic!("PID {pid} ({inside}): {error}")))
+        };
         Self { processes: processes.iter().map(read).collect() }
     }
 
@@ -223,7 +226,8 @@ impl Process {
             match area.backing {
                 Backing::Kernel(_) => {}
                 Backing::Shared(..) => {
-                    let was = identities.entry(same.identity.clone()).or_insert_with(|| area.identity.clone());
+                    let was =
+                        identities.entry(same.identity.clone()).or_insert_with(|| area.identity.clone());
                     if *was != area.identity {
                         found.push(format!("{area} was shared with another area, and is not any more"));
                     }
@@ -241,7 +245,10 @@ impl Process {
                     }
                 }
                 Backing::Anonymous | Backing::PrivateFile(..) => {
-                    let known = self.content.range(area.start..area.end).chain(self.samples.range(area.start..area.end));
+                    let known = self
+                        .content
+                        .range(area.start..area.end)
+                        .chain(self.samples.range(area.start..area.end));
                     for (&page, was) in known {
                         let mut is = memory.page(page)?;
                         if is == Content::Refused && *was != is && !area.flags.contains("rd") {
@@ -281,8 +288,10 @@ fn tell(area: &Area, page: u64, was: &Content, is: &Content, found: &mut Vec<Str
         (Content::Bytes(was), Content::Bytes(is)) => {
             let at = was.iter().zip(is).position(|(a, b)| a != b).unwrap_or(0);
             let different = was.iter().zip(is).filter(|(a, b)| a != b).count();
-            let word = |bytes: &[u8], n: usize| u64::from_ne_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
-            let words = |bytes: &[u8]| (0..4).map(|n| format!("{:x}", word(bytes, n))).collect::<Vec<_>>().join(" ");
+            let word =
+                |bytes: &[u8], n: usize| u64::from_ne_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
+            let words =
+                |bytes: &[u8]| (0..4).map(|n| format!("{:x}", word(bytes, n))).collect::<Vec<_>>().join(" ");
             format!("{different} bytes from {at} on: begins with {}, was {}", words(is), words(was))
         }
         (Content::Refused, _) => "was a guard page".to_owned(),
@@ -377,7 +386,8 @@ fn areas_of(pid: u32) -> io::Result<Vec<Area>> {
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             let area = areas.last_mut().unwrap();
-            area.flags = flags.split_whitespace().filter_map(|flag| FLAGS.into_iter().find(|f| *f == flag)).collect();
+            area.flags =
+                flags.split_whitespace().filter_map(|flag| FLAGS.into_iter().find(|f| *f == flag)).collect();
             if areas.len() > 1 && areas[areas.len() - 2].continues_in(&areas[areas.len() - 1]) {
                 let next = areas.pop().unwrap();
                 let area = areas.last_mut().unwrap();
@@ -416,7 +426,9 @@ impl Area {
                 Backing::Shared("memory".to_owned(), offset)
             }
             (true, _) => Backing::Shared(name, offset),
-            (false, 0) if name.is_empty() || ["[heap]", "[stack]"].contains(&name.as_str()) => Backing::Anonymous,
+            (false, 0) if name.is_empty() || ["[heap]", "[stack]"].contains(&name.as_str()) => {
+                Backing::Anonymous
+            }
             (false, 0) => Backing::Kernel(name),
             (false, _) => Backing::PrivateFile(name, offset),
         };

@@ -115,7 +115,8 @@ impl Torture {
             early = ended(RESTORED);
             if !early {
                 let comparing = Instant::now();
-                differences = snapshot.differences(&processes(lab, to, NAME), matches!(mode, "precopy" | "cold"));
+                differences =
+                    snapshot.differences(&processes(lab, to, NAME), matches!(mode, "precopy" | "cold"));
                 let (processes, areas, bytes) = snapshot.size();
                 compared = format!(
                     "{processes} processes, {areas} areas, {} MiB; read in {} ms, compared in {} ms",
@@ -153,7 +154,8 @@ impl Torture {
 
     fn moved(&mut self, said: &Said, what: &str, to: &'static str) -> Report {
         assert_eq!(said.code, 0, "{what}: {}{}", said.stdout, said.stderr);
-        let report: Report = serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
+        let report: Report =
+            serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
         assert_eq!((report.outcome.as_str(), report.reason.as_str()), ("moved", ""), "{what}: {report:?}");
         self.on = to;
         self.check(&format!("after {what}"));
