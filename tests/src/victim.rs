@@ -443,6 +443,11 @@ impl Attempt {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Whether it is over.
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
     /// Waits for its end.
     pub fn end(self) -> Said {
         let output = self.0.wait_with_output().unwrap();

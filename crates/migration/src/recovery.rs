@@ -69,6 +69,7 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
             });
         }
         (Role::Destination, Stage::Restored) => {
+            local.host.in_doubt(&service, &peer, true).await;
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
             let local = Arc::clone(local);
             tokio::spawn(async move {
