@@ -71,6 +71,9 @@ struct recipe {
     /* Weights. Writing and checking is always in it. */
     unsigned operation[OPERATIONS];
     unsigned kind[KINDS];
+    /* Pages are discarded before they become guard pages: while pages follow a service that runs
+     * already, the kernel tells of the one and not of the other. */
+    bool tells;
 };
 
 static const struct recipe recipes[] = {
@@ -87,6 +90,7 @@ static const struct recipe recipes[] = {
     {"sparse", 3, {[MAP] = 1, [UNMAP] = 1, [DISCARD] = 10}, {[SPARSE] = 1}},
     {"lock", 3, {[MAP] = 3, [UNMAP] = 1, [CUT] = 1, [LOCK] = 8, [DISCARD] = 4}, {[LOCKED] = 3, [ANON] = 3}},
     {"guard", 3, {[MAP] = 3, [UNMAP] = 2, [CUT] = 1, [GUARD] = 10, [PROTECT] = 10, [REMAP] = 3}, {[ANON] = 4}},
+    {"toldguard", 3, {[MAP] = 3, [UNMAP] = 2, [CUT] = 1, [GUARD] = 10, [PROTECT] = 10, [REMAP] = 3}, {[ANON] = 4}, .tells = true},
     {"churn", 3, {[MAP] = 4, [UNMAP] = 2, [FORK] = 12, [EXEC] = 4, [REAP] = 16}, {[ANON] = 4}},
 };
 
@@ -391,7 +395,7 @@ static void map(struct engine *e) {
         break;
     }
     case BIG: {
-        r->pages = pages = 512 * (1 + below(e, HUGE_PAGES / 512));
+        r->pages = pages = e->recipe == &own_recipe ? 512 : 512 * (1 + below(e, HUGE_PAGES / 512));
         length = pages * PAGE;
         char *all = mmap(NULL, length + HUGE, rw, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (all == MAP_FAILED)
@@ -406,8 +410,14 @@ static void map(struct engine *e) {
     }
     case SPARSE:
         r->pages = pages = SPARSE_SLOTS;
-        /* Of a mapping of its own case: 96 GiB; among others, 768 MiB. */
-        r->stride = e->recipe->operation[FORK] ? 4UL << 20 : 512UL << 20;
+        for (size_t i = 0; i < MAX_REGIONS; i++)
+            if (e->region[i].kind == SPARSE)
+                return; /* One is enough: whoever compares reads tables of it all. */
+        /* Larger than the machine's memory; of the random ones, 768 MiB. */
+        r->stride = 4UL << 20;
+        if (e->recipe != &own_recipe)
+            while (pages * r->stride <= (size_t)sysconf(_SC_PHYS_PAGES) * PAGE)
+                r->stride *= 2;
         r->scatter = r->stride / PAGE;
         length = pages * r->stride;
         at = mmap(NULL, length, rw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -614,6 +624,8 @@ static void guard(struct engine *e, struct region *r) {
     size_t from, to;
     some_pages(e, r, &from, &to);
     bool install = below(e, 2);
+    if (install && e->recipe->tells && madvise(address(r, from), (to - from) * PAGE, MADV_DONTNEED) < 0)
+        fail("madvise: %s", strerror(errno));
     if (madvise(address(r, from), (to - from) * PAGE, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE) < 0) {
         if (errno == EINVAL)
             return; /* Before Linux 6.13 there are none. */
@@ -754,12 +766,12 @@ static void take_back(struct engine *e, size_t slot) {
 static void *run_thread(void *engine) {
     struct engine *e = engine;
     run(e, 200 + below(e, 3000));
+    reap(e, true);
     check_all(e);
     pthread_mutex_lock(&space);
     for (size_t n = 0; n < MAX_REGIONS; n++)
         if (e->region[n].kind != FREE)
             unmap(&e->region[n], e);
-    reap(e, true);
     pthread_mutex_unlock(&space);
     atomic_store(e->over, true);
     return NULL;
@@ -876,7 +888,7 @@ static void run(struct engine *e, uint64_t operations) {
             atomic_fetch_add(&own->operations, 1);
         struct region *r;
         uint64_t dice = below(e, 16);
-        if (n % 256 == 255) {
+        if (n % 64 == 63) {
             check_all(e);
             if (own && e->main)
                 atomic_fetch_add(&own->checks, 1);
@@ -913,7 +925,7 @@ static const struct recipe *recipe(const char *name, uint64_t seed) {
         fail("there is no such case");
     /* Some operations and kinds in random proportions. */
     struct engine e = {.random = mix(seed)};
-    own_recipe = (struct recipe){.name = name, .depth = 2};
+    own_recipe = (struct recipe){.name = name, .depth = 2, .tells = true};
     static const uint8_t limit[OPERATIONS] = {[CUT] = 4, [REMAP] = 6, [BRK] = 4, [PROTECT] = 4, [DISCARD] = 8, [PUNCH] = 4,
                                               [GUARD] = 4, [LOCK] = 4, [ADVISE] = 4, [FORK] = 2, [EXEC] = 1, [THREAD] = 2};
     for (size_t o = 0; o < OPERATIONS; o++)
@@ -922,8 +934,8 @@ static const struct recipe *recipe(const char *name, uint64_t seed) {
     own_recipe.operation[UNMAP] = 3;
     own_recipe.operation[REAP] = 3;
     for (size_t k = 1; k < HEAP; k++)
-        own_recipe.kind[k] = (k == BIG || k == SPARSE || k == FILE_SHARED) ? below(&e, 8) == 0 : (unsigned)below(&e, 4);
-    own_recipe.kind[ANON]++;
+        own_recipe.kind[k] = (k == BIG || k == SPARSE || k == FILE_SHARED) ? below(&e, 4) == 0 : (unsigned)below(&e, 4);
+    own_recipe.kind[ANON] += 3;
     return &own_recipe;
 }
 

