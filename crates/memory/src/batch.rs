@@ -1,12 +1,13 @@
-//! Pages as bytes for the wire: runs of pages with data, runs that read as zero, one checksum over
-//! all of it, and compression where the link is slower than the compressor.
+//! Pages as bytes for the wire: runs of pages with data, as differences to what was sent before, that
+//! read as zero, or that the receiver kept from an earlier visit; one checksum over all of it, and
+//! compression where the link is slower than the compressor.
 //!
 //! A batch belongs to one space and carries at most [`MAX_PAGES`] pages of data, so that a receiver
 //! needs one buffer of a known size. What a batch says replaces what earlier batches said of the
 //! same pages.
 
 use prost::Message;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -20,6 +21,13 @@ const MAX_RUNS: usize = 1024;
 const ADDRESS_LIMIT: u64 = 1 << 57;
 
 const PAGE: usize = 4096;
+
+/// Before each difference: its packed length (u16, little-endian), and the hash of the page that it
+/// makes (u64, little-endian).
+const DELTA_HEAD: usize = 10;
+
+/// A difference that packs worse is not worth its page's place in the sender's memory.
+const DELTA_LIMIT: usize = PAGE / 2;
 
 /// How the data of a batch is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, prost::Enumeration)]
@@ -67,6 +75,9 @@ struct Wire {
     runs: Vec<WireRun>,
     #[prost(bytes = "bytes", tag = "5")]
     data: prost::bytes::Bytes,
+    /// Length of the data before packing.
+    #[prost(uint32, tag = "6")]
+    length: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -76,8 +87,22 @@ struct WireRun {
     page: u64,
     #[prost(uint32, tag = "2")]
     pages: u32,
-    #[prost(bool, tag = "3")]
-    zero: bool,
+    #[prost(enumeration = "Kind", tag = "3")]
+    kind: i32,
+}
+
+/// What a run's pages are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, prost::Enumeration)]
+#[repr(i32)]
+pub enum Kind {
+    /// They are in the batch.
+    Data = 0,
+    /// They read as zero.
+    Zero = 1,
+    /// They are what the receiver kept when the service left it.
+    Kept = 2,
+    /// Their differences to what was sent before are in the batch.
+    Delta = 3,
 }
 
 /// A run of pages in a received batch.
@@ -85,19 +110,20 @@ struct WireRun {
 pub struct Run {
     /// Addresses, in the space of the service.
     pub range: Range,
-    /// Whether they have data; else they read as zero.
-    pub data: bool,
+    /// What they are.
+    pub kind: Kind,
+    /// What the batch has of them: whole pages ([`Kind::Data`]), or the differences one after the
+    /// other ([`Kind::Delta`], see [`apply_deltas`]).
+    pub data: prost::bytes::Bytes,
 }
 
-/// A received batch. The data of the runs that have data follow one another in `data`.
+/// A received batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// Whose pages they are.
     pub space: Space,
     /// In the order in which they were put in.
     pub runs: Vec<Run>,
-    /// The contents.
-    pub data: prost::bytes::Bytes,
 }
 
 /// Collects pages until there are enough for the wire.
@@ -106,19 +132,21 @@ pub struct Builder {
     space: Space,
     runs: Vec<WireRun>,
     data: Vec<u8>,
+    /// Pages that have something in `data`.
+    pages: usize,
 }
 
 impl Builder {
     /// An empty batch of one space.
     #[must_use]
     pub fn new(space: Space) -> Self {
-        Self { space, runs: Vec::new(), data: Vec::with_capacity(MAX_PAGES * PAGE) }
+        Self { space, runs: Vec::new(), data: Vec::with_capacity(MAX_PAGES * PAGE), pages: 0 }
     }
 
     /// Whether the next page wants a batch of its own.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.data.len() >= MAX_PAGES * PAGE || self.runs.len() >= MAX_RUNS
+        self.pages >= MAX_PAGES || self.runs.len() >= MAX_RUNS
     }
 
     /// Whether there is nothing to send.
@@ -135,11 +163,36 @@ impl Builder {
 
     /// Adds one page; one that is all zeroes costs no data.
     pub fn page(&mut self, address: u64, content: &[u8; PAGE]) {
-        let zero = is_zero(content);
-        if !zero {
-            self.data.extend_from_slice(content);
+        if is_zero(content) {
+            return self.run(address / PAGE_SIZE, 1, Kind::Zero);
         }
-        self.run(address / PAGE_SIZE, 1, zero);
+        self.data.extend_from_slice(content);
+        self.pages += 1;
+        self.run(address / PAGE_SIZE, 1, Kind::Data);
+    }
+
+    /// Adds one page that the receiver kept.
+    pub fn kept(&mut self, address: u64) {
+        self.run(address / PAGE_SIZE, 1, Kind::Kept);
+    }
+
+    /// Adds one page as its difference to what was sent before; says whether that is worth it, and
+    /// adds nothing else.
+    pub fn delta(&mut self, address: u64, before: &[u8; PAGE], now: &[u8; PAGE]) -> bool {
+        let mut difference = [0; PAGE];
+        for (out, (a, b)) in difference.iter_mut().zip(before.iter().zip(now)) {
+            *out = a ^ b;
+        }
+        let packed = lz4_flex::block::compress(&difference);
+        let (true, Ok(length)) = (packed.len() <= DELTA_LIMIT, u16::try_from(packed.len())) else {
+            return false;
+        };
+        self.data.extend_from_slice(&length.to_le_bytes());
+        self.data.extend_from_slice(&xxh3_64(now).to_le_bytes());
+        self.data.extend_from_slice(&packed);
+        self.pages += 1;
+        self.run(address / PAGE_SIZE, 1, Kind::Delta);
+        true
     }
 
     /// Adds pages that read as zero.
@@ -148,27 +201,29 @@ impl Builder {
         let end = range.end / PAGE_SIZE;
         while page < end {
             let pages = u32::try_from(end - page).unwrap_or(u32::MAX);
-            self.run(page, pages, true);
+            self.run(page, pages, Kind::Zero);
             page += u64::from(pages);
         }
     }
 
-    fn run(&mut self, page: u64, pages: u32, zero: bool) {
+    fn run(&mut self, page: u64, pages: u32, kind: Kind) {
         if let Some(last) = self.runs.last_mut()
-            && last.zero == zero
+            && last.kind() == kind
             && last.page + u64::from(last.pages) == page
             && let Some(joined) = last.pages.checked_add(pages)
         {
             last.pages = joined;
             return;
         }
-        self.runs.push(WireRun { page, pages, zero });
+        self.runs.push(WireRun { page, pages, kind: kind.into() });
     }
 
     /// The batch's bytes, with what is left of data after packing; the builder is empty again. A
     /// codec that does not make the data smaller is not used.
     pub fn finish(&mut self, codec: Codec) -> Vec<u8> {
         let runs = std::mem::take(&mut self.runs);
+        self.pages = 0;
+        let length = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         let checksum = checksum(self.space, &runs, &self.data);
         let packed = match codec {
             Codec::Raw => None,
@@ -180,7 +235,7 @@ impl Builder {
             Some(packed) if packed.len() < self.data.len() => (codec, packed),
             _ => (Codec::Raw, std::mem::take(&mut self.data)),
         };
-        let wire = Wire { space: self.space, codec: codec.into(), checksum, runs, data: data.into() };
+        let wire = Wire { space: self.space, codec: codec.into(), checksum, runs, data: data.into(), length };
         self.data = Vec::with_capacity(MAX_PAGES * PAGE);
         wire.encode_to_vec()
     }
@@ -193,27 +248,13 @@ impl Batch {
     /// For anything that a builder would not have written: the bytes come from the network.
     pub fn decode(bytes: prost::bytes::Bytes) -> Result<Self, BatchError> {
         let wire = Wire::decode(bytes)?;
-        let mut runs = Vec::with_capacity(wire.runs.len().min(MAX_RUNS));
-        let mut data_pages = 0usize;
-        if wire.runs.len() > MAX_RUNS + MAX_PAGES {
+        if wire.runs.len() > MAX_RUNS + 1 {
             return Err(BatchError::Malformed("it has too many runs"));
         }
-        for run in &wire.runs {
-            let start = run.page.checked_mul(PAGE_SIZE);
-            let length = u64::from(run.pages) * PAGE_SIZE;
-            let end = start.and_then(|start| start.checked_add(length)).filter(|end| *end <= ADDRESS_LIMIT);
-            let (Some(start), Some(end), true) = (start, end, run.pages > 0) else {
-                return Err(BatchError::Malformed("a run has no pages or leaves the address space"));
-            };
-            if !run.zero {
-                data_pages = data_pages.saturating_add(run.pages as usize);
-            }
-            runs.push(Run { range: start..end, data: !run.zero });
-        }
-        if data_pages > MAX_PAGES {
+        let length = wire.length as usize;
+        if length > MAX_PAGES * PAGE {
             return Err(BatchError::Malformed("it has too many pages"));
         }
-        let length = data_pages * PAGE;
         let packed = |e: &dyn std::fmt::Display| BatchError::Packed(e.to_string());
         let data = match Codec::try_from(wire.codec) {
             Ok(Codec::Raw) => wire.data,
@@ -222,20 +263,82 @@ impl Batch {
             Err(_) => return Err(BatchError::Malformed("its packing is unknown")),
         };
         if data.len() != length {
-            return Err(BatchError::Malformed("its data are longer or shorter than its runs"));
+            return Err(BatchError::Malformed("its data are longer or shorter than it says"));
         }
         let have = checksum(wire.space, &wire.runs, &data);
         if have != wire.checksum {
             return Err(BatchError::Checksum { have, want: wire.checksum });
         }
-        Ok(Self { space: wire.space, runs, data })
+        let mut rest = data;
+        let mut runs = Vec::with_capacity(wire.runs.len());
+        for run in &wire.runs {
+            runs.push(run.decode(&mut rest)?);
+        }
+        if !rest.is_empty() {
+            return Err(BatchError::Malformed("it has data of no page"));
+        }
+        Ok(Self { space: wire.space, runs })
     }
+}
 
-    /// Pages of data in it.
-    #[must_use]
-    pub fn data_pages(&self) -> u64 {
-        self.data.len() as u64 / PAGE_SIZE
+impl WireRun {
+    /// Takes the run's data off the front of the batch's.
+    fn decode(&self, rest: &mut prost::bytes::Bytes) -> Result<Run, BatchError> {
+        let start = self.page.checked_mul(PAGE_SIZE);
+        let length = u64::from(self.pages) * PAGE_SIZE;
+        let end = start.and_then(|start| start.checked_add(length)).filter(|end| *end <= ADDRESS_LIMIT);
+        let (Some(start), Some(end), true) = (start, end, self.pages > 0) else {
+            return Err(BatchError::Malformed("a run has no pages or leaves the address space"));
+        };
+        let kind =
+            Kind::try_from(self.kind).map_err(|_| BatchError::Malformed("a run is of no known kind"))?;
+        let bytes = match kind {
+            Kind::Data => self.pages as usize * PAGE,
+            Kind::Delta => {
+                let mut bytes = 0usize;
+                for _ in 0..self.pages {
+                    let head = rest.get(bytes..).and_then(|rest| rest.first_chunk::<DELTA_HEAD>());
+                    let [low, high, ..] = head.ok_or(BatchError::Malformed("a difference is cut off"))?;
+                    bytes += DELTA_HEAD + usize::from(u16::from_le_bytes([*low, *high]));
+                }
+                bytes
+            }
+            Kind::Zero | Kind::Kept => 0,
+        };
+        if bytes > rest.len() {
+            return Err(BatchError::Malformed("its data are shorter than its runs"));
+        }
+        Ok(Run { range: start..end, kind, data: rest.split_to(bytes) })
     }
+}
+
+/// Turns the pages before (one after the other, whole) into the pages now, by the differences of a run.
+///
+/// # Errors
+/// When a result is not the page that was sent: the page before was another one there.
+pub fn apply_deltas(deltas: &[u8], pages: &mut [u8]) -> Result<(), BatchError> {
+    let cut = || BatchError::Malformed("a difference is cut off");
+    let mut rest = deltas;
+    for page in pages.as_chunks_mut::<PAGE>().0 {
+        let (head, after) = rest.split_first_chunk::<DELTA_HEAD>().ok_or_else(cut)?;
+        let [low, high, want @ ..] = head;
+        let length = usize::from(u16::from_le_bytes([*low, *high]));
+        let (packed, after) = after.split_at_checked(length).ok_or_else(cut)?;
+        rest = after;
+        let difference =
+            lz4_flex::block::decompress(packed, PAGE).map_err(|e| BatchError::Packed(e.to_string()))?;
+        if difference.len() != PAGE {
+            return Err(BatchError::Malformed("a difference is no page long"));
+        }
+        for (byte, change) in page.iter_mut().zip(difference) {
+            *byte ^= change;
+        }
+        let (have, want) = (xxh3_64(page), u64::from_le_bytes(*want));
+        if have != want {
+            return Err(BatchError::Checksum { have, want });
+        }
+    }
+    Ok(())
 }
 
 /// Over what the batch means, not over how it is packed.
@@ -245,7 +348,7 @@ fn checksum(space: Space, runs: &[WireRun], data: &[u8]) -> u64 {
     for run in runs {
         hash.update(&run.page.to_le_bytes());
         hash.update(&run.pages.to_le_bytes());
-        hash.update(&[u8::from(run.zero)]);
+        hash.update(&run.kind.to_le_bytes());
     }
     hash.update(data);
     hash.digest()
@@ -278,6 +381,8 @@ mod tests {
         builder.page(0x3000, &page(0));
         builder.zero(&(0x4000..0x9000));
         builder.page(0x20_0000, &page(3));
+        builder.kept(0x30_0000);
+        builder.kept(0x30_1000);
         builder
     }
 
@@ -286,18 +391,43 @@ mod tests {
         for codec in [Codec::Raw, Codec::Lz4, Codec::Zstd] {
             let batch = Batch::decode(sample().finish(codec).into()).unwrap();
             assert_eq!(batch.space, 7);
+            let runs: Vec<_> =
+                batch.runs.iter().map(|run| (run.range.clone(), run.kind, run.data.len())).collect();
             assert_eq!(
-                batch.runs,
+                runs,
                 [
-                    Run { range: 0x1000..0x3000, data: true },
-                    Run { range: 0x3000..0x9000, data: false },
-                    Run { range: 0x20_0000..0x20_1000, data: true },
+                    (0x1000..0x3000, Kind::Data, 2 * PAGE),
+                    (0x3000..0x9000, Kind::Zero, 0),
+                    (0x20_0000..0x20_1000, Kind::Data, PAGE),
+                    (0x30_0000..0x30_2000, Kind::Kept, 0),
                 ]
             );
-            assert_eq!(batch.data_pages(), 3);
-            assert_eq!(batch.data[2 * PAGE..], page(3));
+            assert_eq!(batch.runs[2].data, &page(3)[..]);
         }
         assert!(sample().finish(Codec::Lz4).len() < 2 * PAGE, "it is packed");
+    }
+
+    #[test]
+    fn a_page_is_its_difference_to_the_one_before_or_goes_whole() {
+        let (before, now) = (page(1), page(2));
+        let mut builder = Builder::new(1);
+        assert!(builder.delta(0x1000, &before, &now));
+        assert!(builder.delta(0x2000, &now, &before));
+        let mut state = 1u32;
+        let noise: [u8; PAGE] = std::array::from_fn(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state.to_be_bytes()[0]
+        });
+        assert!(!builder.delta(0x3000, &before, &noise), "it packs badly");
+        let bytes = builder.finish(Codec::Raw);
+        assert!(bytes.len() < PAGE / 4, "{}", bytes.len());
+        let batch = Batch::decode(bytes.into()).unwrap();
+        assert_eq!((batch.runs[0].range.clone(), batch.runs[0].kind), (0x1000..0x3000, Kind::Delta));
+        let mut pages = [before, now].concat();
+        apply_deltas(&batch.runs[0].data, &mut pages).unwrap();
+        assert_eq!(pages, [now, before].concat());
+        let mut others = [now, now].concat();
+        assert!(matches!(apply_deltas(&batch.runs[0].data, &mut others), Err(BatchError::Checksum { .. })));
     }
 
     #[test]
@@ -310,7 +440,7 @@ mod tests {
             builder.page(n * 2 * PAGE_SIZE, &page(9));
         }
         assert!(builder.is_full());
-        assert_eq!(Batch::decode(builder.finish(Codec::Raw).into()).unwrap().data_pages(), MAX_PAGES as u64);
+        assert_eq!(Batch::decode(builder.finish(Codec::Raw).into()).unwrap().runs.len(), MAX_PAGES);
     }
 
     #[test]
@@ -332,21 +462,24 @@ mod tests {
 
     #[test]
     fn what_no_builder_writes_is_refused() {
-        let run = |page, pages, zero| WireRun { page, pages, zero };
+        let run = |page, pages, kind: Kind| WireRun { page, pages, kind: kind.into() };
         let wire = |runs: Vec<WireRun>, data: Vec<u8>| {
             let checksum = checksum(1, &runs, &data);
-            Batch::decode(
-                Wire { space: 1, codec: 0, checksum, runs, data: data.into() }.encode_to_vec().into(),
-            )
+            let length = u32::try_from(data.len()).unwrap();
+            let wire = Wire { space: 1, codec: 0, checksum, runs, data: data.into(), length };
+            Batch::decode(wire.encode_to_vec().into())
         };
-        wire(vec![run(1, 1, false)], vec![1; PAGE]).unwrap();
+        wire(vec![run(1, 1, Kind::Data)], vec![1; PAGE]).unwrap();
         for (runs, data) in [
-            (vec![run(1, 0, false)], vec![]),
-            (vec![run(u64::MAX / PAGE_SIZE, 1, true)], vec![]),
-            (vec![run(u64::MAX, 1, true)], vec![]),
-            (vec![run(1, 65, false)], vec![1; 65 * PAGE]),
-            (vec![run(1, 1, false)], vec![1; PAGE - 1]),
-            (vec![run(1, 1, true)], vec![1; PAGE]),
+            (vec![run(1, 0, Kind::Data)], vec![]),
+            (vec![run(u64::MAX / PAGE_SIZE, 1, Kind::Zero)], vec![]),
+            (vec![run(u64::MAX, 1, Kind::Zero)], vec![]),
+            (vec![run(1, 65, Kind::Data)], vec![1; 65 * PAGE]),
+            (vec![run(1, 1, Kind::Data)], vec![1; PAGE - 1]),
+            (vec![run(1, 1, Kind::Zero)], vec![1; PAGE]),
+            (vec![run(1, u32::MAX, Kind::Delta)], vec![0; PAGE]),
+            (vec![run(1, 1, Kind::Delta)], vec![255; DELTA_HEAD]),
+            (vec![WireRun { page: 1, pages: 1, kind: 9 }], vec![]),
         ] {
             assert!(matches!(wire(runs.clone(), data), Err(BatchError::Malformed(_))), "{runs:?}");
         }
@@ -356,8 +489,9 @@ mod tests {
             space: 1,
             codec: Codec::Zstd.into(),
             checksum: 0,
-            runs: vec![run(1, 1, false)],
+            runs: vec![run(1, 1, Kind::Data)],
             data: bomb.into(),
+            length: u32::try_from(PAGE).unwrap(),
         };
         assert!(matches!(Batch::decode(bytes.encode_to_vec().into()), Err(BatchError::Packed(_))));
     }
@@ -366,6 +500,12 @@ mod tests {
         #[test]
         fn foreign_bytes_are_refused_but_never_a_panic(bytes: Vec<u8>) {
             let _ = Batch::decode(bytes.into());
+        }
+
+        #[test]
+        fn foreign_differences_are_refused_but_never_a_panic(bytes: Vec<u8>) {
+            let mut pages = vec![0; 3 * PAGE];
+            prop_assert!(apply_deltas(&bytes, &mut pages).is_err());
         }
     }
 }

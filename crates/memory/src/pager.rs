@@ -11,10 +11,11 @@
 //! which pages are [missing](Client::missing), and goes on. The pager never sees the network, and
 //! what comes over its socket is checked.
 //!
-//! In order: [`spawn`], [`Client::connect`]; [`store`](Client::store) and [`put`](Client::put) while
+//! In order: [`spawn()`], [`Client::connect`]; [`store`](Client::store) and [`put`](Client::put) while
 //! the service runs at the source, [`zero`](Client::zero) for what vanished; after the freeze
 //! [`pending`](Client::pending) for what is still at the source, **before**
-//! [`listen`](Client::listen), so that no fault meets a page that is not known yet; CRIU restores;
+//! [`listen`](Client::listen), because a page that is not known when the restore finishes is taken to
+//! be zero, and what comes of it later is thrown away; CRIU restores;
 //! [`Event::RestoreFinished`]; [`push`](Client::push); [`Event::Fault`]s are answered with a `put` of
 //! the page (or a `zero`) before others; [`Event::Done`]; [`finish`](Client::finish).
 //!

@@ -8,7 +8,7 @@ mod maps;
 mod read;
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -204,6 +204,31 @@ impl Process {
     /// Opens a file of the thread that is looked at.
     pub(crate) fn open_file(&self, name: &str) -> Result<File, ProcessError> {
         self.open_path(&format!("task/{}/{name}", self.task()), OFlag::O_RDONLY)
+    }
+
+    /// Whether it has a file open whose reads a device writes into memory by itself.
+    pub(crate) fn uses_direct_io(&self) -> bool {
+        let directory = |name: &str| format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd());
+        let entries = std::fs::read_dir(directory("fdinfo")).into_iter().flatten().flatten();
+        entries.into_iter().any(|entry| {
+            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            let flags = text
+                .lines()
+                .find_map(|line| i32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+            // Pipes have the flag for another reason.
+            flags.is_some_and(|flags| flags & libc::O_DIRECT != 0)
+                && std::fs::read_link(format!("{}/{}", directory("fd"), entry.file_name().to_string_lossy()))
+                    .is_ok_and(|path| path.is_absolute())
+        })
+    }
+
+    /// Clears the soft-dirty bits of all its pages (Documentation/admin-guide/mm/soft-dirty.rst).
+    pub(crate) fn clear_soft_dirty(&self) -> Result<(), ProcessError> {
+        let path = format!("task/{}/clear_refs", self.task());
+        self.open_path(&path, OFlag::O_WRONLY)
+            .or_else(|_| self.open_path("clear_refs", OFlag::O_WRONLY))?
+            .write_all(b"4")
+            .map_err(|source| self.failed("clear its soft-dirty bits", source))
     }
 
     fn open_path(&self, path: &str, flags: OFlag) -> Result<File, ProcessError> {

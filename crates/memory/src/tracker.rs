@@ -14,6 +14,7 @@
 //! ```
 
 mod detect;
+mod entries;
 mod inject;
 mod kernel;
 mod ranges;
@@ -22,6 +23,7 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use thiserror::Error;
@@ -32,6 +34,15 @@ use self::kernel::Scanner;
 use self::watch::Watch;
 use crate::process::{Process, ProcessError};
 use crate::{Range, Space};
+
+/// How long a read past the page cache may be under way. The kernel notes the write when such a read
+/// begins, and the device writes later, unnoticed: pages it may still have written to count as
+/// written again for so long.
+const DIRECT_READ_LIMIT: Duration = Duration::from_secs(2);
+
+/// The same for the first look at a process, after which all of its pages would count as written
+/// again: it waits instead for reads that are under way. No event tells of their end.
+const DIRECT_READ_PAUSE: Duration = Duration::from_millis(100);
 
 /// How writes are noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +73,18 @@ pub enum TrackError {
     /// A process could not be looked at.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// Two processes have one number inside the service.
+    #[error(
+        "processes {pid} and {other} both have the PID {space} inside the service: it has PID namespaces of its own, and CRIU cannot move it"
+    )]
+    SameSpace {
+        /// In the node's PID namespace.
+        pid: i32,
+        /// In the node's PID namespace.
+        other: i32,
+        /// Inside the service.
+        space: Space,
+    },
     /// The kernel refused to tell the pages of a process.
     #[error("process {pid}: its pages at {:#x}..{:#x} cannot be listed: {}; move the service without copying ahead", range.start, range.end, errno.desc())]
     Scan {
@@ -121,6 +144,8 @@ struct Tracked {
     process: Arc<Process>,
     /// Populated pages that were given to the caller as written at some time, and not as gone since.
     known: Vec<Range>,
+    /// Pages that a device may still write to: what was written, and when that was seen.
+    direct: Vec<(Instant, Vec<Range>)>,
     watch: Watch,
 }
 
@@ -164,34 +189,52 @@ impl Tracker {
 
     /// A look at one process; none when it is to be passed over.
     fn look(&mut self, pid: i32, frozen: bool, certain: bool) -> Result<Option<SpaceRound>, TrackError> {
-        let process = match self.tracked(pid) {
-            Some(process) => process,
-            None => {
-                let process = Arc::new(Process::open(pid)?);
-                // A child of vfork(2) has its parent's memory until it executes a program. Looking at
-                // both would take the notes of one from the other.
-                let shares = |other: &Tracked| same::memory(pid, other.process.pid());
-                if !frozen && self.spaces.values().any(shares) {
-                    return Ok(None);
-                }
-                process
-            }
+        let (process, unwatched) = match self.tracked(pid) {
+            Some(tracked) => (Arc::clone(&tracked.process), matches!(tracked.watch, Watch::New)),
+            None => (Arc::new(Process::open(pid)?), true),
         };
+        // A child of vfork(2) has its parent's memory until it executes a program. Watching both would
+        // take the notes of one from the other.
+        let shares = |other: &Tracked| other.process.pid() != pid && same::memory(pid, other.process.pid());
+        if !frozen && unwatched && self.spaces.values().any(shares) {
+            return Ok(None);
+        }
         let space = process.space();
+        if let Some(other) = self.spaces.get(&space).filter(|other| !other.process.has_ended())
+            && other.process.pid() != pid
+        {
+            return Err(TrackError::SameSpace { pid, other: other.process.pid(), space });
+        }
+        let told = self.spaces.contains_key(&space);
         let mut tracked = match self.spaces.remove(&space) {
             Some(tracked) if Arc::ptr_eq(&tracked.process, &process) => tracked,
             // Another process had the number before: its pages are gone, unless the new one has them.
             before => {
                 let known = before.map(|tracked| tracked.known).unwrap_or_default();
-                Tracked { process, known, watch: Watch::New }
+                Tracked { process, known, direct: Vec::new(), watch: Watch::New }
             }
         };
+        let first = tracked.known.is_empty();
         let found = tracked.watch.look(self.backend, &tracked.process, &mut self.scanner, frozen);
         let result = found.map(|found| {
-            let written = match certain {
+            let mut written = match certain {
                 true => ranges::union(&found.written, &ranges::subtract(&found.populated, &tracked.known)),
                 false => found.populated.clone(),
             };
+            let seen = written.clone();
+            for (_, again) in &tracked.direct {
+                written = ranges::union(&written, &ranges::intersect(again, &found.populated));
+            }
+            tracked.direct.retain(|(time, _)| time.elapsed() < DIRECT_READ_LIMIT);
+            if frozen {
+                // Reads end before a process is frozen.
+            } else if !tracked.process.uses_direct_io() {
+                tracked.direct.clear();
+            } else if first {
+                std::thread::sleep(DIRECT_READ_PAUSE);
+            } else {
+                tracked.direct.push((Instant::now(), seen));
+            }
             let round = SpaceRound {
                 space,
                 process: Arc::clone(&tracked.process),
@@ -204,14 +247,15 @@ impl Tracker {
             tracked.known = found.populated;
             Some(round)
         });
-        // Also after an error: the next look has to say what is gone.
-        self.spaces.insert(space, tracked);
+        // Also after an error, if the caller knows it: it has to be told what is gone.
+        if told || result.is_ok() {
+            self.spaces.insert(space, tracked);
+        }
         result
     }
 
     /// The process with this PID if it was seen before.
-    fn tracked(&self, pid: i32) -> Option<Arc<Process>> {
-        let mut processes = self.spaces.values().map(|tracked| &tracked.process);
-        processes.find(|process| process.pid() == pid && !process.has_ended()).map(Arc::clone)
+    fn tracked(&self, pid: i32) -> Option<&Tracked> {
+        self.spaces.values().find(|tracked| tracked.process.pid() == pid && !tracked.process.has_ended())
     }
 }

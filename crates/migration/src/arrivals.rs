@@ -55,11 +55,11 @@ impl Arrivals {
         Arrival { further, _ended: ending }
     }
 
-    /// Gives a connection from `node` to its migration; gives it back when there is none such.
-    pub(crate) fn give(&self, migration: &str, node: &str, further: Further) -> Result<(), Further> {
+    /// Gives a connection from `node` to its migration; returns it when there is none such.
+    pub(crate) fn give(&self, migration: &str, node: &str, further: Further) -> Option<Further> {
         match self.lock().get(migration) {
-            Some(entry) if entry.source == node => entry.further.send(further).map_err(|unsent| unsent.0),
-            _ => Err(further),
+            Some(entry) if entry.source == node => entry.further.send(further).err().map(|unsent| unsent.0),
+            _ => Some(further),
         }
     }
 

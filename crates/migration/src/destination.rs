@@ -119,11 +119,11 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
         }
         Ok(Message::Resume(resume)) => {
             match local.arrivals.give(&resume.migration, &source, Further::Resumed(link)) {
-                Err(Further::Resumed(link)) => {
+                Some(Further::Resumed(link)) => {
                     answer_resume(&local, link, &resume.migration).await;
                     return;
                 }
-                given => given,
+                other => other,
             }
         }
         Ok(other) => {
@@ -135,7 +135,7 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
             return;
         }
     };
-    if further.is_err() {
+    if further.is_some() {
         tracing::warn!(%source, "a connection came for a migration that is not under way");
     }
 }

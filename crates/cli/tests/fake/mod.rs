@@ -150,7 +150,13 @@ pub fn redis() -> Service {
 }
 
 fn progress(phase: &str, bytes_done: u64, bytes_total: u64) -> MigrationEvent {
-    let step = MigrationProgress { id: "1".into(), phase: phase.into(), bytes_done, bytes_total };
+    let step = MigrationProgress {
+        id: "1".into(),
+        phase: phase.into(),
+        bytes_done,
+        bytes_total,
+        ..MigrationProgress::default()
+    };
     MigrationEvent { kind: Some(migration_event::Kind::Progress(step)) }
 }
 

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use godwit_memory::pager::Server;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{ForkResult, fork, setsid};
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         let _ = unsafe { signal(number, SigHandler::SigIgn) };
     }
     ask_to_be_spared();
+    allow_many_files();
     let server = start_log(&arguments).and_then(|()| {
         Server::bind(&arguments.directory, arguments.max_bytes).map_err(|error| with_causes(&error))
     });
@@ -145,6 +147,13 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 /// Asks the kernel to choose others first when memory runs out. Refused without CAP_SYS_RESOURCE.
 fn ask_to_be_spared() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
+}
+
+/// Every process that the service forks meanwhile is a descriptor here.
+fn allow_many_files() {
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
 }
 
 fn stand_still_on_panic() {

@@ -113,8 +113,8 @@ pub struct Events {
 }
 
 impl Client {
-    /// Connects to the pager that lives in the directory, in place of any other client of it. What
-    /// happened before is in [`Client::state_at_connect`]; faults that wait for pages come as events.
+    /// Connects to the pager that lives in the directory, in place of any other client of it, which must
+    /// not store pages any more: what was stored and not put is thrown away. What happened before is in [`Client::state_at_connect`]; faults that wait for pages come as events.
     pub fn connect(directory: &Path) -> Result<(Self, Events), PagerError> {
         let failed =
             |source| PagerError::File { action: "connect to", path: directory.join(super::SOCKET), source };
@@ -506,11 +506,14 @@ fn receive_with(
 fn receive_welcome(socket: &OwnedFd, directory: &Path) -> Result<(Welcome, OwnedFd), PagerError> {
     let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
-    match poll(&mut fds, timeout) {
-        Ok(1) => {}
-        _ => {
-            return Err(PagerError::Silent { directory: directory.to_owned(), seconds: PATIENCE.as_secs() });
+    let ready = loop {
+        match poll(&mut fds, timeout) {
+            Err(Errno::EINTR) => {}
+            other => break other,
         }
+    };
+    if ready != Ok(1) {
+        return Err(PagerError::Silent { directory: directory.to_owned(), seconds: PATIENCE.as_secs() });
     }
     let mut buffer = vec![0; MAX_PACKET];
     let mut control = nix::cmsg_space!([RawFd; 1]);

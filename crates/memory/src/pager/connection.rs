@@ -18,6 +18,8 @@ pub(crate) struct Connection {
     socket: OwnedFd,
     /// The client has said hello in our version.
     pub(crate) greeted: bool,
+    /// The socket is watched for room.
+    pub(crate) waits_to_send: bool,
     out: VecDeque<Vec<u8>>,
     /// Goes with the first packet.
     store: Option<Arc<Store>>,
@@ -32,6 +34,7 @@ impl Connection {
                 // SAFETY: the descriptor was just made for us.
                 socket: unsafe { OwnedFd::from_raw_fd(fd) },
                 greeted: false,
+                waits_to_send: false,
                 out: VecDeque::new(),
                 store: None,
                 buffer: vec![0; MAX_PACKET],

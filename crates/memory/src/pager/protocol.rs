@@ -91,6 +91,10 @@ pub struct State {
     /// Why the pager cannot go on, empty if it can.
     #[prost(string, tag = "10")]
     pub failed: String,
+    /// Why the last restore failed, empty if it did not; [`Client::listen`](super::Client::listen)
+    /// begins another.
+    #[prost(string, tag = "11")]
+    pub restore_failed: String,
 }
 
 /// A packet to the pager.

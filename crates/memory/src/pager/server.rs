@@ -11,6 +11,7 @@
 //! most. The other way round the control thread makes a step of the push itself when faults come
 //! so densely that the push did not get a turn.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -131,27 +132,35 @@ impl Server {
                 Err(Errno::EINTR) => continue,
                 Err(errno) => return Err(system("wait for events")(errno.into())),
             };
-            let ready = &ready[..count];
-            // Faults first.
-            self.with_state(|state| {
-                for event in ready.iter().filter(|event| event.data() >= FIRST_LIVE) {
-                    state.read(event.data());
+            let (processes, others): (Vec<_>, Vec<_>) =
+                ready[..count].iter().map(EpollEvent::data).partition(|token| *token >= FIRST_LIVE);
+            // Faults first. Each time the lock is taken may mean waiting for a chunk of the push.
+            let (mut happened, punch) = self.with_state(|state| {
+                for id in processes {
+                    state.read(id);
                 }
                 state.retry();
-            });
-            for event in ready.iter().filter(|event| event.data() < FIRST_LIVE) {
-                over |= self.turn(event.data());
-            }
-            let punch = self.with_state(|state| {
+                retry = state.has_retries();
                 turns = if state.steps() == steps { turns + 1 } else { 0 };
                 steps = state.steps();
-                retry = state.has_retries();
-                (turns >= PATIENCE).then(|| state.step(u64::MAX))
+                let punch = (turns >= PATIENCE).then(|| state.step(u64::MAX));
+                (std::mem::take(&mut state.events), punch)
             });
             if let Some(Work::Punch(slots)) = punch {
                 punch_out(&self.shared.store, &slots);
             }
-            self.deliver();
+            if !others.is_empty() {
+                // Before a new client's hello is answered: it learns of these otherwise.
+                self.deliver(std::mem::take(&mut happened));
+                for token in others {
+                    over |= self.turn(token);
+                }
+                happened = self.with_state(|state| {
+                    retry = state.has_retries();
+                    std::mem::take(&mut state.events)
+                });
+            }
+            self.deliver(happened);
             self.shared.changed.notify_all();
         }
         self.with_state(State::end);
@@ -341,6 +350,7 @@ impl Server {
         match opened {
             Ok(door) => {
                 self.door = Some(door);
+                self.with_state(State::restore_begins);
                 Answer::Taken(Nothing {})
             }
             Err(error) => {
@@ -407,25 +417,25 @@ impl Server {
     }
 
     /// Sends the client what has happened and what it asked for.
-    fn deliver(&mut self) {
-        let events = self.with_state(|state| std::mem::take(&mut state.events));
+    fn deliver(&mut self, events: VecDeque<Answer>) {
         let Some(client) = self.client.as_mut() else { return };
         if client.greeted {
             for event in events {
                 client.send(0, event);
             }
         }
-        let flags = match client.flush() {
-            Ok(false) => EpollFlags::EPOLLIN,
-            Ok(true) => EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT,
-            Err(error) => {
-                tracing::info!(%error, "the client is gone");
-                self.client = None;
-                return;
+        let flushed = client.flush().and_then(|left| {
+            if left != client.waits_to_send {
+                let also = if left { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+                let mut event = EpollEvent::new(EpollFlags::EPOLLIN | also, CLIENT);
+                self.epoll.modify(&*client, &mut event)?;
+                client.waits_to_send = left;
             }
-        };
-        if let Err(errno) = self.epoll.modify(&*client, &mut EpollEvent::new(flags, CLIENT)) {
-            tracing::warn!(%errno, "the client cannot be watched");
+            Ok(())
+        });
+        if let Err(error) = flushed {
+            tracing::info!(%error, "the client is gone");
+            self.client = None;
         }
     }
 }

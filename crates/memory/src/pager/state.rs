@@ -27,8 +27,9 @@ use super::store::Store;
 use super::uffd::{Event, Outcome, Uffd};
 use crate::{PAGE_SIZE, Range, Space};
 
-/// Pages of one UFFDIO_COPY of the push: 256 KiB, which a fault waits for at most (some 50 µs).
-const CHUNK: u64 = 64;
+/// Pages of one UFFDIO_COPY of the push: 128 KiB, which a fault waits for at most: some 80 µs where
+/// memory is copied at 1.6 GB/s.
+const CHUNK: u64 = 32;
 
 /// Reads of one process's messages in one turn, so that one process does not keep the others out.
 const READS: usize = 4;
@@ -94,6 +95,7 @@ pub(crate) struct State {
     push: bool,
     done: bool,
     failed: Option<String>,
+    restore_failed: Option<String>,
     ending: bool,
     /// Counts the push's steps, so that the control thread sees that it gets its turns.
     steps: u64,
@@ -117,6 +119,7 @@ impl State {
             push: false,
             done: false,
             failed: None,
+            restore_failed: None,
             ending: false,
             steps: 0,
         }
@@ -136,6 +139,7 @@ impl State {
             push: self.push,
             done: self.done,
             failed: self.failed.clone().unwrap_or_default(),
+            restore_failed: self.restore_failed.clone().unwrap_or_default(),
         }
     }
 
@@ -225,8 +229,7 @@ impl State {
             layout.add(range);
         }
         self.registered.insert(space);
-        self.add_live(Live { space, uffd, layout })?;
-        Ok(())
+        self.add_live(Live { space, uffd, layout })
     }
 
     /// A process that is a zombie: it has no memory.
@@ -259,7 +262,13 @@ impl State {
         self.registered.clear();
         self.waiting.clear();
         self.retry.clear();
+        self.restore_failed = Some(reason.clone());
         self.events.push_back(Answer::RestoreFailed(reason));
+    }
+
+    /// Another restore begins.
+    pub(crate) fn restore_begins(&mut self) {
+        self.restore_failed = None;
     }
 
     // What the kernel says.
@@ -274,9 +283,10 @@ impl State {
                 Ok(false) => break,
                 Err(error) => {
                     let space = live.space;
+                    // Closing it would let the process go on with zeros: it is only not listened to.
+                    let _ = self.epoll.delete(&live.uffd);
                     self.fail(format!("the userfaultfd of space {space} cannot be read: {error}"));
-                    self.drop_live(id);
-                    return;
+                    break;
                 }
             }
         }
@@ -584,12 +594,14 @@ impl State {
         }
     }
 
-    fn add_live(&mut self, live: Live) -> io::Result<LiveId> {
+    /// A process that cannot be listened to is kept nevertheless: its faults wait for ever instead of
+    /// being answered with zeros.
+    fn add_live(&mut self, live: Live) -> io::Result<()> {
         let id = self.next_live;
         self.next_live += 1;
-        self.epoll.add(&live.uffd, EpollEvent::new(EpollFlags::EPOLLIN, id))?;
+        let added = self.epoll.add(&live.uffd, EpollEvent::new(EpollFlags::EPOLLIN, id));
         self.lives.insert(id, live);
-        Ok(id)
+        Ok(added?)
     }
 
     fn close_if_empty(&mut self, id: LiveId) {

@@ -25,9 +25,9 @@ use nix::errno::Errno;
 
 use crate::process::{Process, ProcessError};
 
-/// How long a thread may take to stop. It stops at once unless it waits for a disk or a vfork child;
-/// the next round tries again.
-const STOP_LIMIT: Duration = Duration::from_millis(50);
+/// How long a thread may take to stop. It stops as soon as it has a processor, unless it waits for a
+/// disk or a vfork child; the next round tries again.
+const STOP_LIMIT: Duration = Duration::from_millis(250);
 
 /// How often to look whether a thread has stopped. The event for it is SIGCHLD, which belongs to the
 /// whole agent, and waitpid(2) has no time limit.
@@ -80,6 +80,50 @@ fn step(action: &str) -> impl FnOnce(Errno) -> InjectError {
 pub(super) fn userfaultfd(process: &Process) -> Result<OwnedFd, InjectError> {
     std::thread::scope(|scope| {
         scope.spawn(|| in_this_thread(process)).join().unwrap_or_else(|_| Err(refused("the tracer panicked")))
+    })
+}
+
+/// Runs this while no thread of the process runs: some microseconds for each of them.
+pub(super) fn while_stopped<T: Send>(
+    process: &Process,
+    run: impl FnOnce() -> T + Send,
+) -> Result<T, InjectError> {
+    let in_this_thread = || {
+        // Whatever fails, the end of this thread lets go of those that are stopped.
+        let mut stopped: Vec<Tracee> = Vec::new();
+        loop {
+            let mut tasks = process.tasks()?;
+            tasks.retain(|&task| stopped.iter().all(|tracee| tracee.task != task));
+            tasks.retain(|task| {
+                let stat = process.text(&format!("task/{task}/stat"));
+                stat.is_ok_and(|stat| {
+                    crate::process::state(&stat).is_some_and(|state| !"ZXx".contains(state))
+                })
+            });
+            if tasks.is_empty() {
+                break;
+            }
+            for task in tasks {
+                let stop = Tracee::seize(process, task).and_then(|tracee| tracee.stop().map(|()| tracee));
+                match stop {
+                    Ok(tracee) => stopped.push(tracee),
+                    // It ended, which the next look at the list shows.
+                    Err(InjectError::Gone) => process.check_alive()?,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let result = run();
+        for tracee in &stopped {
+            tracee
+                .go_on()
+                .or_else(|errno| if errno == Errno::ESRCH { Ok(()) } else { Err(errno) })
+                .map_err(step("let it go on"))?;
+        }
+        Ok(result)
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(in_this_thread).join().unwrap_or_else(|_| Err(refused("the tracer panicked")))
     })
 }
 
@@ -411,6 +455,13 @@ impl Tracee {
         Errno::result(done).map(drop)
     }
 
+    /// Lets a thread go on of which nothing was changed.
+    fn go_on(&self) -> Result<(), Errno> {
+        let registers = self.registers()?;
+        self.set_registers(&arch::leave(&registers))?;
+        self.detach()
+    }
+
     fn detach(&self) -> Result<(), Errno> {
         self.by_value(libc::PTRACE_DETACH, 0)
     }
@@ -420,5 +471,79 @@ impl Tracee {
         let data = libc::c_ulong::from(data.unsigned_abs());
         // SAFETY: the requests given take their argument by value and touch no memory of ours.
         Errno::result(unsafe { libc::ptrace(request, self.task, 0_usize, data) }).map(drop)
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    /// What aarch64 has to do, tried on this machine: the thread leaves by entering its call again.
+    #[test]
+    fn a_thread_that_enters_its_call_again_loses_nothing() {
+        arch::REENTER.store(true, Ordering::Relaxed);
+        for number in [libc::SYS_clock_nanosleep, libc::SYS_poll, libc::SYS_rt_sigsuspend] {
+            // SAFETY: the child makes nothing but system calls.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: variables of the child's.
+                unsafe { libc::_exit(wait_in(number)) };
+            }
+            let process = Process::open(pid).expect("it lives");
+            let in_call = || {
+                let text = process.text(&format!("task/{pid}/syscall")).unwrap_or_default();
+                text.split_whitespace().next() == Some(&number.to_string())
+            };
+            while !in_call() {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(400));
+            for _ in 0..10 {
+                userfaultfd(&process).expect("a descriptor");
+            }
+            let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
+            let left = fds.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            assert!(!left.into_iter().any(|path| path.to_string_lossy().contains("userfaultfd")));
+            let mut status = 0;
+            // SAFETY: the child is ours.
+            unsafe {
+                if number == libc::SYS_rt_sigsuspend {
+                    libc::kill(pid, libc::SIGUSR1);
+                }
+                libc::waitpid(pid, &raw mut status, 0);
+            }
+            assert_eq!(status, 0, "system call {number}");
+        }
+        arch::REENTER.store(false, Ordering::Relaxed);
+    }
+
+    extern "C" fn handler(_: i32) {}
+
+    /// Waits 600 ms, or for a signal; 0 when it was as it should be.
+    unsafe fn wait_in(number: i64) -> i32 {
+        let begun = Instant::now();
+        // SAFETY: the arguments are variables of ours.
+        let right = unsafe {
+            match number {
+                libc::SYS_clock_nanosleep => {
+                    let time = libc::timespec { tv_sec: 0, tv_nsec: 600_000_000 };
+                    libc::nanosleep(&raw const time, std::ptr::null_mut()) == 0
+                }
+                libc::SYS_poll => libc::poll(std::ptr::null_mut(), 0, 600) == 0,
+                _ => {
+                    libc::signal(libc::SIGUSR1, handler as *const () as usize);
+                    let set: libc::sigset_t = std::mem::zeroed();
+                    return i32::from(
+                        libc::sigsuspend(&raw const set) != -1 || *libc::__errno_location() != libc::EINTR,
+                    );
+                }
+            }
+        };
+        let took = begun.elapsed();
+        // Begun anew, it would take a second at least.
+        i32::from(!right)
+            + 2 * i32::from(took < Duration::from_millis(595) || took > Duration::from_millis(950))
     }
 }

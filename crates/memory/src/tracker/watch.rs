@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use super::inject::{self, InjectError};
 use super::kernel::{Protect, Scanner, Userfault};
-use super::{Backend, TrackError, ranges};
+use super::{Backend, TrackError, entries, ranges};
 use crate::Range;
 use crate::process::{AreaKind, Process, ProcessError};
 
@@ -18,6 +18,13 @@ pub(super) enum Watch {
     New,
     /// By a userfaultfd of its address space.
     Uffd(Userfault),
+    /// By soft-dirty bits.
+    SoftDirty {
+        /// The bits tell of all writes since an earlier look.
+        cleared: bool,
+        /// Why the process could not be stopped to clear them; none when it could.
+        refusal: Option<String>,
+    },
     /// Not at all.
     Refused {
         /// Why.
@@ -54,6 +61,7 @@ impl Watch {
     pub(super) fn refusal(&self) -> Option<&str> {
         match self {
             Self::Refused { reason, .. } => Some(reason),
+            Self::SoftDirty { refusal, .. } => refusal.as_deref(),
             Self::New | Self::Uffd(_) => None,
         }
     }
@@ -66,6 +74,9 @@ impl Watch {
         scanner: &mut Scanner,
         frozen: bool,
     ) -> Result<Found, TrackError> {
+        if backend == Backend::SoftDirty {
+            return self.look_soft_dirty(process, frozen);
+        }
         if backend == Backend::Uffd && !frozen {
             self.prepare(process)?;
             if let Some(found) = self.scan(process, scanner, Manner::First)? {
@@ -78,6 +89,36 @@ impl Watch {
         }
         let manner = if frozen { Manner::Frozen } else { Manner::Second };
         Ok(self.scan(process, scanner, manner)?.unwrap_or_default())
+    }
+
+    /// Reads the bits and clears them. A write in between would be lost, so nothing runs meanwhile.
+    fn look_soft_dirty(&mut self, process: &Process, frozen: bool) -> Result<Found, TrackError> {
+        let known = matches!(self, Self::SoftDirty { cleared: true, .. });
+        let mut refusal = None;
+        let mut cleared = known;
+        let mut found = None;
+        if !frozen {
+            let read_and_clear = || {
+                let found = soft_dirty(process, !known)?;
+                process.clear_soft_dirty()?;
+                Ok::<_, TrackError>(found)
+            };
+            match inject::while_stopped(process, read_and_clear) {
+                Ok(result) => {
+                    found = Some(result?);
+                    cleared = true;
+                }
+                Err(InjectError::Gone) => return Err(ProcessError::Gone { pid: process.pid() }.into()),
+                Err(InjectError::Refused { reason, .. }) => refusal = Some(reason),
+            }
+        }
+        // The bits stay set in this case: the next look finds these pages again.
+        let found = match found {
+            Some(found) => found,
+            None => soft_dirty(process, !(known && frozen))?,
+        };
+        *self = Self::SoftDirty { cleared, refusal };
+        Ok(found)
     }
 
     /// Gets a userfaultfd of the process, if that is of use.
@@ -121,22 +162,42 @@ impl Watch {
                     Err(Replaced) => return Ok(None),
                 };
             }
-            let pages =
-                match pages {
-                    Some(pages) => pages,
-                    None => pages_of(scanner, &pagemap, &area.range, Protect::No, true).map_err(|errno| {
-                        match errno {
-                            Errno::ESRCH => ProcessError::Gone { pid: process.pid() }.into(),
-                            errno => {
-                                TrackError::Scan { pid: process.pid(), range: area.range.clone(), errno }
-                            }
-                        }
-                    })?,
-                };
+            let pages = match pages {
+                Some(pages) => pages,
+                None => pages_of(scanner, &pagemap, &area.range, Protect::No, true)
+                    .map_err(|errno| not_listed(process, &area.range, errno))?,
+            };
             pages.populated.into_iter().for_each(|range| ranges::push(&mut found.populated, range));
             pages.written.into_iter().for_each(|range| ranges::push(&mut found.written, range));
         }
         Ok(Some(found))
+    }
+}
+
+/// The pages of a process, of which those count as written that are soft-dirty, or all.
+fn soft_dirty(process: &Process, all: bool) -> Result<Found, TrackError> {
+    let areas = process.areas()?;
+    let pagemap = process.open_file("pagemap")?;
+    let mut found = Found::default();
+    for area in areas.iter().filter(|area| area.kind == AreaKind::Private) {
+        if area.executable {
+            ranges::push(&mut found.executable, area.range.clone());
+        }
+        let pages = entries::pages(&pagemap, &area.range, |range, dirty| {
+            if all || dirty {
+                ranges::push(&mut found.written, range.clone());
+            }
+            ranges::push(&mut found.populated, range);
+        });
+        pages.map_err(|errno| not_listed(process, &area.range, errno))?;
+    }
+    Ok(found)
+}
+
+fn not_listed(process: &Process, range: &Range, errno: Errno) -> TrackError {
+    match errno {
+        Errno::ESRCH => ProcessError::Gone { pid: process.pid() }.into(),
+        errno => TrackError::Scan { pid: process.pid(), range: range.clone(), errno },
     }
 }
 
@@ -182,11 +243,16 @@ fn pages_of(
     all: bool,
 ) -> Result<Found, Errno> {
     let mut found = Found::default();
-    scanner.scan(pagemap.as_fd(), range, protect, |range, written| {
+    let mut add = |range: Range, written| {
         if all || written {
             ranges::push(&mut found.written, range.clone());
         }
         ranges::push(&mut found.populated, range);
-    })?;
+    };
+    match scanner.scan(pagemap.as_fd(), range, protect, &mut add) {
+        // Linux before 6.7.
+        Err(Errno::ENOTTY) if protect == Protect::No => entries::pages(pagemap, range, add)?,
+        result => result?,
+    }
     Ok(found)
 }

@@ -39,6 +39,16 @@ fn a_daemon_that_comes_again_goes_on_where_the_other_stopped() {
 }
 
 #[test]
+fn what_a_dead_daemon_stored_and_never_put_is_given_back() {
+    let mut pager = Pager::new();
+    pager.put(7, BASE, &[1, 2]);
+    pager.client.store(&vec![1; 4096 * 500]).unwrap();
+    assert!(pager.store_bytes() > 500 * P);
+    pager.reconnect();
+    assert_eq!(pager.store_bytes(), 2 * P);
+}
+
+#[test]
 fn faults_are_served_while_no_daemon_is_there() {
     let mut pager = Pager::new();
     pager.put(7, BASE, &tags(7, BASE, 100, 0));

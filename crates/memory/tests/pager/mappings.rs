@@ -178,3 +178,45 @@ fn processes_that_end_do_not_keep_the_others_waiting() {
     pager.wait_for(&Event::Done);
     pager.wait_for_empty_store();
 }
+
+#[test]
+fn more_processes_than_descriptors_by_default_are_watched() {
+    let pager = Pager::new();
+    pager.pending(7, BASE, 2);
+    let child = restored(&pager, 2);
+    // The usual soft limit is 1024.
+    for _ in 0..1100 {
+        drop(child.another(Op::Fork));
+    }
+    let state = pager.client.state().unwrap();
+    assert_eq!((state.failed.as_str(), state.spaces), ("", 1101));
+    pager.client.push().unwrap();
+    pager.put(7, BASE, &[1, 2]);
+    pager.wait_for(&Event::Done);
+    assert_eq!(child.ask(Op::Read, BASE, 2, 0), [1, 2]);
+}
+
+#[test]
+fn faults_are_answered_while_the_address_space_changes() {
+    let pager = Pager::new();
+    pager.put(7, BASE, &tags(7, BASE, 10_000, 0));
+    let child = restored(&pager, 30_000);
+    // The kernel answers EAGAIN to whoever fills pages while a change is under way.
+    let readers: Vec<_> = (0..2).map(|_| child.another(Op::Thread)).collect();
+    for (seed, reader) in (0..).zip(&readers) {
+        reader.tell(Op::Shuffled, BASE, 20_000, seed);
+    }
+    for round in 0..400 {
+        child.ask(Op::DontNeed, BASE + 20_000 * P, 10_000, 0);
+        if round % 20 == 0 {
+            child.another(Op::Fork).exit();
+        }
+    }
+    let mut wanted = tags(7, BASE, 10_000, 0);
+    wanted.extend(vec![0; 10_000]);
+    for (seed, reader) in (0..).zip(&readers) {
+        assert!(reader.answer().0 == crate::child::shuffled(&wanted, seed), "reader {seed}");
+    }
+    pager.client.push().unwrap();
+    pager.wait_for(&Event::Done);
+}

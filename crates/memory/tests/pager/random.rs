@@ -14,7 +14,7 @@ const COUNT: &str = "GODWIT_PAGER_SEEDS";
 const ONE: &str = "GODWIT_PAGER_SEED";
 
 /// Pages of the area at the beginning.
-const PAGES: u64 = 4000;
+const PAGES: u64 = 20_000;
 
 /// Operations of one history.
 const STEPS: u64 = 400;
@@ -49,7 +49,7 @@ impl World {
     /// Rounds of copying, then what is left for later.
     fn before(&mut self) {
         for _ in 0..self.random(30) + 5 {
-            let (first, count) = (self.random(PAGES), self.random(300) + 1);
+            let (first, count) = (self.random(PAGES), self.random(2000) + 1);
             let count = count.min(PAGES - first);
             let addr = BASE + first * P;
             if self.random(5) == 0 {
@@ -151,8 +151,14 @@ impl World {
 
     fn check_all(&self) {
         for (who, process) in self.processes.iter().enumerate() {
-            for (at, tag) in &process.memory {
-                assert_eq!(process.child.ask(Op::Read, *at, 1, 0), [*tag], "process {who} at {at:#x}");
+            let mut pages = process.memory.iter().peekable();
+            while let Some((&start, &tag)) = pages.next() {
+                let mut wanted = vec![tag];
+                while let Some((_, tag)) = pages.next_if(|(at, _)| **at == start + wanted.len() as u64 * P) {
+                    wanted.push(*tag);
+                }
+                let read = process.child.ask(Op::Read, start, wanted.len() as u64, 0);
+                assert!(read == wanted, "process {who} from {start:#x} on");
             }
         }
     }
@@ -195,8 +201,11 @@ fn history(seed: u64) {
             }
         }
     });
-    world.pager.client.push().unwrap();
-    for _ in 0..STEPS {
+    let start = world.random(STEPS / 4);
+    for step in 0..STEPS {
+        if step == start {
+            world.pager.client.push().unwrap();
+        }
         world.step();
     }
     world.send(u64::MAX);

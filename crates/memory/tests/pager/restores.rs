@@ -64,7 +64,9 @@ fn a_restore_that_failed_can_be_tried_again_with_every_page() {
     drop(criu);
     assert!(matches!(pager.event(), Event::RestoreFailed { .. }));
     drop(first);
-    assert_eq!(pager.client.state().unwrap().spaces, 0);
+    let state = pager.client.state().unwrap();
+    assert!(state.restore_failed.contains("went away"), "{state:?}");
+    assert_eq!((state.spaces, state.stored), (0, 50));
     let child = restored(&pager, 50);
     pager.client.push().unwrap();
     assert_eq!(pager.event(), Event::Done);
@@ -105,6 +107,8 @@ fn pages_that_come_while_criu_is_at_work_are_not_lost() {
     assert_eq!(child.ask(Op::Read, BASE, 2, 0), tags(7, BASE, 2, 0));
     pager.put(7, BASE + 5 * P, &tags(7, BASE + 5 * P, 5, 0));
     pager.pending(7, BASE + 10 * P, 5);
+    // CRIU's word comes over another socket: this says that the pager has taken all that was sent.
+    pager.client.state().unwrap();
     child.ask(Op::Close, 0, 0, 0);
     criu.finished();
     pager.put(7, BASE + 10 * P, &tags(7, BASE + 10 * P, 5, 0));

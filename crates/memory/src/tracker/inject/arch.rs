@@ -8,6 +8,8 @@ use aarch64 as native;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as native;
 
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(super) use native::REENTER;
 pub(super) use native::{
     ALIGNMENT, INSTRUCTION, call, has_known_width, leave, must_reenter, pc, result, rewound, skip,
 };
@@ -78,19 +80,41 @@ mod x86_64 {
     }
 
     /// Whether the thread has to enter its system call again before another one can be made. Not
-    /// here: the kernel decides on that after the last stop, from the registers.
-    pub(in super::super) fn must_reenter(_at_pc: &[u8], _registers: &user_regs_struct) -> bool {
+    /// here: the kernel decides on that after the last stop, from the registers. Tests try the other
+    /// architecture's way, which works here too.
+    pub(in super::super) fn must_reenter(_at_pc: &[u8], registers: &user_regs_struct) -> bool {
+        #[cfg(test)]
+        if REENTER.load(std::sync::atomic::Ordering::Relaxed) {
+            // ERESTARTSYS to ERESTART_RESTARTBLOCK.
+            return (-516..=-512).contains(&registers.rax.cast_signed());
+        }
+        let _ = registers;
         false
     }
 
+    #[cfg(test)]
+    pub(in super::super) static REENTER: std::sync::atomic::AtomicBool =
+        std::sync::atomic::AtomicBool::new(false);
+
     /// Lets a thread that is about to make a system call pass over it.
-    pub(in super::super) fn skip(_task: i32, _entered: &user_regs_struct) -> Result<(), Errno> {
-        Err(Errno::ENOTSUP)
+    pub(in super::super) fn skip(task: i32, entered: &user_regs_struct) -> Result<(), Errno> {
+        let mut registers = user_regs_struct { orig_rax: u64::MAX, ..*entered };
+        let iov_len = size_of::<user_regs_struct>();
+        let mut vector = libc::iovec { iov_base: (&raw mut registers).cast(), iov_len };
+        let kind = i64::from(libc::NT_PRSTATUS);
+        // SAFETY: the vector covers a variable of ours.
+        let done = unsafe { libc::ptrace(libc::PTRACE_SETREGSET, task, kind, &raw mut vector) };
+        Errno::result(done).map(drop)
     }
 
-    /// Registers that make the system call again that the thread is about to make.
+    /// Registers that make the system call again that the thread is about to make. It may have
+    /// become restart_syscall(2): its number is in the registers.
     pub(in super::super) fn rewound(entered: &user_regs_struct) -> user_regs_struct {
-        *entered
+        let mut registers = *entered;
+        registers.rip -= INSTRUCTION.len() as u64;
+        registers.rax = entered.orig_rax;
+        registers.orig_rax = u64::MAX;
+        registers
     }
 
     /// Registers to go on with: a system call that our stop alone has ended begins again.

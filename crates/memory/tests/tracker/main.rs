@@ -1,0 +1,14 @@
+//! Tracking real processes: what they hold after any course of events, and that they notice nothing.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "addresses of this 64-bit machine, and random numbers"
+)]
+
+mod child;
+mod direct;
+mod reading;
+mod replica;
+mod torture;
+mod undisturbed;
