@@ -1,0 +1,151 @@
+//! Stock post-copy: what a user gets from runc and CRIU without more programs.
+//!
+//! ```text
+//!   source        runc checkpoint --lazy-pages ──▶ ready ─────────────── pages ──▶ ends, tasks gone
+//!   link                                            ╲ images                 ╲
+//!   destination                                      criu lazy-pages ─▶ runc restore --lazy-pages
+//! ```
+//!
+//! As good as such a script gets, as for the cold baseline: everything is prepared before the freeze.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Read as _},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use godwit_lab::Lab;
+use serde_json::Value;
+
+use super::stock::{Container, Figures, Output, Sides, Stock, answer_for, copy, found_again, path};
+use crate::verbs::trial::{DESTINATION, SERVICE, SOURCE};
+
+/// TCP port of CRIU's page server at the source.
+const PAGES: &str = "7001";
+/// How long the pages may take after the restore; what takes longer is a failure, with this reason.
+const PATIENCE: Duration = Duration::from_secs(600);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A stock lazy migration of Redis under load.
+pub(super) async fn run(stock: &Stock, lab: &Lab) -> anyhow::Result<Value> {
+    stock.moved(lab, "stock-lazy", "postcopy", switch).await
+}
+
+fn switch(sides: &Sides, lab: &Lab) -> anyhow::Result<(Figures, Output)> {
+    let (from, to) = (&sides.source, &sides.destination);
+    let begun = Instant::now();
+    let mut server = Program::checkpoint(from, lab)?;
+    copy(lab, &from.images(), &to.images())?;
+    let mut client = Program::lazy_pages(to, lab)?;
+    let output = to
+        .restore_with(&to.images(), &["--lazy-pages"])
+        .with_context(|| format!("criu lazy-pages says: {}", client.last_words()))?;
+    answer_for(lab, SOURCE, false)?;
+    answer_for(lab, DESTINATION, true)?;
+    let frozen_ms = begun.elapsed().as_secs_f64() * 1e3;
+    found_again(lab)?;
+    client.finish(Instant::now() + PATIENCE)?;
+    server.finish(Instant::now() + PATIENCE)?;
+    Ok((Figures { frozen_ms, total_ms: begun.elapsed().as_secs_f64() * 1e3, bytes: None }, output))
+}
+
+/// A program that goes on beside this one; it is ended when it is dropped.
+struct Program {
+    name: &'static str,
+    child: Child,
+    log: std::path::PathBuf,
+}
+
+impl Program {
+    /// Freezes and dumps all but the pages; returns when CRIU is ready to give those.
+    fn checkpoint(container: &Container, lab: &Lab) -> anyhow::Result<Self> {
+        fs::create_dir_all(container.images())?;
+        // The page server listens in the node's namespace. The word that it is ready comes through
+        // descriptor 9: the first ones are taken by runc and CRIU for themselves.
+        let mut command = lab.command(SOURCE, "sh")?;
+        command.args(["-c", "exec \"$@\" 9>&1 >&2", "sh", "runc", "--root"]);
+        command.arg(container.directory.join("runc"));
+        command.args(["checkpoint", "--tcp-established", "--lazy-pages", "--status-fd", "9"]);
+        command.arg("--page-server").arg(format!("{}:{PAGES}", lab.address(SOURCE)?));
+        command.arg("--image-path").arg(container.images());
+        command.arg("--work-path").arg(container.work()).arg(SERVICE);
+        let log = container.work().join("dump.log");
+        let mut program = Self::start("runc checkpoint", command, log)?;
+        program.ready()?;
+        Ok(program)
+    }
+
+    /// The daemon that fetches pages; returns when it listens for the restore.
+    fn lazy_pages(container: &Container, lab: &Lab) -> anyhow::Result<Self> {
+        fs::create_dir_all(container.work())?;
+        let mut command = lab.command(DESTINATION, "sh")?;
+        command.args(["-c", "exec \"$@\" 9>&1 >&2", "sh", "criu", "lazy-pages", "--page-server"]);
+        command.arg("--address").arg(lab.address(SOURCE)?.to_string()).args(["--port", PAGES]);
+        command.arg("--images-dir").arg(container.images()).arg("--work-dir").arg(container.work());
+        command.args(["--status-fd", "9", "-v2", "--log-file", "lazy-pages.log"]);
+        let log = container.work().join("lazy-pages.log");
+        let mut program = Self::start("criu lazy-pages", command, log)?;
+        program.ready()?;
+        Ok(program)
+    }
+
+    fn start(name: &'static str, mut command: Command, log: std::path::PathBuf) -> anyhow::Result<Self> {
+        if let Some(directory) = log.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let words = OpenOptions::new().create(true).append(true).open(log.with_extension("err"))?;
+        command.env("PATH", path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(words);
+        let child = command.spawn().with_context(|| format!("{name} cannot be run"))?;
+        Ok(Self { name, child, log })
+    }
+
+    /// Waits for the byte that CRIU writes when it is ready.
+    fn ready(&mut self) -> anyhow::Result<()> {
+        let Some(mut status) = self.child.stdout.take() else { bail!("{} has no status", self.name) };
+        match status.read_exact(&mut [0]) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                let status = self.child.wait()?;
+                bail!("{} ended with {status} before it was ready: {}", self.name, self.last_words())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until it has done its work.
+    fn finish(&mut self, deadline: Instant) -> anyhow::Result<()> {
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                ensure!(status.success(), "{} ended with {status}: {}", self.name, self.last_words());
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "{} was not done {} s after the restore: {}",
+                self.name,
+                PATIENCE.as_secs(),
+                self.last_words()
+            );
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// The end of its log, and of its standard error.
+    fn last_words(&self) -> String {
+        let text = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+        let all = text(self.log.clone()) + &text(self.log.with_extension("err"));
+        let lines: Vec<_> = all.lines().filter(|line| line.contains("rror")).collect();
+        lines[lines.len().saturating_sub(4)..].join("; ")
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Gone already, mostly.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
