@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
     process::{ChildStderr, ChildStdout, Command, Stdio},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -36,6 +36,9 @@ const LIBEXEC: &str = "/usr/local/lib/godwit/bin";
 /// The service's, on both nodes.
 const MAC: &str = "02:67:0a:58:00:0a";
 const GATEWAY: &str = "10.88.0.1/16";
+/// How long runc may take: a lazy restore whose pages do not come would wait for ever.
+const PATIENCE: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_millis(1);
 /// TCP port of the copy.
 const COPY: u16 = 7000;
 
@@ -311,7 +314,18 @@ impl Container {
         let log = self.directory.join("runc.log");
         command.args([SERVICE]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("runc cannot be run")?;
-        let status = child.wait()?;
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match child.try_wait()? {
+                Some(status) => break status,
+                None if Instant::now() < deadline => thread::sleep(PAUSE),
+                None => {
+                    child.kill()?;
+                    child.wait()?;
+                    bail!("runc {verb} did not end within {} s", PATIENCE.as_secs());
+                }
+            }
+        };
         ensure!(
             status.success(),
             "runc {verb} ended with {status}: {}",

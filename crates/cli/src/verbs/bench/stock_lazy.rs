@@ -27,6 +27,12 @@ use crate::verbs::trial::{DESTINATION, SERVICE, SOURCE};
 const PAGES: &str = "7001";
 /// How long the pages may take after the restore; what takes longer is a failure, with this reason.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// What a pipe may hold at most, by the kernel's setting, and what CRIU's page server wants it to be:
+/// it asks for a pipe of 4 MiB, does not look whether it got it, and gives up at the first request of
+/// more than 16 pages if not. Root with CAP_SYS_RESOURCE gets it whatever the setting says; root in
+/// many containers and virtual machines does not.
+const PIPE_LIMIT: &str = "/proc/sys/fs/pipe-max-size";
+const PIPE_WANTED: u64 = 4 << 20;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A stock lazy migration of Redis under load.
@@ -36,6 +42,7 @@ pub(super) async fn run(stock: &Stock, lab: &Lab) -> anyhow::Result<Value> {
 
 fn switch(sides: &Sides, lab: &Lab) -> anyhow::Result<(Figures, Output)> {
     let (from, to) = (&sides.source, &sides.destination);
+    let _limit = PipeLimit::raise()?;
     let begun = Instant::now();
     let mut server = Program::checkpoint(from, lab)?;
     copy(lab, &from.images(), &to.images())?;
@@ -50,6 +57,29 @@ fn switch(sides: &Sides, lab: &Lab) -> anyhow::Result<(Figures, Output)> {
     client.finish(Instant::now() + PATIENCE)?;
     server.finish(Instant::now() + PATIENCE)?;
     Ok((Figures { frozen_ms, total_ms: begun.elapsed().as_secs_f64() * 1e3, bytes: None }, output))
+}
+
+/// Sets the limit back when it is dropped.
+struct PipeLimit(Option<String>);
+
+impl PipeLimit {
+    fn raise() -> anyhow::Result<Self> {
+        let before = fs::read_to_string(PIPE_LIMIT).context(PIPE_LIMIT)?;
+        if before.trim().parse::<u64>()? >= PIPE_WANTED {
+            return Ok(Self(None));
+        }
+        fs::write(PIPE_LIMIT, PIPE_WANTED.to_string()).context(PIPE_LIMIT)?;
+        Ok(Self(Some(before)))
+    }
+}
+
+impl Drop for PipeLimit {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            // It was writable a moment ago.
+            let _ = fs::write(PIPE_LIMIT, before);
+        }
+    }
 }
 
 /// A program that goes on beside this one; it is ended when it is dropped.
