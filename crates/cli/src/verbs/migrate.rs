@@ -116,6 +116,11 @@ enum Allow {
 }
 
 impl How {
+    /// Over this many connections, and without compression: what a link carries shall be seen.
+    pub(crate) fn plain(streams: u32) -> Self {
+        Self { streams: Some(streams), compress: Compress::Off, ..Self::default() }
+    }
+
     /// The request that moves a service so.
     pub(crate) fn request(&self, mode: Mode, name: &str, to: &str) -> MigrateRequest {
         let compress = match self.compress {

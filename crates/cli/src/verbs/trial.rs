@@ -58,10 +58,12 @@ pub(crate) struct Seen {
 
 /// When a move did what, as the client's clock has it.
 #[derive(Clone, Copy)]
-struct Moments {
+pub(crate) struct Moments {
     begun: Instant,
     /// The first round of copying began, and ended before the freeze, if there were any.
     copying: Option<(Instant, Option<Instant>)>,
+    /// The most that a round sent, bytes of pages per second.
+    pub(crate) bandwidth: f64,
 }
 
 impl Seen {
@@ -101,7 +103,7 @@ impl Seen {
     /// Fills in what can be told when the client has ended.
     fn look(&mut self, timeline: &Timeline) {
         let p99 = |from, to| Some(timeline.quantile(from, to, 0.99)?.as_secs_f64() * 1e3);
-        let Moments { begun, copying } = self.moments;
+        let Moments { begun, copying, .. } = self.moments;
         let before = begun.checked_sub(WATCHED).and_then(|from| p99(from, begun));
         self.p99_ms = [before, copying.and_then(|(from, to)| p99(from, to?))];
     }
@@ -205,7 +207,7 @@ pub(crate) async fn with_godwit(
     for (from, to) in ways.into_iter().take(if job.back { 2 } else { 1 }) {
         say(&format!("godwit migrate {SERVICE} --to {to}"))?;
         let before = left(lab, from).await?;
-        let (report, moments) = moved(&connection, job, to, global).await?;
+        let (report, moments) = moved(&connection, job, SERVICE, to, global).await?;
         let link_bytes = left(lab, from).await?.saturating_sub(before);
         let client;
         (clients, client) = clients.watch().await?;
@@ -239,19 +241,22 @@ pub(crate) async fn left(lab: &Lab, host: &'static str) -> anyhow::Result<u64> {
     .await
 }
 
-async fn moved(
+/// One move of a service, and when it did what.
+pub(crate) async fn moved(
     connection: &Connection,
     job: &Job,
+    service: &str,
     to: &str,
     global: &Global,
 ) -> anyhow::Result<(MigrationReport, Moments)> {
-    let mut moments = Moments { begun: Instant::now(), copying: None };
-    let mut events = migrate::start(connection.clone(), job.how.request(job.mode, SERVICE, to));
-    let mut progress = Progress::new(SERVICE, global.json);
+    let mut moments = Moments { begun: Instant::now(), copying: None, bandwidth: 0.0 };
+    let mut events = migrate::start(connection.clone(), job.how.request(job.mode, service, to));
+    let mut progress = Progress::new(service, global.json);
     let outcome = loop {
         match events.recv().await {
             Some(Ok(migration_event::Kind::Progress(step))) => {
                 moments.see(&step.phase);
+                moments.bandwidth = moments.bandwidth.max(step.bandwidth);
                 progress.show(&step);
             }
             Some(Ok(migration_event::Kind::Report(report))) => break Some(Ok(report)),
@@ -262,7 +267,7 @@ async fn moved(
     progress.end();
     match outcome {
         Some(outcome) => Ok((outcome?, moments)),
-        None => bail!("godwitd ended the migration of {SERVICE} without a report"),
+        None => bail!("godwitd ended the migration of {service} without a report"),
     }
 }
 

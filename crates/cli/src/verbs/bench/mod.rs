@@ -2,13 +2,17 @@
 //!
 //! - [`moves`]: moves of a service under load, by godwit and by the baselines, in turn.
 //! - [`stock`] and [`stock_lazy`]: the baselines.
+//! - [`parts`]: what the link carries, how long a fault takes, what a look at the memory costs.
+//! - [`touch`]: the service that those move.
 //! - [`plot`]: pictures and a table of what the others measured.
 
 mod moves;
+mod parts;
 mod plot;
 mod results;
 mod stock;
 mod stock_lazy;
+mod touch;
 
 use std::process::ExitCode;
 
@@ -50,16 +54,33 @@ enum BenchVerb {
     /// downtime_ms, lost_ops and reconnects. Modes and baselines take turns, run by run. What fails
     /// is a line with its reason. Ends with 1 if a move of godwit failed or lost an answer.
     Migrate(moves::Args),
+    /// Measure what the mover gets out of a link, beside iperf3 on the same link
+    Wire(parts::LinkArgs),
+    /// Measure how long pages are waited for that are still at the source, and how fast the others go
+    Faults(parts::LinkArgs),
+    /// Measure the CPU time of finding what a process wrote
+    Scan(parts::ScanArgs),
+    /// Hold memory and touch it: the service of wire, faults and scan
+    #[command(hide = true)]
+    Touch(touch::Args),
     /// Draw what was measured: SVG pictures and a table in Markdown
     Plot(plot::Args),
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    if let BenchVerb::Touch(args) = &args.verb {
+        // No lab, and no signals but the usual: it runs inside a container.
+        return touch::run(args);
+    }
     let mut interrupts = Interrupts::new()?;
     let name = args.name;
     let work = async {
         match &args.verb {
             BenchVerb::Migrate(args) => moves::measure(args, &name, global).await,
+            BenchVerb::Wire(args) => parts::wire(args, &name, global).await,
+            BenchVerb::Faults(args) => parts::faults(args, &name, global).await,
+            BenchVerb::Scan(args) => parts::scan(args, global),
+            BenchVerb::Touch(_) => unreachable!("it ran above"),
             BenchVerb::Plot(args) => plot::run(args),
         }
     };

@@ -204,9 +204,10 @@ fn bars(
         return Ok(false);
     }
     // A bar is one unit high, and so is a heading.
-    let units = f64::from(u32::try_from(count + groups.len()).unwrap_or(1));
+    let rows = u32::try_from(count + groups.len()).unwrap_or(1);
+    let units = f64::from(rows);
     let legend = if words.legend.is_empty() { 0 } else { 28 };
-    let height = 46 + legend + (units * 24.0).ceil() as u32 + 56;
+    let height = 46 + legend + rows * 24 + 56;
     let root = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
     title(&root, words.title)?;

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::data::Data;
+use serde_json::Value;
+
+use super::data::{Data, median};
 use crate::output;
 
 /// All results as a page of Markdown.
@@ -48,19 +50,49 @@ pub(super) fn text(data: &Data) -> String {
             }
         }
     }
-    if !data.parts.is_empty() {
-        page.push_str("\n## Parts\n\n| what | figure | value |\n|---|---|---:|\n");
-        for part in &data.parts {
-            let Some(fields) = part.as_object() else { continue };
-            let name = part["series"].as_str().unwrap_or_default();
-            for (field, value) in fields.iter().filter(|(_, value)| value.is_number()) {
-                let value = value.as_f64().unwrap_or_default();
-                let value = if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.3}") };
-                let _ = writeln!(page, "| {name} | {field} | {value} |");
-            }
+    parts(data, &mut page);
+    page
+}
+
+/// The figures of each benchmark of a part: field, name, unit.
+const FIGURES: [(&str, &str, &str); 11] = [
+    ("iperf_mb_s", "iperf3", "MB/s"),
+    ("pages_mb_s", "pages", "MB/s"),
+    ("share_of_iperf", "pages ÷ iperf3", ""),
+    ("round_trip_ms", "round trip", "ms"),
+    ("fault_p50_ms", "a fault, median", "ms"),
+    ("fault_p99_ms", "a fault, 99 of 100", "ms"),
+    ("faults_timed", "faults", ""),
+    ("populated_pages", "pages looked at", ""),
+    ("written_pages", "pages found written", ""),
+    ("cpu_ms", "CPU time of a look", "ms"),
+    ("wall_ms", "time of a look", "ms"),
+];
+
+fn parts(data: &Data, page: &mut String) {
+    let mut names: Vec<_> = data.parts.iter().map(part_name).collect();
+    names.sort();
+    names.dedup();
+    if !names.is_empty() {
+        page.push_str("\n## Parts\n\n| benchmark | runs | figure | median |\n|---|---:|---|---:|\n");
+    }
+    for name in names {
+        let rows: Vec<_> = data.parts.iter().filter(|part| part_name(part) == name).collect();
+        for (field, figure, unit) in FIGURES {
+            let Some(value) = median(rows.iter().filter_map(|row| row[field].as_f64()).collect()) else {
+                continue;
+            };
+            let places = if value.fract() == 0.0 { 0 } else { 2 };
+            let _ = writeln!(page, "| {name} | {} | {figure} | {value:.places$} {unit} |", rows.len());
         }
     }
-    page
+}
+
+/// What was measured, with what.
+fn part_name(part: &Value) -> String {
+    let memory = part["memory"].as_u64().map(output::bytes);
+    let words = [part["series"].as_str(), memory.as_deref(), part["link"].as_str()];
+    words.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 fn bytes(value: f64) -> String {
