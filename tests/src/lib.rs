@@ -12,8 +12,11 @@
 //! What goes wrong in here ends the test: these helpers panic with a sentence.
 #![allow(clippy::unwrap_used)]
 
+pub mod comparison;
 pub mod leftovers;
+pub mod matrix;
 pub mod mqtt;
+pub mod torture;
 pub mod victim;
 
 use std::{
@@ -207,22 +210,31 @@ impl Bed {
 
     /// Moves a service and checks that it moved; the report as godwit printed it.
     pub fn migrate(&self, name: &str, from: &str, to: &str) -> Report {
-        let said = self.godwit(from, &["--json", "migrate", name, "--to", to]);
+        self.migrate_so(name, from, to, &[])
+    }
+
+    /// The same, with further flags of `godwit migrate`.
+    pub fn migrate_so(&self, name: &str, from: &str, to: &str, how: &[&str]) -> Report {
+        let said = self.godwit(from, &[&["--json", "migrate", name, "--to", to], how].concat());
         assert_eq!(said.code, 0, "moving {name} from {from} to {to}: {}{}", said.stdout, said.stderr);
-        let report: Report = serde_json::from_str(&said.stdout)
+        // The report comes after the steps.
+        let last = said.stdout.lines().last().unwrap_or_default();
+        let report: Report = serde_json::from_str(last)
             .unwrap_or_else(|error| panic!("the report of a migration: {error}: {}", said.stdout));
         let seen = [&report.name, &report.outcome, &report.source, &report.destination].map(String::as_str);
         assert_eq!(seen, [name, "moved", from, to], "{report:?}");
         report
     }
 
-    /// Moves a service ten times in a row between `a` and `b`, beginning on `a`. `check` is called
+    /// Moves a service ten times in a row between `a` and `b`, beginning on `a`, in each mode in both
+    /// directions. `check` is called
     /// after each move with its number, from 1, and the node that has the service now.
     pub fn ten_moves(&self, name: &str, mut check: impl FnMut(usize, &str)) -> Moves {
         let mut reports = Vec::new();
         for number in 1..=10 {
             let (from, to) = if number % 2 == 1 { ("a", "b") } else { ("b", "a") };
-            reports.push(self.migrate(name, from, to));
+            let mode = MODES[(number - 1) % MODES.len()];
+            reports.push(self.migrate_so(name, from, to, &["--mode", mode]));
             check(number, to);
         }
         let moves = Moves(reports);
@@ -304,6 +316,10 @@ fn sweep(test: &str) {
         }
     }
 }
+
+/// All modes, in an order in which each follows another kind: five of them, so that ten moves to and
+/// fro are each mode in both directions.
+pub const MODES: [&str; 5] = ["precopy", "postcopy", "cold", "hybrid", "auto"];
 
 /// Waits until `found` finds something, looking every few milliseconds; for what no event tells.
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {

@@ -34,17 +34,20 @@ use crate::{Bed, CLIENT, PATIENCE, Report, Said, wait_for};
 pub const NAME: &str = "redis";
 /// Its address.
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
-/// Data in it.
-const FILL: u64 = 4 << 20;
+/// Data in it, unless a test wants more.
+pub const FILL: u64 = 4 << 20;
 /// Requests a second.
 const RATE: u32 = 250;
 /// Pause between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(2);
 /// Every point at which a migration can be held, in the order in which it passes them.
-pub const POINTS: [&str; 10] = [
+pub const POINTS: [&str; 16] = [
     "destination.reserved",
     "destination.prepared",
+    "source.copying",
+    "source.copied",
     "source.frozen",
+    "source.sending",
     "destination.receiving",
     "destination.received",
     "destination.restoring",
@@ -52,6 +55,9 @@ pub const POINTS: [&str; 10] = [
     "source.committed",
     "destination.committing",
     "destination.committed",
+    "source.serving",
+    "source.pushing",
+    "destination.filling",
 ];
 
 /// A service as `godwit ps` shows it.
@@ -72,6 +78,7 @@ pub struct Shown {
 pub struct Victim {
     load: Option<RedisLoad>,
     data: RedisClient,
+    fill: u64,
     watch: Watch,
     before: [BTreeSet<String>; 2],
     /// The lab.
@@ -99,13 +106,18 @@ impl Victim {
         change: impl FnOnce(&mut LabConfig, &Path),
         flags: impl FnOnce(&mut Preset) -> Vec<String>,
     ) -> Self {
-        Self::up_beside(test, change, flags, None)
+        Self::up_beside(test, change, flags, None, FILL)
+    }
+
+    /// The same with so many bytes of data in it.
+    pub fn up_filled(test: &str, fill: u64, change: impl FnOnce(&mut LabConfig, &Path)) -> Self {
+        Self::up_beside(test, change, |_| Vec::new(), None, fill)
     }
 
     /// Redis on `a` and, begun while the nodes could not ask each other, another service on `b` of the
     /// given name and address. The client cannot reach `b`, so that it knows one owner of an address.
     pub fn up_split(test: &str, name: &str, address: Ipv4Addr) -> Self {
-        Self::up_beside(test, |_, _| {}, |_| Vec::new(), Some((name, address)))
+        Self::up_beside(test, |_, _| {}, |_| Vec::new(), Some((name, address)), FILL)
     }
 
     fn up_beside(
@@ -113,6 +125,7 @@ impl Victim {
         change: impl FnOnce(&mut LabConfig, &Path),
         flags: impl FnOnce(&mut Preset) -> Vec<String>,
         beside: Option<(&str, Ipv4Addr)>,
+        fill: u64,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let faults = directory.path().join("faults");
@@ -138,7 +151,7 @@ impl Victim {
             bed.lab().heal("a", "b").unwrap();
         }
         let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
-        data.fill(FILL).unwrap();
+        data.fill(fill).unwrap();
         let load = RedisLoad::start(bed.lab(), CLIENT, preset.at(ADDRESS), RATE).unwrap();
         // Two services of one name are two, not one that runs twice.
         let watch = match beside {
@@ -146,7 +159,7 @@ impl Victim {
             _ => Watch::start(bed.lab().name()),
         };
         let mut victim =
-            Self { load: Some(load), data, watch, before, bed, preset, faults, _directory: directory };
+            Self { load: Some(load), data, fill, watch, before, bed, preset, faults, _directory: directory };
         if beside.is_none() {
             // Node b has heard of it: its forwarding entries belong to what it held before.
             victim
@@ -176,7 +189,13 @@ impl Victim {
 
     /// Starts `godwit --json migrate` from `from` to `to`.
     pub fn begin(&self, from: &str, to: &str) -> Attempt {
-        let mut command = self.bed.command(from, &["--json", "migrate", NAME, "--to", to]);
+        self.begin_with(from, to, &[])
+    }
+
+    /// The same with more flags.
+    pub fn begin_with(&self, from: &str, to: &str, flags: &[&str]) -> Attempt {
+        let arguments = [&["--json", "migrate", NAME, "--to", to], flags].concat();
+        let mut command = self.bed.command(from, &arguments);
         Attempt(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
@@ -210,8 +229,7 @@ impl Victim {
 
     /// The service runs at `node` and there only, its client has lost nothing, and both nodes say so.
     pub fn runs_at(&self, node: &str) {
-        let lap = self.load.as_ref().unwrap().lap().unwrap();
-        assert!(lap.is_clean() && lap.reconnects == 0, "{lap:?}");
+        self.client_is_content();
         for asked in ["a", "b"] {
             let state = if asked == node { "running" } else { "remote" };
             self.shown(asked, |shown| shown.is_some_and(|shown| shown.state == state && shown.node == node));
@@ -220,10 +238,58 @@ impl Victim {
         self.watch.check();
     }
 
-    /// The service runs at `a` as before, though `b` may not know.
-    pub fn runs_at_a_whatever_b_says(&self) {
+    /// The client has been answered everything that it asked.
+    fn client_is_content(&self) {
         let lap = self.load.as_ref().unwrap().lap().unwrap();
         assert!(lap.is_clean() && lap.reconnects == 0, "{lap:?}");
+    }
+
+    /// All data are in the service, byte for byte: a page that was lost would read as zero.
+    pub fn has_its_data(&mut self) {
+        self.data.check_fill(self.fill).unwrap();
+    }
+
+    /// Puts so many bytes of further data into it, beyond those that it has.
+    pub fn grows(&mut self, bytes: u64) {
+        self.fill += bytes;
+        self.data.fill(self.fill).unwrap();
+    }
+
+    /// After the service was lost and removed: another one on `node`, with a client of its own.
+    pub fn renew(&mut self, node: &str) {
+        // What became of its last requests is not known to anybody.
+        drop(self.load.take());
+        self.bed.run(node, NAME, ADDRESS, &self.preset, &[]);
+        let at = self.preset.at(ADDRESS);
+        self.data = RedisClient::connect(self.bed.lab(), CLIENT, at, PATIENCE).unwrap();
+        self.data.fill(self.fill).unwrap();
+        self.load = Some(RedisLoad::start(self.bed.lab(), CLIENT, at, RATE).unwrap());
+    }
+
+    /// What a node holds of services and migrations, without what all nodes know of a service of
+    /// another; comparable with another node's.
+    pub fn holdings(&self, node: &str) -> BTreeSet<String> {
+        let (own, any) = [node, "NODE"].map(|node| format!("/{}/{node}/", self.bed.lab().name())).into();
+        let traces = traces(&self.bed, node).into_iter();
+        traces.filter(|trace| !trace.starts_with("forwarding")).map(|t| t.replace(&own, &any)).collect()
+    }
+
+    /// The pagers that live on a node.
+    pub fn pagers(&self, node: &str) -> Vec<rustix::process::Pid> {
+        let pagers = run_directory(self.bed.lab().name(), node).join("pagers");
+        let entries = fs::read_dir(pagers).into_iter().flatten().flatten();
+        let locks = entries.filter_map(|entry| fs::read_to_string(entry.path().join("pager.lock")).ok());
+        locks.filter_map(|pid| rustix::process::Pid::from_raw(pid.trim().parse().ok()?)).collect()
+    }
+
+    /// No process of it ran at both nodes at once.
+    pub fn never_ran_twice(&self) {
+        self.watch.check();
+    }
+
+    /// The service runs at `a` as before, though `b` may not know.
+    pub fn runs_at_a_whatever_b_says(&self) {
+        self.client_is_content();
         self.shown("a", |shown| shown.is_some_and(|shown| shown.state == "running"));
         self.watch.check();
     }
@@ -236,7 +302,7 @@ impl Victim {
     /// Node `a` holds nothing of a migration: neither its images nor processes that wait for it.
     pub fn no_migration_on_a(&self) {
         let lab = self.bed.lab().name();
-        let room = Path::new("/run/godwit/labs").join(lab).join("a/migrations");
+        let room = run_directory(lab, "a").join("migrations");
         wait_for("the end of the images on a", || {
             let left = fs::read_dir(&room).map_or(0, Iterator::count);
             (left == 0 && mounts_below(&room).is_empty()).then_some(())
@@ -246,10 +312,15 @@ impl Victim {
     /// Begins a migration that is held at `point`, as soon as `b` has noticed that the one before it
     /// has ended.
     pub fn begin_patiently_and_hold(&self, point: &str) -> Attempt {
+        self.begin_with_and_hold("a", "b", &[], point)
+    }
+
+    /// The same from `from` to `to` with more flags.
+    pub fn begin_with_and_hold(&self, from: &str, to: &str, flags: &[&str], point: &str) -> Attempt {
         let mark = self.faults.join(format!("{point}.reached"));
         self.hold(point);
         wait_for(&format!("point {point} of the migration"), || {
-            let mut attempt = self.begin("a", "b");
+            let mut attempt = self.begin_with(from, to, flags);
             while attempt.0.try_wait().unwrap().is_none() {
                 if mark.exists() {
                     return Some(attempt);
@@ -257,7 +328,8 @@ impl Victim {
                 thread::sleep(LOOK);
             }
             let reason = attempt.kept();
-            assert!(reason.contains("node b refuses") && reason.contains("earlier migration"), "{reason}");
+            let busy = reason.contains(&format!("node {to} refuses")) && reason.contains("earlier migration");
+            assert!(busy, "{reason}");
             None
         })
     }
@@ -281,7 +353,7 @@ impl Victim {
         let report = self.load.take().unwrap().stop().unwrap();
         assert!(report.is_clean() && report.reconnects == 0, "{report:?}");
         assert_eq!(report.sent, report.answered);
-        self.data.check_fill(FILL).unwrap();
+        self.data.check_fill(self.fill).unwrap();
         self.watch.check();
     }
 
@@ -291,7 +363,7 @@ impl Victim {
         let report = self.load.take().unwrap().stop().unwrap();
         assert!(report.is_clean() && report.reconnects == 0, "{report:?}");
         assert_eq!(report.sent, report.answered);
-        self.data.check_fill(FILL).unwrap();
+        self.data.check_fill(self.fill).unwrap();
         // Its own forwarding entries stay on a; all else goes.
         let own = |traces: &BTreeSet<String>| {
             traces.iter().filter(|trace| !trace.starts_with("forwarding")).cloned().collect::<BTreeSet<_>>()
@@ -333,7 +405,8 @@ impl Attempt {
     pub fn kept_with(self, code: i32) -> String {
         let said = self.end();
         assert_eq!(said.code, code, "{said:?}");
-        let report: Report = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+        let report: Report = serde_json::from_str(said.stdout.lines().last().unwrap_or_default())
+            .unwrap_or_else(|_| panic!("{said:?}"));
         assert_eq!(report.outcome, "kept", "{report:?}");
         let sentence = said.stderr.lines().last().unwrap_or_default();
         assert!(sentence.starts_with("Error: ") && sentence.contains(&report.reason), "{said:?}");
@@ -344,7 +417,8 @@ impl Attempt {
     pub fn moved(self) -> String {
         let said = self.end();
         assert_eq!(said.code, 0, "{said:?}");
-        let report: Report = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+        let report: Report = serde_json::from_str(said.stdout.lines().last().unwrap_or_default())
+            .unwrap_or_else(|_| panic!("{said:?}"));
         assert_eq!(report.outcome, "moved", "{report:?}");
         report.reason
     }
@@ -466,13 +540,18 @@ fn idle_or_dying(pid: &str) -> Option<bool> {
     Some(matches!(state, "T" | "t" | "Z" | "X") || flags & (PF_EXITING | PF_SIGNALED) != 0)
 }
 
+fn run_directory(lab: &str, node: &str) -> PathBuf {
+    Path::new("/run/godwit/labs").join(lab).join(node)
+}
+
 /// Everything a node holds of services and migrations.
 fn traces(bed: &Bed, node: &str) -> BTreeSet<String> {
     let lab = bed.lab().name();
-    let run = Path::new("/run/godwit/labs").join(lab).join(node);
+    let run = run_directory(lab, node);
     let state = bed.lab().state(node).unwrap();
     let mut traces = BTreeSet::new();
-    for directory in [run.join("migrations"), run.join("netns"), run.join("runc"), state.join("services")] {
+    let names = ["migrations", "pagers", "netns", "runc"].map(|name| run.join(name));
+    for directory in names.into_iter().chain([state.join("services")]) {
         let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
         traces.extend(entries.map(|entry| format!("file {}", entry.path().display())));
     }

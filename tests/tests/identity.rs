@@ -191,6 +191,12 @@ fn a_token_is_good_for_one_node_once_and_for_its_time() {
     assert_eq!(said.code, 0, "{said:?}");
     assert!(state("first").join("identity/node.pem").is_file());
     refused(&join(&bed, &state("second"), "c", token), &state("second"), &["token"]);
+    // Nor is there a second token for a name that was let in, unless it is asked for.
+    let said = bed.godwit("a", &["cluster", "token", "c"]);
+    assert!(said.code == 1 && said.stderr.contains("`godwit cluster token --again c`"), "{said:?}");
+    let again = bed.done("a", &["cluster", "token", "--again", "c"]);
+    let said = join(&bed, &state("again"), "c", again.trim());
+    assert_eq!(said.code, 0, "{said:?}");
     // Nor is there a token for a member's name, or by a node that cannot sign.
     for (node, name, words) in
         [("a", "b", "member of the cluster already"), ("b", "e", "has no key of the cluster's CA")]

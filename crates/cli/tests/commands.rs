@@ -223,11 +223,18 @@ async fn a_migration_shows_its_phases_and_reports_in_a_table() {
 }
 
 #[tokio::test]
-async fn a_migration_in_json_is_one_report_and_nothing_else() {
+async fn a_migration_in_json_is_its_steps_and_then_one_report() {
     let fake = Fake::start();
     let finished = fake.run(&["migrate", "redis", "--to", "b", "--json"]).await;
     assert_eq!(finished.stderr, "");
-    let report = finished.json();
+    let lines: Vec<serde_json::Value> =
+        finished.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (report, steps) = lines.split_last().unwrap();
+    assert!(!steps.is_empty());
+    for step in steps {
+        assert_eq!(step["event"], "progress");
+        assert!(step["progress"]["phase"].is_string() && step["progress"]["bytes_done"].is_u64(), "{step}");
+    }
     for field in [
         "name",
         "mode",
@@ -266,7 +273,8 @@ async fn a_service_that_was_kept_ends_with_the_reason_and_1() {
     );
     let finished = fake.run(&["migrate", "kept", "--to", "b", "--json"]).await;
     assert_eq!(finished.code, 1);
-    assert_eq!(finished.json()["outcome"], "kept");
+    let report: serde_json::Value = serde_json::from_str(finished.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!(report["outcome"], "kept");
 }
 
 #[tokio::test]

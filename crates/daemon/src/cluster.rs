@@ -110,7 +110,7 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         version: env!("CARGO_PKG_VERSION").into(),
         arch: std::env::consts::ARCH.into(),
         kernel: release,
-        memory_bytes: memory_total(),
+        memory_bytes: total_memory(),
         memory_available_bytes: godwit_migration::local::available_memory(),
         cpus: std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
         services: u32::try_from(node.state.services()?.len()).unwrap_or(u32::MAX),
@@ -144,6 +144,6 @@ pub(crate) fn nodes(node: &Node) -> Result<Vec<NodeInfo>, StateError> {
         .collect()
 }
 
-fn memory_total() -> u64 {
+pub(crate) fn total_memory() -> u64 {
     nix::sys::sysinfo::sysinfo().map_or(0, |info| info.ram_total())
 }

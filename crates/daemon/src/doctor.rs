@@ -5,6 +5,7 @@ use std::path::Path;
 
 use godwit_api::v1::Check;
 use godwit_criu::Criu;
+use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
 
 use crate::node::Node;
@@ -45,6 +46,8 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
     let network = local.overlay.config();
     let mut checks = criu(&local.criu).await;
+    checks.push(tracker(&local.tracker));
+    checks.push(lazy_restore(local.userfaultfd));
     checks.push(userfaultfd());
     checks.push(pagemap_scan());
     checks.push(soft_dirty());
@@ -83,7 +86,46 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Ok(()) => ok("criu check", "looks good"),
         Err(error) => missing("criu check", error_chain(&error), advice),
     };
-    vec![version, check]
+    let lazy = match criu.lazy_external().await {
+        Ok(true) => ok("lazy dump", "passes over the memory that godwit moves"),
+        Ok(false) => degraded(
+            "lazy dump",
+            "a stock CRIU, which takes hold of each page (0.1 s for each GiB)",
+            "let scripts/setup build CRIU: it applies godwit's patch lazy-pages-external",
+        ),
+        Err(error) => missing("lazy dump", error_chain(&error), advice),
+    };
+    vec![version, check, lazy]
+}
+
+/// What finds the pages that a service writes while it is copied.
+fn tracker(tracker: &Detected) -> Check {
+    let name = "tracker";
+    match tracker.backend {
+        Backend::Uffd => ok(name, "uffd: writes are followed without stopping the service"),
+        Backend::SoftDirty => degraded(
+            name,
+            "soft-dirty: the service stands still for a moment at each look",
+            tracker.reasons.join("; "),
+        ),
+        Backend::None => degraded(
+            name,
+            "none: only modes cold and postcopy",
+            format!("{}; Linux 6.7 or newer has what is missing", tracker.reasons.join("; ")),
+        ),
+    }
+}
+
+/// Whether services can run here before their pages are in place.
+fn lazy_restore(works: bool) -> Check {
+    match works {
+        true => ok("lazy restore", "services run before all of their pages are in place"),
+        false => degraded(
+            "lazy restore",
+            "services that arrive are restored from images, with all their pages",
+            "CRIU needs userfaultfd as root (and godwitd not --userfaultfd off); modes postcopy and hybrid need it",
+        ),
+    }
 }
 
 /// Major and minor version of the running kernel; zeros when it does not tell.

@@ -74,6 +74,14 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
             "node {name} is a member of the cluster already; give the new node another name"
         )));
     }
+    // It has a certificate of this cluster; a second one would let two machines be the same node.
+    let granted = node.state.granted(&request.node).map_err(|e| Status::internal(error_chain(&e)))?;
+    if let Some(granted) = granted.filter(|_| !request.again) {
+        return Err(Status::already_exists(format!(
+            "node {name} was let in {} s ago and has not shown itself yet: start its godwitd; if its joining broke, `godwit cluster token --again {name}` invites it once more",
+            now_ms().saturating_sub(granted) / 1000
+        )));
+    }
     let identity = node.local().layout.state.join(IDENTITY);
     let authority = ClusterAuthority::load(&identity).map_err(|_| {
         Status::failed_precondition(format!(
@@ -133,6 +141,8 @@ fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String>
     }
     let authority =
         ClusterAuthority::load(&node.local().layout.state.join(IDENTITY)).map_err(|e| error_chain(&e))?;
+    // Before it has it: a name whose grant is not noted could be granted twice.
+    node.state.put_granted(request.node.as_str()).map_err(|e| error_chain(&e))?;
     let certificate_pem =
         authority.issue(&request.node, &request.request_pem).map_err(|e| error_chain(&e))?;
     Ok(JoinAnswer::Granted {

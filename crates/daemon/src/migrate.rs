@@ -47,11 +47,17 @@ pub(crate) fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream
     let id = ulid::Ulid::new().to_string();
     let cancel = CancellationToken::new();
     let (end, ended) = watch::channel(());
-    let migrating = Migrating { id: id.clone(), to: request.to.clone(), cancel: cancel.clone(), ended };
+    let (progress, watching) = watch::channel(Progress::default());
+    let migrating = Migrating {
+        id: id.clone(),
+        to: request.to.clone(),
+        cancel: cancel.clone(),
+        progress: watching.clone(),
+        ended,
+    };
     node.begin_migration(&request.name, migrating).map_err(|other| {
         Status::aborted(format!("service {} is on its way to node {} already", request.name, other.to))
     })?;
-    let (progress, watching) = watch::channel(Progress::default());
     let source = Source::new(
         Arc::clone(node.local()),
         owned.service,
@@ -173,7 +179,7 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
     Ok(stream)
 }
 
-/// Cancels a migration from this node, and waits until the service is back.
+/// Cancels a migration from this node, and waits until the service is back, or will not be.
 pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelResponse, Status> {
     let Some(mut migrating) = node.migration(name) else {
         crate::services::owned(node, name)?;
@@ -181,8 +187,12 @@ pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelRe
         return Ok(api::CancelResponse { cancelled: false, reason });
     };
     migrating.cancel.cancel();
-    // An error means that the sender is gone, which is what is waited for.
-    while migrating.ended.changed().await.is_ok() {}
+    tokio::select! {
+        // An error means that the sender is gone, which is what is waited for.
+        _ = migrating.ended.changed() => {}
+        // Its end may be far: pages may follow for a long time.
+        Ok(_) = migrating.progress.wait_for(Progress::is_committed) => {}
+    }
     let entry = node.local().journal.get(&migrating.id).map_err(|e| status(Status::internal, &e))?;
     let kept = entry.is_some_and(|entry| entry.stage == godwit_migration::journal::Stage::Kept);
     let reason = if kept {
@@ -195,6 +205,10 @@ pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelRe
 
 /// Cancels a migration here or at the node that has the service.
 pub(crate) async fn cancel_anywhere(node: &Arc<Node>, name: &str) -> Result<api::CancelResponse, Status> {
+    // A service that has just committed is in nobody's books for a moment, but its migration is here.
+    if node.migration(name).is_some() {
+        return cancel(node, name).await;
+    }
     match elsewhere(node, name)? {
         None => cancel(node, name).await,
         Some((owner, address)) => {

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, NodeInfo, Placement};
 use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
-use godwit_migration::{Decision, Host, HostError, Service, error_chain};
+use godwit_migration::{Decision, Host, HostError, Progress, Service, error_chain};
 use godwit_network::Subnet;
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
@@ -28,6 +28,8 @@ pub(crate) struct Migrating {
     pub to: String,
     /// Cancels it until it has committed.
     pub cancel: CancellationToken,
+    /// How far it is.
+    pub progress: watch::Receiver<Progress>,
     /// Closed when it has ended.
     pub ended: watch::Receiver<()>,
 }
@@ -167,6 +169,11 @@ impl Node {
                 Ok(code) => (code, String::new()),
                 Err(error) => (-1, error_chain(&error)),
             };
+            let known = node.state.service(&watched.name).ok().flatten();
+            if known.is_some_and(|owned| owned.exit_code.is_some()) {
+                // Whoever ended it has told why.
+                return;
+            }
             node.ended(&watched, code, &reason).await;
         });
         if let Some(before) = self.moment().watchers.insert(service.name.clone(), task.abort_handle()) {
@@ -354,6 +361,14 @@ impl Host for NodeHost {
         node.watch(service);
         node.events.tell("migration", "arrived", &service.name, "");
         Ok(())
+    }
+
+    async fn lost(&self, service: &Service, reason: &str) {
+        if let Ok(node) = self.node() {
+            // Its watcher would tell less.
+            node.unwatch(&service.name);
+            node.ended(service, 128 + nix::libc::SIGKILL, reason).await;
+        }
     }
 
     async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {

@@ -27,6 +27,7 @@ use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
 use godwit_migration::arrivals::Arrivals;
 use godwit_migration::journal::Journal;
+use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
 use godwit_migration::{Layout, destination, error_chain, recovery};
@@ -91,6 +92,13 @@ pub(crate) struct ServeArgs {
     /// The most memory that services on their way to this node may need, in MiB; 0: what is free
     #[arg(long, default_value_t = 0, value_name = "MIB")]
     pub incoming_memory: u64,
+    /// Memory for the pages of each migration that are sent again and again, in MiB
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    pub agent_memory: usize,
+    /// Memory for the pages of services that left, in MiB, so that they come back sooner [default: a
+    /// quarter of what is free]
+    #[arg(long, value_name = "MIB")]
+    pub keep_memory: Option<u64>,
     /// How written pages are found: the best there is, or one of these
     #[arg(long, value_enum, default_value_t = Track::Auto)]
     pub tracker: Track,
@@ -198,6 +206,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         () = accept_peers(Arc::clone(&node), listener, peers) => Ok(()),
         () = join::invite(Arc::clone(&node), inviting) => Ok(()),
         () = cluster::run(Arc::clone(&node)) => Ok(()),
+        () = relieve(&node) => Ok(()),
         failed = node.local().overlay.follow_uplink() => match failed {
             Ok(never) => match never {},
             Err(error) => Err(error).context("the uplink cannot be watched"),
@@ -256,7 +265,9 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         host: Arc::new(NodeHost(Arc::downgrade(&node))),
         reserved: Arc::new(AtomicU64::new(0)),
         incoming_limit: args.incoming_memory << 20,
+        remembered: args.agent_memory << 20,
         arrivals: Arrivals::default(),
+        keeper: Keeper::new(args.keep_memory.map(|mib| mib << 20)),
         pager: beside_us("godwit-pager")?,
         userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,
         tracker: tracker(args.tracker),
@@ -334,6 +345,16 @@ async fn receive(local: Arc<Local>, accepted: Accepted) {
     match Connection::accept(accepted, &link::options()).await {
         Ok(connection) => destination::serve(local, Link::new(connection)).await,
         Err(error) => tracing::warn!(%remote, %error, "a data connection did not begin as it must"),
+    }
+}
+
+/// Gives memory back that only makes later migrations shorter, when the machine runs short of it.
+async fn relieve(node: &Node) {
+    let total = cluster::total_memory();
+    let mut clock = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        clock.tick().await;
+        node.local().keeper.relieve(total);
     }
 }
 

@@ -60,6 +60,9 @@ impl State {
             CREATE TABLE IF NOT EXISTS token (
                 secret_sha256 BLOB PRIMARY KEY, node TEXT NOT NULL, expires_ms INTEGER NOT NULL
             ) STRICT;
+            CREATE TABLE IF NOT EXISTS granted (
+                node TEXT PRIMARY KEY, time_ms INTEGER NOT NULL
+            ) STRICT;
             CREATE TABLE IF NOT EXISTS event (
                 id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, node TEXT NOT NULL,
                 subject TEXT NOT NULL, action TEXT NOT NULL, name TEXT NOT NULL, detail TEXT NOT NULL
@@ -207,6 +210,23 @@ impl State {
                 |row| row.get(0),
             )
             .optional()?)
+    }
+
+    /// Notes that a node of this name was given a certificate now.
+    pub(crate) fn put_granted(&self, node: &str) -> Result<(), StateError> {
+        self.lock().execute(
+            "INSERT OR REPLACE INTO granted (node, time_ms) VALUES (?1, ?2)",
+            params![node, now_ms()],
+        )?;
+        Ok(())
+    }
+
+    /// When a node of this name was given its certificate, if it was; milliseconds since 1970.
+    pub(crate) fn granted(&self, node: &str) -> Result<Option<i64>, StateError> {
+        let database = self.lock();
+        let found = database
+            .query_row("SELECT time_ms FROM granted WHERE node = ?1", params![node], |row| row.get(0));
+        Ok(found.optional()?)
     }
 
     /// Keeps an event.

@@ -169,7 +169,7 @@ fn nodes(lab: &Lab, node: &str) -> Result<Vec<NodeInfo>, String> {
 }
 
 fn token(lab: &Lab, founder: &str, node: &str) -> Result<String, LabError> {
-    let request = CreateTokenRequest { node: node.to_owned(), valid_s: TOKEN_SECONDS };
+    let request = CreateTokenRequest { node: node.to_owned(), valid_s: TOKEN_SECONDS, again: false };
     call(lab, founder, async |mut client| Ok(client.create_token(request).await?.into_inner().token))
         .map_err(|message| LabError::Refused { node: founder.to_owned(), request: "a join token", message })
 }

@@ -132,7 +132,7 @@ pub struct Builder {
     space: Space,
     runs: Vec<WireRun>,
     data: Vec<u8>,
-    /// Pages that have something in `data`.
+    /// Pages that are not zero.
     pages: usize,
 }
 
@@ -173,6 +173,7 @@ impl Builder {
 
     /// Adds one page that the receiver kept.
     pub fn kept(&mut self, address: u64) {
+        self.pages += 1;
         self.run(address / PAGE_SIZE, 1, Kind::Kept);
     }
 
@@ -268,6 +269,10 @@ impl Batch {
         let have = checksum(wire.space, &wire.runs, &data);
         if have != wire.checksum {
             return Err(BatchError::Checksum { have, want: wire.checksum });
+        }
+        let contents = wire.runs.iter().filter(|run| run.kind() != Kind::Zero);
+        if contents.map(|run| u64::from(run.pages)).sum::<u64>() > MAX_PAGES as u64 {
+            return Err(BatchError::Malformed("it has too many pages"));
         }
         let mut rest = data;
         let mut runs = Vec::with_capacity(wire.runs.len());
@@ -478,6 +483,8 @@ mod tests {
             (vec![run(1, 1, Kind::Data)], vec![1; PAGE - 1]),
             (vec![run(1, 1, Kind::Zero)], vec![1; PAGE]),
             (vec![run(1, u32::MAX, Kind::Delta)], vec![0; PAGE]),
+            (vec![run(1, 65, Kind::Kept)], vec![]),
+            (vec![run(1, u32::MAX, Kind::Kept), run(1, u32::MAX, Kind::Kept)], vec![]),
             (vec![run(1, 1, Kind::Delta)], vec![255; DELTA_HEAD]),
             (vec![WireRun { page: 1, pages: 1, kind: 9 }], vec![]),
         ] {

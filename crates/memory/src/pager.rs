@@ -19,12 +19,14 @@
 //! [`Event::RestoreFinished`]; [`push`](Client::push); [`Event::Fault`]s are answered with a `put` of
 //! the page (or a `zero`) before others; [`Event::Done`]; [`finish`](Client::finish).
 //!
-//! If the pager dies before it is done, the kernel lets the processes go on with zeros in place of
-//! what they lack: the service must be killed then.
+//! If the pager dies before it is done, a [`Guard`] keeps the kernel from letting the processes go on
+//! with zeros in place of what they lack: they stand still. The service must be killed then, and
+//! after that the guard ended ([`end()`]).
 
 mod client;
 mod connection;
 mod error;
+mod guard;
 mod index;
 mod layout;
 mod protocol;
@@ -40,15 +42,19 @@ use std::path::PathBuf;
 
 pub use client::{Client, Event, Events};
 pub use error::PagerError;
+pub use guard::Guard;
 pub use protocol::{Extent, State, Stored};
 pub use server::Server;
-pub use spawn::{running, spawn};
+pub use spawn::{end, running, spawn};
 
 /// Name of the socket in the pager's directory.
 const SOCKET: &str = "pager.sock";
 
 /// Name of the lock file in the pager's directory. It is never removed.
 const LOCK: &str = "pager.lock";
+
+/// Name of the guard's lock file.
+const GUARD: &str = "guard.lock";
 
 /// The socket's path by way of an open directory: a socket's address is 108 bytes at most, which the
 /// directory's own path may exceed.

@@ -19,12 +19,13 @@ use std::time::Duration;
 
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
-use godwit_engine::{EngineError, MountKind, RestoreRequest};
+use godwit_engine::{ContainerStatus, EngineError, MountKind, RestoreRequest};
 
 use crate::arrivals::{Arrival, Further};
 use crate::fault;
 use crate::images::{self, Room};
 use crate::journal::{Role, Stage};
+use crate::kept::Kept;
 use crate::link::{Link, LinkError};
 use crate::local::{Decision, Local, LocalError, Place, cpu_flags, from_local_causes, machine};
 use crate::message::{Accepted, ImagesEnd, Layer, Message, Open, PROTOCOL_VERSION, Purpose, Reason, Refused};
@@ -103,9 +104,46 @@ struct Admitted {
     missing: Vec<Layer>,
     arrival: Option<Arrival>,
     userfaultfd: bool,
+    kept: Option<Arc<Kept>>,
     _memory: crate::local::Reservation,
     /// Keeps others from using the name on this node.
     _place: Place,
+}
+
+/// The memory of a service that has been restored here.
+pub(crate) enum Memory {
+    /// In place.
+    Whole,
+    /// On its way into place.
+    Filling(Intake),
+    /// What was in its pager only is gone, for this reason.
+    Lost(String),
+}
+
+impl Memory {
+    /// Pends until pages are lost; then why.
+    fn loss(&self) -> impl Future<Output = String> + Send + use<> {
+        let loss = match self {
+            Self::Filling(intake) => Some(intake.failure()),
+            Self::Whole | Self::Lost(_) => None,
+        };
+        async move {
+            match loss {
+                Some(loss) => loss.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Whether pages are lost, as far as is known now.
+    fn is_lost(&mut self) -> bool {
+        if let Self::Filling(intake) = self
+            && let Some(reason) = intake.failed()
+        {
+            *self = Self::Lost(reason);
+        }
+        matches!(self, Self::Lost(_))
+    }
 }
 
 /// Serves one incoming data connection to its end. Errors are told to the source, and logged here.
@@ -142,10 +180,15 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
 
 /// The source still has pages of a migration that no task here waits for.
 async fn answer_resume(local: &Local, link: Link, id: &str) {
-    let ended = local.journal.get(id).ok().flatten().is_some_and(|entry| entry.stage.is_final());
-    if ended {
-        // Its own attempt to say so had failed. A lost answer is asked for again.
-        let _ = link.send(Message::Received).await;
+    let entry = local.journal.get(id).ok().flatten();
+    let own = entry.filter(|entry| entry.role == Role::Destination && entry.peer == link.node());
+    if let Some(entry) = own.filter(|entry| entry.stage.is_final()) {
+        // Its own attempt to say so had failed, or the service is lost. A lost answer is asked for again.
+        let answer = match entry.reason {
+            reason if reason.is_empty() => Message::Received,
+            reason => Message::Abort(Reason { reason }),
+        };
+        let _ = link.send(answer).await;
     }
     // Else this daemon has just started, and the source tries again in a moment.
     link.close().await;
@@ -154,7 +197,7 @@ async fn answer_resume(local: &Local, link: Link, id: &str) {
 /// One migration to this node, from its request to its end.
 async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     let source = link.node().to_string();
-    let mut intake = None;
+    let mut intake: Option<Intake> = None;
     let mut admitted = match admit(local, &mut link, open).await {
         Ok(admitted) => admitted,
         Err(error) => {
@@ -177,7 +220,8 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
         };
         // Pages may be sent again and again while the service runs, but each is held once.
         let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
-        let intake = intake.insert(Intake::start(local, &id, most, arrival).await?);
+        let most = most.min(local.incoming_limit());
+        let intake = intake.insert(Intake::start(local, &id, most, admitted.kept.take(), arrival).await?);
         let failure = intake.failure();
         tokio::select! {
             restored = until_restored(local, &mut link, &admitted, intake) => restored,
@@ -190,7 +234,8 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
         Err(error) => {
             let reason = crate::error_chain(&error);
             tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
-            let dropped = drop_copy(local, &service, &id, &reason, intake).await;
+            let memory = intake.map_or(Memory::Whole, Memory::Filling);
+            let dropped = drop_copy(local, &service, &id, &reason, memory).await;
             // From here on the name is free for another attempt.
             drop(admitted);
             // The source also sees the connection close; the reason is for its user.
@@ -199,32 +244,45 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
             return log_end(&id, dropped);
         }
     };
-    if !admitted.userfaultfd
-        && let Some(intake) = intake.take()
-        && let Err(error) = intake.abandon(local, &id).await
-    {
-        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "a pager that nobody needs does not end");
-    }
-    match decision(&mut link).await {
+    let mut memory = match intake {
+        Some(intake) if admitted.userfaultfd => Memory::Filling(intake),
+        Some(intake) => {
+            if let Err(error) = intake.abandon(local, &id).await {
+                tracing::warn!(migration = %id, error = %crate::error_chain(&error), "a pager that nobody needs does not end");
+            }
+            Memory::Whole
+        }
+        None => Memory::Whole,
+    };
+    let decided = tokio::select! {
+        decided = decision(&mut link) => decided,
+        reason = memory.loss() => {
+            // Perhaps in time; if not, the source tells that it has committed.
+            let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
+            memory = Memory::Lost(reason);
+            None
+        }
+    };
+    match decided {
         Some(Decision::Committed) => {
-            let started = start(local, &service, &id, &keep_stopped).await;
-            if started.is_ok() {
+            let started = start(local, &service, &id, &keep_stopped, &mut memory).await;
+            if started.is_ok() && !memory.is_lost() {
                 // The source learns it from the closed connection too, only later.
                 let _ = link.send(Message::Running).await;
             }
-            adopt(local, &service, &id, &keep_stopped, started).await;
+            adopt(local, &service, &id, &keep_stopped, &mut memory, started).await;
             // The name and the memory are the service's own from here on.
             drop(admitted);
-            fill(local, &service, &id, intake, Some(link)).await;
+            fill(local, &service, &id, memory, Some(link)).await;
         }
         Some(Decision::Kept(reason)) => {
             link.close().await;
-            log_end(&id, drop_copy(local, &service, &id, &reason, intake).await);
+            log_end(&id, drop_copy(local, &service, &id, &reason, memory).await);
         }
         Some(Decision::Pending) | None => {
-            tracing::warn!(migration = %id, %source, "the connection ended before the decision; asking for it");
+            tracing::warn!(migration = %id, %source, "the conversation ended before the decision; asking for it");
             link.close().await;
-            resolve(local, &service, &id, &source, &keep_stopped, intake).await;
+            resolve(local, &service, &id, &source, &keep_stopped, memory).await;
         }
     }
 }
@@ -236,37 +294,67 @@ fn log_end(id: &str, ended: Result<(), LocalError>) {
 }
 
 /// After the commit: waits until the service has all of its pages, and closes the books.
-async fn fill(local: &Local, service: &Service, id: &str, intake: Option<Intake>, link: Option<Link>) {
+async fn fill(local: &Local, service: &Service, id: &str, memory: Memory, link: Option<Link>) {
     let mut reason = String::new();
-    let mut filled = None;
-    if let Some(mut intake) = intake {
-        if let Some(link) = link {
-            intake.converse(link).await;
+    let mut pager = None;
+    match memory {
+        Memory::Whole => {}
+        Memory::Lost(why) => {
+            reason = kill_incomplete(local, service, id, &why).await;
+            log_end(id, intake::discard(local, id).await.map_err(LocalError::from));
         }
-        fault::point("destination.filling").await;
-        match intake.complete().await {
-            Ok(()) => filled = Some(intake),
-            Err(why) => {
-                kill_incomplete(local, service, id, &why).await;
-                reason = why;
+        Memory::Filling(mut intake) => {
+            if let Some(link) = link {
+                intake.converse(link).await;
             }
+            let filled = async {
+                fault::point("destination.filling").await;
+                intake.complete().await
+            };
+            tokio::select! {
+                filled = filled => if let Err(why) = filled {
+                    reason = kill_incomplete(local, service, id, &why).await;
+                },
+                () = ended(local, service) => {
+                    tracing::info!(migration = %id, service = %service.name, "it has ended, and needs no more pages");
+                }
+            }
+            pager = Some(intake);
         }
     }
     // First the books: as long as the pager is there, a next life of this daemon finds it complete.
     log_end(id, local.journal.set(id, Stage::Done, &reason).map_err(LocalError::from));
-    if let Some(intake) = filled
-        && let Err(error) = intake.finish(local, id).await
+    if let Some(intake) = pager
+        && let Err(error) = intake.abandon(local, id).await
     {
-        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the service is complete, but its pager does not end");
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the service needs its pager no more, but that does not end");
     }
 }
 
-/// A service whose memory has holes that would read as zero must not run on with them.
-pub(crate) async fn kill_incomplete(local: &Local, service: &Service, id: &str, reason: &str) {
-    tracing::error!(migration = %id, service = %service.name, %reason, "the service is killed: its memory is not complete");
+/// Returns when the service has ended, whoever ended it.
+async fn ended(local: &Local, service: &Service) {
+    let config = local.config(service);
+    if local.engine.wait(&config).await.is_err()
+        && let Ok(state) = local.engine.state(&config).await
+        && state.status != ContainerStatus::Stopped
+    {
+        // It cannot be watched; then it is taken to live.
+        std::future::pending().await
+    }
+}
+
+/// A service whose memory has holes that would read as zero must not run on with them; what is said
+/// of its end.
+async fn kill_incomplete(local: &Local, service: &Service, id: &str, why: &str) -> String {
+    let reason = format!("it was killed, as its memory is not complete: {why}");
+    tracing::error!(migration = %id, service = %service.name, %reason, "the service is lost");
+    local.host.lost(service, &reason).await;
     if let Err(error) = local.engine.signal(&local.config(service), libc::SIGKILL).await {
         tracing::error!(migration = %id, error = %crate::error_chain(&error), "it cannot be killed");
     }
+    // Until its processes are gone the pager's guard must not be.
+    ended(local, service).await;
+    reason
 }
 
 async fn admit(local: &Arc<Local>, link: &mut Link, open: Open) -> Result<Admitted, DestinationError> {
@@ -326,7 +414,7 @@ async fn admit(local: &Arc<Local>, link: &mut Link, open: Open) -> Result<Admitt
     };
     local.journal.begin(&open.migration, Role::Destination, link.node(), &service)?;
     let missing_layers = missing.iter().map(|l| l.digest.clone()).collect();
-    let userfaultfd = local.userfaultfd;
+    let (userfaultfd, kept) = (local.userfaultfd, local.keeper.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
     let admitted = Admitted {
         service,
@@ -334,13 +422,21 @@ async fn admit(local: &Arc<Local>, link: &mut Link, open: Open) -> Result<Admitt
         memory_bytes: open.memory_bytes,
         arrival: Some(arrival),
         userfaultfd,
+        kept,
         images_bytes: open.images_bytes,
         missing,
         _memory: memory,
         _place: place,
     };
     fault::point("destination.reserved").await;
-    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd })).await?;
+    let kept = admitted.kept.is_some();
+    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept })).await?;
+    if let Some(kept) = &admitted.kept {
+        for pages in kept.messages() {
+            link.send(Message::KeptPages(pages)).await?;
+        }
+        link.send(Message::KeptEnd).await?;
+    }
     Ok(admitted)
 }
 
@@ -422,6 +518,10 @@ async fn until_restored(
     local.journal.set_keep_stopped(&admitted.id, &keep_stopped)?;
     local.journal.set(&admitted.id, Stage::Restored, "")?;
     fault::point("destination.restored").await;
+    if admitted.userfaultfd {
+        // What is lost from here on is lost for good.
+        intake.is_alive().await?;
+    }
     link.send(Message::Restored).await?;
     Ok(keep_stopped)
 }
@@ -548,7 +648,11 @@ async fn receive_pending(link: &mut Link, intake: &Intake) -> Result<(), Destina
     loop {
         match link.receive().await? {
             Message::Pending(ranges) => intake.pending(ranges).await?,
-            Message::PendingEnd => link.send(Message::PendingEnd).await?,
+            Message::PendingEnd => {
+                // Now all its pages are known. After the commit it would be too late to have no room.
+                intake.fits().await?;
+                link.send(Message::PendingEnd).await?;
+            }
             Message::TreeBegin => return Ok(()),
             other => return Err(link.unexpected(&other, "TreeBegin").into()),
         }
@@ -598,10 +702,22 @@ async fn decision(link: &mut Link) -> Option<Decision> {
 }
 
 /// The service is this node's: opens the port and lets it run. Safe to do again after a crash.
-async fn start(local: &Local, service: &Service, id: &str, keep_stopped: &[u32]) -> Result<(), LocalError> {
+async fn start(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+    memory: &mut Memory,
+) -> Result<(), LocalError> {
     fault::point("destination.committing").await;
     local.journal.set(id, Stage::Committed, "")?;
     fault::point("destination.committed").await;
+    if memory.is_lost() {
+        // It is this node's to end.
+        return Ok(());
+    }
+    // Whoever goes on from here has all of it.
+    local.keeper.forget(&service.id);
     local.overlay.open(&service.endpoint()).await?;
     match local.engine.cont(&local.config(service), keep_stopped).await {
         // The machine was restarted since: the service is this node's, and has ended.
@@ -617,6 +733,7 @@ async fn adopt(
     service: &Service,
     id: &str,
     keep_stopped: &[u32],
+    memory: &mut Memory,
     started: Result<(), LocalError>,
 ) {
     let mut started = started;
@@ -635,7 +752,7 @@ async fn adopt(
         );
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(ASK_LAST);
-        started = start(local, service, id, keep_stopped).await;
+        started = start(local, service, id, keep_stopped, memory).await;
     }
 }
 
@@ -645,23 +762,20 @@ pub(crate) async fn take_over(
     service: &Service,
     id: &str,
     keep_stopped: &[u32],
-    intake: Option<Intake>,
+    memory: Memory,
 ) {
-    let started = start(local, service, id, keep_stopped).await;
-    adopt(local, service, id, keep_stopped, started).await;
-    fill(local, service, id, intake, None).await;
+    let mut memory = memory;
+    let started = start(local, service, id, keep_stopped, &mut memory).await;
+    adopt(local, service, id, keep_stopped, &mut memory, started).await;
+    fill(local, service, id, memory, None).await;
 }
 
-/// The pages of a migration that an earlier life of this daemon began to take; none where it has no
-/// pager. A pager that is lost takes the service's memory with it, so the service ends then.
-pub(crate) async fn reattach(local: &Local, service: &Service, id: &str, source: &str) -> Option<Intake> {
-    let arrival = local.arrivals.expect(id, source, &service.name);
+/// The memory of a service that arrived in an earlier life of this daemon.
+pub(crate) async fn reattach(local: &Local, id: &str, arrival: Arrival) -> Memory {
     match Intake::attach(local, id, arrival).await {
-        Ok(found) => found,
-        Err(error) => {
-            kill_incomplete(local, service, id, &crate::error_chain(&error)).await;
-            None
-        }
+        Ok(Some(intake)) => Memory::Filling(intake),
+        Ok(None) => Memory::Whole,
+        Err(error) => Memory::Lost(crate::error_chain(&error)),
     }
 }
 
@@ -671,12 +785,14 @@ pub(crate) async fn drop_copy(
     service: &Service,
     id: &str,
     reason: &str,
-    intake: Option<Intake>,
+    memory: Memory,
 ) -> Result<(), LocalError> {
     local.clear(service).await?;
     images::remove(&local.layout.migration(id))?;
-    if let Some(intake) = intake {
-        intake.abandon(local, id).await?;
+    match memory {
+        Memory::Whole => {}
+        Memory::Filling(intake) => intake.abandon(local, id).await?,
+        Memory::Lost(_) => intake::discard(local, id).await?,
     }
     local.journal.set(id, Stage::Dropped, reason)?;
     Ok(())
@@ -689,19 +805,18 @@ pub(crate) async fn resolve(
     id: &str,
     source: &str,
     keep_stopped: &[u32],
-    intake: Option<Intake>,
+    memory: Memory,
 ) {
-    let mut intake = intake;
     local.host.in_doubt(service, source, true).await;
     let mut pause = ASK_FIRST;
     let ended = loop {
         match local.host.decision(source, id).await {
             Ok(Decision::Committed) => {
                 local.host.in_doubt(service, source, false).await;
-                take_over(local, service, id, keep_stopped, intake.take()).await;
+                take_over(local, service, id, keep_stopped, memory).await;
                 return;
             }
-            Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason, intake.take()).await,
+            Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason, memory).await,
             Ok(Decision::Pending) => {}
             Err(error) => tracing::debug!(migration = %id, %source, %error, "the source does not answer"),
         }

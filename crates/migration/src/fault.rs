@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+/// Between two looks for the word to go on.
+const PAUSE: Duration = Duration::from_millis(5);
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Action {
     Exit,
@@ -50,14 +53,35 @@ pub async fn point(name: &str) {
     }
 }
 
+/// Passes a point of the given name on a thread that may block.
+pub fn blocking_point(name: &str) {
+    for (_, action) in faults().iter().filter(|(point, _)| point == name) {
+        match action {
+            Action::Wait(directory) if directory.join(format!("{name}.go")).exists() => {}
+            Action::Wait(directory) => {
+                let go = reached(directory, name);
+                while !go.exists() {
+                    std::thread::sleep(PAUSE);
+                }
+            }
+            Action::Exit => std::process::abort(),
+        }
+    }
+}
+
 async fn wait(directory: &Path, name: &str) {
+    let go = reached(directory, name);
+    while !go.exists() {
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Marks a point; the file to wait for.
+fn reached(directory: &Path, name: &str) -> PathBuf {
     if let Err(error) = std::fs::write(directory.join(format!("{name}.reached")), b"") {
         tracing::error!(%error, "a fault's point cannot be marked");
     }
-    let go = directory.join(format!("{name}.go"));
-    while !go.exists() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    directory.join(format!("{name}.go"))
 }
 
 #[cfg(test)]

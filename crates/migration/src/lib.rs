@@ -8,6 +8,7 @@ pub mod destination;
 pub mod fault;
 pub mod images;
 pub mod journal;
+pub mod kept;
 pub mod link;
 pub mod local;
 pub mod message;

@@ -147,15 +147,7 @@ impl Link {
         if !self.outgoing.is_closed() {
             return None;
         }
-        // What came before the end is still to be read; the end itself comes at once.
-        let last_words = async {
-            loop {
-                if let Err(error) = self.receive().await {
-                    return error;
-                }
-            }
-        };
-        if let Ok(error) = tokio::time::timeout(LAST_WORDS, last_words).await {
+        if let Some(error) = self.last_words().await {
             return Some(error);
         }
         // Silence on this side too: then it is the writer that knows.
@@ -163,6 +155,19 @@ impl Link {
             Ok(Err(error)) => Some(error.into()),
             _ => None,
         }
+    }
+
+    /// Why the other side ends the conversation, if it does or says so within a moment. What came
+    /// before the end is passed over.
+    pub async fn last_words(&mut self) -> Option<LinkError> {
+        let last_words = async {
+            loop {
+                if let Err(error) = self.receive().await {
+                    return error;
+                }
+            }
+        };
+        tokio::time::timeout(LAST_WORDS, last_words).await.ok()
     }
 
     /// Sends what is queued and closes; errors no longer matter to anyone.

@@ -18,6 +18,7 @@ use crate::arrivals::Arrivals;
 use crate::destination::intake::IntakeError;
 use crate::images;
 use crate::journal::{Journal, JournalError};
+use crate::kept::Keeper;
 use crate::service::{Layout, Service};
 
 /// What the source of a migration says became of it.
@@ -48,6 +49,8 @@ pub trait Host: Send + Sync {
     async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError>;
     /// Connects to another node of the cluster.
     async fn connect(&self, node: &str) -> Result<Connection, HostError>;
+    /// This node's service is about to be killed for this reason, which is all that is left of it.
+    async fn lost(&self, service: &Service, reason: &str);
     /// Says that a migration that arrived here is (not) waiting for the source's decision.
     async fn in_doubt(&self, service: &Service, source: &str, doubt: bool);
 }
@@ -139,10 +142,14 @@ pub struct Local {
     pub incoming_limit: u64,
     /// Services on their way here.
     pub arrivals: Arrivals,
+    /// Pages of services that left.
+    pub keeper: Keeper,
     /// The `godwit-pager` binary.
     pub pager: PathBuf,
     /// Whether processes can be restored here before their pages are in place.
     pub userfaultfd: bool,
+    /// Bytes of pages that a migration from here may remember for their differences.
+    pub remembered: usize,
     /// How written pages are found here.
     pub tracker: Detected,
     /// Cancelled when this daemon ends: what can go on in its next life stops.
@@ -206,8 +213,20 @@ impl Local {
         }
     }
 
+    /// The most that one service on its way here may need, bytes.
+    pub fn incoming_limit(&self) -> u64 {
+        match self.incoming_limit {
+            0 => u64::MAX,
+            limit => limit,
+        }
+    }
+
     /// Promises memory to a service on its way here; the reason when there is not enough.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, String> {
+        if bytes > available_memory() {
+            // What comes is worth more than what left.
+            self.keeper.give_up();
+        }
         let free = available_memory();
         let limit = if self.incoming_limit == 0 { free } else { self.incoming_limit.min(free) };
         let before = self.reserved.fetch_add(bytes, Ordering::SeqCst);

@@ -4,6 +4,7 @@
 //! source                                   destination
 //!   │ Open ─────────────────────────────────► │  checks name, address, memory, disk, layers
 //!   │ ◄──────────────────── Accepted | Refused│  journal: reserved
+//!   │ ◄───────────────────── KeptPages… KeptEnd│  where the service has been there before
 //!   │ (further connections, each) Join ─────► │  lanes for pages, one for faults
 //!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer
 //!   │ ◄─────────────────────────── LayerStored│
@@ -98,6 +99,24 @@ pub struct Accepted {
     /// Whether processes can be restored here before their pages are in place.
     #[prost(bool, tag = "2")]
     pub userfaultfd: bool,
+    /// Whether the pages follow that were kept when the service left the destination.
+    #[prost(bool, tag = "3")]
+    pub kept: bool,
+}
+
+/// Pages of an earlier visit that the destination still has: hashes of 512 pages, 16 bytes each; all
+/// zeroes where it has none.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct KeptPages {
+    /// The space.
+    #[prost(uint32, tag = "1")]
+    pub space: u32,
+    /// The first page's number, divided by 512.
+    #[prost(uint64, tag = "2")]
+    pub region: u64,
+    /// XXH3, 128 bits, little-endian.
+    #[prost(bytes = "vec", tag = "3")]
+    pub hashes: Vec<u8>,
 }
 
 /// First on a further connection of a migration.
@@ -268,6 +287,10 @@ pub enum Message {
     Missing(PageRanges),
     /// All of those are named.
     MissingEnd,
+    /// Pages of an earlier visit.
+    KeptPages(KeptPages),
+    /// All of those are named.
+    KeptEnd,
     /// Nothing at the source is needed any more.
     Received,
 }
@@ -324,6 +347,8 @@ impl Message {
             Self::Resume(_) => 28,
             Self::Missing(_) => 29,
             Self::MissingEnd => 30,
+            Self::KeptPages(_) => 32,
+            Self::KeptEnd => 33,
             Self::Received => 31,
         }
     }
@@ -342,6 +367,7 @@ impl Message {
             Self::Resume(m) => m.encode_to_vec().into(),
             Self::Join(m) => m.encode_to_vec().into(),
             Self::FaultRequest(m) => m.encode_to_vec().into(),
+            Self::KeptPages(m) => m.encode_to_vec().into(),
             Self::Pending(m) | Self::Missing(m) => m.encode_to_vec().into(),
             Self::LayerData(data)
             | Self::TreeItem(data)
@@ -388,6 +414,8 @@ impl Message {
             28 => Self::Resume(typed(kind, payload)?),
             29 => Self::Missing(typed(kind, payload)?),
             30 => Self::MissingEnd,
+            32 => Self::KeptPages(typed(kind, payload)?),
+            33 => Self::KeptEnd,
             31 => Self::Received,
             other => return Err(MessageError::UnknownKind(other)),
         })
@@ -427,6 +455,8 @@ impl Message {
             Self::Resume(_) => "Resume",
             Self::Missing(_) => "Missing",
             Self::MissingEnd => "MissingEnd",
+            Self::KeptPages(_) => "KeptPages",
+            Self::KeptEnd => "KeptEnd",
             Self::Received => "Received",
         }
     }
@@ -446,7 +476,11 @@ mod tests {
         vec![
             Message::Heartbeat,
             Message::Open(Open { protocol: PROTOCOL_VERSION, migration: "01A".into(), ..Open::default() }),
-            Message::Accepted(Accepted { missing_layers: vec!["sha256:00".into()], userfaultfd: true }),
+            Message::Accepted(Accepted {
+                missing_layers: vec!["sha256:00".into()],
+                userfaultfd: true,
+                kept: false,
+            }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),
             Message::LayerData(Bytes::from_static(b"layer")),
@@ -474,6 +508,8 @@ mod tests {
             Message::Resume(Resume { migration: "01A".into() }),
             Message::Missing(ranges),
             Message::MissingEnd,
+            Message::KeptPages(KeptPages { space: 1, region: 2, hashes: vec![0; 32] }),
+            Message::KeptEnd,
             Message::Received,
         ]
     }

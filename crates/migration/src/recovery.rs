@@ -57,23 +57,26 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
         (Role::Destination, Stage::Committed) => {
             // Its own in the books first, so that nobody points the network elsewhere meanwhile.
             local.host.adopt(&service).await?;
+            let arrival = local.arrivals.expect(&id, &peer, &service.name);
             let local = Arc::clone(local);
             tokio::spawn(async move {
-                let intake = destination::reattach(&local, &service, &id, &peer).await;
-                destination::take_over(&local, &service, &id, &keep_stopped, intake).await;
+                let memory = destination::reattach(&local, &id, arrival).await;
+                destination::take_over(&local, &service, &id, &keep_stopped, memory).await;
             });
         }
         (Role::Destination, Stage::Restored) => {
+            let arrival = local.arrivals.expect(&id, &peer, &service.name);
             let local = Arc::clone(local);
             tokio::spawn(async move {
-                let intake = destination::reattach(&local, &service, &id, &peer).await;
-                destination::resolve(&local, &service, &id, &peer, &keep_stopped, intake).await;
+                let memory = destination::reattach(&local, &id, arrival).await;
+                destination::resolve(&local, &service, &id, &peer, &keep_stopped, memory).await;
             });
         }
         (Role::Destination, _) => {
             let reason = "godwitd was restarted before the service was complete";
-            let intake = destination::reattach(local, &service, &id, &peer).await;
-            destination::drop_copy(local, &service, &id, reason, intake).await?;
+            let arrival = local.arrivals.expect(&id, &peer, &service.name);
+            let memory = destination::reattach(local, &id, arrival).await;
+            destination::drop_copy(local, &service, &id, reason, memory).await?;
         }
     }
     Ok(())

@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::fault;
 use crate::images::{self, KERNEL_STATE_BYTES, Room};
 use crate::journal::{Role, Stage};
+use crate::kept::{self, Kept};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError, cpu_flags, from_local_causes, machine};
 use crate::message::{Layer, Message, Open, PROTOCOL_VERSION, Reason};
@@ -38,6 +39,7 @@ use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
 use copy::Copied;
 use lanes::Lanes;
+use pages::Hashes;
 use serve::Answering;
 
 /// What a layer or log is cut into on the wire.
@@ -63,6 +65,14 @@ pub struct Progress {
     pub predicted_frozen_ms: f64,
     /// Pages asked for since the service runs at the destination.
     pub faults: u64,
+}
+
+impl Progress {
+    /// Whether it is too late to cancel.
+    #[must_use]
+    pub fn is_committed(&self) -> bool {
+        matches!(self.phase, "commit" | "serve" | "release")
+    }
 }
 
 /// Why a service stayed at the source.
@@ -215,7 +225,7 @@ impl Source {
         };
         match (outcome, link) {
             (Ok(restored), Some(link)) => {
-                if let Err(error) = self.release(link, restored, &mut report, &mut clock).await {
+                if let Err(error) = self.release(link, restored, &mut report, &mut clock, start).await {
                     // Committed is committed: what is left here is let go at the next start.
                     let why = crate::error_chain(&error);
                     tracing::error!(migration = %self.id, error = %why, "the source cannot let go");
@@ -230,9 +240,10 @@ impl Source {
                 let mut reason = crate::error_chain(&error);
                 if let Some(link) = &mut link
                     && error.is_of_sending()
-                    && let Some(why) = link.why_closed().await
                 {
-                    reason = crate::error_chain(&why);
+                    let closed = link.why_closed().await;
+                    let why = if closed.is_some() { closed } else { link.last_words().await };
+                    reason = why.map_or(reason, |why| crate::error_chain(&why));
                 }
                 tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
                 self.undo(&reason).await?;
@@ -253,7 +264,9 @@ impl Source {
             report.frozen_ms = clock.total_ms();
             report.phases = clock.phases();
         }
-        report.total_ms = ms_since(start);
+        if report.total_ms == 0.0 {
+            report.total_ms = ms_since(start);
+        }
         Ok(report)
     }
 
@@ -326,7 +339,7 @@ impl Source {
                 .map_err(|e| {
                     SourceError::NotEligible(vec![format!("the service cannot be described: {e}")])
                 })?;
-        let chosen;
+        let (chosen, kept);
         link.send(Message::Open(Open {
             protocol: PROTOCOL_VERSION,
             migration: self.id.clone(),
@@ -345,6 +358,7 @@ impl Source {
                 let plan = plan.with(accepted.userfaultfd, &self.destination)?;
                 plan.tell(report);
                 chosen = plan;
+                kept = accepted.kept;
                 accepted.missing_layers
             }
             Message::Refused(refused) => {
@@ -356,6 +370,7 @@ impl Source {
             other => return Err(link.unexpected(&other, "Accepted or Refused").into()),
         };
 
+        let kept = if kept { self.learn_kept(link).await? } else { Hashes::new() };
         let sending = Instant::now();
         let total: u64 =
             layers.iter().filter(|l| missing.contains(&l.digest)).map(|l| l.bytes).sum::<u64>() + tree_bytes;
@@ -372,13 +387,25 @@ impl Source {
         }
         report.pre_dump_transfer_ms = ms_since(sending);
         report.memory_bytes = memory;
-        let copied = self.copy(chosen, report).await?;
+        let copied = self.copy(chosen, kept, report).await?;
         let room = Room::open(
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),
             room_bytes,
         )?;
         Ok(Prepared { tree, room, copied })
+    }
+
+    /// Which pages the destination has kept of an earlier visit.
+    async fn learn_kept(&self, link: &mut Link) -> Result<Hashes, SourceError> {
+        let mut hashes = Hashes::new();
+        loop {
+            match link.receive().await? {
+                Message::KeptPages(pages) if kept::learn(&mut hashes, &pages).is_some() => {}
+                Message::KeptEnd => return Ok(hashes),
+                other => return Err(link.unexpected(&other, "KeptPages").into()),
+            }
+        }
     }
 
     async fn send_layer(
@@ -420,6 +447,7 @@ impl Source {
         restored: Restored,
         report: &mut Report,
         clock: &mut Option<PhaseClock>,
+        started: Instant,
     ) -> Result<(), LocalError> {
         fault::point("source.committed").await;
         let Restored { lanes, stock } = restored;
@@ -427,7 +455,10 @@ impl Source {
         let told = link.send(Message::Commit).await;
         self.local.host.release(&self.service, &self.destination).await?;
         let running = match told {
-            Ok(()) => link.receive().await,
+            Ok(()) => tokio::select! {
+                running = link.receive() => running,
+                () = self.local.ending.cancelled() => Err(LinkError::Closed(self.destination.clone())),
+            },
             Err(error) => Err(error),
         };
         if let Some(clock) = clock {
@@ -456,7 +487,7 @@ impl Source {
             link.close().await;
             lanes.close().await;
         } else {
-            let started = Instant::now();
+            let serving_since = Instant::now();
             let conversation = serve::Conversation { link, lanes, stock };
             let serving = serve::Serving {
                 local: &self.local,
@@ -473,12 +504,19 @@ impl Source {
                 );
                 return Ok(());
             };
-            report.faulted_transfer_ms = ms_since(started);
+            // It has been running there, whatever had been heard of that.
+            report.reason = match served.lost {
+                None => String::new(),
+                Some(why) => format!("it moved, and was lost on node {}: {why}", self.destination),
+            };
+            report.faulted_transfer_ms = ms_since(serving_since);
             report.faulted_bytes = served.bytes;
             report.faults = served.faults;
             report.wire_bytes = served.wire_bytes;
         }
         self.step("release", 0, 0);
+        report.total_ms = ms_since(started);
+        keep(&self.local, &self.service).await;
         self.local.clear(&self.service).await?;
         self.local.journal.set(&self.id, Stage::Done, &report.reason)?;
         Ok(())
@@ -522,6 +560,23 @@ pub(crate) async fn put_back(
     Ok(())
 }
 
+/// Keeps the service's pages for when it comes back, as far as there is room.
+async fn keep(local: &Local, service: &Service) {
+    let kept = async {
+        let room = local.keeper.room();
+        let pids = local.engine.processes(&local.config(service)).await?;
+        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
+        let kept = tokio::task::spawn_blocking(move || Kept::copy(&pids, room)).await?;
+        Ok::<_, LocalError>(kept)
+    };
+    match kept.await {
+        Ok(Ok(kept)) => local.keeper.keep(&service.id, kept),
+        // It has moved, and will cross whole when it comes back.
+        Ok(Err(error)) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
+        Err(error) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
+    }
+}
+
 /// After a restart: serves the pages that the destination still lacks, then lets go.
 pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &str, destination: &str) {
     let serving = serve::Serving {
@@ -533,11 +588,12 @@ pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &st
         progress: None,
     };
     let ended = match serving.run(None, service).await {
-        Ok(Some(_)) => {
+        Ok(Some(served)) => {
             async {
                 local.clear(service).await?;
                 images::remove(&local.layout.migration(id))?;
                 let reason = "godwitd was restarted while it served the service's pages";
+                let reason = served.lost.as_deref().unwrap_or(reason);
                 Ok::<_, LocalError>(local.journal.set(id, Stage::Done, reason)?)
             }
             .await

@@ -41,6 +41,9 @@ enum ClusterVerb {
         /// How long the token can be used: 90s, 15m, 2h, 1d
         #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
         valid: Duration,
+        /// Invite it once more: it was let in, but its joining broke
+        #[arg(long)]
+        again: bool,
     },
     /// Make this machine a node of the cluster that the token comes from
     ///
@@ -60,11 +63,12 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         ClusterVerb::Join { token, flags } => {
             become_daemon(global, "join", std::iter::once(token).chain(flags))
         }
-        ClusterVerb::Token { name, valid } => {
+        ClusterVerb::Token { name, valid, again } => {
             let mut connection = Connection::open(global).await?;
             let valid_s =
                 u32::try_from(valid.as_secs()).context("--valid is longer than a token can last")?;
-            let answer = connection.node.create_token(CreateTokenRequest { node: name, valid_s }).await;
+            let answer =
+                connection.node.create_token(CreateTokenRequest { node: name, valid_s, again }).await;
             let answer = answer.map_err(|status| connection.explain(&status))?.into_inner();
             if global.json {
                 output::json(&answer)?;

@@ -29,7 +29,8 @@ pub(crate) const INTERRUPTED: u8 = 130;
 /// Move a service to another node, with its memory and open connections
 ///
 /// Any node can be asked. Ctrl-C cancels a migration that has not committed yet; the service
-/// then goes on at its source. Ends with 1 (130 after Ctrl-C) when it was kept at the source.
+/// then goes on at its source. With --json each step is a line, {"event":"progress",…}, and the last
+/// line is the report. Ends with 1 (130 after Ctrl-C) when it was kept at the source.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The service
@@ -147,7 +148,7 @@ impl How {
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     let connection = Connection::open(global).await?;
     let mut interrupts = Interrupts::new()?;
-    let mut progress = Progress::new(&args.name, global.json);
+    let mut progress = Progress::events(&args.name, global.json);
     let mut events = start(connection.clone(), args.how.request(args.mode, &args.name, &args.to));
     let mut cancelling = JoinSet::new();
     let mut interrupted = false;

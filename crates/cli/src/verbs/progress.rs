@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use godwit_api::v1::MigrationProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
 
 use crate::output;
 
@@ -21,13 +22,28 @@ pub(crate) struct Progress {
 enum Kind {
     Bar(ProgressBar),
     Lines,
+    /// One JSON object a line on standard output, before the report.
+    Json,
     Silent,
 }
 
 impl Progress {
-    /// A bar on a terminal; lines elsewhere; nothing where a program reads JSON.
+    /// A bar on a terminal; lines elsewhere; nothing where a program reads a report as JSON.
     pub(crate) fn new(name: &str, json: bool) -> Self {
-        let kind = match (output::watched(), json) {
+        Self::of_kind(name, Self::kind(name, json))
+    }
+
+    /// Events as JSON where a program reads them, else as [`Progress::new`].
+    pub(crate) fn events(name: &str, json: bool) -> Self {
+        Self::of_kind(name, if json { Kind::Json } else { Self::kind(name, false) })
+    }
+
+    fn of_kind(name: &str, kind: Kind) -> Self {
+        Self { name: name.to_owned(), kind, shown: <(String, u32)>::default() }
+    }
+
+    fn kind(name: &str, json: bool) -> Kind {
+        match (output::watched(), json) {
             (true, _) => {
                 let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
                 bar.set_style(style("{prefix} {spinner} {msg} {elapsed}"));
@@ -37,8 +53,7 @@ impl Progress {
             }
             (false, true) => Kind::Silent,
             (false, false) => Kind::Lines,
-        };
-        Self { name: name.to_owned(), kind, shown: <(String, u32)>::default() }
+        }
     }
 
     /// Shows one step.
@@ -69,6 +84,10 @@ impl Progress {
                 };
                 output::note(&format!("migrating {}: {what}{size}{figures}", self.name));
             }
+            Kind::Json => {
+                // A reader that is gone is noticed at the report.
+                let _ = output::json(&json!({ "event": "progress", "progress": step }));
+            }
             Kind::Lines | Kind::Silent => {}
         }
     }
@@ -77,7 +96,7 @@ impl Progress {
     pub(crate) fn say(&self, text: &str) {
         match &self.kind {
             Kind::Bar(bar) => bar.suspend(|| output::note(text)),
-            Kind::Lines | Kind::Silent => output::note(text),
+            Kind::Lines | Kind::Json | Kind::Silent => output::note(text),
         }
     }
 

@@ -11,7 +11,8 @@
 //! If it ended by accident, the kernel would let the restored processes go on with zeros in place of
 //! the pages that they lack. So it asks to be spared when memory runs out, takes no notice of the
 //! signals that end sessions, and after a panic stands still instead of ending: the processes then
-//! wait, and the daemon, which gets no answer, can kill them first.
+//! wait, and the daemon, which gets no answer, can kill them first. When it is killed all the same,
+//! its guard makes them wait.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,7 +20,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use godwit_memory::pager::Server;
+use godwit_memory::pager::{Guard, Server};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::{Mode, umask};
@@ -67,9 +68,12 @@ fn main() -> ExitCode {
     ask_to_be_spared();
     allow_many_files();
     let server = start_log(&arguments).and_then(|()| {
-        Server::bind(&arguments.directory, arguments.max_bytes).map_err(|error| with_causes(&error))
+        // First the guard, which must not hold the store's memory when the pager is gone.
+        let guard = Guard::start(&arguments.directory).map_err(|error| with_causes(&error))?;
+        let server = Server::bind(&arguments.directory, arguments.max_bytes);
+        Ok((server.map_err(|error| with_causes(&error))?, guard))
     });
-    let server = match server {
+    let (server, guard) = match server {
         Ok(server) => server,
         Err(reason) => {
             report(&format!("error: {reason}"));
@@ -79,7 +83,10 @@ fn main() -> ExitCode {
     stand_still_on_panic();
     report("ready");
     match server.run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            guard.let_go();
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             tracing::error!(error = with_causes(&error), "the pager cannot go on");
             stand_still();

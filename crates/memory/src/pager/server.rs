@@ -84,7 +84,11 @@ pub struct Server {
 impl Server {
     /// Takes the directory's lock and makes store and socket. At most `max_bytes` of pages are held.
     pub fn bind(directory: &Path, max_bytes: u64) -> Result<Self, PagerError> {
-        let lock = take_lock(directory)?;
+        let mut lock = take_lock(directory, LOCK)?;
+        let path = directory.join(LOCK);
+        lock.set_len(0)
+            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+            .map_err(|source| PagerError::File { action: "write", path, source })?;
         let system = |action| move |source| PagerError::System { action, source };
         let store = Arc::new(Store::new().map_err(system("make its page store"))?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
@@ -484,20 +488,19 @@ fn packets<T: Copy>(entries: &[T], answer: impl Fn(Vec<T>, bool) -> Answer) -> V
     answers
 }
 
-fn take_lock(directory: &Path) -> Result<Flock<File>, PagerError> {
-    let path = directory.join(LOCK);
+/// Takes one of the directory's locks.
+pub(super) fn take_lock(directory: &Path, name: &str) -> Result<Flock<File>, PagerError> {
+    let path = directory.join(name);
     let failed = |action| {
         let path = path.clone();
         move |source| PagerError::File { action, path, source }
     };
     let file =
         File::options().write(true).create(true).truncate(false).open(&path).map_err(failed("open"))?;
-    let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => PagerError::Running { directory: directory.to_owned() },
         errno => failed("lock")(errno.into()),
-    })?;
-    lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed("write"))?;
-    Ok(lock)
+    })
 }
 
 /// The client's socket, mode 0600 by the process's umask, which the program sets.

@@ -1,14 +1,16 @@
-//! Starting a pager, and finding out whether one lives.
+//! Starting a pager, finding out whether one lives, and ending it whatever it does.
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::{LOCK, PagerError};
+use super::guard::{pidfd, wait};
+use super::{GUARD, LOCK, PagerError};
 
 /// Most that is read of the pager's status line.
 const STATUS_LIMIT: u64 = 4096;
@@ -47,7 +49,12 @@ pub fn spawn(binary: &Path, directory: &Path, max_bytes: u64, log: &Path) -> Res
 
 /// The PID of the pager that lives in the directory, if one does; 0 while it is starting.
 pub fn running(directory: &Path) -> Result<Option<u32>, PagerError> {
-    let path = directory.join(LOCK);
+    holder(directory, LOCK)
+}
+
+/// The PID of the process that holds a lock of the directory, if one does.
+fn holder(directory: &Path, lock: &str) -> Result<Option<u32>, PagerError> {
+    let path = directory.join(lock);
     let failed = |action| {
         let path = path.clone();
         move |source: io::Error| PagerError::File { action, path, source }
@@ -63,5 +70,36 @@ pub fn running(directory: &Path) -> Result<Option<u32>, PagerError> {
         Ok(_) => Ok(None),
         Err((_, Errno::EWOULDBLOCK)) => Ok(Some(pid.trim().parse().unwrap_or(0))),
         Err((_, errno)) => Err(failed("lock")(errno.into())),
+    }
+}
+
+/// Kills the pager that lives in the directory and its guard, if they do, and returns when they have
+/// ended. Processes that lack pages must be gone.
+pub fn end(directory: &Path) -> Result<(), PagerError> {
+    end_holder(directory, LOCK)?;
+    end_holder(directory, GUARD)
+}
+
+fn end_holder(directory: &Path, lock: &str) -> Result<(), PagerError> {
+    let failed = |source| PagerError::File { action: "end the pager of", path: directory.into(), source };
+    let Some(there) = holder(directory, lock)? else { return Ok(()) };
+    let pidfd = match pidfd(there) {
+        Ok(pidfd) => pidfd,
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    // Still the same: then the number was not given to another process before it was opened.
+    if holder(directory, lock)? != Some(there) {
+        return Ok(());
+    }
+    // SAFETY: pidfd_send_signal reads only its integers where the signal's info is null.
+    let sent = Errno::result(unsafe {
+        let info = std::ptr::null::<libc::siginfo_t>();
+        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), libc::SIGKILL, info, 0)
+    });
+    match sent {
+        Ok(_) => wait(&pidfd).map_err(failed),
+        Err(Errno::ESRCH) => Ok(()),
+        Err(errno) => Err(failed(errno.into())),
     }
 }

@@ -129,9 +129,15 @@ pub(super) fn while_stopped<T: Send>(
 
 fn in_this_thread(process: &Process) -> Result<OwnedFd, InjectError> {
     let task = choose_task(process)?;
-    let instruction = find_instruction(process)?;
+    // Before the stop, which that would make longer.
+    let mut instruction = find_instruction(process)?;
     let tracee = Tracee::seize(process, task)?;
     tracee.stop()?;
+    // It may have executed another program since then, in which that is an address as any other.
+    let mut there = [0; arch::INSTRUCTION.len()];
+    if process.read(instruction, &mut there)? < there.len() || there[..] != *arch::INSTRUCTION {
+        instruction = find_instruction(process).inspect_err(|_| drop(tracee.go_on()))?;
+    }
     let registers = tracee.registers().map_err(step("read its registers"))?;
     if !arch::has_known_width(&registers) {
         let _ = tracee.detach();

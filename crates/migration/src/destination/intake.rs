@@ -7,25 +7,29 @@
 //! The pager outlives this daemon; a next one attaches to it again ([`Intake::attach`]). A lane that
 //! breaks is the source's affair: it connects again, and is told what is missing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use godwit_memory::batch::Batch;
+use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
 use godwit_memory::pager::{self, Client, Event, Events, Extent, PagerError, Stored};
-use godwit_memory::{PAGE_SIZE, Space};
+use godwit_memory::{PAGE_SIZE, Range, Space};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::arrivals::{Arrival, Further};
+use crate::kept::{Kept, KeptError};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
+use crate::source::pages::{REGION, REGION_PAGES, index_in_region};
 use crate::source::serve::decode_ranges;
 
 /// Batches between a lane's connection and the thread that stores them.
 const QUEUE: usize = 8;
+
+const PAGE: usize = 4096;
 
 /// Most ranges in one message.
 const RANGES: usize = 4096;
@@ -42,12 +46,23 @@ pub enum IntakeError {
     /// What came is no batch, or not what was sent.
     #[error("pages from the source cannot be used")]
     Batch(#[from] godwit_memory::batch::BatchError),
+    /// What was kept cannot be read.
+    #[error(transparent)]
+    Kept(#[from] KeptError),
     /// The lane broke.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// CRIU says that all is well, and has not said so to the pager.
     #[error("the restore was not finished: {0}")]
     Unrestored(String),
+    /// More than was announced, and than there is room for.
+    #[error("the service has grown to {} MiB of pages, and {} MiB may come", .bytes >> 20, .most >> 20)]
+    TooMuch {
+        /// Its pages, bytes.
+        bytes: u64,
+        /// The bound, bytes.
+        most: u64,
+    },
     /// A pager's directory.
     #[error("cannot make or remove {directory}")]
     Directory {
@@ -88,6 +103,8 @@ struct Seen {
 pub(crate) struct Intake {
     client: Arc<Client>,
     seen: watch::Receiver<Seen>,
+    /// Most bytes of pages that the pager takes.
+    most: u64,
     conversation: mpsc::Sender<Link>,
     _task: AbortOnDropHandle<()>,
 }
@@ -103,6 +120,7 @@ impl Intake {
         local: &Local,
         id: &str,
         bytes: u64,
+        kept: Option<Arc<Kept>>,
         arrival: Arrival,
     ) -> Result<Self, IntakeError> {
         let (directory, binary) = (directory(local, id), local.pager.clone());
@@ -113,7 +131,7 @@ impl Intake {
             Ok::<_, IntakeError>(Client::connect(&directory)?)
         })
         .await??;
-        Ok(Self::with(client, events, arrival, Seen::default()))
+        Ok(Self { most: bytes, ..Self::with(client, kept, events, arrival, Seen::default()) })
     }
 
     /// Finds the pager that an earlier life of this daemon started; none where it needs none.
@@ -142,15 +160,16 @@ impl Intake {
         if seen.restored && !state.push {
             client.push()?;
         }
-        Ok(Some(Self::with(client, events, arrival, seen)))
+        Ok(Some(Self::with(client, None, events, arrival, seen)))
     }
 
-    fn with(client: Client, events: Events, arrival: Arrival, seen: Seen) -> Self {
+    fn with(client: Client, kept: Option<Arc<Kept>>, events: Events, arrival: Arrival, seen: Seen) -> Self {
         let client = Arc::new(client);
         let (telling, seen) = watch::channel(seen);
         let (conversation, conversations) = mpsc::channel(1);
-        let work = work(Arc::clone(&client), events, arrival, telling, conversations);
-        Self { client, seen, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
+        let work = work(Arc::clone(&client), kept, events, arrival, telling, conversations);
+        // Whoever asks whether they fit has started it.
+        Self { client, seen, most: u64::MAX, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
     }
 
     /// These pages stay at the source beyond the commit.
@@ -163,6 +182,13 @@ impl Intake {
         });
         let extents: Vec<_> = extents.collect();
         self.ask(move |client| client.pending(&extents)).await
+    }
+
+    /// Fails when not all pages, those included that are still to come, find room.
+    pub(crate) async fn fits(&self) -> Result<(), IntakeError> {
+        let state = self.ask(Client::state).await?;
+        let bytes = state.stored.saturating_add(state.pending).saturating_mul(PAGE_SIZE);
+        if bytes <= self.most { Ok(()) } else { Err(IntakeError::TooMuch { bytes, most: self.most }) }
     }
 
     /// From now on a restorer that works in this directory finds the pager.
@@ -220,17 +246,22 @@ impl Intake {
         }
     }
 
-    /// Ends the pager of a service that is complete.
-    pub(crate) async fn finish(self, local: &Local, id: &str) -> Result<(), IntakeError> {
-        self.ask(Client::finish).await?;
-        remove(directory(local, id)).await
+    /// Fails when the pager is gone, which may not have been noticed yet.
+    pub(crate) async fn is_alive(&self) -> Result<(), IntakeError> {
+        self.ask(Client::state).await.map(|_| ())
     }
 
-    /// Ends the pager of a service that does not come, whose processes here are gone; or that needs it
-    /// no more.
+    /// Why pages cannot be taken any more, if they cannot.
+    pub(crate) fn failed(&self) -> Option<String> {
+        self.seen.borrow().failed.clone()
+    }
+
+    /// Ends the pager of a service that is complete; or whose processes here are gone.
     pub(crate) async fn abandon(self, local: &Local, id: &str) -> Result<(), IntakeError> {
-        self.ask(Client::abandon).await?;
-        remove(directory(local, id)).await
+        if let Err(error) = self.ask(Client::abandon).await {
+            tracing::debug!(migration = %id, error = %crate::error_chain(&error), "a pager cannot be told to end");
+        }
+        discard(local, id).await
     }
 
     /// Waits; returns the reason when it failed instead.
@@ -253,6 +284,7 @@ impl Intake {
 /// Brings connections, the pager's events and the conversation together, until it is dropped.
 async fn work(
     client: Arc<Client>,
+    kept: Option<Arc<Kept>>,
     events: Events,
     mut arrival: Arrival,
     telling: watch::Sender<Seen>,
@@ -281,9 +313,9 @@ async fn work(
                         let _ = sender.send(Message::FaultRequest(request)).await;
                     }
                     faults = Some(sender);
-                    lanes.spawn(take(lane, Arc::clone(&client), telling.clone()));
+                    lanes.spawn(take(lane, Arc::clone(&client), kept.clone(), telling.clone()));
                 }
-                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Arc::clone(&client), telling.clone()))),
+                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Arc::clone(&client), kept.clone(), telling.clone()))),
                 Further::Resumed(resumed) => match tell_missing(&client, &resumed).await {
                     Ok(missing) => {
                         waiting.retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
@@ -318,7 +350,10 @@ async fn work(
                     telling.send_modify(|seen| seen.done = true);
                 }
                 None => {
-                    fail("the service's pager has ended; its log tells more".into());
+                    // One that was done had nothing to lose.
+                    if !telling.borrow().done {
+                        fail("the service's pager has ended; its log tells more".into());
+                    }
                     std::future::pending::<()>().await;
                 }
             },
@@ -375,12 +410,18 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
 }
 
 /// One lane: what comes is checked and stored, in order.
-async fn take(mut lane: Link, client: Arc<Client>, telling: watch::Sender<Seen>) -> Result<(), IntakeError> {
+async fn take(
+    mut lane: Link,
+    client: Arc<Client>,
+    kept: Option<Arc<Kept>>,
+    telling: watch::Sender<Seen>,
+) -> Result<(), IntakeError> {
     let (sender, mut batches) = mpsc::channel::<bytes::Bytes>(QUEUE);
     let (idle, mut idling) = watch::channel(0u64);
     let mut storing = AbortOnDropHandle::new(tokio::task::spawn_blocking(move || {
+        let mut into = Storing { client, kept, slots: HashMap::new() };
         while let Some(bytes) = batches.blocking_recv() {
-            store(&client, bytes)?;
+            into.store(bytes)?;
             idle.send_modify(|stored| *stored += 1);
         }
         Ok::<_, IntakeError>(())
@@ -410,26 +451,89 @@ async fn take(mut lane: Link, client: Arc<Client>, telling: watch::Sender<Seen>)
     }
 }
 
-fn store(client: &Client, bytes: bytes::Bytes) -> Result<(), IntakeError> {
-    let batch = Batch::decode(bytes)?;
-    let (mut stored, mut zero) = (Vec::new(), Vec::new());
-    let mut slot = if batch.data.is_empty() { 0 } else { client.store(&batch.data)? };
-    for run in batch.runs {
-        let pages = (run.range.end - run.range.start) / PAGE_SIZE;
-        if run.data {
-            stored.push(Stored { space: batch.space, addr: run.range.start, pages, slot });
-            slot += pages;
-        } else {
-            zero.push(Extent { space: batch.space, addr: run.range.start, pages });
+/// One lane's way into the store.
+struct Storing {
+    client: Arc<Client>,
+    kept: Option<Arc<Kept>>,
+    /// Where this lane's pages are: differences are to what is there.
+    slots: HashMap<(Space, u64), Box<[u64; REGION_PAGES]>>,
+}
+
+/// No slot.
+const NOWHERE: u64 = u64::MAX;
+
+impl Storing {
+    fn store(&mut self, bytes: bytes::Bytes) -> Result<(), IntakeError> {
+        let Batch { space, runs } = Batch::decode(bytes)?;
+        let (mut stored, mut zero) = (Vec::new(), Vec::new());
+        for Run { range, kind, data } in runs {
+            let pages = (range.end - range.start) / PAGE_SIZE;
+            let content = match kind {
+                Kind::Zero => {
+                    zero.push(Extent { space, addr: range.start, pages });
+                    self.note(space, &range, None);
+                    continue;
+                }
+                Kind::Data => data,
+                Kind::Kept => self.kept(space, &range)?,
+                Kind::Delta => self.changed(space, &range, &data)?,
+            };
+            let slot = self.client.store(&content)?;
+            stored.push(Stored { space, addr: range.start, pages, slot });
+            self.note(space, &range, Some(slot));
+        }
+        if !zero.is_empty() {
+            self.client.zero(&zero)?;
+        }
+        if !stored.is_empty() {
+            self.client.put(&stored)?;
+        }
+        Ok(())
+    }
+
+    /// Remembers where pages are now.
+    fn note(&mut self, space: Space, range: &Range, slot: Option<u64>) {
+        for (page, address) in (0..).zip((range.start..range.end).step_by(PAGE)) {
+            let region = (space, address / REGION);
+            match slot {
+                Some(slot) => {
+                    let slots = self.slots.entry(region).or_insert_with(|| Box::new([NOWHERE; REGION_PAGES]));
+                    slots[index_in_region(address)] = slot + page;
+                }
+                None => {
+                    if let Some(slots) = self.slots.get_mut(&region) {
+                        slots[index_in_region(address)] = NOWHERE;
+                    }
+                }
+            }
         }
     }
-    if !zero.is_empty() {
-        client.zero(&zero)?;
+
+    /// What was kept of these pages when the service left.
+    fn kept(&self, space: Space, range: &Range) -> Result<bytes::Bytes, IntakeError> {
+        let kept = self.kept.as_ref().ok_or(IntakeError::Protocol("pages that were never kept here"))?;
+        let mut content = bytes::BytesMut::new();
+        for address in (range.start..range.end).step_by(PAGE) {
+            let page = kept.page(space, address)?;
+            content.extend_from_slice(&page.ok_or(IntakeError::Protocol("a page that was not kept here"))?);
+        }
+        Ok(content.freeze())
     }
-    if !stored.is_empty() {
-        client.put(&stored)?;
+
+    /// Pages as they are now, by their differences.
+    fn changed(&self, space: Space, range: &Range, deltas: &[u8]) -> Result<bytes::Bytes, IntakeError> {
+        let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let mut content = vec![0; length];
+        for (page, address) in content.as_chunks_mut::<PAGE>().0.iter_mut().zip((range.start..).step_by(PAGE))
+        {
+            let slots = self.slots.get(&(space, address / REGION));
+            let slot = slots.map(|slots| slots[index_in_region(address)]).filter(|slot| *slot != NOWHERE);
+            let slot = slot.ok_or(IntakeError::Protocol("a difference to a page that never came"))?;
+            self.client.read(slot, page)?;
+        }
+        apply_deltas(deltas, &mut content)?;
+        Ok(content.into())
     }
-    Ok(())
 }
 
 /// Ends pagers whose migrations have ended: this daemon ended between the two.
@@ -443,21 +547,20 @@ pub(crate) async fn end_idle(local: &Local) -> Result<(), LocalError> {
     };
     for entry in entries.flatten() {
         let id = entry.file_name().to_string_lossy().into_owned();
-        if local.journal.get(&id)?.is_some_and(|entry| !entry.stage.is_final()) {
-            continue;
+        if local.journal.get(&id)?.is_none_or(|entry| entry.stage.is_final()) {
+            discard(local, &id).await?;
         }
-        let directory = directory(local, &id);
-        let there = directory.clone();
-        let ended = tokio::task::spawn_blocking(move || {
-            Client::connect(&there).and_then(|(client, _)| client.abandon())
-        });
-        if let Err(error) = ended.await? {
-            // As a rule it has ended by itself.
-            tracing::debug!(migration = %id, %error, "a pager that nobody needs cannot be told to end");
-        }
-        remove(directory).await?;
     }
     Ok(())
+}
+
+/// Ends a pager, also one that does not answer, and removes what it leaves. Processes that still lack
+/// pages must be gone.
+pub(crate) async fn discard(local: &Local, id: &str) -> Result<(), IntakeError> {
+    let directory = directory(local, id);
+    let there = directory.clone();
+    tokio::task::spawn_blocking(move || pager::end(&there)).await??;
+    remove(directory).await
 }
 
 /// Removes what a pager leaves.

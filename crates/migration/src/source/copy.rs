@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use godwit_memory::tracker::{Backend, Detected};
 
 use super::lanes::Lanes;
-use super::pages::{Found, Pages, PagesError, State};
+use super::pages::{Found, Hashes, Pages, PagesError, State};
 use super::{Source, SourceError};
 use crate::converge::{self, Goals, Next, Round};
 use crate::fault;
@@ -109,11 +109,22 @@ impl Source {
     }
 
     /// Connects the lanes, and copies while the service runs until a freeze is due.
-    pub(super) async fn copy(&self, plan: Plan, report: &mut Report) -> Result<Copied, SourceError> {
+    pub(super) async fn copy(
+        &self,
+        plan: Plan,
+        kept: Hashes,
+        report: &mut Report,
+    ) -> Result<Copied, SourceError> {
         let lanes =
             Lanes::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.lanes).await?;
-        let pages =
-            Pages::new(plan.backend, lanes.count(), self.options.compress, self.options.max_bandwidth);
+        let mut pages = Pages::new(
+            plan.backend,
+            lanes.count(),
+            self.options.compress,
+            self.options.max_bandwidth,
+            self.local.remembered,
+        );
+        pages.know_kept(kept);
         match plan.mode {
             Mode::Precopy | Mode::Hybrid => self.rounds(plan, pages, lanes, report).await,
             mode => Ok(Copied { pages, lanes, leave: mode == Mode::Postcopy }),

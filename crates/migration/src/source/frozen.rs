@@ -147,7 +147,7 @@ impl Source {
     fn take_pages(&self, prepared: &mut Prepared) -> Pages {
         std::mem::replace(
             &mut prepared.copied.pages,
-            Pages::new(Backend::None, 1, self.options.compress, None),
+            Pages::new(Backend::None, 1, self.options.compress, None, 0),
         )
     }
 

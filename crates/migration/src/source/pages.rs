@@ -3,9 +3,12 @@
 //! [`Pages::look`] notes what is to be sent; [`Pages::send`] sends it, each lane in a thread of its
 //! own. A page always goes over the same lane, so that a later content never arrives before an
 //! earlier one. What a page held when it was sent last is remembered as a hash: a page that was
-//! written with what it held before does not cross again.
+//! written with what it held before does not cross again. Of pages that are written again and again
+//! the content is remembered too, within a bound, and their differences are sent. Pages that the
+//! destination kept when the service left it are named, not sent.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,17 +16,19 @@ use godwit_memory::batch::Builder;
 use godwit_memory::process::{Piece, Process, ProcessError, Reader};
 use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, Range, Space};
+use lru::LruCache;
 use rangemap::RangeSet;
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::fault;
 use crate::message::{Message, PageRanges};
 use crate::source::pace::{Compress, Pacer, Packer};
 
 /// What decides about a page's lane: pages that lie beside each other stay together.
-const REGION: u64 = 2 << 20;
+pub(crate) const REGION: u64 = 2 << 20;
 
-const REGION_PAGES: usize = 512;
+pub(crate) const REGION_PAGES: usize = 512;
 
 const PAGE: usize = 4096;
 
@@ -78,14 +83,22 @@ pub(crate) struct Sent {
     pub(crate) bytes: u64,
 }
 
+/// Hashes of pages, by space and region.
+pub(crate) type Hashes = HashMap<(Space, u64), Box<[u128; REGION_PAGES]>>;
+
 /// One lane's memory of what it sent, and its compressor.
 struct Lane {
-    known: HashMap<(Space, u64), Box<[u128; REGION_PAGES]>>,
+    known: Hashes,
+    /// What pages held that were sent more than once, the latest.
+    hot: LruCache<(Space, u64), Box<[u8; PAGE]>>,
     packer: Packer,
 }
 
 /// A hash that no page has in practice: nothing is known of it, it reads as zero where it arrived.
-const ZERO: u128 = 0;
+pub(crate) const ZERO: u128 = 0;
+
+/// What a page in a lane's memory takes, with its place.
+const HOT_BYTES: usize = PAGE + 64;
 
 /// The memory of a service that moves.
 pub(crate) struct Pages {
@@ -93,6 +106,8 @@ pub(crate) struct Pages {
     todo: BTreeMap<Space, Todo>,
     ended: Vec<Space>,
     lanes: Vec<Lane>,
+    /// What the destination kept when the service left it.
+    kept: Hashes,
     pacer: Pacer,
     last_look: Option<Instant>,
     populated: u64,
@@ -110,23 +125,32 @@ pub(crate) struct Found {
 }
 
 impl Pages {
-    /// Follows nothing yet.
+    /// Follows nothing yet. `remembered` bytes of pages are remembered for their differences.
     pub(crate) fn new(
         backend: Backend,
         lanes: usize,
         compress: Compress,
         max_bandwidth: Option<u64>,
+        remembered: usize,
     ) -> Self {
-        let lane = || Lane { known: HashMap::new(), packer: Packer::new(compress) };
+        let lanes = lanes.max(1);
+        let most = NonZeroUsize::new(remembered / lanes / HOT_BYTES).unwrap_or(NonZeroUsize::MIN);
+        let lane = || Lane { known: Hashes::new(), hot: LruCache::new(most), packer: Packer::new(compress) };
         Self {
             tracker: Tracker::new(backend),
             todo: BTreeMap::new(),
             ended: Vec::new(),
-            lanes: (0..lanes.max(1)).map(|_| lane()).collect(),
+            lanes: (0..lanes).map(|_| lane()).collect(),
+            kept: Hashes::new(),
             pacer: Pacer::new(max_bandwidth),
             last_look: None,
             populated: 0,
         }
+    }
+
+    /// What the destination has of an earlier visit of the service.
+    pub(crate) fn know_kept(&mut self, kept: Hashes) {
+        self.kept = kept;
     }
 
     /// Notes what was written since the last look, in the processes that live now.
@@ -183,7 +207,7 @@ impl Pages {
         }
         let ended = std::mem::take(&mut self.ended);
         let count = self.lanes.len();
-        let (pacer, todo, ended) = (&self.pacer, &todo, &ended);
+        let (pacer, kept, todo, ended) = (&self.pacer, &self.kept, &todo, &ended);
         // What was announced is waited for, also where it is what the destination has.
         let all = state != State::Running;
         let results = std::thread::scope(|scope| {
@@ -194,8 +218,17 @@ impl Pages {
                 .enumerate()
                 .map(|(index, (lane, sender))| {
                     scope.spawn(move || {
-                        let mut sending =
-                            Sending { lane, index, count, sender, pacer, heard, all, sent: Sent::default() };
+                        let mut sending = Sending {
+                            lane,
+                            index,
+                            count,
+                            sender,
+                            kept,
+                            pacer,
+                            heard,
+                            all,
+                            sent: Sent::default(),
+                        };
                         sending.work(todo, ended)?;
                         Ok(sending.sent)
                     })
@@ -263,6 +296,7 @@ struct Sending<'a> {
     index: usize,
     count: usize,
     sender: &'a mpsc::Sender<Message>,
+    kept: &'a Hashes,
     pacer: &'a Pacer,
     heard: &'a (dyn Fn(u64) + Sync),
     /// Also pages that the destination has as they are.
@@ -378,9 +412,30 @@ impl Sending<'_> {
             self.sent.same += 1;
             return Ok(());
         }
+        let again = *known != ZERO;
         *known = hash;
-        batch.page(address, content);
         self.sent.pages += 1;
+        let place = (space, address / PAGE_SIZE);
+        let kept = hash != ZERO
+            && self
+                .kept
+                .get(&(space, address / REGION))
+                .is_some_and(|kept| kept[index_in_region(address)] == hash);
+        if kept {
+            batch.kept(address);
+            self.lane.hot.pop(&place);
+        } else if hash == ZERO || self.all {
+            // What is announced is forgotten there: nothing is left that a difference could be to.
+            batch.page(address, content);
+        } else if again {
+            let before = self.lane.hot.get(&place);
+            if !before.is_some_and(|before| batch.delta(address, before, content)) {
+                batch.page(address, content);
+            }
+            self.lane.hot.put(place, Box::new(*content));
+        } else {
+            batch.page(address, content);
+        }
         if batch.is_full() {
             self.ship(batch)?;
         }
@@ -396,11 +451,12 @@ impl Sending<'_> {
         self.lane.packer.waited(waiting.elapsed());
         self.sent.bytes += length;
         (self.heard)(length);
+        fault::blocking_point(if self.all { "source.sending" } else { "source.copying" });
         Ok(())
     }
 }
 
-fn index_in_region(address: u64) -> usize {
+pub(crate) fn index_in_region(address: u64) -> usize {
     usize::try_from(address % REGION / PAGE_SIZE).unwrap_or(0)
 }
 

@@ -24,7 +24,7 @@ use super::pages::{PagesError, Remaining};
 use crate::fault;
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
-use crate::message::{FaultRequest, Message, PageRanges, Resume};
+use crate::message::{FaultRequest, Message, PageRanges, Reason, Resume};
 use crate::service::Service;
 
 /// First and last pause between two attempts to reach the destination again.
@@ -44,8 +44,10 @@ pub(crate) struct Conversation {
 }
 
 /// What it took.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Served {
+    /// Why the service is no more, where that is how it ended.
+    pub(crate) lost: Option<String>,
     /// Bytes of pages.
     pub(crate) bytes: u64,
     /// Pages asked for.
@@ -65,6 +67,9 @@ enum ServeError {
     Pages(#[from] PagesError),
     #[error("a thread that sends pages failed")]
     Task(#[from] tokio::task::JoinError),
+    /// They are nowhere any more.
+    #[error("{0}")]
+    Lost(String),
     #[error("node {0} names pages that it cannot lack")]
     Nonsense(String),
 }
@@ -190,7 +195,14 @@ impl Serving<'_> {
                     Err(error) => Err(error),
                 },
             };
-            let Err(error) = served else { return total };
+            let error = match served {
+                Ok(()) => return total,
+                Err(ServeError::Link(LinkError::Aborted { reason, .. }) | ServeError::Lost(reason)) => {
+                    total.lost = Some(reason);
+                    return total;
+                }
+                Err(error) => error,
+            };
             tracing::warn!(
                 migration = %self.id,
                 service = %service.name,
@@ -207,12 +219,11 @@ impl Serving<'_> {
     async fn resume(&self, service: &Service) -> Result<Option<Conversation>, ServeError> {
         let mut link = Link::new(self.local.host.connect(self.destination).await?);
         link.send(Message::Resume(Resume { migration: self.id.into() })).await?;
-        let pids = self
-            .local
-            .engine
-            .processes(&self.local.config(service))
-            .await
-            .map_err(|error| crate::local::HostError(crate::error_chain(&error)))?;
+        let pids = match self.local.engine.processes(&self.local.config(service)).await {
+            Ok(pids) if pids.is_empty() => return Err(self.lost(link).await),
+            Ok(pids) => pids,
+            Err(error) => return Err(crate::local::HostError(crate::error_chain(&error)).into()),
+        };
         let mut processes = BTreeMap::new();
         for pid in pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
             let process = Arc::new(Process::open(pid).map_err(PagesError::Read)?);
@@ -240,6 +251,21 @@ impl Serving<'_> {
         let mut lanes = Lanes::open(self.local.host.as_ref(), self.destination, self.id, 2).await?;
         let stock = Answering::start(Stock::new(remaining), lanes.faults.take());
         Ok(Some(Conversation { link, lanes, stock }))
+    }
+
+    /// Tells the destination that the pages are gone: it must not wait for them.
+    async fn lost(&self, link: Link) -> ServeError {
+        let reason = format!(
+            "the processes that held its pages on node {} are gone: they were killed, or the machine was restarted",
+            self.local.node
+        );
+        // Unheard it is said again: without an answer this counts as a broken connection.
+        let told = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
+        link.close().await;
+        match told {
+            Ok(()) => ServeError::Lost(reason),
+            Err(error) => error.into(),
+        }
     }
 
     async fn converse(&self, conversation: Conversation, total: &mut Served) -> Result<(), ServeError> {
@@ -333,6 +359,7 @@ fn push(
         sender.blocking_send(Message::Pages(batch.into())).map_err(|_| PagesError::Closed)?;
         packer.waited(waiting.elapsed());
         stock.bytes.fetch_add(bytes, Ordering::Relaxed);
+        fault::blocking_point("source.pushing");
     }
     Ok(())
 }

@@ -56,6 +56,9 @@ pub(super) struct Args {
     /// What else does the same job; may be given several times
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
     baseline: Vec<Baseline>,
+    /// No stock-lazy with more data than this: under load it moves a few megabytes a second
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    stock_lazy_max: Option<u64>,
     /// Write the lines into this file too; one that is there is replaced
     #[arg(long, value_name = "FILE")]
     out: Option<std::path::PathBuf>,
@@ -96,6 +99,11 @@ impl Turn {
         turns
     }
 
+    /// Whether it takes part with so much data.
+    fn fits(self, memory: u64, args: &Args) -> bool {
+        self != Self::Baseline(Baseline::StockLazy) || args.stock_lazy_max.is_none_or(|most| memory <= most)
+    }
+
     /// The name of its results; of one mode alone nobody needs to be told which.
     fn series(self, alone: bool) -> String {
         match self {
@@ -117,7 +125,7 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
     let mut good = true;
     for &memory in &args.memory {
         for run in 1..=args.runs {
-            for turn in &turns {
+            for turn in turns.iter().filter(|turn| turn.fits(memory, args)) {
                 let series = turn.series(modes == 1);
                 let rows = match take(*turn, &series, memory, (args, &bed), global).await {
                     Ok((rows, clean)) => {

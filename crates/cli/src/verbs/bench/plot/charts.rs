@@ -124,8 +124,14 @@ fn downtime(data: &Data, path: &Path) -> anyhow::Result<bool> {
         } else {
             chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, filled)))?;
         }
-        if let Some(point) = points.last() {
-            ends.push((chart.backend_coord(point), *series, point.1));
+        let Some(point) = points.last() else { continue };
+        let (x, y) = chart.backend_coord(point);
+        if point.0 < last {
+            // It has no figure for larger ones: its name is where it ends.
+            let style = text(15).pos(Pos::new(HPos::Left, VPos::Center));
+            root.draw(&Text::new(format!("{series}  {}", output::millis(point.1)), (x + 12, y), style))?;
+        } else {
+            ends.push(((x, y), *series, point.1));
         }
     }
     // Names beside the ends, moved apart where they would lie on each other.

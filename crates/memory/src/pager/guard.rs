@@ -1,0 +1,124 @@
+//! The guard: a process beside the pager that keeps what must not close when the pager is killed.
+//!
+//! ```text
+//! pager ──┬── one table of open files ──┬── guard, asleep
+//!         └── userfaultfds, lock, … ────┘
+//! ```
+//! When the last descriptor of a userfaultfd closes, the kernel lets the process behind it go on with
+//! zeros in place of the pages that it lacks. The guard shares the pager's table of files (clone(2),
+//! `CLONE_FILES`), so a pager that is killed closes nothing. The guard then closes all but the
+//! userfaultfds, by which everybody learns that the pager is gone, and holds these: processes that
+//! touch a page that they lack stand still, until the daemon has killed them and ends the guard
+//! ([`end`](super::end())).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+
+use super::{GUARD, PagerError};
+
+/// A guard that sleeps as long as this process lives. Unless it is [let go](Self::let_go), it holds the
+/// userfaultfds when this process ends.
+#[derive(Debug)]
+pub struct Guard(Pid);
+
+impl Guard {
+    /// Starts a guard for this process, which must have a single thread. It holds a lock (flock) on
+    /// `directory/guard.lock`, which contains its PID, as the pager does on its own.
+    pub fn start(directory: &Path) -> Result<Self, PagerError> {
+        let system = |action| move |source| PagerError::System { action, source };
+        let lock = super::server::take_lock(directory, GUARD)?;
+        let guarded = pidfd(std::process::id()).map_err(system("look at itself"))?;
+        let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
+        // SAFETY: without CLONE_VM this is fork(2), in a process with one thread; the child shares
+        // nothing but the table of files.
+        match Errno::result(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) }) {
+            Ok(0) => stand_by(&guarded, &lock),
+            Ok(pid) => {
+                // The guard's from here on, in the table that both have.
+                std::mem::forget((lock, guarded));
+                let pid = i32::try_from(pid).map_err(|_| system("start its guard")(Errno::ERANGE.into()))?;
+                Ok(Self(Pid::from_raw(pid)))
+            }
+            Err(errno) => Err(system("start its guard")(errno.into())),
+        }
+    }
+
+    /// Ends the guard: what this process has open closes with it.
+    pub fn let_go(self) {
+        // A guard that has ended already is as good.
+        let _ = kill(self.0, Signal::SIGKILL);
+        let _ = waitpid(self.0, None);
+    }
+}
+
+/// A descriptor that becomes readable when the process ends.
+pub(super) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open takes two integers and touches no memory of ours.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the call has just returned it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Returns when the process behind the descriptor has ended.
+pub(super) fn wait(pidfd: &OwnedFd) -> io::Result<()> {
+    let mut ended = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+    loop {
+        match poll(&mut ended, PollTimeout::NONE) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// The guard's life.
+fn stand_by(guarded: &OwnedFd, lock: &File) -> ! {
+    use std::io::Write;
+    // SAFETY: the name is a string that lives; only this thread's name changes.
+    let _ = unsafe { libc::prctl(libc::PR_SET_NAME, c"godwit-guard".as_ptr()) };
+    let mut lock = lock;
+    let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+    if noted.is_err() || wait(guarded).is_err() {
+        // A guard that nobody would find, or that does not know its time, is none.
+        std::process::exit(1);
+    }
+    if close_others(lock.as_raw_fd()) == 0 {
+        std::process::exit(0);
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Closes all but the userfaultfds and one other; how many of these there are.
+fn close_others(keep: RawFd) -> usize {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return 1 };
+    let mut held = 0;
+    // The list is complete before any is closed: that of the directory is among them.
+    let all: Vec<(RawFd, bool)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            let target = std::fs::read_link(entry.path()).ok()?;
+            Some((number, target.to_string_lossy().contains("[userfaultfd]")))
+        })
+        .collect();
+    for (number, is_userfaultfd) in all {
+        if is_userfaultfd {
+            held += 1;
+        } else if number != keep {
+            // SAFETY: this process does nothing with them any more, and its table is its own now.
+            let _ = unsafe { libc::close(number) };
+        }
+    }
+    held
+}

@@ -1,0 +1,257 @@
+//! Pages of services that left this node: a service that comes back sends only what differs.
+//!
+//! They are copied out of the frozen processes before those are let go, into memory of this daemon,
+//! within a bound, and given up when the machine runs short of memory. When the service comes back,
+//! the source is told a hash of each, and names the pages that are still the same.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use godwit_memory::batch::is_zero;
+use godwit_memory::process::{Piece, ProcessError, Reader};
+use godwit_memory::tracker::{Backend, TrackError, Tracker};
+use godwit_memory::{PAGE_SIZE, Space};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::local::available_memory;
+use crate::message::KeptPages;
+use crate::source::pages::{Hashes, REGION, REGION_PAGES, ZERO, index_in_region};
+
+const PAGE: usize = 4096;
+
+/// Bytes of a hash on the wire.
+const HASH: usize = 16;
+
+/// Most regions that a destination may name: 64 GiB of pages.
+const MAX_REGIONS: usize = 1 << 15;
+
+/// What part of the free memory is used when the operator gave no bound.
+const PART: u64 = 4;
+
+/// Why pages could not be kept, or not be read again.
+#[derive(Debug, thiserror::Error)]
+pub enum KeptError {
+    /// The memory for them.
+    #[error("cannot {action} the memory of services that left")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The processes.
+    #[error("the memory of a service that leaves cannot be kept")]
+    Track(#[from] TrackError),
+    /// A process.
+    #[error("the memory of a service that leaves cannot be kept")]
+    Process(#[from] ProcessError),
+}
+
+/// Where a page is in the file, plus one; 0: nowhere.
+type Slots = HashMap<(Space, u64), Box<[u32; REGION_PAGES]>>;
+
+/// The pages of one service.
+#[derive(Debug)]
+pub struct Kept {
+    file: File,
+    slots: Slots,
+    hashes: Hashes,
+    bytes: u64,
+}
+
+impl Kept {
+    /// Copies what these frozen processes hold, at most `most` bytes. Blocks.
+    pub fn copy(pids: &[i32], most: u64) -> Result<Self, KeptError> {
+        let fd = memfd_create(c"godwit-kept", MFdFlags::MFD_CLOEXEC)
+            .map_err(|errno| KeptError::Io { action: "make", source: errno.into() })?;
+        let mut kept = Self { file: File::from(fd), slots: Slots::new(), hashes: Hashes::new(), bytes: 0 };
+        let round = Tracker::new(Backend::None).round(pids, true)?;
+        let mut reader = Reader::new();
+        for space in round.spaces {
+            for range in space.written {
+                let mut pieces = reader.pieces(&space.process, range);
+                while let Some(piece) = pieces.next() {
+                    let Piece::Data { start, bytes } = piece? else { continue };
+                    if kept.bytes + bytes.len() as u64 > most {
+                        return Ok(kept);
+                    }
+                    kept.add(space.space, start, bytes)?;
+                }
+            }
+        }
+        Ok(kept)
+    }
+
+    fn add(&mut self, space: Space, start: u64, bytes: &[u8]) -> Result<(), KeptError> {
+        let first = self.bytes / PAGE_SIZE;
+        self.file
+            .write_all_at(bytes, self.bytes)
+            .map_err(|source| KeptError::Io { action: "write", source })?;
+        self.bytes += bytes.len() as u64;
+        for ((slot, content), address) in
+            (first + 1..).zip(bytes.as_chunks::<PAGE>().0).zip((start..).step_by(PAGE))
+        {
+            let Ok(slot) = u32::try_from(slot) else { return Ok(()) };
+            if is_zero(content) {
+                continue;
+            }
+            let (region, index) = ((space, address / REGION), index_in_region(address));
+            self.slots.entry(region).or_insert_with(|| Box::new([0; REGION_PAGES]))[index] = slot;
+            let hashes = self.hashes.entry(region).or_insert_with(|| Box::new([ZERO; REGION_PAGES]));
+            hashes[index] = xxh3_128(content);
+        }
+        Ok(())
+    }
+
+    /// A page, if it was kept.
+    pub fn page(&self, space: Space, address: u64) -> Result<Option<[u8; PAGE]>, KeptError> {
+        let slots = self.slots.get(&(space, address / REGION));
+        let slot = slots.map_or(0, |slots| slots[index_in_region(address)]);
+        if slot == 0 {
+            return Ok(None);
+        }
+        let mut page = [0; PAGE];
+        self.file
+            .read_exact_at(&mut page, u64::from(slot - 1) * PAGE_SIZE)
+            .map_err(|source| KeptError::Io { action: "read", source })?;
+        Ok(Some(page))
+    }
+
+    /// What the source is told.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = KeptPages> + '_ {
+        self.hashes.iter().map(|((space, region), hashes)| KeptPages {
+            space: *space,
+            region: *region,
+            hashes: hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect(),
+        })
+    }
+}
+
+/// Adds what a destination tells; nothing when that makes no sense.
+pub(crate) fn learn(hashes: &mut Hashes, message: &KeptPages) -> Option<()> {
+    if message.hashes.len() != REGION_PAGES * HASH || hashes.len() >= MAX_REGIONS {
+        return None;
+    }
+    let mut region = Box::new([ZERO; REGION_PAGES]);
+    for (hash, bytes) in region.iter_mut().zip(message.hashes.as_chunks::<HASH>().0) {
+        *hash = u128::from_le_bytes(*bytes);
+    }
+    hashes.insert((message.space, message.region), region);
+    Some(())
+}
+
+/// What was kept of all services that left, by their ids.
+#[derive(Debug)]
+pub struct Keeper {
+    kept: Mutex<HashMap<String, Arc<Kept>>>,
+    /// The operator's bound on all of it, bytes; none: a quarter of the free memory.
+    most: Option<u64>,
+}
+
+impl Keeper {
+    /// Keeps at most this many bytes; none: a quarter of the free memory.
+    #[must_use]
+    pub fn new(most: Option<u64>) -> Self {
+        Self { kept: Mutex::default(), most }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<Kept>>> {
+        // Nothing can panic while the map is changed.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What may be kept of one more service.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        let held: u64 = self.lock().values().map(|kept| kept.bytes).sum();
+        let most = self.most.unwrap_or_else(|| (available_memory() + held) / PART);
+        most.saturating_sub(held)
+    }
+
+    /// Keeps it for when the service comes back.
+    pub fn keep(&self, service: &str, kept: Kept) {
+        if kept.bytes > 0 {
+            self.lock().insert(service.into(), Arc::new(kept));
+        }
+    }
+
+    /// What was kept of a service.
+    #[must_use]
+    pub fn of(&self, service: &str) -> Option<Arc<Kept>> {
+        self.lock().get(service).cloned()
+    }
+
+    /// The service is back, or will not come.
+    pub fn forget(&self, service: &str) {
+        self.lock().remove(service);
+    }
+
+    /// Gives up all of it; says whether there was any.
+    pub fn give_up(&self) -> bool {
+        let mut kept = self.lock();
+        let any = !kept.is_empty();
+        kept.clear();
+        any
+    }
+
+    /// Gives up all of it when the machine has less than a tenth of its memory free.
+    pub fn relieve(&self, total_memory: u64) {
+        if !self.lock().is_empty() && available_memory() < total_memory / 10 && self.give_up() {
+            tracing::info!("memory runs short: the pages of services that left are given up");
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn kept() -> Kept {
+        let fd = memfd_create(c"test", MFdFlags::MFD_CLOEXEC).unwrap();
+        let mut kept = Kept { file: File::from(fd), slots: Slots::new(), hashes: Hashes::new(), bytes: 0 };
+        let mut pages = vec![0; 3 * PAGE];
+        pages[..PAGE].fill(7);
+        pages[2 * PAGE..].fill(9);
+        kept.add(5, REGION - PAGE_SIZE, &pages).unwrap();
+        kept
+    }
+
+    #[test]
+    fn pages_are_found_again_and_others_are_not() {
+        let kept = kept();
+        assert_eq!(kept.page(5, REGION - PAGE_SIZE).unwrap().unwrap(), [7; PAGE]);
+        assert_eq!(kept.page(5, REGION + PAGE_SIZE).unwrap().unwrap(), [9; PAGE]);
+        for (space, address) in [(5, REGION), (5, 0), (4, REGION + PAGE_SIZE)] {
+            assert_eq!(kept.page(space, address).unwrap(), None, "{space} {address:x}");
+        }
+    }
+
+    #[test]
+    fn the_source_learns_the_same_hashes() {
+        let kept = kept();
+        let mut learnt = Hashes::new();
+        for message in kept.messages() {
+            learn(&mut learnt, &message).unwrap();
+        }
+        assert_eq!(learnt, kept.hashes);
+        let cut = KeptPages { space: 1, region: 0, hashes: vec![0; 17] };
+        assert_eq!(learn(&mut learnt, &cut), None);
+    }
+
+    #[test]
+    fn no_more_is_kept_than_there_is_room_for() {
+        let keeper = Keeper::new(Some(4 * PAGE_SIZE));
+        keeper.keep("a", kept());
+        assert_eq!(keeper.room(), PAGE_SIZE);
+        assert!(keeper.of("a").is_some() && keeper.of("b").is_none());
+        keeper.forget("a");
+        assert_eq!(keeper.room(), 4 * PAGE_SIZE);
+        assert!(!keeper.give_up());
+    }
+}

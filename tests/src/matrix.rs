@@ -1,0 +1,378 @@
+//! Every fault in every phase of every mode of migration, and what must come of each.
+//!
+//! The cases are the product of [`Mode`]s, [`PHASES`] and [`Fault`]s; what is expected of a case is
+//! worked out by [`Case::expected`]. One lab runs all cases of one mode and one fault: the service
+//! goes to and fro, with one client that stays connected throughout.
+
+use std::{collections::BTreeSet, fmt, fs, time::Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{
+    victim::{Attempt, NAME, Victim},
+    wait_for,
+};
+
+/// Data of the service: some hundred batches of pages.
+const FILL: u64 = 16 << 20;
+
+/// What is said of a service that was killed rather than let run on with holes in its memory.
+const INCOMPLETE: &str = "its memory is not complete";
+
+/// How the memory moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// All of it while the service is frozen.
+    Cold,
+    /// In rounds before that.
+    Precopy,
+    /// After the commit.
+    Postcopy,
+    /// Once before, and what was written meanwhile after.
+    Hybrid,
+}
+
+impl Mode {
+    /// All of them; `auto` is one of these.
+    pub const ALL: [Self; 4] = [Self::Cold, Self::Precopy, Self::Postcopy, Self::Hybrid];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Precopy => "precopy",
+            Self::Postcopy => "postcopy",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// Memory is copied while the service runs at the source.
+    fn copies(self) -> bool {
+        matches!(self, Self::Precopy | Self::Hybrid)
+    }
+
+    /// Pages stay at the source beyond the commit.
+    fn leaves(self) -> bool {
+        matches!(self, Self::Postcopy | Self::Hybrid)
+    }
+}
+
+/// What goes wrong, and is mended after a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing passes between the two nodes; later it does again.
+    Cut,
+    /// The source's daemon gets SIGKILL, and is started again.
+    Source,
+    /// The destination's daemon, likewise.
+    Destination,
+    /// The process that holds the pages at the destination gets SIGKILL.
+    Pager,
+    /// The same while the destination's daemon is down, which is started again.
+    PagerUnseen,
+}
+
+impl Fault {
+    fn takes_pages(self) -> bool {
+        matches!(self, Self::Pager | Self::PagerUnseen)
+    }
+}
+
+/// A phase, by the point at its end where a migration can be held.
+#[derive(Clone, Copy, Debug)]
+struct Phase {
+    point: &'static str,
+    /// Whether the source has decided that the service is the destination's.
+    committed: bool,
+    /// The modes that come through it.
+    of: fn(Mode) -> bool,
+}
+
+/// All phases, in order.
+const PHASES: [Phase; 16] = [
+    before("destination.reserved", any),
+    before("destination.prepared", any),
+    before("source.copying", Mode::copies),
+    before("source.copied", Mode::copies),
+    before("source.frozen", any),
+    before("source.sending", sends_frozen),
+    before("destination.receiving", any),
+    before("destination.received", any),
+    before("destination.restoring", any),
+    before("destination.restored", any),
+    after("source.committed", any),
+    after("destination.committing", any),
+    after("destination.committed", any),
+    after("source.serving", Mode::leaves),
+    after("source.pushing", Mode::leaves),
+    after("destination.filling", any),
+];
+
+const fn before(point: &'static str, of: fn(Mode) -> bool) -> Phase {
+    Phase { point, committed: false, of }
+}
+
+const fn after(point: &'static str, of: fn(Mode) -> bool) -> Phase {
+    Phase { point, committed: true, of }
+}
+
+fn any(_: Mode) -> bool {
+    true
+}
+
+fn sends_frozen(mode: Mode) -> bool {
+    !mode.leaves()
+}
+
+/// Where the service is in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    /// Where it was, as if nothing had been.
+    Kept,
+    /// At the destination, with all it had.
+    Moved,
+    /// Ended at the destination, and godwit says so: its memory was not complete there.
+    Lost,
+    /// `Moved` or `Lost`: whether its memory was complete is up to chance.
+    MovedOrLost,
+}
+
+/// One case.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    mode: Mode,
+    phase: Phase,
+    fault: Fault,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:9} {:23} {:?}", self.mode.name(), self.phase.point, self.fault)
+    }
+}
+
+/// All cases of a mode and a fault.
+fn cases(mode: Mode, fault: Fault) -> Vec<Case> {
+    let phases = PHASES.into_iter().filter(|phase| (phase.of)(mode));
+    phases
+        .map(|phase| Case { mode, phase, fault })
+        .filter(|case| case.is_possible() && is_wanted(mode.name(), Mode::ALL.map(Mode::name)))
+        .filter(|case| is_wanted(case.phase.point, PHASES.map(|phase| phase.point)))
+        .collect()
+}
+
+/// For people who look into some of them: modes and points named in `GODWIT_MATRIX`; without any, all.
+fn is_wanted<const N: usize>(name: &str, all: [&str; N]) -> bool {
+    let only = std::env::var("GODWIT_MATRIX").unwrap_or_default();
+    let named = |name: &str| only.split(',').any(|word| word == name);
+    named(name) || !all.into_iter().any(named)
+}
+
+impl Case {
+    /// There is something to go wrong.
+    fn is_possible(&self) -> bool {
+        // The pager is started for a service that has been let in.
+        !self.fault.takes_pages() || self.phase.point != "destination.reserved"
+    }
+
+    /// Before the commit everything is undone. After it the service is the destination's, and what is
+    /// mended goes on; only pages that were with the pager alone cannot be had again.
+    fn expected(&self) -> Expected {
+        match self.fault {
+            _ if !self.phase.committed => Expected::Kept,
+            Fault::Pager | Fault::PagerUnseen if self.mode.leaves() && self.holds_source() => Expected::Lost,
+            Fault::Pager | Fault::PagerUnseen => Expected::MovedOrLost,
+            Fault::Cut | Fault::Source | Fault::Destination => Expected::Moved,
+        }
+    }
+
+    fn holds_source(&self) -> bool {
+        self.phase.point.starts_with("source.")
+    }
+
+    /// The source needs the destination again to come to an end.
+    fn is_served(&self) -> bool {
+        self.phase.committed && self.mode.leaves()
+    }
+}
+
+/// Runs all cases of a fault, those of a mode in a number of labs of their own.
+pub fn run(fault: Fault) {
+    // A cut link is noticed by its silence, and waiting costs no CPU.
+    let labs = if fault == Fault::Cut { 3 } else { 1 };
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for mode in Mode::ALL {
+            let cases = cases(mode, fault);
+            for (number, some) in cases.chunks(cases.len().div_ceil(labs).max(1)).enumerate() {
+                let name = format!("m{number}{}{fault:?}", &mode.name()[..3]).to_lowercase();
+                let cases = some.to_vec();
+                threads.push(scope.spawn(move || run_in_lab(&name[..name.len().min(12)], &cases)));
+            }
+        }
+        let failed = threads.into_iter().filter_map(|thread| thread.join().err()).count();
+        assert_eq!(failed, 0, "labs with a case that failed");
+    });
+}
+
+fn run_in_lab(name: &str, cases: &[Case]) {
+    let mut stand = Stand::up(name);
+    for &case in cases {
+        let begun = Instant::now();
+        println!("{case}: {:?} is due", case.expected());
+        stand.run(case);
+        println!("{case}: {:?} ({} ms)", case.expected(), begun.elapsed().as_millis());
+    }
+}
+
+/// A lab with the service on one of its nodes.
+struct Stand {
+    victim: Victim,
+    /// Where the service is, and the other node.
+    at: [&'static str; 2],
+    /// What the node with the service holds, and what one without.
+    holdings: [BTreeSet<String>; 2],
+}
+
+impl Stand {
+    fn up(name: &str) -> Self {
+        let victim = Victim::up_filled(name, FILL, |_, _| {});
+        let holdings = ["a", "b"].map(|node| victim.holdings(node));
+        Self { victim, at: ["a", "b"], holdings }
+    }
+
+    fn run(&mut self, case: Case) {
+        let [from, to] = self.at;
+        let Case { mode, phase, fault } = case;
+        let victim = &mut self.victim;
+        let log = victim.bed.lab().log(from).unwrap();
+        let logged = fs::metadata(&log).unwrap().len();
+        let attempt = victim.begin_with_and_hold(from, to, &["--mode", mode.name()], phase.point);
+        let said = match fault {
+            Fault::Cut => {
+                victim.bed.lab().cut("a", "b").unwrap();
+                victim.let_go(phase.point);
+                if case.is_served() {
+                    wait_for("the source's trying again", || {
+                        let text = fs::read_to_string(&log).unwrap();
+                        text[usize::try_from(logged).unwrap()..].contains("trying again").then_some(())
+                    });
+                    victim.bed.lab().heal("a", "b").unwrap();
+                    finish(case, attempt)
+                } else {
+                    let said = finish(case, attempt);
+                    victim.bed.lab().heal("a", "b").unwrap();
+                    said
+                }
+            }
+            Fault::Source => {
+                victim.bed.lab().stop_node(from).unwrap();
+                // Whoever had asked for it hears that its daemon has gone, unless it was over.
+                let said = attempt.end();
+                assert!(said.code == 1 || phase.committed, "{said:?}");
+                victim.let_go(phase.point);
+                victim.bed.lab().start_node(from).unwrap();
+                String::new()
+            }
+            Fault::Destination | Fault::PagerUnseen => {
+                victim.bed.lab().stop_node(to).unwrap();
+                if fault.takes_pages() {
+                    kill_pagers(case, victim.pagers(to));
+                }
+                victim.let_go(phase.point);
+                if case.is_served() {
+                    victim.bed.lab().start_node(to).unwrap();
+                    finish(case, attempt)
+                } else {
+                    let said = finish(case, attempt);
+                    victim.bed.lab().start_node(to).unwrap();
+                    said
+                }
+            }
+            Fault::Pager => {
+                kill_pagers(case, victim.pagers(to));
+                victim.let_go(phase.point);
+                finish(case, attempt)
+            }
+        };
+        self.ends_as(case, &said);
+    }
+
+    /// Checks how it ended, on both nodes.
+    fn ends_as(&mut self, case: Case, said: &str) {
+        let [from, to] = self.at;
+        let moved = match case.expected() {
+            Expected::Kept => false,
+            Expected::Moved => true,
+            Expected::Lost => {
+                assert!(said.contains(INCOMPLETE), "{said}");
+                return self.is_lost();
+            }
+            Expected::MovedOrLost => {
+                let stopped = self.victim.shown(to, |shown| {
+                    shown.is_some_and(|shown| shown.node == to && shown.state != "migrating")
+                });
+                if stopped.is_some_and(|shown| shown.state == "stopped") {
+                    return self.is_lost();
+                }
+                true
+            }
+        };
+        if moved {
+            self.at = [to, from];
+        }
+        self.victim.runs_at(self.at[0]);
+        self.holds_nothing_more();
+        self.victim.has_its_data();
+    }
+
+    /// The service has ended, godwit says why, and another one can take its place.
+    fn is_lost(&mut self) {
+        let [_, to] = self.at;
+        let shown =
+            self.victim.shown(to, |shown| shown.is_some_and(|shown| shown.state == "stopped")).unwrap();
+        assert!(shown.reason.contains(INCOMPLETE), "{shown:?}");
+        self.victim.never_ran_twice();
+        self.victim.bed.done(to, &["rm", NAME]);
+        for node in self.at {
+            self.victim.shown(node, |shown| shown.is_none());
+            wait_for("an end of the service everywhere", || {
+                (self.victim.holdings(node) == self.holdings[1]).then_some(())
+            });
+        }
+        self.at = ["a", "b"];
+        self.victim.renew("a");
+    }
+
+    /// Each node holds what it held when nothing was under way.
+    fn holds_nothing_more(&self) {
+        for (node, due) in self.at.into_iter().zip(&self.holdings) {
+            let mut last = BTreeSet::new();
+            wait_for("an end of everything that belongs to a migration", || {
+                let now = self.victim.holdings(node);
+                if now != last {
+                    let more: Vec<_> = now.difference(due).collect();
+                    let less: Vec<_> = due.difference(&now).collect();
+                    if !(more.is_empty() && less.is_empty()) {
+                        println!("node {node} has more: {more:?}, lacks: {less:?}");
+                    }
+                    last.clone_from(&now);
+                }
+                (now == *due).then_some(())
+            });
+        }
+    }
+}
+
+fn kill_pagers(case: Case, pagers: Vec<Pid>) {
+    // One that has filled the service may have ended.
+    assert!(pagers.len() == 1 || case.expected() == Expected::MovedOrLost, "{pagers:?}");
+    for pager in pagers {
+        // It may end by itself right now.
+        let _ = kill_process(pager, Signal::KILL);
+    }
+}
+
+/// The end of the attempt, as it must be; what its report adds.
+fn finish(case: Case, attempt: Attempt) -> String {
+    if case.phase.committed { attempt.moved() } else { attempt.kept() }
+}

@@ -1,0 +1,181 @@
+//! A service of programs that change their memory all the time and check it ([`programs/torture.c`]),
+//! and moves of it that are held to compare its memory on both nodes.
+//!
+//! [`programs/torture.c`]: ../programs/torture.c
+
+use std::{
+    fs,
+    io::Read,
+    net::{Ipv4Addr, SocketAddrV4},
+    path::Path,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use godwit_lab::workload::{Preset, Rootfs};
+
+use crate::{
+    Bed, Report, Said,
+    comparison::{Snapshot, processes, told},
+    wait_for,
+};
+
+const NAME: &str = "torture";
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 70);
+const PORT: u16 = 7000;
+/// Frozen at the source, and not dumped yet.
+const FROZEN: &str = "source.frozen";
+/// All processes are at the destination, and none of them runs.
+const RESTORED: &str = "destination.restored";
+/// Every mode.
+pub const MODES: [&str; 4] = ["precopy", "hybrid", "postcopy", "cold"];
+
+/// The service, on one of two nodes.
+#[derive(Debug)]
+pub struct Torture {
+    bed: Bed,
+    programs: Vec<(String, u64)>,
+    on: &'static str,
+    operations: u64,
+    faults: tempfile::TempDir,
+}
+
+impl Torture {
+    /// Runs a process for each pair of case and seed on node `a`.
+    pub fn start(test: &str, programs: &[(&str, u64)]) -> Self {
+        let faults = tempfile::tempdir().unwrap();
+        let bed = Bed::up_with(test, |config| {
+            let points = [FROZEN, RESTORED].map(|point| {
+                fs::write(faults.path().join(format!("{point}.go")), b"").unwrap();
+                format!("{point}=wait:{}", faults.path().display())
+            });
+            config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), points.join(",")));
+        });
+        let root = bed.scratch().join("root");
+        Rootfs::new(&root).unwrap();
+        build(&root.join("torture"));
+        let command = programs.iter().flat_map(|(case, seed)| [(*case).to_owned(), seed.to_string()]);
+        let preset = Preset {
+            rootfs: root,
+            command: ["/torture".to_owned()].into_iter().chain(command).collect(),
+            // The kernel writes the number of the CPU there whenever it likes.
+            env: vec!["GLIBC_TUNABLES=glibc.pthread.rseq=0".to_owned()],
+            user: None,
+            port: PORT,
+        };
+        println!("programs (case, seed): {programs:?}");
+        bed.run("a", NAME, ADDRESS, &preset, &[]);
+        let programs = programs.iter().map(|(case, seed)| ((*case).to_owned(), *seed)).collect();
+        let mut torture = Self { bed, programs, on: "a", operations: 0, faults };
+        torture.check("at the start");
+        torture
+    }
+
+    /// Waits until every program has looked at all of its memory since now, and has found nothing.
+    pub fn check(&mut self, when: &str) {
+        let mut answer = String::new();
+        let mut connection = self.bed.connect(SocketAddrV4::new(ADDRESS, PORT));
+        let read = connection.read_to_string(&mut answer);
+        let operations = answer.strip_prefix("ok ").and_then(|number| number.trim().parse::<u64>().ok());
+        let Some(operations) = operations else {
+            panic!("{when}: {:?}: the programs say {read:?} {answer:?}", self.programs)
+        };
+        assert!(operations > self.operations, "{when}: nothing has been done since the last check");
+        self.operations = operations;
+    }
+
+    /// Moves the service to the other node and compares the memory there, before it runs, with what
+    /// it was when it was frozen. Then it must go on and find everything as it should be.
+    pub fn move_compared(&mut self, mode: &str) -> Report {
+        let to = if self.on == "a" { "b" } else { "a" };
+        let what = format!("{mode} from {} to {to} of {:?}", self.on, self.programs);
+        self.hold(FROZEN);
+        self.hold(RESTORED);
+        let mut command = self.bed.command(self.on, &["--json", "migrate", NAME, "--to", to, "--mode", mode]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut ended = |point: &str| {
+            let mark = self.faults.path().join(format!("{point}.reached"));
+            wait_for(&format!("point {point} of {what}"), || {
+                if mark.exists() {
+                    return Some(false);
+                }
+                child.try_wait().unwrap().map(|_| true)
+            })
+        };
+        let lab = self.bed.lab().name();
+        let mut compared = String::new();
+        let mut differences = Vec::new();
+        let mut early = ended(FROZEN);
+        if !early {
+            let reading = Instant::now();
+            let snapshot = Snapshot::take(&processes(lab, self.on, NAME));
+            let took = reading.elapsed();
+            self.let_go(FROZEN);
+            early = ended(RESTORED);
+            if !early {
+                let comparing = Instant::now();
+                differences =
+                    snapshot.differences(&processes(lab, to, NAME), matches!(mode, "precopy" | "cold"));
+                let (processes, areas, bytes) = snapshot.size();
+                compared = format!(
+                    "{processes} processes, {areas} areas, {} MiB; read in {} ms, compared in {} ms",
+                    bytes >> 20,
+                    took.as_millis(),
+                    comparing.elapsed().as_millis()
+                );
+            }
+        }
+        self.let_go(FROZEN);
+        self.let_go(RESTORED);
+        let output = child.wait_with_output().unwrap();
+        let said = Said {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        };
+        assert!(differences.is_empty(), "{what}: {}", told(&differences));
+        assert!(!early, "{what} ended before it was compared: {said:?}");
+        let report = self.moved(&said, &what, to);
+        println!("{mode}: {compared}; frozen {:.0} ms with that", report.frozen_ms);
+        report
+    }
+
+    /// Moves the service to the other node at full speed. Then it must go on and find everything as
+    /// it should be.
+    pub fn move_freely(&mut self, mode: &str) -> Report {
+        let to = if self.on == "a" { "b" } else { "a" };
+        let what = format!("{mode} from {} to {to} of {:?}", self.on, self.programs);
+        let said = self.bed.godwit(self.on, &["--json", "migrate", NAME, "--to", to, "--mode", mode]);
+        let report = self.moved(&said, &what, to);
+        println!("{mode}: not compared; frozen {:.0} ms", report.frozen_ms);
+        report
+    }
+
+    fn moved(&mut self, said: &Said, what: &str, to: &'static str) -> Report {
+        assert_eq!(said.code, 0, "{what}: {}{}", said.stdout, said.stderr);
+        let report: Report =
+            serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
+        assert_eq!((report.outcome.as_str(), report.reason.as_str()), ("moved", ""), "{what}: {report:?}");
+        self.on = to;
+        self.check(&format!("after {what}"));
+        report
+    }
+
+    fn hold(&self, point: &str) {
+        let _ = fs::remove_file(self.faults.path().join(format!("{point}.reached")));
+        fs::remove_file(self.faults.path().join(format!("{point}.go"))).unwrap();
+    }
+
+    fn let_go(&self, point: &str) {
+        fs::write(self.faults.path().join(format!("{point}.go")), b"").unwrap();
+    }
+}
+
+/// Compiles the programs, without libraries to come along.
+fn build(target: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/torture.c");
+    let options = ["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", "-o"];
+    let compiled = Command::new("cc").args(options).arg(target).arg(&source).output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+}
