@@ -348,7 +348,7 @@ static void map(struct engine *e) {
         }
         dice -= e->recipe->kind[k];
     }
-    size_t pages = 1 + below(e, below(e, 4) ? 32 : e->recipe == &own_recipe ? 64 : MAX_PAGES), length = pages * PAGE;
+    size_t pages = 1 + below(e, e->recipe == &own_recipe ? 24 : below(e, 4) ? 32 : MAX_PAGES), length = pages * PAGE;
     const int rw = PROT_READ | PROT_WRITE;
     char *at = MAP_FAILED;
     r->pages = pages;

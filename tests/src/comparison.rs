@@ -16,6 +16,7 @@
 //! node; numbers of devices and inodes, which are new at each node (but two areas that share one file
 //! must do so afterwards); borders between areas that differ in nothing, which the kernel draws by
 //! the history of the process.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of this machine's own memory")]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -67,6 +68,9 @@ enum Backing {
     Kernel(String),
 }
 
+/// Device and inode.
+type Identity = (String, u64);
+
 /// One mapping.
 #[derive(Clone, Debug)]
 struct Area {
@@ -75,7 +79,7 @@ struct Area {
     flags: BTreeSet<&'static str>,
     backing: Backing,
     /// Device and inode of what is shared.
-    identity: (String, u64),
+    identity: Identity,
     /// One of its borders in the kernel's list, by which its file is found.
     parts: Vec<(u64, u64)>,
 }
@@ -102,7 +106,7 @@ enum Content {
 struct Compared {
     found: Vec<String>,
     /// Areas with the files behind them at the source and here.
-    shared: Vec<(String, (String, u64), (String, u64))>,
+    shared: Vec<(String, Identity, Identity)>,
 }
 
 /// The memory of a service at one moment.
