@@ -348,7 +348,7 @@ static void map(struct engine *e) {
         }
         dice -= e->recipe->kind[k];
     }
-    size_t pages = 1 + below(e, below(e, 4) ? 32 : e->recipe == &own_recipe ? 64 : MAX_PAGES), length = pages * PAGE;
+    size_t pages = 1 + below(e, e->recipe == &own_recipe ? 24 : below(e, 4) ? 32 : MAX_PAGES), length = pages * PAGE;
     const int rw = PROT_READ | PROT_WRITE;
     char *at = MAP_FAILED;
     r->pages = pages;
@@ -517,9 +517,18 @@ static void remap(struct engine *e, struct region *r) {
             flags |= MREMAP_DONTUNMAP;
     }
     char *at = mremap(r->at, r->pages * PAGE, target, flags, to);
-    if (at == MAP_FAILED)
-        fail("mremap of %zu pages of kind %d at %p to %zu at %p, flags %x: %s", r->pages, r->kind, (void *)r->at, pages,
-             (void *)to, flags, strerror(errno));
+    if (at == MAP_FAILED) {
+        if (errno != EFAULT)
+            fail("mremap of %zu pages of kind %d at %p to %zu at %p, flags %x: %s", r->pages, r->kind, (void *)r->at,
+                 pages, (void *)to, flags, strerror(errno));
+        /* A look at the memory may have begun to follow one part of the area, which makes it two
+         * until the next look. What has been moved then nobody can tell. */
+        munmap(r->at, r->pages * PAGE);
+        if (to)
+            munmap(to, target);
+        r->kind = FREE;
+        return;
+    }
     if (flags & MREMAP_DONTUNMAP) {
         /* What it left is mapped, and reads as zero. */
         for (size_t i = 0; i < r->pages; i++)

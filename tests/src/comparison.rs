@@ -16,6 +16,7 @@
 //! node; numbers of devices and inodes, which are new at each node (but two areas that share one file
 //! must do so afterwards); borders between areas that differ in nothing, which the kernel draws by
 //! the history of the process.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of this machine's own memory")]
 
 #![allow(clippy::cast_possible_truncation, reason = "addresses and sizes on this 64-bit machine")]
 
@@ -68,6 +69,9 @@ enum Backing {
     /// Of the kernel.
     Kernel(String),
 }
+
+/// Device and inode.
+type Identity = (String, u64);
 
 /// One mapping.
 #[derive(Clone, Debug)]
