@@ -4,9 +4,11 @@ SHELL := /bin/bash
 PREFIX ?= /usr/local
 DESTDIR ?=
 # More words for `cargo test` and for the benchmark, for example:
-#   make test TEST_ARGS='redis'   make bench BENCH_ARGS='--memory 64MiB --runs 1 --json'
+#   make test TEST_ARGS='redis'   make bench BENCH_ARGS='--memory 64MiB --runs 1'
 TEST_ARGS ?=
-BENCH_ARGS ?= --workload redis --memory 256MiB --mode cold --link 1gbit,1ms --runs 3 --baseline stock-cold --baseline floor
+BENCH_ARGS ?= --memory 256MiB,1GiB --runs 3 --mode precopy,hybrid,postcopy --link 1gbit,1ms \
+	--baseline stock-cold,stock-lazy,floor --stock-lazy-max 256MiB
+RESULTS := bench/results
 
 # Where rustup's own installer puts cargo, for shells that do not have it in their path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -52,9 +54,16 @@ demo: setup release ## move a Redis with 200 MB and a busy client from one node 
 	$(SAY) "running the demo"
 	@target/release/godwit lab demo
 
-bench: setup release ## measure cold migration beside stock runc and CRIU; BENCH_ARGS changes what
-	$(SAY) "running the benchmark"
-	@target/release/godwit bench migrate $(BENCH_ARGS)
+bench: setup release ## measure moves beside stock tools, and draw them in bench/results; BENCH_ARGS changes which
+	$(SAY) "measuring moves"
+	@target/release/godwit bench migrate $(BENCH_ARGS) --out $(RESULTS)/moves.jsonl
+	$(SAY) "measuring parts"
+	@target/release/godwit bench wire --out $(RESULTS)/wire.jsonl
+	@target/release/godwit bench wire --veth --out $(RESULTS)/wire-veth.jsonl
+	@target/release/godwit bench faults --out $(RESULTS)/faults.jsonl
+	@target/release/godwit bench scan --out $(RESULTS)/scan.jsonl
+	$(SAY) "drawing"
+	@target/release/godwit bench plot $(RESULTS)/*.jsonl --out $(RESULTS)
 
 install: ## install the programs, man pages, completions and the systemd unit under PREFIX
 	@for binary in $(BINARIES); do test -x target/release/$$binary || \

@@ -86,6 +86,7 @@ static const struct recipe recipes[] = {
     {"shared", 3, {[MAP] = 3, [UNMAP] = 1, [FORK] = 2, [REAP] = 2, [PUNCH] = 3, [DISCARD] = 3}, {[SHARED] = 4}},
     {"memfd", 3, {[MAP] = 3, [UNMAP] = 1, [FORK] = 1, [REAP] = 1, [PUNCH] = 4, [DISCARD] = 3}, {[MEMFD] = 3, [MEMFD_PRIVATE] = 2}},
     {"file", 3, {[MAP] = 4, [UNMAP] = 2, [CUT] = 2, [DISCARD] = 6, [PROTECT] = 2}, {[FILE_PRIVATE] = 4}},
+    {"filefork", 3, {[MAP] = 6, [UNMAP] = 5, [FORK] = 3, [REAP] = 3}, {[FILE_PRIVATE] = 1}},
     {"filewrite", 3, {[MAP] = 1, [UNMAP] = 1}, {[FILE_SHARED] = 4}},
     {"sparse", 3, {[MAP] = 1, [UNMAP] = 1, [DISCARD] = 10}, {[SPARSE] = 1}},
     {"lock", 3, {[MAP] = 3, [UNMAP] = 1, [CUT] = 1, [LOCK] = 8, [DISCARD] = 4}, {[LOCKED] = 3, [ANON] = 3}},
@@ -347,7 +348,7 @@ static void map(struct engine *e) {
         }
         dice -= e->recipe->kind[k];
     }
-    size_t pages = 1 + below(e, below(e, 4) ? 32 : MAX_PAGES), length = pages * PAGE;
+    size_t pages = 1 + below(e, below(e, 4) ? 32 : e->recipe == &own_recipe ? 64 : MAX_PAGES), length = pages * PAGE;
     const int rw = PROT_READ | PROT_WRITE;
     char *at = MAP_FAILED;
     r->pages = pages;
@@ -788,7 +789,7 @@ static void begin_thread(struct engine *e) {
         fail("mmap: %s", strerror(errno));
     other->random = next(e);
     other->recipe = e->recipe;
-    other->depth = e->depth + 1;
+    other->depth = e->recipe->depth; /* It makes no processes of its own. */
     atomic_store(&e->thread[slot].over, false);
     other->over = &e->thread[slot].over;
     e->thread[slot].engine = other;

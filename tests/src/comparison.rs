@@ -17,6 +17,8 @@
 //! must do so afterwards); borders between areas that differ in nothing, which the kernel draws by
 //! the history of the process.
 
+#![allow(clippy::cast_possible_truncation, reason = "addresses and sizes on this 64-bit machine")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
@@ -75,7 +77,7 @@ struct Area {
     flags: BTreeSet<&'static str>,
     backing: Backing,
     /// Device and inode of what is shared.
-    identity: (String, u64),
+    identity: Identity,
     /// One of its borders in the kernel's list, by which its file is found.
     parts: Vec<(u64, u64)>,
 }
@@ -90,6 +92,9 @@ struct Process {
     samples: BTreeMap<u64, Content>,
 }
 
+/// Device and inode of a file.
+type Identity = (String, u64);
+
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
     Bytes(Vec<u8>),
@@ -102,7 +107,7 @@ enum Content {
 struct Compared {
     found: Vec<String>,
     /// Areas with the files behind them at the source and here.
-    shared: Vec<(String, (String, u64), (String, u64))>,
+    shared: Vec<(String, Identity, Identity)>,
 }
 
 /// The memory of a service at one moment.
@@ -379,7 +384,7 @@ impl Memory {
                 content.insert(at, Content::Refused);
                 at += PAGE;
             }
-            for page in left[..read].chunks_exact(PAGE as usize) {
+            for page in left[..read].as_chunks::<{ PAGE as usize }>().0 {
                 content.insert(at, Content::Bytes(page.to_vec()));
                 at += PAGE;
             }
@@ -398,8 +403,8 @@ fn populated(pid: u32, area: &Area) -> io::Result<Vec<(u64, u64)>> {
         let count = ENTRIES.min(area.end / PAGE - page);
         let bytes = &mut buffer[..(count * 8) as usize];
         map.read_exact_at(bytes, page * 8)?;
-        for (number, entry) in (page..).zip(bytes.chunks_exact(8)) {
-            if u64::from_ne_bytes(entry.try_into().unwrap()) & (PRESENT | SWAPPED) == 0 {
+        for (number, entry) in (page..).zip(bytes.as_chunks().0) {
+            if u64::from_ne_bytes(*entry) & (PRESENT | SWAPPED) == 0 {
                 continue;
             }
             let start = number * PAGE;

@@ -35,6 +35,7 @@ cases! {
     shared_anonymous_memory: "shared",
     memory_files: "memfd",
     private_mappings_of_files: "file",
+    private_mappings_of_files_in_trees_of_processes: "filefork",
     files_written_through_mappings: "filewrite",
     mappings_larger_than_the_machine: "sparse",
     locked_memory: "lock",

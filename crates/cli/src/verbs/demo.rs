@@ -15,8 +15,8 @@ use crate::{
     output::{self, Table},
     values,
     verbs::{
-        migrate::{How, INTERRUPTED, Interrupts},
-        trial::{self, DESTINATION, SOURCE, Seen, blocking},
+        migrate::{How, INTERRUPTED, Interrupts, Mode},
+        trial::{self, DESTINATION, Job, SOURCE, Seen, blocking},
     },
 };
 
@@ -36,6 +36,9 @@ pub(crate) struct Args {
     keep: bool,
 }
 
+/// The client's requests a second.
+const RATE: u32 = 1000;
+
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     let Args { name, memory, link, keep } = args;
     let mut interrupts = Interrupts::new()?;
@@ -51,9 +54,9 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Ok(Lab::up(&config)?)
     })
     .await?;
-    let how = How::default();
+    let job = Job { memory, rate: RATE, mode: Mode::default(), how: How::default(), back: false };
     let outcome = tokio::select! {
-        outcome = trial::with_godwit(&lab, memory, &how, global, say) => outcome.map(Some),
+        outcome = trial::with_godwit(&lab, &job, global, say) => outcome.map(|seen| seen.into_iter().next()),
         () = interrupts.next() => Ok(None),
     };
     if let Ok(Some(seen)) = &outcome {
@@ -79,7 +82,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     }
 }
 
-fn table(Seen { report, client }: &Seen) -> Table {
+fn table(Seen { report, client, .. }: &Seen) -> Table {
     let mut table = Table::plain();
     let mut row = |name: &str, value: String| table.row([format!("    {name}"), value]);
     row("outcome", format!("{} from {} to {}", report.outcome, report.source, report.destination));

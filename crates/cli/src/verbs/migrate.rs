@@ -38,16 +38,16 @@ pub(crate) struct Args {
     /// Where it shall go
     #[arg(long, value_name = "NODE")]
     to: String,
+    /// How its memory moves
+    #[arg(long, value_enum, default_value_t)]
+    mode: Mode,
     #[command(flatten)]
     how: How,
 }
 
-/// How the memory moves.
+/// How the memory moves, beside the mode.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct How {
-    /// How its memory moves
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) mode: Mode,
     /// Longest frozen time in milliseconds; the service is kept when more is predicted
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     max_frozen_ms: Option<u32>,
@@ -117,8 +117,13 @@ enum Allow {
 }
 
 impl How {
+    /// Over this many connections, and without compression: what a link carries shall be seen.
+    pub(crate) fn plain(streams: u32) -> Self {
+        Self { streams: Some(streams), compress: Compress::Off, ..Self::default() }
+    }
+
     /// The request that moves a service so.
-    pub(crate) fn request(&self, name: &str, to: &str) -> MigrateRequest {
+    pub(crate) fn request(&self, mode: Mode, name: &str, to: &str) -> MigrateRequest {
         let compress = match self.compress {
             Compress::Auto => "auto",
             Compress::Off => "off",
@@ -128,7 +133,7 @@ impl How {
         MigrateRequest {
             name: name.to_owned(),
             to: to.to_owned(),
-            mode: self.mode.as_str().to_owned(),
+            mode: mode.as_str().to_owned(),
             max_frozen_ms: self.max_frozen_ms.unwrap_or(0),
             max_rounds: self.max_rounds.unwrap_or(0),
             max_bandwidth: self.max_bandwidth.unwrap_or(0),
@@ -144,7 +149,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let connection = Connection::open(global).await?;
     let mut interrupts = Interrupts::new()?;
     let mut progress = Progress::events(&args.name, global.json);
-    let mut events = start(connection.clone(), args.how.request(&args.name, &args.to));
+    let mut events = start(connection.clone(), args.how.request(args.mode, &args.name, &args.to));
     let mut cancelling = JoinSet::new();
     let mut interrupted = false;
     let report = loop {

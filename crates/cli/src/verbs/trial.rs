@@ -1,12 +1,15 @@
-//! One move of a Redis under load in a lab: what the demo shows and the benchmark measures.
+//! Moves of a Redis under load in a lab: what the demo shows and the benchmark measures.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, bail};
 use godwit_api::v1::{MigrationReport, RunRequest, migration_event, run_request::Source};
 use godwit_lab::{
     Lab,
-    workload::{LoadReport, Preset, RedisClient, RedisLoad, Workload},
+    workload::{LoadReport, Preset, RedisClient, RedisLoad, Timeline, Workload, Writes},
 };
 use tokio::task::spawn_blocking;
 
@@ -23,23 +26,50 @@ pub(crate) const DESTINATION: &str = "b";
 /// The service that moves.
 pub(crate) const SERVICE: &str = "redis";
 pub(crate) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
-/// A request each millisecond.
-const RATE: u32 = 1000;
 /// How long the client is watched before and after the move, so that both sides of it are seen.
 const WATCHED: Duration = Duration::from_secs(2);
 /// How long Redis may take to answer its first request.
 const START: Duration = Duration::from_secs(10);
 
+/// What shall be moved, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    /// Data in the Redis, bytes.
+    pub(crate) memory: u64,
+    /// Its client's requests a second, each of which writes somewhere in the data.
+    pub(crate) rate: u32,
+    /// How its memory moves.
+    pub(crate) mode: migrate::Mode,
+    pub(crate) how: migrate::How,
+    /// Whether it moves back after that.
+    pub(crate) back: bool,
+}
+
 /// What came of it: the migration's report, and what the client saw.
 pub(crate) struct Seen {
     pub(crate) report: MigrationReport,
     pub(crate) client: LoadReport,
+    /// What left the host that the service left, with all headers; the client's part is in it.
+    link_bytes: u64,
+    moments: Moments,
+    /// 99 of 100 of the client's requests took no longer, before the move and while memory was copied.
+    p99_ms: [Option<f64>; 2],
+}
+
+/// When a move did what, as the client's clock has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Moments {
+    begun: Instant,
+    /// The first round of copying began, and ended before the freeze, if there were any.
+    copying: Option<(Instant, Option<Instant>)>,
+    /// The most that a round sent, bytes of pages per second.
+    pub(crate) bandwidth: f64,
 }
 
 impl Seen {
     /// Nothing was lost and the service is where it should be; else why not.
     pub(crate) fn verdict(&self) -> Result<(), String> {
-        let Self { report, client } = self;
+        let Self { report, client, .. } = self;
         if report.outcome != "moved" {
             return Err(format!("{} was kept on {}: {}", report.name, report.source, report.reason));
         }
@@ -63,7 +93,19 @@ impl Seen {
         value["lost_ops"] = (self.client.lost_ops + self.client.wrong).into();
         value["reconnects"] = self.client.reconnects.into();
         value["requests"] = self.client.sent.into();
+        value["link_bytes"] = self.link_bytes.into();
+        let [before, copying] = self.p99_ms;
+        value["p99_before_ms"] = before.into();
+        value["p99_copy_ms"] = copying.into();
         Ok(value)
+    }
+
+    /// Fills in what can be told when the client has ended.
+    fn look(&mut self, timeline: &Timeline) {
+        let p99 = |from, to| Some(timeline.quantile(from, to, 0.99)?.as_secs_f64() * 1e3);
+        let Moments { begun, copying, .. } = self.moments;
+        let before = begun.checked_sub(WATCHED).and_then(|from| p99(from, begun));
+        self.p99_ms = [before, copying.and_then(|(from, to)| p99(from, to?))];
     }
 }
 
@@ -79,7 +121,7 @@ impl Clients {
     pub(crate) async fn start(
         lab: &Lab,
         preset: &Preset,
-        memory: u64,
+        (memory, rate): (u64, u32),
         say: impl Fn(&str) -> std::io::Result<()>,
     ) -> anyhow::Result<Self> {
         let redis = preset.at(ADDRESS);
@@ -92,11 +134,26 @@ impl Clients {
         })
         .await
         .context("Redis could not be filled")?;
-        say("a client on another host sends a request each millisecond over one connection")?;
+        let often = match rate {
+            1000 => "a request each millisecond".to_owned(),
+            rate => format!("{rate} requests a second"),
+        };
+        say(&format!("a client on another host sends {often} over one connection"))?;
         let there = lab.clone();
-        let load = blocking(move || Ok(RedisLoad::start(&there, "client", redis, RATE)?)).await?;
+        let load = move || Ok(RedisLoad::start_writing(&there, "client", redis, rate, memory)?);
+        let load = blocking(load).await?;
         tokio::time::sleep(WATCHED).await;
         Ok(Self { data, load, memory })
+    }
+
+    /// Watches for a while longer; what the client saw since the start, or since this was asked last.
+    async fn watch(self) -> anyhow::Result<(Self, LoadReport)> {
+        tokio::time::sleep(WATCHED).await;
+        blocking(move || {
+            let report = self.load.lap()?;
+            Ok((self, report))
+        })
+        .await
     }
 
     /// Watches for a while longer, and checks the data over the connection that wrote it.
@@ -106,23 +163,24 @@ impl Clients {
     ) -> anyhow::Result<LoadReport> {
         let Self { mut data, load, memory } = self;
         tokio::time::sleep(WATCHED).await;
-        let report = blocking(move || Ok(load.stop()?)).await?;
+        let mut report = blocking(move || Ok(load.stop()?)).await?;
         if report.broken.is_none() {
             say("reading all data back from where it is now, over the connection that wrote it")?;
-            blocking(move || Ok(data.check_fill(memory)?)).await?;
+            let writes = report.writes.take().unwrap_or_else(|| Writes::new(0));
+            blocking(move || Ok(data.check_written(memory, &writes)?)).await?;
         }
         Ok(report)
     }
 }
 
-/// Runs Redis on the source of a lab with daemons, fills it, and moves it with godwit.
+/// Runs Redis on the source of a lab with daemons, fills it, and moves it with godwit: once, or there
+/// and back again. A move that was kept is the last.
 pub(crate) async fn with_godwit(
     lab: &Lab,
-    memory: u64,
-    how: &migrate::How,
+    job: &Job,
     global: &Global,
     say: impl Fn(&str) -> std::io::Result<()>,
-) -> anyhow::Result<Seen> {
+) -> anyhow::Result<Vec<Seen>> {
     let there = Global {
         json: global.json,
         socket: Some(lab.socket(SOURCE)?),
@@ -143,23 +201,64 @@ pub(crate) async fn with_godwit(
         ..RunRequest::default()
     };
     connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
-    let clients = Clients::start(lab, &preset, memory, &say).await?;
-    say(&format!("godwit migrate {SERVICE} --to {DESTINATION}"))?;
-    let report = moved(&connection, how, global).await?;
-    let client = clients.finish(&say).await?;
-    Ok(Seen { report, client })
+    let mut clients = Clients::start(lab, &preset, (job.memory, job.rate), &say).await?;
+    let mut all = Vec::new();
+    let ways = [(SOURCE, DESTINATION), (DESTINATION, SOURCE)];
+    for (from, to) in ways.into_iter().take(if job.back { 2 } else { 1 }) {
+        say(&format!("godwit migrate {SERVICE} --to {to}"))?;
+        let before = left(lab, from).await?;
+        let (report, moments) = moved(&connection, job, SERVICE, to, global).await?;
+        let link_bytes = left(lab, from).await?.saturating_sub(before);
+        let client;
+        (clients, client) = clients.watch().await?;
+        let kept = report.outcome != "moved";
+        all.push(Seen { report, client, link_bytes, moments, p99_ms: [None; 2] });
+        if kept {
+            break;
+        }
+    }
+    let total = clients.finish(&say).await?;
+    for seen in &mut all {
+        seen.look(&total.timeline);
+    }
+    // What went wrong after the last look belongs to the last move.
+    if let Some(last) = all.last_mut()
+        && last.client.is_clean()
+        && !total.is_clean()
+    {
+        last.client = total;
+    }
+    Ok(all)
 }
 
-async fn moved(
+/// Bytes that a host has put on its link so far.
+pub(crate) async fn left(lab: &Lab, host: &'static str) -> anyhow::Result<u64> {
+    let lab = lab.clone();
+    blocking(move || {
+        let figures = lab.figures()?.into_iter().find(|figures| figures.host == host);
+        Ok(figures.map_or(0, |figures| figures.counters.bytes_in))
+    })
+    .await
+}
+
+/// One move of a service, and when it did what.
+pub(crate) async fn moved(
     connection: &Connection,
-    how: &migrate::How,
+    job: &Job,
+    service: &str,
+    to: &str,
     global: &Global,
-) -> anyhow::Result<MigrationReport> {
-    let mut events = migrate::start(connection.clone(), how.request(SERVICE, DESTINATION));
-    let mut progress = Progress::new(SERVICE, global.json);
+) -> anyhow::Result<(MigrationReport, Moments)> {
+    let mut moments = Moments { begun: Instant::now(), copying: None, bandwidth: 0.0 };
+    let mut events = migrate::start(connection.clone(), job.how.request(job.mode, service, to));
+    let mut progress = Progress::new(service, global.json);
     let outcome = loop {
         match events.recv().await {
-            Some(Ok(migration_event::Kind::Progress(step))) => progress.show(&step),
+            Some(Ok(migration_event::Kind::Progress(step))) => {
+                moments.see(&step.phase);
+                moments.bandwidth = moments.bandwidth.max(step.bandwidth);
+                progress.show(&step);
+            }
             Some(Ok(migration_event::Kind::Report(report))) => break Some(Ok(report)),
             Some(Err(error)) => break Some(Err(error)),
             None => break None,
@@ -167,8 +266,24 @@ async fn moved(
     };
     progress.end();
     match outcome {
-        Some(outcome) => Ok(outcome?),
-        None => bail!("godwitd ended the migration of {SERVICE} without a report"),
+        Some(outcome) => Ok((outcome?, moments)),
+        None => bail!("godwitd ended the migration of {service} without a report"),
+    }
+}
+
+impl Moments {
+    /// A phase is reported a moment after it began: requests of the last moment before the freeze are
+    /// left out, since they may have waited through it.
+    fn see(&mut self, phase: &str) {
+        const MARGIN: Duration = Duration::from_millis(50);
+        let now = Instant::now();
+        match (phase, &mut self.copying) {
+            ("copy", copying @ None) => *copying = Some((now, None)),
+            ("copy", _) | (_, None) => {}
+            (_, Some((_, end))) => {
+                end.get_or_insert(now.checked_sub(MARGIN).unwrap_or(now));
+            }
+        }
     }
 }
 

@@ -9,8 +9,8 @@
 //! One TCP connection, never renewed. Requests go out on schedule without waiting for answers, so a
 //! pause of the service is met by every request that was due in it, not only by the one that happened
 //! to be under way ("coordinated omission", Tene 2013). Each request is an INCR of one of a few
-//! counters, so the right answer of each is known: a lost, a repeated and a reordered execution all
-//! give a wrong one.
+//! counters, or counts somewhere in all of the memory ([`super::writer`]), so the right answer of each
+//! is known: a lost, a repeated and a reordered execution all give a wrong one.
 
 use std::{
     collections::VecDeque,
@@ -34,6 +34,7 @@ use serde::Serialize;
 use super::{
     redis::{connect, failed},
     resp::{self, Reply},
+    writer::Writes,
 };
 use crate::{error::LabError, lab::Lab};
 
@@ -86,6 +87,39 @@ pub struct LoadReport {
     /// All waits, in microseconds.
     #[serde(skip)]
     pub latency: Histogram<u64>,
+    /// The same in the order of the requests; only in the last report.
+    #[serde(skip)]
+    pub timeline: Timeline,
+    /// What was written all over the memory; only in the last report, and of a client that did.
+    #[serde(skip)]
+    pub writes: Option<Writes>,
+}
+
+/// When each request was due, and how long its answer took.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    begun: Instant,
+    interval: Duration,
+    /// Microseconds, by number of the request. (An hour at a thousand a second: 14 MB.)
+    waits: Vec<u32>,
+}
+
+impl Timeline {
+    fn new(interval: Duration) -> Self {
+        Self { begun: Instant::now(), interval, waits: Vec::new() }
+    }
+
+    /// The wait that this share of the requests did not exceed that were due between two moments, and
+    /// were answered; none if there were none.
+    pub fn quantile(&self, from: Instant, to: Instant, share: f64) -> Option<Duration> {
+        let mut waits = histogram();
+        for (number, wait) in (0..).zip(&self.waits) {
+            if (from..to).contains(&due(self.begun, self.interval, number)) {
+                waits.saturating_record(u64::from(*wait));
+            }
+        }
+        (!waits.is_empty()).then(|| Duration::from_micros(waits.value_at_quantile(share)))
+    }
 }
 
 impl fmt::Debug for LoadReport {
@@ -126,6 +160,31 @@ impl RedisLoad {
     /// # Errors
     /// The Redis cannot be connected to, or the rate is 0.
     pub fn start(lab: &Lab, host: &str, address: SocketAddrV4, rate_per_s: u32) -> Result<Self, LabError> {
+        Self::start_with(lab, host, address, rate_per_s, None)
+    }
+
+    /// The same with requests that write all over what [`super::RedisClient::fill`] stored, `bytes`
+    /// bytes; nobody else may write to it.
+    ///
+    /// # Errors
+    /// As for [`RedisLoad::start`].
+    pub fn start_writing(
+        lab: &Lab,
+        host: &str,
+        address: SocketAddrV4,
+        rate_per_s: u32,
+        bytes: u64,
+    ) -> Result<Self, LabError> {
+        Self::start_with(lab, host, address, rate_per_s, Some(Writes::new(bytes)))
+    }
+
+    fn start_with(
+        lab: &Lab,
+        host: &str,
+        address: SocketAddrV4,
+        rate_per_s: u32,
+        writes: Option<Writes>,
+    ) -> Result<Self, LabError> {
         let problem = |error: &dyn ToString| failed(address, error.to_string());
         let interval = Duration::from_secs(1).checked_div(rate_per_s);
         let interval =
@@ -138,10 +197,10 @@ impl RedisLoad {
         let client = Client {
             stream,
             inbox,
-            interval,
             // Counters of their own for each client.
             prefix: format!("load:{:x}:", started.as_nanos()),
-            begun: Instant::now(),
+            writes,
+            timeline: Timeline::new(interval),
             issued: 0,
             waiting: VecDeque::new(),
             outgoing: Vec::new(),
@@ -249,8 +308,16 @@ impl Figures {
             longest_us: longest,
             duration_ms: self.begun.elapsed().as_secs_f64() * 1e3,
             latency: self.latency.clone(),
+            timeline: Timeline::new(Duration::ZERO),
+            writes: None,
         }
     }
+}
+
+/// When request `number` is due. By multiplication, so that rounding does not add up.
+fn due(begun: Instant, interval: Duration, number: u64) -> Instant {
+    let nanos = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
+    begun + Duration::from_nanos(nanos.saturating_mul(number))
 }
 
 /// A request whose answer is out.
@@ -272,9 +339,9 @@ struct Pending {
 struct Client {
     stream: TcpStream,
     inbox: Receiver<Order>,
-    interval: Duration,
     prefix: String,
-    begun: Instant,
+    writes: Option<Writes>,
+    timeline: Timeline,
     issued: u64,
     waiting: VecDeque<Waiting>,
     outgoing: Vec<u8>,
@@ -320,10 +387,8 @@ impl Client {
         }
     }
 
-    /// When request `number` is due. By multiplication, so that rounding does not add up.
     fn due(&self, number: u64) -> Instant {
-        let nanos = u64::try_from(self.interval.as_nanos()).unwrap_or(u64::MAX);
-        self.begun + Duration::from_nanos(nanos.saturating_mul(number))
+        due(self.timeline.begun, self.timeline.interval, number)
     }
 
     /// Queues every request that is due.
@@ -331,9 +396,14 @@ impl Client {
         let now = Instant::now();
         while self.due(self.issued) <= now {
             let (due, number) = (self.due(self.issued), self.issued);
-            let key = format!("{}{}", self.prefix, number % COUNTERS);
-            resp::encode(&mut self.outgoing, &[b"INCR", key.as_bytes()]);
-            let expected = i64::try_from(number / COUNTERS + 1).unwrap_or(i64::MAX);
+            let expected = match &mut self.writes {
+                Some(writes) => writes.request(&mut self.outgoing),
+                None => {
+                    let key = format!("{}{}", self.prefix, number % COUNTERS);
+                    resp::encode(&mut self.outgoing, &[b"INCR", key.as_bytes()]);
+                    i64::try_from(number / COUNTERS + 1).unwrap_or(i64::MAX)
+                }
+            };
             self.waiting.push_back(Waiting { due, expected });
             self.issued += 1;
             for figures in [&mut self.lap, &mut self.total] {
@@ -380,7 +450,12 @@ impl Client {
             let request = self.waiting.pop_front().ok_or("an answer came that nothing had asked for")?;
             let wait =
                 u64::try_from(now.saturating_duration_since(request.due).as_micros()).unwrap_or(u64::MAX);
-            let right = reply == Reply::Integer(request.expected);
+            let right = match &reply {
+                // A BITFIELD has an answer for each of its parts.
+                Reply::Array(Some(parts)) => parts[..] == [Reply::Integer(request.expected)],
+                reply => *reply == Reply::Integer(request.expected),
+            };
+            self.timeline.waits.push(u32::try_from(wait).unwrap_or(u32::MAX));
             for figures in [&mut self.lap, &mut self.total] {
                 figures.answered += 1;
                 figures.latency.saturating_record(wait);
@@ -431,12 +506,11 @@ impl Client {
                 false
             }
             Order::Stop(reply) => {
-                let _ = reply.send(self.total.report(
-                    usual,
-                    self.waiting.len() as u64,
-                    oldest,
-                    self.broken.clone(),
-                ));
+                let lost = self.waiting.len() as u64;
+                let mut report = self.total.report(usual, lost, oldest, self.broken.clone());
+                report.writes = self.writes.take();
+                report.timeline.clone_from(&self.timeline);
+                let _ = reply.send(report);
                 true
             }
         }
@@ -446,7 +520,7 @@ impl Client {
     fn sleep(&self, stopping: bool) {
         let wait = match self.due(self.issued).saturating_duration_since(Instant::now()) {
             // Nothing more is issued, so nothing is due.
-            _ if stopping || self.broken.is_some() => self.interval,
+            _ if stopping || self.broken.is_some() => self.timeline.interval,
             wait => wait,
         };
         let timeout = Timespec {

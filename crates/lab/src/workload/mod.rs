@@ -5,14 +5,17 @@
 //! - [`resp`]: the Redis protocol.
 //! - [`redis`]: a client for single requests, for filling a Redis and for checking its content.
 //! - [`load`]: the open-loop client that measures what a user of a Redis notices.
+//! - [`writer`]: what that client writes where all of the memory shall be written.
 
 pub mod load;
 pub mod presets;
 pub mod redis;
 pub mod resp;
 pub mod rootfs;
+pub mod writer;
 
-pub use load::{LoadReport, RedisLoad};
+pub use load::{LoadReport, RedisLoad, Timeline};
 pub use presets::{Preset, Workload};
 pub use redis::RedisClient;
 pub use rootfs::Rootfs;
+pub use writer::Writes;

@@ -7,11 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::resp::{self, Reply};
+use super::{
+    resp::{self, Reply},
+    writer::{Writes, word},
+};
 use crate::{error::LabError, lab::Lab};
 
 /// Size of the values that fill a Redis.
-const VALUE: usize = 16 << 10;
+pub(super) const VALUE: usize = 16 << 10;
 /// Requests sent before their answers are read.
 const PIPELINE: usize = 64;
 /// An answer that takes longer is given up.
@@ -98,7 +101,7 @@ impl RedisClient {
     /// # Errors
     /// Redis refused one, or the connection broke.
     pub fn fill(&mut self, bytes: u64) -> Result<(), LabError> {
-        self.each_value(bytes, |client, out, key, value| {
+        self.each_value(bytes, value, |client, out, key, value| {
             resp::encode(out, &[b"SET", key, value]);
             client.expect(Reply::Simple("OK".to_owned()))
         })
@@ -109,7 +112,20 @@ impl RedisClient {
     /// # Errors
     /// A value is missing or differs, or the connection broke.
     pub fn check_fill(&mut self, bytes: u64) -> Result<(), LabError> {
-        self.each_value(bytes, |client, out, key, value| {
+        self.check_written(bytes, &Writes::new(0))
+    }
+
+    /// Checks the same of a fill to which a writer has written.
+    ///
+    /// # Errors
+    /// As for [`RedisClient::check_fill`].
+    pub fn check_written(&mut self, bytes: u64, writes: &Writes) -> Result<(), LabError> {
+        let content = |number| {
+            let mut value = value(number);
+            writes.apply(number, &mut value);
+            value
+        };
+        self.each_value(bytes, content, |client, out, key, value| {
             resp::encode(out, &[b"GET", key]);
             client.expect(Reply::Bulk(Some(value.to_vec())))
         })
@@ -119,16 +135,17 @@ impl RedisClient {
     fn each_value(
         &mut self,
         bytes: u64,
+        content: impl Fn(u64) -> Vec<u8>,
         request: impl Fn(&mut Expected, &mut Vec<u8>, &[u8], &[u8]),
     ) -> Result<(), LabError> {
-        let count = bytes.div_ceil(VALUE as u64);
+        let count = values_of(bytes);
         let mut first = 0;
         while first < count {
             let mut out = Vec::new();
             let mut expected = Expected::default();
             let end = count.min(first + PIPELINE as u64);
             for number in first..end {
-                request(&mut expected, &mut out, format!("fill:{number}").as_bytes(), &value(number));
+                request(&mut expected, &mut out, format!("fill:{number}").as_bytes(), &content(number));
             }
             self.send(&out)?;
             let mut wrong = None;
@@ -162,19 +179,14 @@ impl Expected {
     }
 }
 
+/// How many values a fill of about `bytes` bytes has.
+pub(super) fn values_of(bytes: u64) -> u64 {
+    bytes.div_ceil(VALUE as u64)
+}
+
 /// The value stored under `fill:<number>`: the same each time, and without a pattern.
-fn value(number: u64) -> Vec<u8> {
-    // SplitMix64 (Steele, Lea, Flood 2014).
-    let mut state = number.wrapping_mul(0x0001_0000_0001);
-    let mut bytes = Vec::with_capacity(VALUE);
-    while bytes.len() < VALUE {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bytes.extend_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes());
-    }
-    bytes
+pub(super) fn value(number: u64) -> Vec<u8> {
+    (0..).take(VALUE / size_of::<u64>()).flat_map(|index| word(number, index).to_le_bytes()).collect()
 }
 
 /// Connects a socket that belongs to the host's namespace.

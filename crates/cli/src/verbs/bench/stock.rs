@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
     process::{ChildStderr, ChildStdout, Command, Stdio},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -28,14 +28,17 @@ use godwit_lab::{
 };
 use serde_json::{Value, json};
 
-use super::baseline_report;
-use crate::verbs::trial::{ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking};
+use super::moves::baseline_report;
+use crate::verbs::trial::{ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking, left};
 
 /// Where `scripts/setup` puts the CRIU that works here; runc takes the first in its path.
 const LIBEXEC: &str = "/usr/local/lib/godwit/bin";
 /// The service's, on both nodes.
 const MAC: &str = "02:67:0a:58:00:0a";
 const GATEWAY: &str = "10.88.0.1/16";
+/// How long runc may take: a lazy restore whose pages do not come would wait for ever.
+const PATIENCE: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_millis(1);
 /// TCP port of the copy.
 const COPY: u16 = 7000;
 
@@ -52,53 +55,78 @@ pub(super) fn floor() -> anyhow::Result<Value> {
     let _second = container.restore(&images)?;
     let frozen_ms = begun.elapsed().as_secs_f64() * 1e3;
     container.delete()?;
-    Ok(baseline_report("floor", frozen_ms, None))
+    Ok(baseline_report("floor", "cold", frozen_ms, None))
 }
 
-/// A stock cold migration of Redis under load.
-pub(super) async fn cold(lab: &Lab, memory: u64) -> anyhow::Result<Value> {
-    let base = lab.state(SOURCE)?.with_file_name("stock");
-    let prepared = {
-        let (lab, base) = (lab.clone(), base.clone());
-        blocking(move || Sides::prepare(&lab, &base)).await?
-    };
-    let clients = Clients::start(lab, &prepared.preset, memory, |_| Ok(())).await?;
-    let (moved, prepared) = {
-        let lab = lab.clone();
-        blocking(move || Ok((prepared.switch(&lab), prepared))).await?
-    };
-    let (figures, _output) = match moved {
-        Ok(moved) => moved,
-        Err(error) => {
-            blocking(move || prepared.delete()).await?;
-            return Err(error);
-        }
-    };
-    let client = clients.finish(|_| Ok(())).await;
-    blocking(move || prepared.delete()).await?;
-    let mut report = baseline_report("stock-cold", figures.frozen_ms, Some(&client?));
-    report["name"] = SERVICE.into();
-    report["source"] = SOURCE.into();
-    report["destination"] = DESTINATION.into();
-    report["total_ms"] = figures.total_ms.into();
-    report["wire_bytes"] = figures.bytes.into();
-    Ok(report)
+/// A Redis under load that stock programs move.
+pub(super) struct Stock {
+    /// Data in it, bytes.
+    pub(super) memory: u64,
+    /// Its client's requests a second.
+    pub(super) rate: u32,
+}
+
+impl Stock {
+    /// A stock cold migration.
+    pub(super) async fn cold(&self, lab: &Lab) -> anyhow::Result<Value> {
+        self.moved(lab, "stock-cold", "cold", Sides::switch).await
+    }
+
+    /// A migration by `switch`, which returns what it took and the container's new output.
+    pub(super) async fn moved(
+        &self,
+        lab: &Lab,
+        series: &str,
+        mode: &str,
+        switch: impl FnOnce(&Sides, &Lab) -> anyhow::Result<(Figures, Output)> + Send + 'static,
+    ) -> anyhow::Result<Value> {
+        let base = lab.state(SOURCE)?.with_file_name("stock");
+        let prepared = {
+            let lab = lab.clone();
+            blocking(move || Sides::prepare(&lab, &base)).await?
+        };
+        let clients = Clients::start(lab, &prepared.preset, (self.memory, self.rate), |_| Ok(())).await?;
+        let before = left(lab, SOURCE).await?;
+        let (moved, prepared) = {
+            let lab = lab.clone();
+            blocking(move || Ok((switch(&prepared, &lab), prepared))).await?
+        };
+        let (figures, _output) = match moved {
+            Ok(moved) => moved,
+            Err(error) => {
+                blocking(move || prepared.delete()).await?;
+                return Err(error);
+            }
+        };
+        let link_bytes = left(lab, SOURCE).await?.saturating_sub(before);
+        let client = clients.finish(|_| Ok(())).await;
+        blocking(move || prepared.delete()).await?;
+        let mut report = baseline_report(series, mode, figures.frozen_ms, Some(&client?));
+        report["name"] = SERVICE.into();
+        report["source"] = SOURCE.into();
+        report["destination"] = DESTINATION.into();
+        report["total_ms"] = figures.total_ms.into();
+        // Where nobody counts what the programs send, the link does, with all headers.
+        report["wire_bytes"] = figures.bytes.unwrap_or(link_bytes).into();
+        report["link_bytes"] = link_bytes.into();
+        Ok(report)
+    }
 }
 
 /// What a stock migration took, in milliseconds, and the bytes it sent.
-struct Figures {
-    frozen_ms: f64,
-    total_ms: f64,
-    bytes: u64,
+pub(super) struct Figures {
+    pub(super) frozen_ms: f64,
+    pub(super) total_ms: f64,
+    pub(super) bytes: Option<u64>,
 }
 
 /// The container's standard output and error; while it is held, writing to them works.
-type Output = (Option<ChildStdout>, Option<ChildStderr>);
+pub(super) type Output = (Option<ChildStdout>, Option<ChildStderr>);
 
 /// The container on the source, and everything but its state at the destination.
-struct Sides {
-    source: Container,
-    destination: Container,
+pub(super) struct Sides {
+    pub(super) source: Container,
+    pub(super) destination: Container,
     preset: Preset,
     _output: Output,
 }
@@ -133,9 +161,9 @@ impl Sides {
         answer_for(lab, SOURCE, false)?;
         answer_for(lab, DESTINATION, true)?;
         let frozen_ms = begun.elapsed().as_secs_f64() * 1e3;
-        // As a gratuitous ARP would.
-        ip(lab, "client", &["neigh", "flush", "to", &ADDRESS.to_string(), "dev", "uplink0"])?;
-        Ok((Figures { frozen_ms, total_ms: begun.elapsed().as_secs_f64() * 1e3, bytes }, output))
+        found_again(lab)?;
+        let total_ms = begun.elapsed().as_secs_f64() * 1e3;
+        Ok((Figures { frozen_ms, total_ms, bytes: Some(bytes) }, output))
     }
 
     fn delete(&self) -> anyhow::Result<()> {
@@ -165,8 +193,13 @@ fn service_network(lab: &Lab, node: &str) -> anyhow::Result<PathBuf> {
     Ok(Path::new("/run/netns").join(namespace))
 }
 
+/// Tells the client at once that the service is elsewhere, as a gratuitous ARP would.
+pub(super) fn found_again(lab: &Lab) -> anyhow::Result<()> {
+    ip(lab, "client", &["neigh", "flush", "to", &ADDRESS.to_string(), "dev", "uplink0"])
+}
+
 /// Makes a node answer ARP for the service, or not.
-fn answer_for(lab: &Lab, node: &str, yes: bool) -> anyhow::Result<()> {
+pub(super) fn answer_for(lab: &Lab, node: &str, yes: bool) -> anyhow::Result<()> {
     let verb = if yes { "add" } else { "del" };
     ip(lab, node, &["neigh", verb, "proxy", &ADDRESS.to_string(), "dev", "uplink0"])
 }
@@ -190,7 +223,7 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
 }
 
 /// Copies the images over one TCP connection of the lab; the bytes that went over it.
-fn copy(lab: &Lab, from: &Path, to: &Path) -> anyhow::Result<u64> {
+pub(super) fn copy(lab: &Lab, from: &Path, to: &Path) -> anyhow::Result<u64> {
     let address = SocketAddrV4::new(lab.address(DESTINATION)?, COPY);
     let listener = lab.inside(DESTINATION, || TcpListener::bind(address))??;
     let to = to.to_owned();
@@ -228,9 +261,16 @@ fn receive(listener: &TcpListener, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// This process's path, with the CRIU that works here before all others.
+pub(super) fn path() -> OsString {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths([PathBuf::from(LIBEXEC)].into_iter().chain(env::split_paths(&path)));
+    path.unwrap_or_else(|_| LIBEXEC.into())
+}
+
 /// A container of plain runc.
-struct Container {
-    directory: PathBuf,
+pub(super) struct Container {
+    pub(super) directory: PathBuf,
 }
 
 impl Container {
@@ -258,25 +298,34 @@ impl Container {
         Ok(Self { directory: directory.to_owned() })
     }
 
-    fn images(&self) -> PathBuf {
+    pub(super) fn images(&self) -> PathBuf {
         self.directory.join("images")
     }
 
     fn runc(&self) -> Command {
         let mut command = Command::new("runc");
-        let path = env::var_os("PATH").unwrap_or_default();
-        let path = env::join_paths([PathBuf::from(LIBEXEC)].into_iter().chain(env::split_paths(&path)));
-        command.env("PATH", path.unwrap_or_else(|_| LIBEXEC.into()));
+        command.env("PATH", path());
         command.arg("--root").arg(self.directory.join("runc"));
         command
     }
 
     /// Pipes, since an open file outside the container makes a dump fail.
-    fn detached(&self, mut command: Command, verb: &str) -> anyhow::Result<Output> {
+    pub(super) fn detached(&self, mut command: Command, verb: &str) -> anyhow::Result<Output> {
         let log = self.directory.join("runc.log");
         command.args([SERVICE]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("runc cannot be run")?;
-        let status = child.wait()?;
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match child.try_wait()? {
+                Some(status) => break status,
+                None if Instant::now() < deadline => thread::sleep(PAUSE),
+                None => {
+                    child.kill()?;
+                    child.wait()?;
+                    bail!("runc {verb} did not end within {} s", PATIENCE.as_secs());
+                }
+            }
+        };
         ensure!(
             status.success(),
             "runc {verb} ended with {status}: {}",
@@ -296,15 +345,26 @@ impl Container {
         fs::create_dir_all(images)?;
         let mut command = self.runc();
         command.args(["checkpoint", "--tcp-established", "--image-path"]).arg(images);
-        run(command.arg("--work-path").arg(self.directory.join("work")).arg(SERVICE))
+        run(command.arg("--work-path").arg(self.work()).arg(SERVICE))
     }
 
     fn restore(&self, images: &Path) -> anyhow::Result<Output> {
+        self.restore_with(images, &[])
+    }
+
+    /// Restores with more flags.
+    pub(super) fn restore_with(&self, images: &Path, flags: &[&str]) -> anyhow::Result<Output> {
         let mut command = self.runc();
         command.arg("--log").arg(self.directory.join("runc.log"));
-        command.args(["restore", "--detach", "--tcp-established", "--image-path"]).arg(images);
-        command.arg("--work-path").arg(self.directory.join("work")).arg("--bundle").arg(&self.directory);
+        command.args(["restore", "--detach", "--tcp-established"]).args(flags);
+        command.arg("--image-path").arg(images);
+        command.arg("--work-path").arg(self.work()).arg("--bundle").arg(&self.directory);
         self.detached(command, "restore")
+    }
+
+    /// Where CRIU's logs and sockets are.
+    pub(super) fn work(&self) -> PathBuf {
+        self.directory.join("work")
     }
 
     fn delete(&self) -> anyhow::Result<()> {

@@ -1,0 +1,327 @@
+//! Benchmarks of parts of a move, with the programs as they are: nothing is built for them alone.
+//!
+//! - `wire`: what the mover gets out of a link, beside iperf3 with as many streams on the same link.
+//! - `faults`: how long a page is waited for while the others are pushed, and how fast those go.
+//! - `scan`: CPU time of finding what a process wrote.
+//!
+//! The service is this program itself ([`super::touch`]): its memory does not compress, and it knows
+//! when it met a fault.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddrV4, TcpStream},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use godwit_api::v1::{RunRequest, run_request::Source};
+use godwit_lab::{Lab, Link, workload::Rootfs};
+use godwit_memory::tracker::{Tracker, detect};
+use nix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+
+use super::{Bed, results::Results, touch::Touched};
+use crate::{
+    cli::Global,
+    client::Connection,
+    values,
+    verbs::{
+        migrate::{How, Mode},
+        trial::{self, ADDRESS, DESTINATION, SOURCE, blocking},
+    },
+};
+
+/// A link, and a service that crosses it.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct LinkArgs {
+    /// Memory of the service
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = values::size)]
+    memory: u64,
+    /// Connections for its memory, and of iperf3
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=8))]
+    streams: u32,
+    /// Rate and one-way delay of each host's link
+    #[arg(long, value_name = "RATE[,DELAY]", default_value = "1gbit,1ms")]
+    link: Link,
+    /// Join the nodes by a veth of their own instead, which has no limit
+    #[arg(long)]
+    veth: bool,
+    /// How often
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Write the lines into this file too; one that is there is replaced
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct ScanArgs {
+    /// Memory of the process that is looked at
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = values::size)]
+    memory: u64,
+    /// How often
+    #[arg(long, value_name = "NUMBER", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Write the lines into this file too; one that is there is replaced
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// The service.
+const NAME: &str = "touch";
+const PORT: u16 = 7002;
+/// How long it may take to fill its memory.
+const START: Duration = Duration::from_secs(120);
+/// How long iperf3 measures, seconds.
+const SECONDS: &str = "4";
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Bulk rates of an idle service's memory: copied before the freeze, and pushed after it.
+pub(super) async fn wire(args: &LinkArgs, lab: &str, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut results = Results::new(args.out.as_deref(), global.json)?;
+    for run in 1..=args.runs {
+        for mode in [Mode::Precopy, Mode::Postcopy] {
+            let crossed = cross(args, lab, mode, false).await?;
+            let series = format!("wire-{}{}", mode.as_str(), if args.veth { "-veth" } else { "" });
+            results.add(row(&series, run, args, &crossed))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Faults of a service that touches all of its memory at random as fast as it can.
+pub(super) async fn faults(args: &LinkArgs, lab: &str, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut results = Results::new(args.out.as_deref(), global.json)?;
+    for run in 1..=args.runs {
+        let crossed = cross(args, lab, Mode::Postcopy, true).await?;
+        let mut row = row("faults", run, args, &crossed);
+        let mut faults = crossed.touched.faults_us;
+        faults.sort_unstable();
+        let at = |share: usize| faults.get(faults.len() * share / 100).map(|us| *us as f64 / 1e3);
+        row["fault_p50_ms"] = at(50).into();
+        row["fault_p99_ms"] = at(99).into();
+        row["faults_timed"] = faults.len().into();
+        row["round_trip_ms"] = match args.veth {
+            true => 0.0,
+            false => 2e3 * args.link.delay.as_secs_f64(),
+        }
+        .into();
+        row["touches"] = crossed.touched.touches.into();
+        results.add(row)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What one move gave.
+struct Crossed {
+    /// Payload of iperf3, and of the pages, bytes per second.
+    iperf: f64,
+    rate: f64,
+    touched: Touched,
+    report: Value,
+}
+
+fn row(series: &str, run: u32, args: &LinkArgs, crossed: &Crossed) -> Value {
+    let mut row = crossed.report.clone();
+    row["bench"] = "part".into();
+    row["series"] = series.into();
+    row["run"] = run.into();
+    row["memory"] = args.memory.into();
+    row["streams"] = args.streams.into();
+    row["link"] = if args.veth { "veth".into() } else { args.link.to_string().into() };
+    row["iperf_mb_s"] = (crossed.iperf / 1e6).into();
+    row["pages_mb_s"] = (crossed.rate / 1e6).into();
+    row["share_of_iperf"] = (crossed.rate / crossed.iperf).into();
+    row["wrong_pages"] = crossed.touched.wrong.into();
+    row
+}
+
+/// A move of the service over a link that iperf3 has just measured.
+async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Result<Crossed> {
+    let bed = Bed { name: lab.to_owned(), link: (!args.veth).then_some(args.link) };
+    bed.lab(true, async |lab| {
+        if args.veth {
+            let lab = lab.clone();
+            blocking(move || veth(&lab)).await?;
+        }
+        let (there, streams) = (lab.clone(), args.streams);
+        let iperf = blocking(move || iperf(&there, streams)).await?;
+        let (connection, mut orders) = start(lab, args.memory).await?;
+        if busy {
+            orders = blocking(move || {
+                orders.give("touch")?;
+                Ok(orders)
+            })
+            .await?;
+        }
+        let how = How::plain(args.streams);
+        let job = trial::Job { memory: args.memory, rate: 0, mode, how, back: false };
+        let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
+        let (report, moments) = trial::moved(&connection, &job, NAME, DESTINATION, &quiet).await?;
+        ensure!(report.outcome == "moved", "it was kept: {}", report.reason);
+        let touched = blocking(move || {
+            if !busy {
+                // A look at all of it, so that a lost page is found here too.
+                orders.give("touch")?;
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            Ok(serde_json::from_str::<Touched>(&orders.give("stop")?)?)
+        })
+        .await?;
+        ensure!(touched.wrong == 0, "{} pages did not hold what belongs there", touched.wrong);
+        let rate = match mode {
+            Mode::Postcopy => report.faulted_bytes as f64 / (report.faulted_transfer_ms / 1e3),
+            _ => moments.bandwidth,
+        };
+        Ok(Crossed { iperf, rate, touched, report: serde_json::to_value(&report)? })
+    })
+    .await
+}
+
+/// Joins the nodes past the lab's switch, whose program forwards no faster than it can.
+fn veth(lab: &Lab) -> anyhow::Result<()> {
+    let ip = |host: &str, words: &[&str]| run(lab.command(host, "ip")?.args(words));
+    let (a, b) = (lab.address(SOURCE)?.to_string(), lab.address(DESTINATION)?.to_string());
+    let namespace = lab.namespace(DESTINATION)?;
+    let namespace = namespace.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    ip(SOURCE, &["link", "add", "direct0", "type", "veth", "peer", "name", "direct0", "netns", namespace])?;
+    for (host, own, other) in [(SOURCE, &a, &b), (DESTINATION, &b, &a)] {
+        ip(host, &["link", "set", "direct0", "up"])?;
+        ip(host, &["route", "add", &format!("{other}/32"), "dev", "direct0", "src", own])?;
+    }
+    Ok(())
+}
+
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.stdin(Stdio::null()).output()?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+/// Bytes of payload per second from the source to the destination.
+fn iperf(lab: &Lab, streams: u32) -> anyhow::Result<f64> {
+    let mut server = lab.command(DESTINATION, "iperf3")?;
+    let server = server.args(["-s", "-1"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = server.spawn().context("iperf3 cannot be run")?;
+    let address = lab.address(DESTINATION)?.to_string();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let measured = loop {
+        let mut client = lab.command(SOURCE, "iperf3")?;
+        client.args(["-c", &address, "-J", "-t", SECONDS, "-P", &streams.to_string()]);
+        let output = client.stdin(Stdio::null()).output()?;
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        match said["end"]["sum_received"]["bits_per_second"].as_f64() {
+            Some(bits) => break Ok(bits / 8.0),
+            // The server may not listen yet.
+            None if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            None => break Err(anyhow::anyhow!("iperf3 says: {}", said["error"])),
+        }
+    };
+    let _ = server.kill();
+    let _ = server.wait();
+    measured
+}
+
+/// Runs the service on the source; returns when its memory is filled.
+async fn start(lab: &Lab, memory: u64) -> anyhow::Result<(Connection, Orders)> {
+    let there =
+        Global { json: true, socket: Some(lab.socket(SOURCE)?), node: None, lab: lab.name().to_owned() };
+    let mut connection = Connection::open(&there).await?;
+    let directory = lab.state(SOURCE)?.with_file_name("touch");
+    let program = std::env::current_exe()?;
+    let copied = program.clone();
+    let rootfs = blocking(move || Ok(Rootfs::new(directory)?.binary(copied)?.path().to_owned())).await?;
+    let request = RunRequest {
+        name: NAME.to_owned(),
+        address: ADDRESS.to_string(),
+        source: Some(Source::Rootfs(rootfs.to_string_lossy().into_owned())),
+        command: command(&program, memory),
+        ..RunRequest::default()
+    };
+    connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
+    let there = lab.clone();
+    let orders = blocking(move || {
+        let address = SocketAddrV4::new(ADDRESS, PORT);
+        Orders::connect(|| Ok(there.inside("client", || TcpStream::connect(address))??))
+    });
+    Ok((connection, orders.await?))
+}
+
+fn command(program: &Path, memory: u64) -> Vec<String> {
+    let program = program.to_string_lossy().into_owned();
+    let (memory, port) = (memory.to_string(), PORT.to_string());
+    [&program, "bench", "touch", "--memory", &memory, "--port", &port].map(str::to_owned).to_vec()
+}
+
+/// The connection over which the service is told what to do.
+struct Orders(BufReader<TcpStream>);
+
+impl Orders {
+    fn connect(connect: impl Fn() -> anyhow::Result<TcpStream>) -> anyhow::Result<Self> {
+        let deadline = Instant::now() + START;
+        loop {
+            match connect() {
+                Ok(stream) => return Ok(Self(BufReader::new(stream))),
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(error.context("the service does not answer"));
+                }
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    fn give(&mut self, order: &str) -> anyhow::Result<String> {
+        self.0.get_mut().write_all(format!("{order}\n").as_bytes())?;
+        let mut answer = String::new();
+        ensure!(self.0.read_line(&mut answer)? > 0, "the service has closed the connection");
+        Ok(answer.trim().to_owned())
+    }
+}
+
+/// CPU time of a look at a process that wrote a hundredth of its memory since the last one.
+pub(super) fn scan(args: &ScanArgs, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut results = Results::new(args.out.as_deref(), global.json)?;
+    let program = std::env::current_exe()?;
+    let words = command(&program, args.memory);
+    let (first, rest) = words.split_first().context("no program")?;
+    let mut victim = Command::new(first).args(rest).stdin(Stdio::null()).spawn()?;
+    let measured = look(args, i32::try_from(victim.id())?, &mut results);
+    victim.kill()?;
+    victim.wait()?;
+    measured.map(|()| ExitCode::SUCCESS)
+}
+
+fn look(args: &ScanArgs, pid: i32, results: &mut Results) -> anyhow::Result<()> {
+    let mut orders = Orders::connect(|| Ok(TcpStream::connect(("127.0.0.1", PORT))?))?;
+    let backend = detect().backend;
+    let mut tracker = Tracker::new(backend);
+    tracker.round(&[pid], false)?;
+    for run in 0..=args.runs {
+        let pages = args.memory / 4096 / 100;
+        orders.give(&format!("write {pages}"))?;
+        let (cpu, begun) = (cpu_ms()?, Instant::now());
+        let round = tracker.round(&[pid], false)?;
+        let (cpu, wall) = (cpu_ms()? - cpu, begun.elapsed().as_secs_f64() * 1e3);
+        let Some(space) = round.spaces.first() else { bail!("the process was passed over") };
+        let written: u64 = space.written.iter().map(|range| (range.end - range.start) / 4096).sum();
+        ensure!(written >= pages / 2, "{written} pages were found, and {pages} were written");
+        // The first is the warm-up.
+        if run > 0 {
+            results.add(json!({
+                "bench": "part", "series": "scan", "run": run, "memory": args.memory,
+                "tracker": backend.name(), "populated_pages": space.populated_pages,
+                "written_pages": written, "cpu_ms": cpu, "wall_ms": wall,
+            }))?;
+        }
+    }
+    Ok(())
+}
+
+/// CPU time of this thread so far, to the nanosecond: what getrusage(2) tells is as old as the last
+/// tick.
+fn cpu_ms() -> anyhow::Result<f64> {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+    Ok(time.tv_sec() as f64 * 1e3 + time.tv_nsec() as f64 / 1e6)
+}

@@ -1,0 +1,184 @@
+//! Results grouped by series and memory, and the medians of each group.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+/// The runs of one series with one size of memory.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) series: String,
+    /// Data of the service, bytes.
+    pub(super) memory: u64,
+    /// Those that moved; only they have figures.
+    rows: Vec<Value>,
+    /// Why the others did not.
+    pub(super) failures: Vec<String>,
+}
+
+/// All that was measured.
+#[derive(Debug, Default)]
+pub(super) struct Data {
+    /// Moves, by memory and then in the order of [`rank`].
+    pub(super) groups: Vec<Group>,
+    /// Benchmarks of parts, as they came.
+    pub(super) parts: Vec<Value>,
+}
+
+impl Data {
+    pub(super) fn new(rows: Vec<Value>) -> Self {
+        let mut groups = BTreeMap::new();
+        let mut parts = Vec::new();
+        for row in rows {
+            let Some(series) = row["series"].as_str().map(str::to_owned) else { continue };
+            let Some(memory) = row["memory"].as_u64().filter(|_| row["bench"].is_null()) else {
+                parts.push(row);
+                continue;
+            };
+            let group = groups.entry((memory, rank(&series), series.clone())).or_insert_with(|| Group {
+                series,
+                memory,
+                rows: Vec::new(),
+                failures: Vec::new(),
+            });
+            if row["outcome"] == "moved" {
+                group.rows.push(row);
+            } else {
+                group.failures.push(row["reason"].as_str().unwrap_or("no reason was given").to_owned());
+            }
+        }
+        Self { groups: groups.into_values().collect(), parts }
+    }
+
+    /// The sizes of memory, the smallest first.
+    pub(super) fn sizes(&self) -> Vec<u64> {
+        let mut sizes: Vec<_> = self.groups.iter().map(|group| group.memory).collect();
+        sizes.dedup();
+        sizes
+    }
+
+    /// The series, in their order.
+    pub(super) fn series(&self) -> Vec<&str> {
+        let mut series: Vec<_> = self.groups.iter().map(|group| group.series.as_str()).collect();
+        series.sort_by_key(|series| (rank(series), *series));
+        series.dedup();
+        series
+    }
+
+    pub(super) fn group(&self, series: &str, memory: u64) -> Option<&Group> {
+        self.groups.iter().find(|group| group.series == series && group.memory == memory)
+    }
+
+    /// The least that freezing and restoring takes on the machine, beside that size.
+    pub(super) fn floor(&self, memory: u64) -> Option<f64> {
+        self.group("floor", memory)?.median("downtime_ms")
+    }
+
+    /// Memory of the service with this much data, which stock programs do not tell.
+    pub(super) fn resident(&self, memory: u64) -> Option<f64> {
+        let groups = self.groups.iter().filter(|group| group.memory == memory);
+        median(groups.filter_map(|group| group.median("memory_bytes")).collect())
+    }
+}
+
+impl Group {
+    /// Runs that moved.
+    pub(super) fn runs(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn median(&self, field: &str) -> Option<f64> {
+        median(self.rows.iter().filter_map(|row| row[field].as_f64()).collect())
+    }
+
+    pub(super) fn sum(&self, field: &str) -> u64 {
+        self.rows.iter().filter_map(|row| row[field].as_u64()).sum()
+    }
+
+    /// Bytes on the wire for each byte of memory.
+    pub(super) fn bytes_ratio(&self, data: &Data) -> Option<f64> {
+        Some(self.median("wire_bytes")? / data.resident(self.memory)?)
+    }
+
+    /// The median of each phase of the frozen time, in order.
+    pub(super) fn phases(&self) -> Vec<(String, f64)> {
+        let mut all: Vec<(String, Vec<f64>)> = Vec::new();
+        for phase in self.rows.iter().filter_map(|row| row["phases"].as_array()).flatten() {
+            let (Some(name), Some(ms)) = (phase["phase"].as_str(), phase["ms"].as_f64()) else { continue };
+            match all.iter_mut().find(|(known, _)| known == name) {
+                Some((_, times)) => times.push(ms),
+                None => all.push((name.to_owned(), vec![ms])),
+            }
+        }
+        all.into_iter().filter_map(|(name, times)| Some((name, median(times)?))).collect()
+    }
+}
+
+/// The one in the middle, or the mean of the two there.
+pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let half = values.len() / 2;
+    match values.len() % 2 {
+        1 => values.get(half).copied(),
+        _ => Some((values.get(half.checked_sub(1)?)? + values.get(half)?) / 2.0),
+    }
+}
+
+/// What is known comes in this order, and the rest after it.
+const ORDER: [&str; 9] = [
+    "floor",
+    "godwit",
+    "godwit-auto",
+    "godwit-precopy",
+    "godwit-hybrid",
+    "godwit-postcopy",
+    "godwit-cold",
+    "stock-lazy",
+    "stock-cold",
+];
+
+/// Its place in all pictures and tables; a return comes after its move.
+fn rank(series: &str) -> (usize, bool) {
+    let (base, back) = match series.strip_suffix("-return") {
+        Some(base) => (base, true),
+        None => (series, false),
+    };
+    (ORDER.iter().position(|known| *known == base).unwrap_or(ORDER.len()), back)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn medians_are_of_the_runs_that_moved() {
+        let row = |ms: f64, outcome: &str| {
+            json!({"series": "godwit", "memory": 1024, "outcome": outcome, "reason": "why",
+                "downtime_ms": ms, "phases": [{"phase": "freeze", "ms": ms / 2.0}]})
+        };
+        let data =
+            Data::new(vec![row(4.0, "moved"), row(100.0, "kept"), row(2.0, "moved"), row(9.0, "moved")]);
+        let group = data.group("godwit", 1024).unwrap();
+        assert_eq!(group.median("downtime_ms"), Some(4.0));
+        assert_eq!(group.phases(), [("freeze".to_owned(), 2.0)]);
+        assert_eq!((group.runs(), group.failures.len()), (3, 1));
+        assert_eq!(group.median("nothing"), None);
+        assert_eq!(median(vec![3.0, 1.0]), Some(2.0));
+    }
+
+    #[test]
+    fn series_have_one_order_whatever_was_measured_first() {
+        let row = |series: &str, memory: u64| json!({"series": series, "memory": memory, "outcome": "moved"});
+        let data = Data::new(vec![
+            row("stock-cold", 2),
+            row("godwit-precopy-return", 2),
+            row("godwit-precopy", 1),
+            row("floor", 1),
+        ]);
+        assert_eq!(data.series(), ["floor", "godwit-precopy", "godwit-precopy-return", "stock-cold"]);
+        assert_eq!(data.sizes(), [1, 2]);
+    }
+}

@@ -1,0 +1,101 @@
+//! The table: medians and ratios, in Markdown.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::data::{Data, median};
+use crate::output;
+
+/// All results as a page of Markdown.
+pub(super) fn text(data: &Data) -> String {
+    let mut page = String::from(
+        "# Results\n\nWhat each figure means: docs/measuring.md. Times and bytes are medians.\n",
+    );
+    for memory in data.sizes() {
+        let _ = write!(
+            page,
+            "\n## Redis with {}\n\n\
+             | series | runs | downtime | ÷ floor | frozen | total | on the wire | ÷ memory | lost | p99 before → copying |\n\
+             |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+            output::bytes(memory)
+        );
+        for group in data.groups.iter().filter(|group| group.memory == memory) {
+            let time = |field| group.median(field).map(output::millis);
+            let floor = data.floor(memory).filter(|_| group.series != "floor");
+            let cells = [
+                Some(group.series.clone()),
+                Some(match group.failures.len() {
+                    0 => group.runs().to_string(),
+                    failed => format!("{} ({failed} failed)", group.runs()),
+                }),
+                time("downtime_ms"),
+                floor.and_then(|floor| Some(format!("{:.2}", group.median("downtime_ms")? / floor))),
+                time("frozen_ms"),
+                time("total_ms"),
+                group.median("wire_bytes").map(bytes),
+                group.bytes_ratio(data).map(|ratio| format!("{ratio:.3}")),
+                (group.runs() > 0).then(|| group.sum("lost_ops").to_string()),
+                time("p99_before_ms").and_then(|before| Some(format!("{before} → {}", time("p99_copy_ms")?))),
+            ];
+            let cells: Vec<_> = cells.into_iter().map(Option::unwrap_or_default).collect();
+            let _ = writeln!(page, "| {} |", cells.join(" | "));
+        }
+        for group in data.groups.iter().filter(|group| group.memory == memory) {
+            let mut failures = group.failures.clone();
+            failures.sort();
+            failures.dedup();
+            for reason in failures {
+                let _ = write!(page, "\n{} failed: {reason}\n", group.series);
+            }
+        }
+    }
+    parts(data, &mut page);
+    page
+}
+
+/// The figures of each benchmark of a part: field, name, unit.
+const FIGURES: [(&str, &str, &str); 11] = [
+    ("iperf_mb_s", "iperf3", "MB/s"),
+    ("pages_mb_s", "pages", "MB/s"),
+    ("share_of_iperf", "pages ÷ iperf3", ""),
+    ("round_trip_ms", "round trip", "ms"),
+    ("fault_p50_ms", "a fault, median", "ms"),
+    ("fault_p99_ms", "a fault, 99 of 100", "ms"),
+    ("faults_timed", "faults", ""),
+    ("populated_pages", "pages looked at", ""),
+    ("written_pages", "pages found written", ""),
+    ("cpu_ms", "CPU time of a look", "ms"),
+    ("wall_ms", "time of a look", "ms"),
+];
+
+fn parts(data: &Data, page: &mut String) {
+    let mut names: Vec<_> = data.parts.iter().map(part_name).collect();
+    names.sort();
+    names.dedup();
+    if !names.is_empty() {
+        page.push_str("\n## Parts\n\n| benchmark | runs | figure | median |\n|---|---:|---|---:|\n");
+    }
+    for name in names {
+        let rows: Vec<_> = data.parts.iter().filter(|part| part_name(part) == name).collect();
+        for (field, figure, unit) in FIGURES {
+            let Some(value) = median(rows.iter().filter_map(|row| row[field].as_f64()).collect()) else {
+                continue;
+            };
+            let places = if value.fract() == 0.0 { 0 } else { 2 };
+            let _ = writeln!(page, "| {name} | {} | {figure} | {value:.places$} {unit} |", rows.len());
+        }
+    }
+}
+
+/// What was measured, with what.
+fn part_name(part: &Value) -> String {
+    let memory = part["memory"].as_u64().map(output::bytes);
+    let words = [part["series"].as_str(), memory.as_deref(), part["link"].as_str()];
+    words.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn bytes(value: f64) -> String {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    output::bytes(value as u64)
+}
