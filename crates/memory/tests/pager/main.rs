@@ -4,6 +4,7 @@
 
 mod child;
 mod connections;
+mod guards;
 mod mappings;
 mod measure;
 mod random;

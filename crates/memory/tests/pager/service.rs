@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Stored, running, spawn};
+use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Stored, end, running, spawn};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use tempfile::TempDir;
 
@@ -124,15 +124,12 @@ impl Pager {
 
 impl Drop for Pager {
     fn drop(&mut self) {
-        if let Ok(Some(pid)) = running(self.directory.path()) {
-            let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
-            assert!(pid.as_raw() > 1);
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-            if std::thread::panicking() {
-                let log = std::fs::read_to_string(self.directory.path().join("log"));
-                eprintln!("the pager's log: {}", log.unwrap_or_default());
-            }
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.directory.path().join("log"));
+            eprintln!("the pager's log: {}", log.unwrap_or_default());
         }
+        // Also the guard.
+        let _ = end(self.directory.path());
     }
 }
 
