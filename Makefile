@@ -57,6 +57,7 @@ demo: setup release ## move a Redis with 200 MB and a busy client from one node 
 bench: setup release ## measure moves beside stock tools, and draw them in bench/results; BENCH_ARGS changes which
 	$(SAY) "measuring moves"
 	@target/release/godwit bench migrate $(BENCH_ARGS) --out $(RESULTS)/moves.jsonl
+	@target/release/godwit bench migrate --memory 256MiB --mode precopy --link 1gbit,1ms --busy --out $(RESULTS)/busy.jsonl
 	$(SAY) "measuring parts"
 	@target/release/godwit bench wire --out $(RESULTS)/wire.jsonl
 	@target/release/godwit bench wire --veth --out $(RESULTS)/wire-veth.jsonl

@@ -57,9 +57,11 @@ fn title(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, words: &str
 /// The longest a client waited, by memory: a line for each series, named where it ends.
 fn downtime(data: &Data, path: &Path) -> anyhow::Result<bool> {
     let sizes = data.sizes();
+    // Returns are about bytes, and busy ones about the service: here they would only hide the moves.
     let lines: Vec<(&str, Vec<(f64, f64)>)> = data
         .series()
         .into_iter()
+        .filter(|series| !series.ends_with("-return") && !series.ends_with("-busy"))
         .map(|series| {
             let points = (0_u32..).zip(&sizes).filter_map(|(at, memory)| {
                 Some((f64::from(at), data.group(series, *memory)?.median("downtime_ms")?))
@@ -113,7 +115,7 @@ fn downtime(data: &Data, path: &Path) -> anyhow::Result<bool> {
     let mut ends = Vec::new();
     for (series, points) in &lines {
         let style = colour(series).stroke_width(if series.starts_with("godwit") { 3 } else { 2 });
-        if *series == "floor" || series.ends_with("-return") {
+        if *series == "floor" {
             chart.draw_series(DashedLineSeries::new(points.iter().copied(), 6, 4, style))?;
         } else {
             chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
@@ -273,7 +275,8 @@ fn bars(
 /// Bytes on the wire for each byte of memory, by size and series.
 fn wire(data: &Data, path: &Path) -> anyhow::Result<bool> {
     let groups = data.sizes().into_iter().map(|memory| {
-        let here = data.groups.iter().filter(|group| group.memory == memory);
+        let here =
+            data.groups.iter().filter(|group| group.memory == memory && !group.series.ends_with("-busy"));
         let bars = here.filter_map(|group| {
             let (ratio, bytes) = (group.bytes_ratio(data)?, group.median("wire_bytes")?);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -294,7 +297,8 @@ fn wire(data: &Data, path: &Path) -> anyhow::Result<bool> {
 /// Where the frozen time goes, phase by phase.
 fn frozen(data: &Data, path: &Path) -> anyhow::Result<bool> {
     let groups = data.sizes().into_iter().map(|memory| {
-        let here = data.groups.iter().filter(|group| group.memory == memory);
+        let here =
+            data.groups.iter().filter(|group| group.memory == memory && !group.series.ends_with("-busy"));
         let bars = here.filter_map(|group| {
             let phases = group.phases();
             let known = |name: &str| PHASES.iter().find(|(phase, _)| *phase == name);
