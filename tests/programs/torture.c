@@ -71,6 +71,9 @@ struct recipe {
     /* Weights. Writing and checking is always in it. */
     unsigned operation[OPERATIONS];
     unsigned kind[KINDS];
+    /* Pages are discarded before they become guard pages: while pages follow a service that runs
+     * already, the kernel tells of the one and not of the other. */
+    bool tells;
 };
 
 static const struct recipe recipes[] = {
@@ -83,10 +86,12 @@ static const struct recipe recipes[] = {
     {"shared", 3, {[MAP] = 3, [UNMAP] = 1, [FORK] = 2, [REAP] = 2, [PUNCH] = 3, [DISCARD] = 3}, {[SHARED] = 4}},
     {"memfd", 3, {[MAP] = 3, [UNMAP] = 1, [FORK] = 1, [REAP] = 1, [PUNCH] = 4, [DISCARD] = 3}, {[MEMFD] = 3, [MEMFD_PRIVATE] = 2}},
     {"file", 3, {[MAP] = 4, [UNMAP] = 2, [CUT] = 2, [DISCARD] = 6, [PROTECT] = 2}, {[FILE_PRIVATE] = 4}},
+    {"filefork", 3, {[MAP] = 6, [UNMAP] = 5, [FORK] = 3, [REAP] = 3}, {[FILE_PRIVATE] = 1}},
     {"filewrite", 3, {[MAP] = 1, [UNMAP] = 1}, {[FILE_SHARED] = 4}},
     {"sparse", 3, {[MAP] = 1, [UNMAP] = 1, [DISCARD] = 10}, {[SPARSE] = 1}},
     {"lock", 3, {[MAP] = 3, [UNMAP] = 1, [CUT] = 1, [LOCK] = 8, [DISCARD] = 4}, {[LOCKED] = 3, [ANON] = 3}},
     {"guard", 3, {[MAP] = 3, [UNMAP] = 2, [CUT] = 1, [GUARD] = 10, [PROTECT] = 10, [REMAP] = 3}, {[ANON] = 4}},
+    {"toldguard", 3, {[MAP] = 3, [UNMAP] = 2, [CUT] = 1, [GUARD] = 10, [PROTECT] = 10, [REMAP] = 3}, {[ANON] = 4}, .tells = true},
     {"churn", 3, {[MAP] = 4, [UNMAP] = 2, [FORK] = 12, [EXEC] = 4, [REAP] = 16}, {[ANON] = 4}},
 };
 
@@ -343,7 +348,7 @@ static void map(struct engine *e) {
         }
         dice -= e->recipe->kind[k];
     }
-    size_t pages = 1 + below(e, below(e, 4) ? 32 : MAX_PAGES), length = pages * PAGE;
+    size_t pages = 1 + below(e, below(e, 4) ? 32 : e->recipe == &own_recipe ? 64 : MAX_PAGES), length = pages * PAGE;
     const int rw = PROT_READ | PROT_WRITE;
     char *at = MAP_FAILED;
     r->pages = pages;
@@ -391,7 +396,7 @@ static void map(struct engine *e) {
         break;
     }
     case BIG: {
-        r->pages = pages = 512 * (1 + below(e, HUGE_PAGES / 512));
+        r->pages = pages = e->recipe == &own_recipe ? 512 : 512 * (1 + below(e, HUGE_PAGES / 512));
         length = pages * PAGE;
         char *all = mmap(NULL, length + HUGE, rw, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (all == MAP_FAILED)
@@ -406,8 +411,14 @@ static void map(struct engine *e) {
     }
     case SPARSE:
         r->pages = pages = SPARSE_SLOTS;
-        /* Of a mapping of its own case: 96 GiB; among others, 768 MiB. */
-        r->stride = e->recipe->operation[FORK] ? 4UL << 20 : 512UL << 20;
+        for (size_t i = 0; i < MAX_REGIONS; i++)
+            if (e->region[i].kind == SPARSE)
+                return; /* One is enough: whoever compares reads tables of it all. */
+        /* Larger than the machine's memory; of the random ones, 768 MiB. */
+        r->stride = 4UL << 20;
+        if (e->recipe != &own_recipe)
+            while (pages * r->stride <= (size_t)sysconf(_SC_PHYS_PAGES) * PAGE)
+                r->stride *= 2;
         r->scatter = r->stride / PAGE;
         length = pages * r->stride;
         at = mmap(NULL, length, rw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -614,6 +625,8 @@ static void guard(struct engine *e, struct region *r) {
     size_t from, to;
     some_pages(e, r, &from, &to);
     bool install = below(e, 2);
+    if (install && e->recipe->tells && madvise(address(r, from), (to - from) * PAGE, MADV_DONTNEED) < 0)
+        fail("madvise: %s", strerror(errno));
     if (madvise(address(r, from), (to - from) * PAGE, install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE) < 0) {
         if (errno == EINVAL)
             return; /* Before Linux 6.13 there are none. */
@@ -754,12 +767,12 @@ static void take_back(struct engine *e, size_t slot) {
 static void *run_thread(void *engine) {
     struct engine *e = engine;
     run(e, 200 + below(e, 3000));
+    reap(e, true);
     check_all(e);
     pthread_mutex_lock(&space);
     for (size_t n = 0; n < MAX_REGIONS; n++)
         if (e->region[n].kind != FREE)
             unmap(&e->region[n], e);
-    reap(e, true);
     pthread_mutex_unlock(&space);
     atomic_store(e->over, true);
     return NULL;
@@ -776,7 +789,7 @@ static void begin_thread(struct engine *e) {
         fail("mmap: %s", strerror(errno));
     other->random = next(e);
     other->recipe = e->recipe;
-    other->depth = e->depth + 1;
+    other->depth = e->recipe->depth; /* It makes no processes of its own. */
     atomic_store(&e->thread[slot].over, false);
     other->over = &e->thread[slot].over;
     e->thread[slot].engine = other;
@@ -876,7 +889,7 @@ static void run(struct engine *e, uint64_t operations) {
             atomic_fetch_add(&own->operations, 1);
         struct region *r;
         uint64_t dice = below(e, 16);
-        if (n % 256 == 255) {
+        if (n % 64 == 63) {
             check_all(e);
             if (own && e->main)
                 atomic_fetch_add(&own->checks, 1);
@@ -913,7 +926,7 @@ static const struct recipe *recipe(const char *name, uint64_t seed) {
         fail("there is no such case");
     /* Some operations and kinds in random proportions. */
     struct engine e = {.random = mix(seed)};
-    own_recipe = (struct recipe){.name = name, .depth = 2};
+    own_recipe = (struct recipe){.name = name, .depth = 2, .tells = true};
     static const uint8_t limit[OPERATIONS] = {[CUT] = 4, [REMAP] = 6, [BRK] = 4, [PROTECT] = 4, [DISCARD] = 8, [PUNCH] = 4,
                                               [GUARD] = 4, [LOCK] = 4, [ADVISE] = 4, [FORK] = 2, [EXEC] = 1, [THREAD] = 2};
     for (size_t o = 0; o < OPERATIONS; o++)
@@ -922,8 +935,8 @@ static const struct recipe *recipe(const char *name, uint64_t seed) {
     own_recipe.operation[UNMAP] = 3;
     own_recipe.operation[REAP] = 3;
     for (size_t k = 1; k < HEAP; k++)
-        own_recipe.kind[k] = (k == BIG || k == SPARSE || k == FILE_SHARED) ? below(&e, 8) == 0 : (unsigned)below(&e, 4);
-    own_recipe.kind[ANON]++;
+        own_recipe.kind[k] = (k == BIG || k == SPARSE || k == FILE_SHARED) ? below(&e, 4) == 0 : (unsigned)below(&e, 4);
+    own_recipe.kind[ANON] += 3;
     return &own_recipe;
 }
 

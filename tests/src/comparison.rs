@@ -17,12 +17,16 @@
 //! must do so afterwards); borders between areas that differ in nothing, which the kernel draws by
 //! the history of the process.
 
+#![allow(clippy::cast_possible_truncation, reason = "addresses and sizes on this 64-bit machine")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::Mutex,
+    thread,
 };
 
 use nix::{
@@ -47,6 +51,8 @@ const SAMPLES: u64 = 8;
 /// sharing, growing down, locked, not to be inherited or dumped, huge pages or none, merging, wiping
 /// on fork, and without reserve.
 const FLAGS: [&str; 13] = ["rd", "wr", "ex", "sh", "gd", "lo", "dc", "dd", "hg", "nh", "mg", "wf", "nr"];
+/// Processes at the destination that are read at once.
+const READERS: usize = 8;
 /// Differences that are told.
 const TOLD: usize = 12;
 
@@ -71,7 +77,7 @@ struct Area {
     flags: BTreeSet<&'static str>,
     backing: Backing,
     /// Device and inode of what is shared.
-    identity: (String, u64),
+    identity: Identity,
     /// One of its borders in the kernel's list, by which its file is found.
     parts: Vec<(u64, u64)>,
 }
@@ -86,11 +92,22 @@ struct Process {
     samples: BTreeMap<u64, Content>,
 }
 
+/// Device and inode of a file.
+type Identity = (String, u64);
+
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
     Bytes(Vec<u8>),
     /// It cannot be read: a guard page.
     Refused,
+}
+
+/// What was seen of one process at the destination.
+#[derive(Debug, Default)]
+struct Compared {
+    found: Vec<String>,
+    /// Areas with the files behind them at the source and here.
+    shared: Vec<(String, Identity, Identity)>,
 }
 
 /// The memory of a service at one moment.
@@ -140,20 +157,50 @@ impl Snapshot {
     /// `complete` says that pages come also when nobody waits for them.
     pub fn differences(&self, there: &BTreeMap<u32, u32>, complete: bool) -> Vec<String> {
         let mut found = Vec::new();
-        let mut identities = BTreeMap::new();
         let (mine, theirs): (Vec<_>, Vec<_>) = (self.processes.keys().collect(), there.keys().collect());
         if mine != theirs {
             found.push(format!("processes {mine:?} at the source and {theirs:?} at the destination"));
         }
-        for (inside, process) in &self.processes {
-            let Some(&pid) = there.get(inside) else { continue };
-            let compared = match process {
-                Some(process) => process.compare(pid, complete, &mut identities),
-                None if areas_of(pid).is_ok_and(|areas| areas.is_empty()) => Ok(Vec::new()),
-                None => Ok(vec!["a zombie at the source, and not at the destination".to_owned()]),
-            };
+        // Pages that are still to come are waited for, in some processes at once.
+        let pairs: Vec<_> = self
+            .processes
+            .iter()
+            .filter_map(|(inside, was)| Some((*inside, was, *there.get(inside)?)))
+            .collect();
+        let pairs = Mutex::new(pairs.into_iter());
+        let work = || {
+            let mut results = Vec::new();
+            loop {
+                let Some((inside, was, pid)) = pairs.lock().unwrap().next() else { return results };
+                let compared = match was {
+                    Some(was) => was.compare(pid, complete),
+                    None if areas_of(pid).is_ok_and(|areas| areas.is_empty()) => Ok(Compared::default()),
+                    None => {
+                        let found = vec!["a zombie at the source, and not at the destination".to_owned()];
+                        Ok(Compared { found, ..Compared::default() })
+                    }
+                };
+                results.push((inside, pid, compared));
+            }
+        };
+        let mut results = thread::scope(|scope| {
+            let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(work)).collect();
+            readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
+        });
+        results.sort_by_key(|(inside, ..)| *inside);
+        let mut identities = BTreeMap::new();
+        for (inside, pid, compared) in results {
             match compared {
-                Ok(all) => found.extend(all.into_iter().map(|what| format!("process {inside}: {what}"))),
+                Ok(compared) => {
+                    found.extend(compared.found.into_iter().map(|what| format!("process {inside}: {what}")));
+                    for (area, was, is) in compared.shared {
+                        if identities.entry(was).or_insert_with(|| is.clone()) != &is {
+                            found.push(format!(
+                                "process {inside}: {area} is not shared with what it was shared with"
+                            ));
+                        }
+                    }
+                }
                 Err(error) => found.push(format!("process {inside} (PID {pid}) at the destination: {error}")),
             }
         }
@@ -207,12 +254,7 @@ impl Process {
         Ok(Some(Self { areas, content, samples }))
     }
 
-    fn compare(
-        &self,
-        pid: u32,
-        complete: bool,
-        identities: &mut BTreeMap<(String, u64), (String, u64)>,
-    ) -> io::Result<Vec<String>> {
+    fn compare(&self, pid: u32, complete: bool) -> io::Result<Compared> {
         let there = areas_of(pid)?;
         let shown = |area: &Area| area.to_string();
         let (mine, theirs): (BTreeSet<_>, BTreeSet<_>) =
@@ -221,16 +263,13 @@ impl Process {
         found.extend(theirs.difference(&mine).map(|area| format!("has also {area}")));
 
         let memory = Memory::open(pid)?;
+        let mut shared = Vec::new();
         for area in &there {
             let Some(same) = self.areas.iter().find(|mine| shown(mine) == shown(area)) else { continue };
             match area.backing {
                 Backing::Kernel(_) => {}
                 Backing::Shared(..) => {
-                    let was =
-                        identities.entry(same.identity.clone()).or_insert_with(|| area.identity.clone());
-                    if *was != area.identity {
-                        found.push(format!("{area} was shared with another area, and is not any more"));
-                    }
+                    shared.push((area.to_string(), same.identity.clone(), area.identity.clone()));
                     let mut content = BTreeMap::new();
                     area.read_shared(pid, &mut content)?;
                     let expected = self.content.range(area.start..area.end);
@@ -275,7 +314,7 @@ impl Process {
                 }
             }
         }
-        Ok(found)
+        Ok(Compared { found, shared })
     }
 }
 
@@ -345,7 +384,7 @@ impl Memory {
                 content.insert(at, Content::Refused);
                 at += PAGE;
             }
-            for page in left[..read].chunks_exact(PAGE as usize) {
+            for page in left[..read].as_chunks::<{ PAGE as usize }>().0 {
                 content.insert(at, Content::Bytes(page.to_vec()));
                 at += PAGE;
             }
@@ -364,8 +403,8 @@ fn populated(pid: u32, area: &Area) -> io::Result<Vec<(u64, u64)>> {
         let count = ENTRIES.min(area.end / PAGE - page);
         let bytes = &mut buffer[..(count * 8) as usize];
         map.read_exact_at(bytes, page * 8)?;
-        for (number, entry) in (page..).zip(bytes.chunks_exact(8)) {
-            if u64::from_ne_bytes(entry.try_into().unwrap()) & (PRESENT | SWAPPED) == 0 {
+        for (number, entry) in (page..).zip(bytes.as_chunks().0) {
+            if u64::from_ne_bytes(*entry) & (PRESENT | SWAPPED) == 0 {
                 continue;
             }
             let start = number * PAGE;

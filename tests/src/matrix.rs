@@ -16,6 +16,10 @@ use crate::{
 /// Data of the service: some hundred batches of pages.
 const FILL: u64 = 16 << 20;
 
+/// What a node has for services on their way to it where that is to be too little, in MiB, and what the
+/// service grows by then.
+const SCARCE: u64 = 96;
+
 /// What is said of a service that was killed rather than let run on with holes in its memory.
 const INCOMPLETE: &str = "its memory is not complete";
 
@@ -69,6 +73,8 @@ pub enum Fault {
     Pager,
     /// The same while the destination's daemon is down, which is started again.
     PagerUnseen,
+    /// The service grows to more than the destination has memory for.
+    Memory,
 }
 
 impl Fault {
@@ -171,7 +177,12 @@ impl Case {
     /// There is something to go wrong.
     fn is_possible(&self) -> bool {
         // The pager is started for a service that has been let in.
-        !self.fault.takes_pages() || self.phase.point != "destination.reserved"
+        match self.fault {
+            Fault::Pager | Fault::PagerUnseen => self.phase.point != "destination.reserved",
+            // It grows while it runs, after it has been let in.
+            Fault::Memory => matches!(self.phase.point, "destination.prepared" | "source.copied"),
+            Fault::Cut | Fault::Source | Fault::Destination => true,
+        }
     }
 
     /// Before the commit everything is undone. After it the service is the destination's, and what is
@@ -181,7 +192,7 @@ impl Case {
             _ if !self.phase.committed => Expected::Kept,
             Fault::Pager | Fault::PagerUnseen if self.mode.leaves() && self.holds_source() => Expected::Lost,
             Fault::Pager | Fault::PagerUnseen => Expected::MovedOrLost,
-            Fault::Cut | Fault::Source | Fault::Destination => Expected::Moved,
+            Fault::Cut | Fault::Source | Fault::Destination | Fault::Memory => Expected::Moved,
         }
     }
 
@@ -198,7 +209,12 @@ impl Case {
 /// Runs all cases of a fault, those of a mode in a number of labs of their own.
 pub fn run(fault: Fault) {
     // A cut link is noticed by its silence, and waiting costs no CPU.
-    let labs = if fault == Fault::Cut { 3 } else { 1 };
+    let labs = match fault {
+        Fault::Cut => 3,
+        // A service that has grown is refused from then on.
+        Fault::Memory => PHASES.len(),
+        _ => 1,
+    };
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for mode in Mode::ALL {
@@ -215,7 +231,7 @@ pub fn run(fault: Fault) {
 }
 
 fn run_in_lab(name: &str, cases: &[Case]) {
-    let mut stand = Stand::up(name);
+    let mut stand = Stand::up(name, cases[0].fault);
     for &case in cases {
         let begun = Instant::now();
         println!("{case}: {:?} is due", case.expected());
@@ -234,8 +250,13 @@ struct Stand {
 }
 
 impl Stand {
-    fn up(name: &str) -> Self {
-        let victim = Victim::up_filled(name, FILL, |_, _| {});
+    fn up(name: &str, fault: Fault) -> Self {
+        let victim = Victim::up_filled(name, FILL, |config, _| {
+            if fault == Fault::Memory {
+                let scarce = ["--incoming-memory".to_owned(), SCARCE.to_string()];
+                config.programs.serve_arguments.extend(scarce);
+            }
+        });
         let holdings = ["a", "b"].map(|node| victim.holdings(node));
         Self { victim, at: ["a", "b"], holdings }
     }
@@ -246,15 +267,17 @@ impl Stand {
         let victim = &mut self.victim;
         let log = victim.bed.lab().log(from).unwrap();
         let logged = fs::metadata(&log).unwrap().len();
-        let attempt = victim.begin_with_and_hold(from, to, &["--mode", mode.name()], phase.point);
+        let mut attempt = victim.begin_with_and_hold(from, to, &["--mode", mode.name()], phase.point);
         let said = match fault {
             Fault::Cut => {
                 victim.bed.lab().cut("a", "b").unwrap();
                 victim.let_go(phase.point);
                 if case.is_served() {
+                    // Or all pages had come by then.
                     wait_for("the source's trying again", || {
                         let text = fs::read_to_string(&log).unwrap();
-                        text[usize::try_from(logged).unwrap()..].contains("trying again").then_some(())
+                        let tries = text[usize::try_from(logged).unwrap()..].contains("trying again");
+                        (tries || attempt.has_ended()).then_some(())
                     });
                     victim.bed.lab().heal("a", "b").unwrap();
                     finish(case, attempt)
@@ -288,6 +311,13 @@ impl Stand {
                     said
                 }
             }
+            Fault::Memory => {
+                victim.grows(SCARCE << 20);
+                victim.let_go(phase.point);
+                let said = finish(case, attempt);
+                assert!(said.contains(&format!("node {to} gave up")) && said.contains("allowed"), "{said}");
+                said
+            }
             Fault::Pager => {
                 kill_pagers(case, victim.pagers(to));
                 victim.let_go(phase.point);
@@ -308,6 +338,7 @@ impl Stand {
                 return self.is_lost();
             }
             Expected::MovedOrLost => {
+                wait_for("an end of its arrival", || self.victim.pagers(to).is_empty().then_some(()));
                 let stopped = self.victim.shown(to, |shown| {
                     shown.is_some_and(|shown| shown.node == to && shown.state != "migrating")
                 });

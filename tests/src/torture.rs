@@ -7,7 +7,7 @@ use std::{
     fs,
     io::Read,
     net::{Ipv4Addr, SocketAddrV4},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Instant,
 };
@@ -34,6 +34,7 @@ pub const MODES: [&str; 4] = ["precopy", "hybrid", "postcopy", "cold"];
 #[derive(Debug)]
 pub struct Torture {
     bed: Bed,
+    root: PathBuf,
     programs: Vec<(String, u64)>,
     on: &'static str,
     operations: u64,
@@ -54,9 +55,21 @@ impl Torture {
         let root = bed.scratch().join("root");
         Rootfs::new(&root).unwrap();
         build(&root.join("torture"));
+        let mut torture = Self { bed, root, programs: Vec::new(), on: "a", operations: 0, faults };
+        torture.run(programs);
+        torture
+    }
+
+    /// Ends the programs and runs others in their place.
+    pub fn replace(&mut self, programs: &[(&str, u64)]) {
+        self.bed.done(self.on, &["rm", "--force", NAME]);
+        self.run(programs);
+    }
+
+    fn run(&mut self, programs: &[(&str, u64)]) {
         let command = programs.iter().flat_map(|(case, seed)| [(*case).to_owned(), seed.to_string()]);
         let preset = Preset {
-            rootfs: root,
+            rootfs: self.root.clone(),
             command: ["/torture".to_owned()].into_iter().chain(command).collect(),
             // The kernel writes the number of the CPU there whenever it likes.
             env: vec!["GLIBC_TUNABLES=glibc.pthread.rseq=0".to_owned()],
@@ -64,11 +77,10 @@ impl Torture {
             port: PORT,
         };
         println!("programs (case, seed): {programs:?}");
-        bed.run("a", NAME, ADDRESS, &preset, &[]);
-        let programs = programs.iter().map(|(case, seed)| ((*case).to_owned(), *seed)).collect();
-        let mut torture = Self { bed, programs, on: "a", operations: 0, faults };
-        torture.check("at the start");
-        torture
+        self.bed.run(self.on, NAME, ADDRESS, &preset, &[]);
+        self.programs = programs.iter().map(|(case, seed)| ((*case).to_owned(), *seed)).collect();
+        self.operations = 0;
+        self.check("at the start");
     }
 
     /// Waits until every program has looked at all of its memory since now, and has found nothing.
@@ -154,8 +166,10 @@ impl Torture {
 
     fn moved(&mut self, said: &Said, what: &str, to: &'static str) -> Report {
         assert_eq!(said.code, 0, "{what}: {}{}", said.stdout, said.stderr);
+        // The report comes after the steps.
+        let last = said.stdout.lines().last().unwrap_or_default();
         let report: Report =
-            serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
+            serde_json::from_str(last).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
         assert_eq!((report.outcome.as_str(), report.reason.as_str()), ("moved", ""), "{what}: {report:?}");
         self.on = to;
         self.check(&format!("after {what}"));
@@ -175,7 +189,16 @@ impl Torture {
 /// Compiles the programs, without libraries to come along.
 fn build(target: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/torture.c");
-    let options = ["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", "-o"];
+    let options = [
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Wno-missing-field-initializers",
+        "-Werror",
+        "-static",
+        "-pthread",
+        "-o",
+    ];
     let compiled = Command::new("cc").args(options).arg(target).arg(&source).output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }

@@ -207,6 +207,17 @@ impl Victim {
         attempt
     }
 
+    /// Starts a migration that will be held at `point`, without waiting until it is.
+    pub fn begin_and_watch(&self, from: &str, to: &str, point: &str) -> Attempt {
+        self.hold(point);
+        self.begin(from, to)
+    }
+
+    /// Whether a migration is held, or was, since this point was last to be held at.
+    pub fn has_reached(&self, point: &str) -> bool {
+        self.faults.join(format!("{point}.reached")).exists()
+    }
+
     /// Migrates from `a` to `b`, which must fail; why, in godwit's words.
     pub fn kept(&self) -> String {
         self.begin("a", "b").kept()
@@ -272,6 +283,54 @@ impl Victim {
         let (own, any) = [node, "NODE"].map(|node| format!("/{}/{node}/", self.bed.lab().name())).into();
         let traces = traces(&self.bed, node).into_iter();
         traces.filter(|trace| !trace.starts_with("forwarding")).map(|t| t.replace(&own, &any)).collect()
+    }
+
+    /// Tells the daemon of a node to end, as systemd does; it is waited for with [`Self::has_ended`].
+    pub fn terminate(&self, node: &str) -> rustix::process::Pid {
+        let pid = daemon(&self.bed, node).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        pid
+    }
+
+    /// Waits for the end of a node's daemon that was told to.
+    pub fn has_ended(&self, node: &str) {
+        wait_for(&format!("the end of godwitd on {node}"), || {
+            daemon(&self.bed, node).is_none().then_some(())
+        });
+    }
+
+    /// Kills all processes of the service on a node, frozen or not.
+    pub fn kill_processes(&self, node: &str) {
+        let cgroups = cgroups(self.bed.lab().name(), node);
+        let pids: Vec<_> = pids(&cgroups).iter().filter_map(|pid| pid.parse().ok()).collect();
+        for pid in pids.into_iter().filter_map(rustix::process::Pid::from_raw) {
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        for cgroup in &cgroups {
+            // Only the freezer of version 1 keeps them from dying. Nothing of them is executed.
+            let _ = fs::write(cgroup.join("freezer.state"), "THAWED");
+        }
+        wait_for("the end of the processes", || self::pids(&cgroups).is_empty().then_some(()));
+    }
+
+    /// No node holds anything of the service, which was removed.
+    pub fn is_gone(mut self) {
+        drop(self.load.take());
+        for (node, before) in ["a", "b"].into_iter().zip(&self.before) {
+            self.shown(node, |shown| shown.is_none());
+            let own = |traces: &BTreeSet<String>| {
+                traces
+                    .iter()
+                    .filter(|trace| !trace.starts_with("forwarding"))
+                    .cloned()
+                    .collect::<BTreeSet<_>>()
+            };
+            let due = own(before);
+            wait_for("an end of the service everywhere", || {
+                (own(&traces(&self.bed, node)) == due).then_some(())
+            });
+        }
+        self.watch.check();
     }
 
     /// The pagers that live on a node.
@@ -382,6 +441,11 @@ impl Attempt {
         let child = fs::read_to_string(children).unwrap();
         let pid = rustix::process::Pid::from_raw(child.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Whether it is over.
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
     }
 
     /// Waits for its end.
@@ -538,6 +602,18 @@ fn idle_or_dying(pid: &str) -> Option<bool> {
     let state = fields.next()?;
     let flags: u64 = fields.nth(5)?.parse().ok()?;
     Some(matches!(state, "T" | "t" | "Z" | "X") || flags & (PF_EXITING | PF_SIGNALED) != 0)
+}
+
+/// The daemon of a node.
+fn daemon(bed: &Bed, node: &str) -> Option<rustix::process::Pid> {
+    let namespace = fs::metadata(bed.lab().namespace(node).unwrap()).map(|meta| identity(&meta)).unwrap();
+    fs::read_dir("/proc").into_iter().flatten().flatten().find_map(|entry| {
+        let inside = identity(&fs::metadata(entry.path().join("ns/net")).ok()?) == namespace;
+        let named = fs::read_to_string(entry.path().join("comm")).ok()?.trim() == "godwitd";
+        let dead = fs::read_to_string(entry.path().join("stat")).ok()?.contains(") Z ");
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        rustix::process::Pid::from_raw(pid).filter(|_| inside && named && !dead)
+    })
 }
 
 fn run_directory(lab: &str, node: &str) -> PathBuf {

@@ -27,3 +27,8 @@ fn the_pager_is_killed() {
 fn the_pager_is_killed_while_nobody_looks() {
     run(Fault::PagerUnseen);
 }
+
+#[test]
+fn the_destination_runs_out_of_memory() {
+    run(Fault::Memory);
+}

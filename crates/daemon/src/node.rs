@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, NodeInfo, Placement};
@@ -18,6 +19,9 @@ use tokio_util::sync::CancellationToken;
 use crate::events::Events;
 use crate::peers::Peers;
 use crate::state::{State, StateError};
+
+/// How long a service that comes back may wait until what is left of it here is let go.
+const LEAVE: Duration = Duration::from_secs(5);
 
 /// A migration under way from this node.
 #[derive(Clone)]
@@ -137,6 +141,17 @@ impl Node {
     /// The migration of a service that is under way.
     pub(crate) fn migration(&self, name: &str) -> Option<Migrating> {
         self.moment().migrating.get(name).cloned()
+    }
+
+    /// Waits a while for the end of a migration from here that has committed: a service that comes
+    /// straight back finds the last of it being let go.
+    async fn let_leave(&self, name: &str) {
+        if let Some(mut leaving) = self.migration(name)
+            && leaving.progress.borrow().is_committed()
+        {
+            // An error means that the sender is gone, which is what is waited for.
+            let _ = tokio::time::timeout(LEAVE, leaving.ended.changed()).await;
+        }
     }
 
     /// All migrations under way.
@@ -314,6 +329,20 @@ impl Drop for Occupied {
     }
 }
 
+/// A service whose pages are served by this life of the daemon, though an earlier one gave it away.
+struct Leaving {
+    node: Arc<Node>,
+    name: String,
+    /// Its end is what others wait for.
+    _end: watch::Sender<()>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.node.end_migration(&self.name);
+    }
+}
+
 /// The node as migrations know it.
 pub(crate) struct NodeHost(pub std::sync::Weak<Node>);
 
@@ -331,6 +360,7 @@ fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
 impl Host for NodeHost {
     async fn admit(&self, service: &Service) -> Result<Place, Vec<String>> {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
+        node.let_leave(&service.name).await;
         let mut objections = match node.conflict(&service.name, service.address, &service.id) {
             Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
             Err(error) => vec![error_chain(&error)],
@@ -382,6 +412,17 @@ impl Host for NodeHost {
             node.forward(&placement).await.map_err(|e| host_error(&e))?;
         }
         Ok(())
+    }
+
+    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError> {
+        let node = self.node()?;
+        let (end, ended) = watch::channel(());
+        let (_, progress) = watch::channel(Progress { phase: "serve", ..Progress::default() });
+        let (id, to, cancel) = (migration.into(), to.into(), CancellationToken::new());
+        node.begin_migration(&service.name, Migrating { id, to, cancel, progress, ended }).map_err(
+            |other| HostError(format!("service {} is on its way to node {}", service.name, other.to)),
+        )?;
+        Ok(Box::new(Leaving { node, name: service.name.clone(), _end: end }))
     }
 
     async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError> {

@@ -247,7 +247,10 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
         }
     }
     for (service, source) in node.doubts() {
-        names.insert(service.name.clone());
+        if !names.insert(service.name.clone()) {
+            // It has just become this node's.
+            continue;
+        }
         let mut doubtful = convert::service(&service, &node.name);
         doubtful.set_state(ServiceState::InDoubt);
         doubtful.reason = format!("waits for node {source} to tell whether the migration committed");

@@ -282,6 +282,7 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
         Some(Decision::Pending) | None => {
             tracing::warn!(migration = %id, %source, "the conversation ended before the decision; asking for it");
             link.close().await;
+            local.host.in_doubt(&service, &source, true).await;
             resolve(local, &service, &id, &source, &keep_stopped, memory).await;
         }
     }
@@ -764,10 +765,15 @@ pub(crate) async fn take_over(
     keep_stopped: &[u32],
     memory: Memory,
 ) {
+    let memory = own(local, service, id, keep_stopped, memory).await;
+    fill(local, service, id, memory, None).await;
+}
+
+async fn own(local: &Local, service: &Service, id: &str, keep_stopped: &[u32], memory: Memory) -> Memory {
     let mut memory = memory;
     let started = start(local, service, id, keep_stopped, &mut memory).await;
     adopt(local, service, id, keep_stopped, &mut memory, started).await;
-    fill(local, service, id, memory, None).await;
+    memory
 }
 
 /// The memory of a service that arrived in an earlier life of this daemon.
@@ -798,7 +804,7 @@ pub(crate) async fn drop_copy(
     Ok(())
 }
 
-/// Asks the source of a migration in doubt until it answers, and does what it says.
+/// Asks the source of a migration that is said to be in doubt until it answers, and does what it says.
 pub(crate) async fn resolve(
     local: &Arc<Local>,
     service: &Service,
@@ -807,13 +813,15 @@ pub(crate) async fn resolve(
     keep_stopped: &[u32],
     memory: Memory,
 ) {
-    local.host.in_doubt(service, source, true).await;
     let mut pause = ASK_FIRST;
     let ended = loop {
         match local.host.decision(source, id).await {
             Ok(Decision::Committed) => {
+                let memory = own(local, service, id, keep_stopped, memory).await;
+                // Not before it is this node's own in the books: somebody might point the network at
+                // its source meanwhile.
                 local.host.in_doubt(service, source, false).await;
-                take_over(local, service, id, keep_stopped, memory).await;
+                fill(local, service, id, memory, None).await;
                 return;
             }
             Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason, memory).await,

@@ -147,7 +147,7 @@ impl Link {
         if !self.outgoing.is_closed() {
             return None;
         }
-        if let Some(error) = self.last_words().await {
+        if let Some(error) = self.last_words(LAST_WORDS).await {
             return Some(error);
         }
         // Silence on this side too: then it is the writer that knows.
@@ -157,9 +157,9 @@ impl Link {
         }
     }
 
-    /// Why the other side ends the conversation, if it does or says so within a moment. What came
-    /// before the end is passed over.
-    pub async fn last_words(&mut self) -> Option<LinkError> {
+    /// Why the other side ends the conversation, if it does or says so in time. What came before the end
+    /// is passed over.
+    pub async fn last_words(&mut self, limit: Duration) -> Option<LinkError> {
         let last_words = async {
             loop {
                 if let Err(error) = self.receive().await {
@@ -167,7 +167,7 @@ impl Link {
                 }
             }
         };
-        tokio::time::timeout(LAST_WORDS, last_words).await.ok()
+        tokio::time::timeout(limit, last_words).await.ok()
     }
 
     /// Sends what is queued and closes; errors no longer matter to anyone.

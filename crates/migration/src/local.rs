@@ -45,6 +45,9 @@ pub trait Host: Send + Sync {
     async fn adopt(&self, service: &Service) -> Result<(), HostError>;
     /// This node does not own the service any more; `to` does. Called again after a crash.
     async fn release(&self, service: &Service, to: &str) -> Result<(), HostError>;
+    /// This node still serves pages of a service that has left: its place is not free until this is
+    /// dropped.
+    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError>;
     /// Asks the source of a migration what became of it.
     async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError>;
     /// Connects to another node of the cluster.

@@ -48,8 +48,12 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
         }
         (Role::Source, Stage::Serving) => {
             local.host.release(&service, &peer).await?;
+            let place = local.host.serves(&service, &id, &peer)?;
             let local = Arc::clone(local);
-            tokio::spawn(async move { source::go_on_serving(&local, &service, &id, &peer).await });
+            tokio::spawn(async move {
+                source::go_on_serving(&local, &service, &id, &peer).await;
+                drop(place);
+            });
         }
         (Role::Source, _) => {
             source::put_back(local, &service, &id, None, "godwitd was restarted before the commit").await?;
@@ -65,6 +69,7 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
             });
         }
         (Role::Destination, Stage::Restored) => {
+            local.host.in_doubt(&service, &peer, true).await;
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
             let local = Arc::clone(local);
             tokio::spawn(async move {

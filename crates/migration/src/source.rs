@@ -18,7 +18,7 @@ pub(crate) mod pages;
 pub(crate) mod serve;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
@@ -41,6 +41,9 @@ use copy::Copied;
 use lanes::Lanes;
 use pages::Hashes;
 use serve::Answering;
+
+/// How long the destination may take to say why it gave up: it clears its copy first.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// What a layer or log is cut into on the wire.
 const CHUNK: usize = 256 * 1024;
@@ -238,17 +241,21 @@ impl Source {
             (Ok(_), None) => unreachable!("only an attempt with a link succeeds"),
             (Err(error), mut link) => {
                 let mut reason = crate::error_chain(&error);
-                if let Some(link) = &mut link
-                    && error.is_of_sending()
-                {
-                    let closed = link.why_closed().await;
-                    let why = if closed.is_some() { closed } else { link.last_words().await };
-                    reason = why.map_or(reason, |why| crate::error_chain(&why));
-                }
                 tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
                 self.undo(&reason).await?;
                 if let Some(clock) = &mut clock {
                     clock.end("undo");
+                }
+                // Only now: what the other side says of it is worth waiting for, but not frozen.
+                if let Some(link) = &mut link
+                    && error.is_of_sending()
+                {
+                    let closed = link.why_closed().await;
+                    let why = if closed.is_some() { closed } else { link.last_words(LAST_WORDS).await };
+                    if let Some(why) = why {
+                        reason = crate::error_chain(&why);
+                        self.local.journal.set(&self.id, Stage::Kept, &reason)?;
+                    }
                 }
                 if let Some(link) = link {
                     report.wire_bytes = link.bytes_sent();

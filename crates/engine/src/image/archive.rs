@@ -241,7 +241,7 @@ impl<S: Stream> Reader<S> {
                 stored = self.data_left;
                 map
             } else {
-                extensions.sparse_map.chunks_exact(2).map(|piece| (piece[0], piece[1])).collect()
+                extensions.sparse_map.as_chunks().0.iter().map(|[start, length]| (*start, *length)).collect()
             };
             sparse = Some(map);
         }
@@ -310,7 +310,7 @@ impl<S: Stream> Reader<S> {
     fn old_sparse(&mut self, header: &[u8; BLOCK], at: u64) -> Result<Vec<(u64, u64)>, TarFault> {
         let mut map = Vec::new();
         let mut add = |bytes: &[u8]| -> Result<(), TarFault> {
-            for piece in bytes.chunks_exact(24).take_while(|piece| piece[0] != 0) {
+            for piece in bytes.as_chunks::<24>().0.iter().take_while(|piece| piece[0] != 0) {
                 map.push((field(&piece[..12], at)?, field(&piece[12..], at)?));
             }
             if map.len() > MAX_SPARSE_PIECES {
@@ -357,7 +357,12 @@ impl<S: Stream> Reader<S> {
                     return Err(fault("a sparse file has too many pieces"));
                 }
                 if numbers.len() == 1 + 2 * pieces {
-                    return Ok(numbers[1..].chunks_exact(2).map(|piece| (piece[0], piece[1])).collect());
+                    return Ok(numbers[1..]
+                        .as_chunks()
+                        .0
+                        .iter()
+                        .map(|[start, length]| (*start, *length))
+                        .collect());
                 }
             }
         }

@@ -12,7 +12,7 @@
 //! ([`end`](super::end())).
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
@@ -34,7 +34,7 @@ impl Guard {
     /// `directory/guard.lock`, which contains its PID, as the pager does on its own.
     pub fn start(directory: &Path) -> Result<Self, PagerError> {
         let system = |action| move |source| PagerError::System { action, source };
-        let lock = super::server::take_lock(directory, GUARD)?;
+        let mut lock = super::server::take_lock(directory, GUARD)?;
         let guarded = pidfd(std::process::id()).map_err(system("look at itself"))?;
         let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
         // SAFETY: without CLONE_VM this is fork(2), in a process with one thread; the child shares
@@ -42,6 +42,11 @@ impl Guard {
         match Errno::result(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) }) {
             Ok(0) => stand_by(&guarded, &lock),
             Ok(pid) => {
+                // Before anybody can look for it.
+                let path = directory.join(GUARD);
+                lock.set_len(0)
+                    .and_then(|()| writeln!(lock, "{pid}"))
+                    .map_err(|source| PagerError::File { action: "write", path, source })?;
                 // The guard's from here on, in the table that both have.
                 std::mem::forget((lock, guarded));
                 let pid = i32::try_from(pid).map_err(|_| system("start its guard")(Errno::ERANGE.into()))?;
@@ -82,13 +87,10 @@ pub(super) fn wait(pidfd: &OwnedFd) -> io::Result<()> {
 
 /// The guard's life.
 fn stand_by(guarded: &OwnedFd, lock: &File) -> ! {
-    use std::io::Write;
     // SAFETY: the name is a string that lives; only this thread's name changes.
     let _ = unsafe { libc::prctl(libc::PR_SET_NAME, c"godwit-guard".as_ptr()) };
-    let mut lock = lock;
-    let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-    if noted.is_err() || wait(guarded).is_err() {
-        // A guard that nobody would find, or that does not know its time, is none.
+    if wait(guarded).is_err() {
+        // A guard that does not know its time is none.
         std::process::exit(1);
     }
     if close_others(lock.as_raw_fd()) == 0 {

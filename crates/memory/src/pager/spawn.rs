@@ -5,12 +5,16 @@ use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::guard::{pidfd, wait};
 use super::{GUARD, LOCK, PagerError};
+
+/// How long a pager may take from its lock to its number in there.
+const STARTING: Duration = Duration::from_secs(1);
 
 /// Most that is read of the pager's status line.
 const STATUS_LIMIT: u64 = 4096;
@@ -82,7 +86,14 @@ pub fn end(directory: &Path) -> Result<(), PagerError> {
 
 fn end_holder(directory: &Path, lock: &str) -> Result<(), PagerError> {
     let failed = |source| PagerError::File { action: "end the pager of", path: directory.into(), source };
-    let Some(there) = holder(directory, lock)? else { return Ok(()) };
+    let mut there = holder(directory, lock)?;
+    let begun = Instant::now();
+    while there == Some(0) && begun.elapsed() < STARTING {
+        // It has the lock and is about to say who it is.
+        std::thread::sleep(Duration::from_millis(1));
+        there = holder(directory, lock)?;
+    }
+    let Some(there) = there else { return Ok(()) };
     let pidfd = match pidfd(there) {
         Ok(pidfd) => pidfd,
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),

@@ -105,7 +105,7 @@ impl Uffd {
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(false),
             Err(errno) => return Err(errno.into()),
         };
-        for message in buffer[..length].chunks_exact(MESSAGE) {
+        for message in buffer[..length].as_chunks::<MESSAGE>().0 {
             into.push(event(message)?);
         }
         Ok(length == buffer.len())

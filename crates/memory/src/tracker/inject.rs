@@ -136,7 +136,9 @@ fn in_this_thread(process: &Process) -> Result<OwnedFd, InjectError> {
     // It may have executed another program since then, in which that is an address as any other.
     let mut there = [0; arch::INSTRUCTION.len()];
     if process.read(instruction, &mut there)? < there.len() || there[..] != *arch::INSTRUCTION {
-        instruction = find_instruction(process).inspect_err(|_| drop(tracee.go_on()))?;
+        instruction = find_instruction(process).inspect_err(|_| {
+            let _ = tracee.go_on();
+        })?;
     }
     let registers = tracee.registers().map_err(step("read its registers"))?;
     if !arch::has_known_width(&registers) {

@@ -118,7 +118,7 @@ impl Child {
         let count = usize::try_from(u64::from_ne_bytes(length)).unwrap();
         let mut bytes = vec![0; count * 8];
         (&self.stream).read_exact(&mut bytes).unwrap();
-        let words = bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect();
+        let words = bytes.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
         (words, fd)
     }
 

@@ -56,7 +56,7 @@ pub enum IntakeError {
     #[error("the restore was not finished: {0}")]
     Unrestored(String),
     /// More than was announced, and than there is room for.
-    #[error("the service has grown to {} MiB of pages, and {} MiB may come", .bytes >> 20, .most >> 20)]
+    #[error("the service has grown to {} MiB of pages, and {} MiB are allowed; let it settle, or allow services on their way more memory (--incoming-memory)", .bytes >> 20, .most >> 20)]
     TooMuch {
         /// Its pages, bytes.
         bytes: u64,
@@ -362,7 +362,10 @@ async fn work(
                 Ok(_) => {}
                 Err(error) => fail(error.to_string()),
             },
-            Some(_) = conversing.join_next() => {
+            Some(ended) = conversing.join_next() => {
+                if let Ok(Some(reason)) = ended {
+                    fail(reason);
+                }
                 if conversing.is_empty() {
                     link = None;
                 }
@@ -371,10 +374,16 @@ async fn work(
     }
 }
 
-/// Reads a conversation in which nothing is due but its end.
-async fn until_ended(mut link: Link) {
-    if let Ok(message) = link.receive().await {
-        tracing::warn!(node = link.node(), got = message.name(), "nothing was due from the source");
+/// Reads a conversation in which nothing is due but its end; why, when the source has lost the pages.
+async fn until_ended(mut link: Link) -> Option<String> {
+    match link.receive().await {
+        Ok(message) => {
+            tracing::warn!(node = link.node(), got = message.name(), "nothing was due from the source");
+            None
+        }
+        Err(error @ LinkError::Aborted { .. }) => Some(error.to_string()),
+        // It connects again.
+        Err(_) => None,
     }
 }
 

@@ -104,7 +104,8 @@ const HOT_BYTES: usize = PAGE + 64;
 pub(crate) struct Pages {
     tracker: Tracker,
     todo: BTreeMap<Space, Todo>,
-    ended: Vec<Space>,
+    /// Processes that have ended, and the pages of those that have their numbers now.
+    ended: Vec<(Space, RangeSet<u64>)>,
     lanes: Vec<Lane>,
     /// What the destination kept when the service left it.
     kept: Hashes,
@@ -162,7 +163,7 @@ impl Pages {
         self.populated = 0;
         for space in round.ended {
             self.todo.remove(&space);
-            self.ended.push(space);
+            self.ended.push((space, RangeSet::new()));
         }
         for found in round.spaces {
             self.populated += found.populated_pages;
@@ -179,6 +180,9 @@ impl Pages {
                 todo.data.insert(range);
             }
             todo.executable = found.executable.into_iter().collect();
+        }
+        for (space, lives) in &mut self.ended {
+            *lives = self.todo.get(space).map(|todo| todo.data.clone()).unwrap_or_default();
         }
         Ok(Found { pages: self.todo_pages(), since, populated: self.populated })
     }
@@ -305,9 +309,13 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    fn work(&mut self, todo: &BTreeMap<Space, Todo>, ended: &[Space]) -> Result<(), PagesError> {
-        for space in ended {
-            self.end(*space)?;
+    fn work(
+        &mut self,
+        todo: &BTreeMap<Space, Todo>,
+        ended: &[(Space, RangeSet<u64>)],
+    ) -> Result<(), PagesError> {
+        for (space, lives) in ended {
+            self.end(*space, lives)?;
         }
         let mut reader = Reader::new();
         for (space, todo) in todo {
@@ -343,16 +351,19 @@ impl Sending<'_> {
         )
     }
 
-    /// A process has ended: whoever has its number next starts from nothing.
-    fn end(&mut self, space: Space) -> Result<(), PagesError> {
+    /// A process has ended: whoever has its number next starts from nothing. Pages that already live
+    /// again are still to come: who waits for one of them must not be given an empty one.
+    fn end(&mut self, space: Space, lives: &RangeSet<u64>) -> Result<(), PagesError> {
         let regions: Vec<u64> =
             self.lane.known.keys().filter(|(s, _)| *s == space).map(|(_, r)| *r).collect();
         let mut batch = Builder::new(space);
         for region in regions {
             self.lane.known.remove(&(space, region));
-            batch.zero(&(region * REGION..(region + 1) * REGION));
-            if batch.is_full() {
-                self.ship(&mut batch)?;
+            for gone in lives.gaps(&(region * REGION..(region + 1) * REGION)) {
+                batch.zero(&gone);
+                if batch.is_full() {
+                    self.ship(&mut batch)?;
+                }
             }
         }
         if batch.is_empty() { Ok(()) } else { self.ship(&mut batch) }
@@ -435,6 +446,8 @@ impl Sending<'_> {
             self.lane.hot.put(place, Box::new(*content));
         } else {
             batch.page(address, content);
+            // What it held before it was zero, or another process's, is nothing to be different from.
+            self.lane.hot.pop(&place);
         }
         if batch.is_full() {
             self.ship(batch)?;

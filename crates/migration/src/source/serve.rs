@@ -67,9 +67,6 @@ enum ServeError {
     Pages(#[from] PagesError),
     #[error("a thread that sends pages failed")]
     Task(#[from] tokio::task::JoinError),
-    /// They are nowhere any more.
-    #[error("{0}")]
-    Lost(String),
     #[error("node {0} names pages that it cannot lack")]
     Nonsense(String),
 }
@@ -197,7 +194,7 @@ impl Serving<'_> {
             };
             let error = match served {
                 Ok(()) => return total,
-                Err(ServeError::Link(LinkError::Aborted { reason, .. }) | ServeError::Lost(reason)) => {
+                Err(ServeError::Link(LinkError::Aborted { reason, .. })) => {
                     total.lost = Some(reason);
                     return total;
                 }
@@ -220,7 +217,7 @@ impl Serving<'_> {
         let mut link = Link::new(self.local.host.connect(self.destination).await?);
         link.send(Message::Resume(Resume { migration: self.id.into() })).await?;
         let pids = match self.local.engine.processes(&self.local.config(service)).await {
-            Ok(pids) if pids.is_empty() => return Err(self.lost(link).await),
+            Ok(pids) if pids.is_empty() => return self.lost(link).await.map(|()| None),
             Ok(pids) => pids,
             Err(error) => return Err(crate::local::HostError(crate::error_chain(&error)).into()),
         };
@@ -253,18 +250,20 @@ impl Serving<'_> {
         Ok(Some(Conversation { link, lanes, stock }))
     }
 
-    /// Tells the destination that the pages are gone: it must not wait for them.
-    async fn lost(&self, link: Link) -> ServeError {
+    /// Tells the destination that the pages are gone: it must not wait for them. It answers when it is
+    /// asked again, after it has ended the service.
+    async fn lost(&self, mut link: Link) -> Result<(), ServeError> {
         let reason = format!(
             "the processes that held its pages on node {} are gone: they were killed, or the machine was restarted",
             self.local.node
         );
-        // Unheard it is said again: without an answer this counts as a broken connection.
-        let told = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
-        link.close().await;
-        match told {
-            Ok(()) => ServeError::Lost(reason),
-            Err(error) => error.into(),
+        link.send(Message::Abort(Reason { reason })).await?;
+        loop {
+            match link.receive().await? {
+                Message::Received => return Ok(()),
+                Message::Missing(_) | Message::MissingEnd => {}
+                other => return Err(link.unexpected(&other, "Received").into()),
+            }
         }
     }
 
