@@ -6,7 +6,7 @@ DESTDIR ?=
 # More words for `cargo test` and for the benchmark, for example:
 #   make test TEST_ARGS='redis'   make bench BENCH_ARGS='--memory 64MiB --runs 1'
 TEST_ARGS ?=
-BENCH_ARGS ?= --memory 256MiB,1GiB --runs 3 --mode precopy,hybrid,postcopy --link 1gbit,1ms \
+BENCH_ARGS ?= --memory 256MiB,1GiB --runs 3 --mode precopy,hybrid,postcopy --compress off --link 1gbit,1ms \
 	--baseline stock-cold,stock-lazy,floor --stock-lazy-max 256MiB
 RESULTS := bench/results
 

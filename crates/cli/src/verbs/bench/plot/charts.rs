@@ -56,12 +56,14 @@ fn title(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, words: &str
 
 /// The longest a client waited, by memory: a line for each series, named where it ends.
 fn downtime(data: &Data, path: &Path) -> anyhow::Result<bool> {
-    let sizes = data.sizes();
     // Returns are about bytes, and busy ones about the service: here they would only hide the moves.
+    let drawn = |series: &str| !series.ends_with("-return") && !series.ends_with("-busy");
+    let here = |memory: &u64| data.groups.iter().any(|group| group.memory == *memory && drawn(&group.series));
+    let sizes: Vec<u64> = data.sizes().into_iter().filter(here).collect();
     let lines: Vec<(&str, Vec<(f64, f64)>)> = data
         .series()
         .into_iter()
-        .filter(|series| !series.ends_with("-return") && !series.ends_with("-busy"))
+        .filter(|series| drawn(series))
         .map(|series| {
             let points = (0_u32..).zip(&sizes).filter_map(|(at, memory)| {
                 Some((f64::from(at), data.group(series, *memory)?.median("downtime_ms")?))
@@ -204,6 +206,7 @@ fn bars(
     groups: &[(String, Vec<Bar>)],
     line: Option<f64>,
 ) -> anyhow::Result<bool> {
+    let groups = groups.iter().filter(|(_, bars)| !bars.is_empty()).collect::<Vec<_>>();
     let longest = groups.iter().flat_map(|(_, bars)| bars);
     let longest = longest.map(|bar| bar.pieces.iter().map(|(_, length)| length).sum::<f64>());
     let longest = longest.fold(0.0_f64, f64::max).max(line.unwrap_or(0.0));
