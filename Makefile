@@ -6,7 +6,7 @@ DESTDIR ?=
 # More words for `cargo test` and for the benchmark, for example:
 #   make test TEST_ARGS='redis'   make bench BENCH_ARGS='--memory 64MiB --runs 1'
 TEST_ARGS ?=
-BENCH_ARGS ?= --memory 256MiB,1GiB --runs 3 --mode precopy,hybrid,postcopy --link 1gbit,1ms \
+BENCH_ARGS ?= --memory 256MiB,1GiB --runs 3 --mode precopy,hybrid,postcopy --compress off --link 1gbit,1ms \
 	--baseline stock-cold,stock-lazy,floor --stock-lazy-max 256MiB
 RESULTS := bench/results
 
@@ -57,6 +57,7 @@ demo: setup release ## move a Redis with 200 MB and a busy client from one node 
 bench: setup release ## measure moves beside stock tools, and draw them in bench/results; BENCH_ARGS changes which
 	$(SAY) "measuring moves"
 	@target/release/godwit bench migrate $(BENCH_ARGS) --out $(RESULTS)/moves.jsonl
+	@target/release/godwit bench migrate --memory 256MiB --mode precopy --link 1gbit,1ms --busy --out $(RESULTS)/busy.jsonl
 	$(SAY) "measuring parts"
 	@target/release/godwit bench wire --out $(RESULTS)/wire.jsonl
 	@target/release/godwit bench wire --veth --out $(RESULTS)/wire-veth.jsonl

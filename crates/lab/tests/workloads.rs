@@ -11,7 +11,7 @@ use std::{
 
 use godwit_lab::{
     Lab, LabConfig,
-    workload::{Preset, RedisClient, RedisLoad, Workload, resp::Reply},
+    workload::{ClosedLoop, Preset, RedisClient, RedisLoad, Workload, resp::Reply},
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -221,6 +221,27 @@ fn a_writer_reaches_all_of_a_fill_and_what_was_lost_is_found() {
     client.call(&["BITFIELD", "fill:200", "INCRBY", "u32", "#2048", "-1"]).unwrap();
     let message = client.check_written(FILL, &writes).unwrap_err().to_string();
     assert!(message.contains("fill:200 was 16384 other bytes"), "{message}");
+}
+
+#[test]
+fn a_closed_loop_counts_what_is_answered_and_nothing_while_nothing_is() {
+    const FILL: u64 = 1 << 20;
+    let (guard, scratch) = (Guard::up("load-closed"), tempfile::tempdir().unwrap());
+    let (preset, child) = guard.redis(scratch.path());
+    guard.client(&preset).fill(FILL).unwrap();
+    let busy = ClosedLoop::start(&guard.0, "client", guard.address(&preset), FILL).unwrap();
+    let begun = Instant::now();
+    std::thread::sleep(Duration::from_millis(500));
+    signal(&child, Signal::SIGSTOP);
+    // What was under way is over by then.
+    std::thread::sleep(Duration::from_millis(200));
+    let (stopped, end) = (Instant::now(), Instant::now() + Duration::from_millis(200));
+    std::thread::sleep(Duration::from_millis(200));
+    signal(&child, Signal::SIGCONT);
+    let answers = busy.stop().unwrap();
+    assert!(answers.rate(begun, stopped).unwrap() > 100.0, "{:?}", answers.rate(begun, stopped));
+    assert_eq!(answers.rate(stopped, end), Some(0.0));
+    assert_eq!(answers.rate(end, stopped), None);
 }
 
 #[test]

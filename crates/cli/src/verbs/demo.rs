@@ -54,7 +54,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Ok(Lab::up(&config)?)
     })
     .await?;
-    let job = Job { memory, rate: RATE, mode: Mode::default(), how: How::default(), back: false };
+    let job =
+        Job { memory, rate: RATE, mode: Mode::default(), how: How::default(), back: false, busy: false };
     let outcome = tokio::select! {
         outcome = trial::with_godwit(&lab, &job, global, say) => outcome.map(|seen| seen.into_iter().next()),
         () = interrupts.next() => Ok(None),

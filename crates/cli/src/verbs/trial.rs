@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use godwit_api::v1::{MigrationReport, RunRequest, migration_event, run_request::Source};
 use godwit_lab::{
     Lab,
-    workload::{LoadReport, Preset, RedisClient, RedisLoad, Timeline, Workload, Writes},
+    workload::{Answers, ClosedLoop, LoadReport, Preset, RedisClient, RedisLoad, Timeline, Workload, Writes},
 };
 use tokio::task::spawn_blocking;
 
@@ -43,6 +43,8 @@ pub(crate) struct Job {
     pub(crate) how: migrate::How,
     /// Whether it moves back after that.
     pub(crate) back: bool,
+    /// Whether one more client asks for as much as it can get.
+    pub(crate) busy: bool,
 }
 
 /// What came of it: the migration's report, and what the client saw.
@@ -54,6 +56,8 @@ pub(crate) struct Seen {
     moments: Moments,
     /// 99 of 100 of the client's requests took no longer, before the move and while memory was copied.
     p99_ms: [Option<f64>; 2],
+    /// Requests a second that a client got answered who asked for all it could get, in the same times.
+    answered_s: [Option<f64>; 2],
 }
 
 /// When a move did what, as the client's clock has it.
@@ -97,15 +101,22 @@ impl Seen {
         let [before, copying] = self.p99_ms;
         value["p99_before_ms"] = before.into();
         value["p99_copy_ms"] = copying.into();
+        if let [Some(before), copying] = self.answered_s {
+            value["answered_before_s"] = before.into();
+            value["answered_copy_s"] = copying.into();
+        }
         Ok(value)
     }
 
-    /// Fills in what can be told when the client has ended.
-    fn look(&mut self, timeline: &Timeline) {
-        let p99 = |from, to| Some(timeline.quantile(from, to, 0.99)?.as_secs_f64() * 1e3);
+    /// Fills in what can be told when the clients have ended.
+    fn look(&mut self, timeline: &Timeline, answers: Option<&Answers>) {
         let Moments { begun, copying, .. } = self.moments;
-        let before = begun.checked_sub(WATCHED).and_then(|from| p99(from, begun));
-        self.p99_ms = [before, copying.and_then(|(from, to)| p99(from, to?))];
+        let before = begun.checked_sub(WATCHED).map(|from| (from, begun));
+        let copying = copying.and_then(|(from, to)| Some((from, to?)));
+        let p99 = |(from, to)| Some(timeline.quantile(from, to, 0.99)?.as_secs_f64() * 1e3);
+        self.p99_ms = [before, copying].map(|window| p99(window?));
+        let rate = |(from, to)| answers?.rate(from, to);
+        self.answered_s = [before, copying].map(|window| rate(window?));
     }
 }
 
@@ -113,6 +124,7 @@ impl Seen {
 pub(crate) struct Clients {
     data: RedisClient,
     load: RedisLoad,
+    busy: Option<ClosedLoop>,
     memory: u64,
 }
 
@@ -143,7 +155,7 @@ impl Clients {
         let load = move || Ok(RedisLoad::start_writing(&there, "client", redis, rate, memory)?);
         let load = blocking(load).await?;
         tokio::time::sleep(WATCHED).await;
-        Ok(Self { data, load, memory })
+        Ok(Self { data, load, busy: None, memory })
     }
 
     /// Watches for a while longer; what the client saw since the start, or since this was asked last.
@@ -161,7 +173,7 @@ impl Clients {
         self,
         say: impl Fn(&str) -> std::io::Result<()>,
     ) -> anyhow::Result<LoadReport> {
-        let Self { mut data, load, memory } = self;
+        let Self { mut data, load, memory, .. } = self;
         tokio::time::sleep(WATCHED).await;
         let mut report = blocking(move || Ok(load.stop()?)).await?;
         if report.broken.is_none() {
@@ -202,6 +214,12 @@ pub(crate) async fn with_godwit(
     };
     connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
     let mut clients = Clients::start(lab, &preset, (job.memory, job.rate), &say).await?;
+    if job.busy {
+        let (there, redis, memory) = (lab.clone(), preset.at(ADDRESS), job.memory);
+        let start = move || Ok(ClosedLoop::start(&there, "client", redis, memory)?);
+        clients.busy = Some(blocking(start).await?);
+        tokio::time::sleep(WATCHED).await;
+    }
     let mut all = Vec::new();
     let ways = [(SOURCE, DESTINATION), (DESTINATION, SOURCE)];
     for (from, to) in ways.into_iter().take(if job.back { 2 } else { 1 }) {
@@ -212,14 +230,18 @@ pub(crate) async fn with_godwit(
         let client;
         (clients, client) = clients.watch().await?;
         let kept = report.outcome != "moved";
-        all.push(Seen { report, client, link_bytes, moments, p99_ms: [None; 2] });
+        all.push(Seen { report, client, link_bytes, moments, p99_ms: [None; 2], answered_s: [None; 2] });
         if kept {
             break;
         }
     }
+    let answers = match clients.busy.take() {
+        Some(busy) => Some(blocking(move || Ok(busy.stop()?)).await?),
+        None => None,
+    };
     let total = clients.finish(&say).await?;
     for seen in &mut all {
-        seen.look(&total.timeline);
+        seen.look(&total.timeline, answers.as_ref());
     }
     // What went wrong after the last look belongs to the last move.
     if let Some(last) = all.last_mut()

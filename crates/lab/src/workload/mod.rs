@@ -5,8 +5,10 @@
 //! - [`resp`]: the Redis protocol.
 //! - [`redis`]: a client for single requests, for filling a Redis and for checking its content.
 //! - [`load`]: the open-loop client that measures what a user of a Redis notices.
+//! - [`closed_loop`]: the client that measures how much a Redis answers.
 //! - [`writer`]: what that client writes where all of the memory shall be written.
 
+pub mod closed_loop;
 pub mod load;
 pub mod presets;
 pub mod redis;
@@ -14,6 +16,7 @@ pub mod resp;
 pub mod rootfs;
 pub mod writer;
 
+pub use closed_loop::{Answers, ClosedLoop};
 pub use load::{LoadReport, RedisLoad, Timeline};
 pub use presets::{Preset, Workload};
 pub use redis::RedisClient;

@@ -131,6 +131,26 @@ impl RedisClient {
         })
     }
 
+    /// Reads the last bytes of these values of a fill, all at once.
+    pub(super) fn peek(&mut self, numbers: impl Iterator<Item = u64>) -> Result<(), LabError> {
+        let (mut out, mut expected) = (Vec::new(), Vec::new());
+        for number in numbers {
+            let key = format!("fill:{number}");
+            // The first bytes may be a writer's counter.
+            resp::encode(&mut out, &[b"GETRANGE", key.as_bytes(), b"-8", b"-1"]);
+            let last = word(number, (VALUE / size_of::<u64>()) as u64 - 1);
+            expected.push(Reply::Bulk(Some(last.to_le_bytes().to_vec())));
+        }
+        self.send(&out)?;
+        for expected in expected {
+            let reply = self.receive()?;
+            if reply != expected {
+                return Err(failed(self.address, format!("an answer was {reply:?} instead of {expected:?}")));
+            }
+        }
+        Ok(())
+    }
+
     /// Runs `request` for each value of a fill, which appends a request and tells the answer to expect.
     fn each_value(
         &mut self,

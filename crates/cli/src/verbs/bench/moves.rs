@@ -47,6 +47,9 @@ pub(super) struct Args {
     /// Move it back after each move of godwit, and report that too
     #[arg(long = "return")]
     back: bool,
+    /// One more client, which reads as fast as it is answered: what the copying takes from the service
+    #[arg(long)]
+    busy: bool,
     /// Rate and one-way delay of each host's link: 1gbit,1ms [default: unshaped]
     #[arg(long, value_name = "RATE[,DELAY]")]
     link: Option<Link>,
@@ -105,10 +108,11 @@ impl Turn {
     }
 
     /// The name of its results; of one mode alone nobody needs to be told which.
-    fn series(self, alone: bool) -> String {
+    fn series(self, alone: bool, busy: bool) -> String {
+        let busy = if busy { "-busy" } else { "" };
         match self {
-            Self::Godwit(_) if alone => "godwit".to_owned(),
-            Self::Godwit(mode) => format!("godwit-{}", mode.as_str()),
+            Self::Godwit(_) if alone => format!("godwit{busy}"),
+            Self::Godwit(mode) => format!("godwit-{}{busy}", mode.as_str()),
             Self::Baseline(Baseline::StockCold) => "stock-cold".to_owned(),
             Self::Baseline(Baseline::StockLazy) => "stock-lazy".to_owned(),
             Self::Baseline(Baseline::Floor) => "floor".to_owned(),
@@ -126,7 +130,7 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
     for &memory in &args.memory {
         for run in 1..=args.runs {
             for turn in turns.iter().filter(|turn| turn.fits(memory, args)) {
-                let series = turn.series(modes == 1);
+                let series = turn.series(modes == 1, args.busy);
                 let rows = match take(*turn, &series, memory, (args, &bed), global).await {
                     Ok((rows, clean)) => {
                         good &= clean;
@@ -167,7 +171,14 @@ async fn take(
     let stock = Stock { memory, rate: args.rate };
     Ok(match turn {
         Turn::Godwit(mode) => {
-            let job = Job { memory, rate: args.rate, mode, how: args.how.clone(), back: args.back };
+            let job = Job {
+                memory,
+                rate: args.rate,
+                mode,
+                how: args.how.clone(),
+                back: args.back,
+                busy: args.busy,
+            };
             let all = bed
                 .lab(true, async |lab| trial::with_godwit(lab, &job, &quiet(global), |_| Ok(())).await)
                 .await?;

@@ -157,7 +157,7 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Re
             .await?;
         }
         let how = How::plain(args.streams);
-        let job = trial::Job { memory: args.memory, rate: 0, mode, how, back: false };
+        let job = trial::Job { memory: args.memory, rate: 0, mode, how, back: false, busy: false };
         let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
         let (report, moments) = trial::moved(&connection, &job, NAME, DESTINATION, &quiet).await?;
         ensure!(report.outcome == "moved", "it was kept: {}", report.reason);

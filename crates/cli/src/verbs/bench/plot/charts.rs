@@ -56,10 +56,14 @@ fn title(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, words: &str
 
 /// The longest a client waited, by memory: a line for each series, named where it ends.
 fn downtime(data: &Data, path: &Path) -> anyhow::Result<bool> {
-    let sizes = data.sizes();
+    // Returns are about bytes, and busy ones about the service: here they would only hide the moves.
+    let drawn = |series: &str| !series.ends_with("-return") && !series.ends_with("-busy");
+    let here = |memory: &u64| data.groups.iter().any(|group| group.memory == *memory && drawn(&group.series));
+    let sizes: Vec<u64> = data.sizes().into_iter().filter(here).collect();
     let lines: Vec<(&str, Vec<(f64, f64)>)> = data
         .series()
         .into_iter()
+        .filter(|series| drawn(series))
         .map(|series| {
             let points = (0_u32..).zip(&sizes).filter_map(|(at, memory)| {
                 Some((f64::from(at), data.group(series, *memory)?.median("downtime_ms")?))
@@ -113,7 +117,7 @@ fn downtime(data: &Data, path: &Path) -> anyhow::Result<bool> {
     let mut ends = Vec::new();
     for (series, points) in &lines {
         let style = colour(series).stroke_width(if series.starts_with("godwit") { 3 } else { 2 });
-        if *series == "floor" || series.ends_with("-return") {
+        if *series == "floor" {
             chart.draw_series(DashedLineSeries::new(points.iter().copied(), 6, 4, style))?;
         } else {
             chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
@@ -202,6 +206,7 @@ fn bars(
     groups: &[(String, Vec<Bar>)],
     line: Option<f64>,
 ) -> anyhow::Result<bool> {
+    let groups = groups.iter().filter(|(_, bars)| !bars.is_empty()).collect::<Vec<_>>();
     let longest = groups.iter().flat_map(|(_, bars)| bars);
     let longest = longest.map(|bar| bar.pieces.iter().map(|(_, length)| length).sum::<f64>());
     let longest = longest.fold(0.0_f64, f64::max).max(line.unwrap_or(0.0));
@@ -273,7 +278,8 @@ fn bars(
 /// Bytes on the wire for each byte of memory, by size and series.
 fn wire(data: &Data, path: &Path) -> anyhow::Result<bool> {
     let groups = data.sizes().into_iter().map(|memory| {
-        let here = data.groups.iter().filter(|group| group.memory == memory);
+        let here =
+            data.groups.iter().filter(|group| group.memory == memory && !group.series.ends_with("-busy"));
         let bars = here.filter_map(|group| {
             let (ratio, bytes) = (group.bytes_ratio(data)?, group.median("wire_bytes")?);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -294,7 +300,8 @@ fn wire(data: &Data, path: &Path) -> anyhow::Result<bool> {
 /// Where the frozen time goes, phase by phase.
 fn frozen(data: &Data, path: &Path) -> anyhow::Result<bool> {
     let groups = data.sizes().into_iter().map(|memory| {
-        let here = data.groups.iter().filter(|group| group.memory == memory);
+        let here =
+            data.groups.iter().filter(|group| group.memory == memory && !group.series.ends_with("-busy"));
         let bars = here.filter_map(|group| {
             let phases = group.phases();
             let known = |name: &str| PHASES.iter().find(|(phase, _)| *phase == name);

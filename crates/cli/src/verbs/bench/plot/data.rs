@@ -139,10 +139,9 @@ const ORDER: [&str; 9] = [
 
 /// Its place in all pictures and tables; a return comes after its move.
 fn rank(series: &str) -> (usize, bool) {
-    let (base, back) = match series.strip_suffix("-return") {
-        Some(base) => (base, true),
-        None => (series, false),
-    };
+    let base = series.strip_suffix("-return").unwrap_or(series);
+    let base = base.strip_suffix("-busy").unwrap_or(base);
+    let back = base != series;
     (ORDER.iter().position(|known| *known == base).unwrap_or(ORDER.len()), back)
 }
 

@@ -1,0 +1,70 @@
+//! The benchmarks: what they write is what docs/measuring.md says, and it can be drawn. Needs root.
+//!
+//! Whether figures are good is not asked here: tests share the machine.
+#![allow(clippy::unwrap_used)]
+
+use std::{fs, path::Path, process::Command};
+
+use godwit_tests::{leftovers, programs};
+use serde_json::Value;
+
+fn bench(words: &[&str], out: &Path) {
+    let mut command = Command::new(programs().join("godwit"));
+    command.arg("bench").args(words).arg("--out").arg(out);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn lines(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn modes_and_baselines_take_turns_and_are_drawn() {
+    let (lab, directory) = (format!("bench{}", std::process::id()), tempfile::tempdir().unwrap());
+    let moves = directory.path().join("moves.jsonl");
+    let how = ["--name", &lab, "--memory", "8MiB", "--rate", "500", "--runs", "1", "--return"];
+    let what = ["--mode", "cold,precopy", "--baseline", "floor,stock-cold"];
+    bench(&[&["migrate"], &how[..], &what[..]].concat(), &moves);
+
+    let rows = lines(&moves);
+    let series: Vec<_> = rows.iter().map(|row| row["series"].as_str().unwrap()).collect();
+    let godwit = ["godwit-cold", "godwit-cold-return", "godwit-precopy", "godwit-precopy-return"];
+    assert_eq!(series, [&godwit[..], &["floor", "stock-cold"]].concat());
+    for row in &rows {
+        assert_eq!((&row["outcome"], &row["lost_ops"]), (&"moved".into(), &0.into()), "{row}");
+        assert_eq!((&row["memory"], &row["rate"], &row["run"]), (&(8 << 20).into(), &500.into(), &1.into()));
+        assert!(row["downtime_ms"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    for row in &rows[..4] {
+        assert!(row["p99_before_ms"].is_f64() && row["memory_bytes"].as_u64() > Some(8 << 20), "{row}");
+        assert!(row["link_bytes"].as_u64() > row["wire_bytes"].as_u64(), "{row}");
+    }
+    let left = leftovers::of(&lab);
+    assert!(left.is_empty(), "{left:?}");
+
+    let drawn = directory.path().join("drawn");
+    bench(&["plot", moves.to_str().unwrap()], &drawn);
+    for name in ["downtime.svg", "wire.svg", "frozen.svg"] {
+        let picture = fs::read_to_string(drawn.join(name)).unwrap();
+        assert!(picture.starts_with("<svg") && picture.contains("godwit-precopy"), "{name}: {picture:.200}");
+    }
+    let summary = fs::read_to_string(drawn.join("summary.md")).unwrap();
+    assert!(summary.contains("| godwit-precopy-return | 1 |"), "{summary}");
+}
+
+#[test]
+fn parts_are_measured_beside_iperf_and_no_page_is_lost() {
+    let (lab, directory) = (format!("part{}", std::process::id()), tempfile::tempdir().unwrap());
+    let file = directory.path().join("parts.jsonl");
+    let how = ["--name", &lab, "--memory", "16MiB", "--runs", "1", "--link", "1gbit,1ms"];
+    bench(&[&["faults"], &how[..]].concat(), &file);
+    let [row] = &lines(&file)[..] else { panic!("one line is due") };
+    assert_eq!((&row["series"], &row["wrong_pages"]), (&"faults".into(), &0.into()), "{row}");
+    assert!(row["iperf_mb_s"].as_f64() > Some(0.0) && row["pages_mb_s"].as_f64() > Some(0.0), "{row}");
+
+    bench(&["scan", "--memory", "64MiB", "--runs", "1"], &file);
+    let [row] = &lines(&file)[..] else { panic!("one line is due") };
+    assert!(row["cpu_ms"].as_f64() > Some(0.0) && row["populated_pages"].as_u64() >= Some(16_384), "{row}");
+}
