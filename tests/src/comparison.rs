@@ -18,8 +18,6 @@
 //! the history of the process.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of this machine's own memory")]
 
-#![allow(clippy::cast_possible_truncation, reason = "addresses and sizes on this 64-bit machine")]
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
@@ -95,9 +93,6 @@ struct Process {
     /// Pages that are not populated, and what they read as.
     samples: BTreeMap<u64, Content>,
 }
-
-/// Device and inode of a file.
-type Identity = (String, u64);
 
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
@@ -388,7 +383,7 @@ impl Memory {
                 content.insert(at, Content::Refused);
                 at += PAGE;
             }
-            for page in left[..read].as_chunks::<{ PAGE as usize }>().0 {
+            for page in left[..read].chunks_exact(PAGE as usize) {
                 content.insert(at, Content::Bytes(page.to_vec()));
                 at += PAGE;
             }
@@ -407,8 +402,8 @@ fn populated(pid: u32, area: &Area) -> io::Result<Vec<(u64, u64)>> {
         let count = ENTRIES.min(area.end / PAGE - page);
         let bytes = &mut buffer[..(count * 8) as usize];
         map.read_exact_at(bytes, page * 8)?;
-        for (number, entry) in (page..).zip(bytes.as_chunks().0) {
-            if u64::from_ne_bytes(*entry) & (PRESENT | SWAPPED) == 0 {
+        for (number, entry) in (page..).zip(bytes.chunks_exact(8)) {
+            if u64::from_ne_bytes(entry.try_into().unwrap()) & (PRESENT | SWAPPED) == 0 {
                 continue;
             }
             let start = number * PAGE;
