@@ -87,6 +87,8 @@ fn table(Seen { report, client, .. }: &Seen) -> Table {
     let mut table = Table::plain();
     let mut row = |name: &str, value: String| table.row([format!("    {name}"), value]);
     row("outcome", format!("{} from {} to {}", report.outcome, report.source, report.destination));
+    row("mode, chosen by auto", report.mode.clone());
+    row("rounds while it ran", report.rounds.to_string());
     row("frozen time", output::millis(report.frozen_ms));
     row("downtime as the client saw it", output::millis(client.downtime_ms));
     row("total time", output::millis(report.total_ms));
