@@ -383,7 +383,7 @@ impl Memory {
                 content.insert(at, Content::Refused);
                 at += PAGE;
             }
-            for page in left[..read].chunks_exact(PAGE as usize) {
+            for page in left[..read].as_chunks::<{ PAGE as usize }>().0 {
                 content.insert(at, Content::Bytes(page.to_vec()));
                 at += PAGE;
             }
@@ -402,8 +402,8 @@ fn populated(pid: u32, area: &Area) -> io::Result<Vec<(u64, u64)>> {
         let count = ENTRIES.min(area.end / PAGE - page);
         let bytes = &mut buffer[..(count * 8) as usize];
         map.read_exact_at(bytes, page * 8)?;
-        for (number, entry) in (page..).zip(bytes.chunks_exact(8)) {
-            if u64::from_ne_bytes(entry.try_into().unwrap()) & (PRESENT | SWAPPED) == 0 {
+        for (number, entry) in (page..).zip(bytes.as_chunks().0) {
+            if u64::from_ne_bytes(*entry) & (PRESENT | SWAPPED) == 0 {
                 continue;
             }
             let start = number * PAGE;
