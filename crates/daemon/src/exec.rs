@@ -35,6 +35,7 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
             "there is no command to run; give one after the service's name",
         ));
     }
+    node.settle(&start.name).await;
     let service = owned(node, &start.name)?;
     if service.exit_code.is_some() {
         return Err(Status::failed_precondition(format!("service {} is not running", start.name)));

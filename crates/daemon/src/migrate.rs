@@ -19,8 +19,9 @@ const QUEUE: usize = 64;
 pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
 
 /// Starts a migration of a service of this node. It goes on also when nobody reads the stream.
-pub(crate) fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream, Status> {
+pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream, Status> {
     let options = convert::options(request).map_err(Status::invalid_argument)?;
+    node.settle(&request.name).await;
     let owned = crate::services::owned(node, &request.name)?;
     if request.to == node.name {
         return Err(Status::invalid_argument(format!(
@@ -154,7 +155,7 @@ fn elsewhere(node: &Node, name: &str) -> Result<Option<(String, String)>, Status
 
 /// Starts a migration here or at the node that has the service.
 pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) -> Result<Stream, Status> {
-    let Some((owner, address)) = elsewhere(node, &request.name)? else { return start(node, &request) };
+    let Some((owner, address)) = elsewhere(node, &request.name)? else { return start(node, &request).await };
     if owner == request.to {
         return Err(Status::invalid_argument(format!(
             "service {} is on node {owner} already; name another node (`godwit nodes` lists them)",

@@ -20,7 +20,7 @@ use crate::events::Events;
 use crate::peers::Peers;
 use crate::state::{State, StateError};
 
-/// How long a service that comes back may wait until what is left of it here is let go.
+/// How long an operation on a service may wait for the end of another one on it that is about to end.
 const LEAVE: Duration = Duration::from_secs(5);
 
 /// A migration under way from this node.
@@ -67,6 +67,8 @@ pub(crate) struct Node {
     pub peers: Peers,
     /// Raised when others should hear news at once.
     pub news: Notify,
+    /// Raised when a name is no longer occupied.
+    freed: Notify,
     local: std::sync::OnceLock<Arc<Local>>,
     moment: Mutex<Moment>,
 }
@@ -82,6 +84,7 @@ impl Node {
             events,
             peers,
             news: Notify::new(),
+            freed: Notify::new(),
             local: std::sync::OnceLock::new(),
             moment: Mutex::default(),
         }
@@ -141,6 +144,25 @@ impl Node {
     /// The migration of a service that is under way.
     pub(crate) fn migration(&self, name: &str) -> Option<Migrating> {
         self.moment().migrating.get(name).cloned()
+    }
+
+    /// Waits a while for what is ending on a name: who was told that an operation is over may start
+    /// the next one before this node has put the last of it away.
+    pub(crate) async fn settle(&self, name: &str) {
+        let free = async {
+            loop {
+                let freed = self.freed.notified();
+                tokio::pin!(freed);
+                // From here on no notification is missed.
+                freed.as_mut().enable();
+                if !self.is_busy(name) {
+                    return;
+                }
+                freed.await;
+            }
+        };
+        // Whether it is free is for the caller to find, and to say.
+        let _ = tokio::time::timeout(LEAVE, free).await;
     }
 
     /// Waits a while for the end of a migration from here that has committed: a service that comes
@@ -326,6 +348,7 @@ pub(crate) struct Occupied {
 impl Drop for Occupied {
     fn drop(&mut self) {
         self.node.moment().busy.remove(&self.name);
+        self.node.freed.notify_waiters();
     }
 }
 
@@ -361,6 +384,7 @@ impl Host for NodeHost {
     async fn admit(&self, service: &Service) -> Result<Place, Vec<String>> {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
         node.let_leave(&service.name).await;
+        node.settle(&service.name).await;
         let mut objections = match node.conflict(&service.name, service.address, &service.id) {
             Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
             Err(error) => vec![error_chain(&error)],

@@ -80,7 +80,7 @@ impl Peer for PeerService {
     ) -> Result<Response<Self::MigrateStream>, Status> {
         caller(&request)?;
         // Not passed on again: two nodes that know different things must not send it in circles.
-        let events = migrate::start(&self.0, &request.into_inner())?;
+        let events = migrate::start(&self.0, &request.into_inner()).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 

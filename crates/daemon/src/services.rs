@@ -281,6 +281,7 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<api::Service, Sta
 
 /// Ends a service: SIGTERM, then after the time-out SIGKILL.
 pub(crate) async fn stop(node: &Arc<Node>, name: &str, timeout: Duration) -> Result<api::Service, Status> {
+    node.settle(name).await;
     let service = owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
     if service.exit_code.is_none() {
@@ -310,6 +311,7 @@ async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(
 
 /// Removes a stopped service and all of its files.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), Status> {
+    node.settle(name).await;
     let service = owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
     if service.exit_code.is_none() && !force {
