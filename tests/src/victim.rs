@@ -41,7 +41,7 @@ const RATE: u32 = 250;
 /// Pause between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(2);
 /// Every point at which a migration can be held, in the order in which it passes them.
-pub const POINTS: [&str; 16] = [
+pub const POINTS: [&str; 17] = [
     "destination.reserved",
     "destination.prepared",
     "source.copying",
@@ -58,6 +58,7 @@ pub const POINTS: [&str; 16] = [
     "source.serving",
     "source.pushing",
     "destination.filling",
+    "destination.dropping",
 ];
 
 /// A service as `godwit ps` shows it.

@@ -41,6 +41,23 @@ fn ctrl_c_before_the_commit_puts_the_service_back() {
 }
 
 #[test]
+fn the_next_migration_waits_for_what_the_destination_still_puts_away() {
+    let victim = Victim::up("cancel-again");
+    let attempt = victim.begin_patiently_and_hold("destination.prepared");
+    victim.hold("destination.dropping");
+    let said = victim.bed.godwit("a", &["cancel", NAME]);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(attempt.kept().contains("it was cancelled"));
+    victim.let_go("destination.prepared");
+    victim.reached("destination.dropping");
+    // The source has put the service back and takes the next order; node b is not ready for it yet.
+    let again = victim.begin("a", "b");
+    victim.let_go("destination.dropping");
+    assert!(again.moved().is_empty());
+    victim.ends_at_b();
+}
+
+#[test]
 fn after_the_commit_it_is_too_late_and_godwit_says_so() {
     let victim = Victim::up("cancel-late");
     let attempt = victim.begin_and_hold("source.committed");

@@ -793,6 +793,7 @@ pub(crate) async fn drop_copy(
     reason: &str,
     memory: Memory,
 ) -> Result<(), LocalError> {
+    fault::point("destination.dropping").await;
     local.clear(service).await?;
     images::remove(&local.layout.migration(id))?;
     match memory {
