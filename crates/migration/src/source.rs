@@ -39,7 +39,7 @@ use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
 use copy::Copied;
 use lanes::Lanes;
-use pages::Hashes;
+use pages::{Hashes, Pages};
 use serve::Answering;
 
 /// How long the destination may take to say why it gave up: it clears its copy first.
@@ -168,6 +168,8 @@ struct Restored {
     lanes: Lanes,
     /// Pages that have stayed here.
     stock: Answering,
+    /// What followed the pages.
+    pages: Pages,
 }
 
 impl Source {
@@ -315,7 +317,7 @@ impl Source {
         room.close(frozen.is_ok())?;
         let mut lanes = copied.lanes;
         match frozen {
-            Ok(stock) => Ok(Restored { lanes, stock }),
+            Ok((stock, pages)) => Ok(Restored { lanes, stock, pages }),
             Err(error) if error.is_of_sending() => Err(match lanes.why_closed().await {
                 Some(why) => why.into(),
                 None => error,
@@ -457,7 +459,8 @@ impl Source {
         started: Instant,
     ) -> Result<(), LocalError> {
         fault::point("source.committed").await;
-        let Restored { lanes, stock } = restored;
+        let Restored { lanes, stock, pages } = restored;
+        let mut pages = Some(pages);
         self.step("commit", 0, 0);
         let told = link.send(Message::Commit).await;
         self.local.host.release(&self.service, &self.destination).await?;
@@ -494,6 +497,9 @@ impl Source {
             link.close().await;
             lanes.close().await;
         } else {
+            // What it takes is better used otherwise, for as long as this may last.
+            let pages = pages.take();
+            tokio::task::spawn_blocking(move || drop(pages));
             let serving_since = Instant::now();
             let conversation = serve::Conversation { link, lanes, stock };
             let serving = serve::Serving {
@@ -525,6 +531,8 @@ impl Source {
         report.total_ms = ms_since(started);
         keep(&self.local, &self.service).await;
         self.local.clear(&self.service).await?;
+        // With the processes gone there is no memory left to walk over.
+        tokio::task::spawn_blocking(move || drop(pages));
         self.local.journal.set(&self.id, Stage::Done, &report.reason)?;
         Ok(())
     }

@@ -30,14 +30,15 @@ use crate::report::{PhaseClock, Report, ms_since};
 pub(super) const DUMP_LIMIT: Duration = Duration::from_secs(120);
 
 impl Source {
-    /// The part during which the service does not run.
+    /// The part during which the service does not run. What followed its pages is returned, as it
+    /// takes a moment to let go: a walk over all of the service's memory as long as that is there.
     pub(super) async fn frozen(
         &self,
         link: &mut Link,
         report: &mut Report,
         clock: &mut Option<PhaseClock>,
         prepared: &mut Prepared,
-    ) -> Result<Answering, SourceError> {
+    ) -> Result<(Answering, Pages), SourceError> {
         let config = self.local.config(&self.service);
         self.step("freeze", 0, report.memory_bytes);
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
@@ -127,7 +128,6 @@ impl Source {
         // CRIU is out of the processes: what it may have changed for a moment is as it was.
         let (pages, sent) = self.send(pages, &prepared.copied.lanes, State::Frozen).await?;
         report.dump_bytes += sent.bytes;
-        drop(pages);
         let lanes = &mut prepared.copied.lanes;
         let arriving = async { Ok::<_, SourceError>(lanes.arrived().await?) };
         let restoring = async {
@@ -140,7 +140,7 @@ impl Source {
         };
         tokio::try_join!(arriving, restoring)?;
         clock.end("pages");
-        Ok(stock)
+        Ok((stock, pages))
     }
 
     /// The pages, which go through threads that may block and come back.
