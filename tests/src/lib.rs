@@ -71,6 +71,8 @@ pub struct Report {
     pub outcome: String,
     /// Why it was kept.
     pub reason: String,
+    /// The CRIU that dumped it, with those of our patches that it used.
+    pub criu: String,
     /// Node it was on.
     pub source: String,
     /// Node it was to go to.

@@ -5,7 +5,7 @@
 use std::net::Ipv4Addr;
 
 use godwit_lab::workload::{RedisClient, Workload};
-use godwit_tests::{Bed, CLIENT, PATIENCE};
+use godwit_tests::{Bed, CLIENT, MODES, PATIENCE};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 /// Data in it.
@@ -44,6 +44,18 @@ fn where_userfaultfd_is_forbidden_services_are_restored_from_images() {
     }
     let checks = bed.done("b", &["doctor", "--json"]);
     assert!(checks.contains("restored from images"), "{checks}");
+}
+
+#[test]
+fn with_a_criu_without_patches_services_move_in_all_modes() {
+    let (bed, mut data) = up("stock-criu", ["--criu-patches", "off"]);
+    for ((from, to), mode) in [("a", "b"), ("b", "a")].into_iter().cycle().zip(MODES) {
+        let report = bed.migrate_so("redis", from, to, &["--mode", mode, "--allow", "postcopy"]);
+        assert!(!report.criu.contains('+'), "{report:?}");
+        data.check_fill(FILL).unwrap();
+    }
+    let checks = bed.done("b", &["doctor", "--json"]);
+    assert!(checks.contains("a stock CRIU"), "{checks}");
 }
 
 #[test]

@@ -70,9 +70,6 @@ pub struct DumpOptions {
     pub work: PathBuf,
     /// What becomes of the memory that a restore can fill in later.
     pub memory: Memory,
-    /// For tests: a lazy dump is asked for as if there were no patched CRIU.
-    #[doc(hidden)]
-    pub as_stock: bool,
     /// Whether established TCP connections are dumped; without, they make the dump fail.
     pub tcp_established: bool,
     /// Whether file locks are dumped; without, they make the dump fail.
@@ -107,7 +104,6 @@ impl DumpOptions {
             images: images.into(),
             work: work.into(),
             memory: Memory::Images,
-            as_stock: false,
             tcp_established: true,
             file_locks: true,
             leave_running: true,
@@ -233,6 +229,7 @@ pub struct Prepared {
     path: PathBuf,
     service: rpc::Service,
     client: lazy::Client,
+    as_stock: bool,
 }
 
 impl Criu {
@@ -245,7 +242,7 @@ impl Criu {
         let failed = |source| CriuError::Start { path: self.path.clone(), source };
         let client = lazy::Client::new().map_err(failed)?;
         let service = rpc::Service::start(&self.path, Some(client.page_server()))?;
-        Ok(Prepared { path: self.path.clone(), service, client })
+        Ok(Prepared { path: self.path.clone(), service, client, as_stock: self.as_stock })
     }
 
     /// Starts CRIU and dumps a process tree: see [`Prepared::dump`].
@@ -287,12 +284,13 @@ impl Prepared {
     }
 
     async fn dump_to_the_end(self, options: DumpOptions, kill: &Notify) -> Result<DumpResult, CriuError> {
-        let Self { path, mut service, client } = self;
+        let Self { path, mut service, client, as_stock } = self;
         let log_path = options.log();
         let images_dir = open_directory(&options.images)?;
         let work_dir = open_directory(&options.work)?;
         let mut request = rpc::Request::of_kind(rpc::Kind::Dump);
-        request.options = Some(rpc_options(&options, images_dir.as_raw_fd(), work_dir.as_raw_fd())?);
+        request.options =
+            Some(rpc_options(&options, as_stock, images_dir.as_raw_fd(), work_dir.as_raw_fd())?);
 
         // CRIU opens the two directories as descriptors of this process: they stay open until it ends.
         service.set_log(log_path.clone());
@@ -336,7 +334,12 @@ impl Prepared {
     }
 }
 
-fn rpc_options(options: &DumpOptions, images_fd: i32, work_fd: i32) -> Result<rpc::Options, CriuError> {
+fn rpc_options(
+    options: &DumpOptions,
+    as_stock: bool,
+    images_fd: i32,
+    work_fd: i32,
+) -> Result<rpc::Options, CriuError> {
     let mut external = options.external.clone();
     for (inside, key) in &options.external_mounts {
         external.push(format!("mnt[{inside}]:{key}"));
@@ -368,7 +371,7 @@ fn rpc_options(options: &DumpOptions, images_fd: i32, work_fd: i32) -> Result<rp
         freeze_cgroup: options.freezer.as_ref().map(|path| path.to_string_lossy().into_owned()),
         timeout: Some(SEIZE_TIMEOUT_SECONDS),
         lazy_pages: Some(options.memory == Memory::Lazy),
-        lazy_pages_external: Some(options.memory == Memory::Lazy && !options.as_stock),
+        lazy_pages_external: Some(options.memory == Memory::Lazy && !as_stock),
         orphan_pts_master: Some(true),
         network_lock: Some(rpc::NETWORK_LOCK_SKIP),
     })

@@ -41,6 +41,7 @@ pub struct Criu {
     /// Asked once: the answer costs a start of CRIU.
     version: Arc<OnceCell<Version>>,
     lazy_external: Arc<OnceCell<bool>>,
+    as_stock: bool,
 }
 
 /// A CRIU release, `major.minor.sublevel`.
@@ -78,7 +79,14 @@ pub struct Features {
 impl Criu {
     /// The CRIU binary at this path; nothing is run yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), version: Arc::default(), lazy_external: Arc::default() }
+        let (version, lazy_external) = (Arc::default(), Arc::default());
+        Self { path: path.into(), version, lazy_external, as_stock: false }
+    }
+
+    /// The same binary, of which nothing is asked that takes godwit's patches.
+    #[must_use]
+    pub fn as_stock(self) -> Self {
+        Self { as_stock: true, lazy_external: Arc::default(), ..self }
     }
 
     /// Where the binary is.
@@ -113,6 +121,9 @@ impl Criu {
     /// # Errors
     /// The binary does not start.
     pub async fn lazy_external(&self) -> Result<bool, CriuError> {
+        if self.as_stock {
+            return Ok(false);
+        }
         self.lazy_external.get_or_try_init(|| self.ask_lazy_external()).await.copied()
     }
 

@@ -105,6 +105,9 @@ pub(crate) struct ServeArgs {
     /// Whether services may run here before their pages are in place
     #[arg(long, value_enum, default_value_t = Userfaultfd::Auto)]
     pub userfaultfd: Userfaultfd,
+    /// Whether CRIU is asked for what godwit's patches bring it
+    #[arg(long, value_enum, default_value_t = CriuPatches::Auto)]
+    pub criu_patches: CriuPatches,
     /// File descriptor that gets one byte when the node serves
     #[arg(long, hide = true)]
     pub ready_fd: Option<i32>,
@@ -129,6 +132,15 @@ pub(crate) enum Userfaultfd {
     /// Where it works
     Auto,
     /// Never: services are restored from images
+    Off,
+}
+
+/// Whether patches of CRIU are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CriuPatches {
+    /// Where it has them
+    Auto,
+    /// Never: it is used as a stock CRIU
     Off,
 }
 
@@ -245,7 +257,10 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         root: args.run.join("runc"),
         shim: beside_us("godwit-shim")?,
     });
-    let criu = Criu::new(&args.criu);
+    let criu = match args.criu_patches {
+        CriuPatches::Auto => Criu::new(&args.criu),
+        CriuPatches::Off => Criu::new(&args.criu).as_stock(),
+    };
     if let Err(error) = criu.warm_up().await {
         // It works without, only slower; a CRIU that does not work at all is said by the doctor.
         tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");

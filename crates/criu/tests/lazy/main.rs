@@ -84,12 +84,12 @@ impl Frozen {
         let mut options = DumpOptions::new(self.tree.pid, "/", self.images(), self.work());
         options.freezer = Some(self.tree.freezer.clone());
         options.memory = if way == MemoryWay::Written { Memory::Images } else { Memory::Lazy };
-        options.as_stock = way == MemoryWay::Held;
         options
     }
 
     async fn dump(&self, way: MemoryWay) -> DumpResult {
-        let result = criu().dump(self.options(way)).await.unwrap();
+        let criu = if way == MemoryWay::Held { criu().as_stock() } else { criu() };
+        let result = criu.dump(self.options(way)).await.unwrap();
         assert_eq!(result.way, way);
         assert!(self.tree.is_frozen());
         result

@@ -44,6 +44,8 @@ pub(crate) struct Args {
 struct Bed {
     name: String,
     link: Option<Link>,
+    /// More arguments of its daemons.
+    daemon_arguments: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -108,6 +110,7 @@ impl Bed {
             remove_lab(&bed.name)?;
             let mut config = LabConfig::new(bed.name, [SOURCE, DESTINATION]);
             (config.link, config.daemons) = (bed.link, daemons);
+            config.programs.serve_arguments = bed.daemon_arguments;
             Ok(Lab::up(&config)?)
         })
         .await?;

@@ -50,6 +50,9 @@ pub(super) struct Args {
     /// One more client, which reads as fast as it is answered: what the copying takes from the service
     #[arg(long)]
     busy: bool,
+    /// Each mode with CRIU as it is without godwit's patches, too
+    #[arg(long)]
+    stock_criu: bool,
     /// Rate and one-way delay of each host's link: 1gbit,1ms [default: unshaped]
     #[arg(long, value_name = "RATE[,DELAY]")]
     link: Option<Link>,
@@ -87,6 +90,8 @@ enum Baseline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Godwit(Mode),
+    /// The same with a CRIU without patches.
+    StockCriu(Mode),
     Baseline(Baseline),
 }
 
@@ -94,7 +99,9 @@ impl Turn {
     fn all(args: &Args) -> Vec<Self> {
         let mut turns = Vec::new();
         let modes = args.mode.iter().copied().map(Self::Godwit);
-        for turn in modes.chain(args.baseline.iter().copied().map(Self::Baseline)) {
+        let stock = args.mode.iter().copied().filter(|_| args.stock_criu).map(Self::StockCriu);
+        let baselines = args.baseline.iter().copied().map(Self::Baseline);
+        for turn in modes.chain(stock).chain(baselines) {
             if !turns.contains(&turn) {
                 turns.push(turn);
             }
@@ -113,6 +120,7 @@ impl Turn {
         match self {
             Self::Godwit(_) if alone => format!("godwit{busy}"),
             Self::Godwit(mode) => format!("godwit-{}{busy}", mode.as_str()),
+            Self::StockCriu(mode) => format!("godwit-{}-stock-criu{busy}", mode.as_str()),
             Self::Baseline(Baseline::StockCold) => "stock-cold".to_owned(),
             Self::Baseline(Baseline::StockLazy) => "stock-lazy".to_owned(),
             Self::Baseline(Baseline::Floor) => "floor".to_owned(),
@@ -123,14 +131,14 @@ impl Turn {
 pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::Result<ExitCode> {
     let Workload::Redis = args.workload;
     let turns = Turn::all(args);
-    let bed = Bed { name: lab.to_owned(), link: args.link };
+    let bed = Bed { name: lab.to_owned(), link: args.link, daemon_arguments: Vec::new() };
     let modes = turns.iter().filter(|turn| matches!(turn, Turn::Godwit(_))).count();
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     let mut good = true;
     for &memory in &args.memory {
         for run in 1..=args.runs {
             for turn in turns.iter().filter(|turn| turn.fits(memory, args)) {
-                let series = turn.series(modes == 1, args.busy);
+                let series = turn.series(modes == 1 && !args.stock_criu, args.busy);
                 let rows = match take(*turn, &series, memory, (args, &bed), global).await {
                     Ok((rows, clean)) => {
                         good &= clean;
@@ -139,7 +147,7 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
                     Err(error) => {
                         let reason = format!("{error:#}");
                         output::note(&format!("Error: run {run} of {series}: {reason}"));
-                        good &= !matches!(turn, Turn::Godwit(_));
+                        good &= matches!(turn, Turn::Baseline(_));
                         vec![json!({ "series": series, "outcome": "failed", "reason": reason })]
                     }
                 };
@@ -170,7 +178,11 @@ async fn take(
 ) -> anyhow::Result<(Vec<Value>, bool)> {
     let stock = Stock { memory, rate: args.rate };
     Ok(match turn {
-        Turn::Godwit(mode) => {
+        Turn::Godwit(mode) | Turn::StockCriu(mode) => {
+            let mut bed = bed.clone();
+            if matches!(turn, Turn::StockCriu(_)) {
+                bed.daemon_arguments = ["--criu-patches", "off"].map(str::to_owned).to_vec();
+            }
             let job = Job {
                 memory,
                 rate: args.rate,

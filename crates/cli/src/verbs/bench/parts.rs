@@ -140,7 +140,8 @@ fn row(series: &str, run: u32, args: &LinkArgs, crossed: &Crossed) -> Value {
 
 /// A move of the service over a link that iperf3 has just measured.
 async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Result<Crossed> {
-    let bed = Bed { name: lab.to_owned(), link: (!args.veth).then_some(args.link) };
+    let link = (!args.veth).then_some(args.link);
+    let bed = Bed { name: lab.to_owned(), link, daemon_arguments: Vec::new() };
     bed.lab(true, async |lab| {
         if args.veth {
             let lab = lab.clone();
