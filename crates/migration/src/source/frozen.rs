@@ -62,7 +62,10 @@ impl Source {
             })?;
         }
         let Copied { leave, .. } = prepared.copied;
-        let (pages, found) = self.look(self.take_pages(prepared), true).await?;
+        // Before the dump: CRIU makes directories in the container's /tmp for a moment.
+        let tree = std::mem::replace(&mut prepared.tree, tree::Source::new(Path::new("/")));
+        let looking = self.look(self.take_pages(prepared), true);
+        let ((pages, found), (tree, last)) = tokio::try_join!(looking, next_round(tree, true))?;
         report.memory_bytes = found.populated * 4096;
         clock.end("freeze");
         fault::point("source.frozen").await;
@@ -84,9 +87,7 @@ impl Source {
         let (pages, stock) = self.announce(link, pages, prepared, leave).await?;
         let sending = self.send(pages, &prepared.copied.lanes, State::Dumping);
 
-        let tree = std::mem::replace(&mut prepared.tree, tree::Source::new(Path::new("/")));
         let kernel = async {
-            let (tree, last) = next_round(tree, true).await?;
             let (_, sent) = send_round(link, tree, last).await?;
             report.dump_bytes += sent;
             let unheard = |_| ();
