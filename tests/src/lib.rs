@@ -13,11 +13,13 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod comparison;
+pub mod hold;
 pub mod leftovers;
 pub mod matrix;
 pub mod mqtt;
 pub mod torture;
 pub mod victim;
+pub mod writer;
 
 use std::{
     ffi::OsStr,
@@ -77,6 +79,12 @@ pub struct Report {
     pub source: String,
     /// Node it was to go to.
     pub destination: String,
+    /// How its memory moved.
+    pub mode: String,
+    /// Why so, where godwit chose.
+    pub why: String,
+    /// Passes over the memory while it ran.
+    pub rounds: u32,
     /// From the freeze at the source to the first instruction at the destination, in milliseconds.
     pub frozen_ms: f64,
     /// The whole migration, in milliseconds.
@@ -85,6 +93,10 @@ pub struct Report {
     pub wire_bytes: u64,
     /// Bytes of CRIU's images.
     pub dump_bytes: u64,
+    /// Bytes of pages that followed after it ran at the destination.
+    pub faulted_bytes: u64,
+    /// Pages that were waited for there.
+    pub faults: u64,
 }
 
 /// Reports of moves in a row; shown as a line of figures.
@@ -317,6 +329,23 @@ fn sweep(test: &str) {
             let _ = Lab::down(&name);
         }
     }
+}
+
+/// Compiles one of `programs/` without libraries to come along.
+pub fn compile(source: &str, target: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(source);
+    let options = [
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Wno-missing-field-initializers",
+        "-Werror",
+        "-static",
+        "-pthread",
+        "-o",
+    ];
+    let compiled = Command::new("cc").args(options).arg(target).arg(&source).output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }
 
 /// All modes, in an order in which each follows another kind: five of them, so that ten moves to and

@@ -7,8 +7,8 @@ use std::{
     fs,
     io::Read,
     net::{Ipv4Addr, SocketAddrV4},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
+    path::PathBuf,
+    process::Stdio,
     time::Instant,
 };
 
@@ -17,7 +17,7 @@ use godwit_lab::workload::{Preset, Rootfs};
 use crate::{
     Bed, Report, Said,
     comparison::{Snapshot, processes, told},
-    wait_for,
+    compile, wait_for,
 };
 
 const NAME: &str = "torture";
@@ -54,7 +54,7 @@ impl Torture {
         });
         let root = bed.scratch().join("root");
         Rootfs::new(&root).unwrap();
-        build(&root.join("torture"));
+        compile("torture.c", &root.join("torture"));
         let mut torture = Self { bed, root, programs: Vec::new(), on: "a", operations: 0, faults };
         torture.run(programs);
         torture
@@ -184,21 +184,4 @@ impl Torture {
     fn let_go(&self, point: &str) {
         fs::write(self.faults.path().join(format!("{point}.go")), b"").unwrap();
     }
-}
-
-/// Compiles the programs, without libraries to come along.
-fn build(target: &Path) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/torture.c");
-    let options = [
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-Wno-missing-field-initializers",
-        "-Werror",
-        "-static",
-        "-pthread",
-        "-o",
-    ];
-    let compiled = Command::new("cc").args(options).arg(target).arg(&source).output().unwrap();
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }

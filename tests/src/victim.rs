@@ -4,7 +4,7 @@
 //! ```text
 //!   load    the open-loop client: every answer checked, one connection, never renewed
 //!   watch   samples the processes on both nodes: they must never run on two
-//!   faults  a directory of `<point>.go`: a migration passes the points whose file is there
+//!   points  where a migration can be held
 //!   traces  what a node holds of services and migrations, compared with what it held before
 //! ```
 
@@ -28,7 +28,7 @@ use godwit_lab::{
 };
 use serde::Deserialize;
 
-use crate::{Bed, CLIENT, PATIENCE, Report, Said, wait_for};
+use crate::{Bed, CLIENT, PATIENCE, Report, Said, hold::Points, wait_for};
 
 /// The service's name.
 pub const NAME: &str = "redis";
@@ -40,27 +40,6 @@ pub const FILL: u64 = 4 << 20;
 const RATE: u32 = 250;
 /// Pause between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(2);
-/// Every point at which a migration can be held, in the order in which it passes them.
-pub const POINTS: [&str; 17] = [
-    "destination.reserved",
-    "destination.prepared",
-    "source.copying",
-    "source.copied",
-    "source.frozen",
-    "source.sending",
-    "destination.receiving",
-    "destination.received",
-    "destination.restoring",
-    "destination.restored",
-    "source.committed",
-    "destination.committing",
-    "destination.committed",
-    "source.serving",
-    "source.pushing",
-    "destination.filling",
-    "destination.dropping",
-];
-
 /// A service as `godwit ps` shows it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Shown {
@@ -86,7 +65,7 @@ pub struct Victim {
     pub bed: Bed,
     /// What runs in it.
     pub preset: Preset,
-    faults: PathBuf,
+    points: Points,
     _directory: tempfile::TempDir,
 }
 
@@ -129,16 +108,12 @@ impl Victim {
         fill: u64,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let faults = directory.path().join("faults");
-        fs::create_dir(&faults).unwrap();
+        let mut points = None;
         let bed = Bed::up_with(test, |config| {
-            let points = POINTS.map(|point| {
-                fs::write(faults.join(format!("{point}.go")), b"").unwrap();
-                format!("{point}=wait:{}", faults.display())
-            });
-            config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), points.join(",")));
+            points = Some(Points::of(config));
             change(config, directory.path());
         });
+        let points = points.unwrap();
         let mut preset = bed.build(Workload::Redis);
         let flags = flags(&mut preset);
         let before = ["a", "b"].map(|node| traces(&bed, node));
@@ -160,7 +135,7 @@ impl Victim {
             _ => Watch::start(bed.lab().name()),
         };
         let mut victim =
-            Self { load: Some(load), data, fill, watch, before, bed, preset, faults, _directory: directory };
+            Self { load: Some(load), data, fill, watch, before, bed, preset, points, _directory: directory };
         if beside.is_none() {
             // Node b has heard of it: its forwarding entries belong to what it held before.
             victim
@@ -172,20 +147,17 @@ impl Victim {
 
     /// The next migration that comes to this point waits there.
     pub fn hold(&self, point: &str) {
-        assert!(POINTS.contains(&point), "{point}");
-        let _ = fs::remove_file(self.faults.join(format!("{point}.reached")));
-        fs::remove_file(self.faults.join(format!("{point}.go"))).unwrap();
+        self.points.hold(point);
     }
 
     /// Waits until a migration is held at this point.
     pub fn reached(&self, point: &str) {
-        let mark = self.faults.join(format!("{point}.reached"));
-        wait_for(&format!("point {point} of the migration"), || mark.exists().then_some(()));
+        self.points.reached(point);
     }
 
     /// What is held at this point goes on.
     pub fn let_go(&self, point: &str) {
-        fs::write(self.faults.join(format!("{point}.go")), b"").unwrap();
+        self.points.let_go(point);
     }
 
     /// Starts `godwit --json migrate` from `from` to `to`.
@@ -195,9 +167,7 @@ impl Victim {
 
     /// The same with more flags.
     pub fn begin_with(&self, from: &str, to: &str, flags: &[&str]) -> Attempt {
-        let arguments = [&["--json", "migrate", NAME, "--to", to], flags].concat();
-        let mut command = self.bed.command(from, &arguments);
-        Attempt(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        Attempt::begin(&self.bed, NAME, from, to, flags)
     }
 
     /// Starts a migration from `a` to `b` that is held at `point` when this returns.
@@ -216,7 +186,7 @@ impl Victim {
 
     /// Whether a migration is held, or was, since this point was last to be held at.
     pub fn has_reached(&self, point: &str) -> bool {
-        self.faults.join(format!("{point}.reached")).exists()
+        self.points.has_reached(point)
     }
 
     /// Migrates from `a` to `b`, which must fail; why, in godwit's words.
@@ -377,12 +347,11 @@ impl Victim {
 
     /// The same from `from` to `to` with more flags.
     pub fn begin_with_and_hold(&self, from: &str, to: &str, flags: &[&str], point: &str) -> Attempt {
-        let mark = self.faults.join(format!("{point}.reached"));
         self.hold(point);
         wait_for(&format!("point {point} of the migration"), || {
             let mut attempt = self.begin_with(from, to, flags);
             while attempt.0.try_wait().unwrap().is_none() {
-                if mark.exists() {
+                if self.has_reached(point) {
                     return Some(attempt);
                 }
                 thread::sleep(LOOK);
@@ -435,6 +404,13 @@ impl Victim {
 }
 
 impl Attempt {
+    /// Starts `godwit --json migrate` of a service with these flags.
+    pub fn begin(bed: &Bed, name: &str, from: &str, to: &str, flags: &[&str]) -> Self {
+        let arguments = [&["--json", "migrate", name, "--to", to], flags].concat();
+        let mut command = bed.command(from, &arguments);
+        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
     /// Sends godwit a signal, as a terminal would.
     pub fn signal(&self, signal: rustix::process::Signal) {
         // Not to `timeout`, which would pass it on to godwit and to its whole group: that is twice.
@@ -468,11 +444,7 @@ impl Attempt {
 
     /// The same with another exit code.
     pub fn kept_with(self, code: i32) -> String {
-        let said = self.end();
-        assert_eq!(said.code, code, "{said:?}");
-        let report: Report = serde_json::from_str(said.stdout.lines().last().unwrap_or_default())
-            .unwrap_or_else(|_| panic!("{said:?}"));
-        assert_eq!(report.outcome, "kept", "{report:?}");
+        let (said, report) = self.report("kept", code);
         let sentence = said.stderr.lines().last().unwrap_or_default();
         assert!(sentence.starts_with("Error: ") && sentence.contains(&report.reason), "{said:?}");
         report.reason
@@ -480,12 +452,17 @@ impl Attempt {
 
     /// Waits for its end, which must be a service that moved; what the report adds.
     pub fn moved(self) -> String {
+        self.report("moved", 0).1.reason
+    }
+
+    /// Waits for its end, which must have this outcome and exit code; what it said, and its report.
+    pub fn report(self, outcome: &str, code: i32) -> (Said, Report) {
         let said = self.end();
-        assert_eq!(said.code, 0, "{said:?}");
+        assert_eq!(said.code, code, "{said:?}");
         let report: Report = serde_json::from_str(said.stdout.lines().last().unwrap_or_default())
             .unwrap_or_else(|_| panic!("{said:?}"));
-        assert_eq!(report.outcome, "moved", "{report:?}");
-        report.reason
+        assert_eq!(report.outcome, outcome, "{report:?}");
+        (said, report)
     }
 }
 

@@ -1,7 +1,10 @@
 //! Migrations that are cancelled, by `godwit cancel` and by Ctrl-C, at every step. Needs root.
 #![allow(clippy::unwrap_used)]
 
-use godwit_tests::victim::{NAME, POINTS, Victim};
+use godwit_tests::{
+    hold::POINTS,
+    victim::{NAME, Victim},
+};
 use rustix::process::Signal;
 
 /// The steps before the commit.

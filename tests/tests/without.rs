@@ -39,7 +39,9 @@ fn where_userfaultfd_is_forbidden_services_are_restored_from_images() {
         refused(&bed, mode, &["needs userfaultfd", "node b", "precopy"]);
     }
     for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "cold"), ("a", "b", "auto")] {
-        bed.migrate_so("redis", from, to, &["--mode", mode]);
+        // What is allowed is not possible.
+        let report = bed.migrate_so("redis", from, to, &["--mode", mode, "--allow", "postcopy"]);
+        assert_eq!(report.faulted_bytes, 0, "{report:?}");
         data.check_fill(FILL).unwrap();
     }
     let checks = bed.done("b", &["doctor", "--json"]);
@@ -64,8 +66,19 @@ fn where_writes_cannot_be_followed_services_move_cold_or_postcopy() {
     for mode in ["precopy", "hybrid"] {
         refused(&bed, mode, &["which pages are written", "node a", "cold or postcopy"]);
     }
-    for (from, to, mode) in [("a", "b", "auto"), ("b", "a", "postcopy"), ("a", "b", "cold")] {
-        bed.migrate_so("redis", from, to, &["--mode", mode]);
+    // Auto leaves pages behind only where that is allowed.
+    for (from, to, flags, mode) in [
+        ("a", "b", &["--mode", "auto"][..], "cold"),
+        ("b", "a", &["--mode", "auto", "--allow", "postcopy"], "postcopy"),
+        ("a", "b", &["--mode", "postcopy"], "postcopy"),
+        ("b", "a", &["--mode", "cold"], "cold"),
+    ] {
+        let report = bed.migrate_so("redis", from, to, flags);
+        assert_eq!(
+            (report.mode.as_str(), report.faulted_bytes > 0),
+            (mode, mode == "postcopy"),
+            "{report:?}"
+        );
         data.check_fill(FILL).unwrap();
     }
     // Only the nodes' own tests force it.

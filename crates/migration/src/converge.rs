@@ -100,10 +100,6 @@ pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
 /// Why a service was kept that copying could not make ready, with what would help.
 #[must_use]
 pub fn advice(rounds: &[Round], predicted: Duration, goals: &Goals) -> String {
-    let rate = rounds
-        .last()
-        .map_or(0.0, |round| round.found_pages as f64 * PAGE / round.since.as_secs_f64().max(1e-3) / 1e6);
-    let bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth).unwrap_or(0.0) / 1e6;
     let limit = goals.max_frozen.unwrap_or_default().as_millis();
     let mut help = Vec::new();
     if !goals.throttle {
@@ -114,11 +110,27 @@ pub fn advice(rounds: &[Round], predicted: Duration, goals: &Goals) -> String {
     }
     help.push("give it more frozen time (--max-frozen-ms), or a faster link");
     format!(
-        "after {} rounds it would still be frozen for {} ms, more than the {limit} ms allowed: it writes {rate:.0} MB/s and {bandwidth:.0} MB/s can be sent; {}",
+        "after {} rounds it would still be frozen for {} ms, more than the {limit} ms allowed: {}; {}",
         rounds.len(),
         predicted.as_millis(),
+        figures(rounds),
         help.join(", or ")
     )
+}
+
+/// Why pages are left for after the commit, of a service that was to be copied in rounds.
+#[must_use]
+pub fn why_hybrid(rounds: &[Round]) -> String {
+    format!("more rounds do not pay: {}, so the rest follows after the resume", figures(rounds))
+}
+
+/// What the service writes and the link carries.
+fn figures(rounds: &[Round]) -> String {
+    let rate = rounds
+        .last()
+        .map_or(0.0, |round| round.found_pages as f64 * PAGE / round.since.as_secs_f64().max(1e-3) / 1e6);
+    let bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth).unwrap_or(0.0) / 1e6;
+    format!("it writes {rate:.0} MB/s and {bandwidth:.0} MB/s can be sent")
 }
 
 #[cfg(test)]
@@ -169,6 +181,10 @@ mod tests {
         let stuck = rounds(&[100_000, 50_000, 49_000, 48_000]);
         let hybrid = Goals { postcopy: true, throttle: true, ..goals() };
         assert_eq!(decide(&stuck, FIXED, &hybrid), Next::Hybrid);
+        assert_eq!(
+            why_hybrid(&stuck),
+            "more rounds do not pay: it writes 197 MB/s and 100 MB/s can be sent, so the rest follows after the resume"
+        );
         let slow = Goals { throttle: true, ..goals() };
         assert_eq!(decide(&stuck, FIXED, &slow), Next::Throttle);
         let strict = Goals { max_frozen: Some(Duration::from_millis(300)), ..goals() };

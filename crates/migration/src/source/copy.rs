@@ -159,7 +159,10 @@ impl Source {
                     return Ok(Copied { pages, lanes, leave: plan.mode == Mode::Hybrid });
                 }
                 Next::Hybrid => {
-                    report.mode = Mode::Hybrid.name().into();
+                    if plan.mode != Mode::Hybrid {
+                        report.mode = Mode::Hybrid.name().into();
+                        report.why = converge::why_hybrid(&rounds);
+                    }
                     return Ok(Copied { pages, lanes, leave: true });
                 }
                 Next::Keep(predicted) => {

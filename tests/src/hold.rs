@@ -1,0 +1,75 @@
+//! Points of a migration at which a test can hold it: a directory of `<point>.go` files; a migration
+//! passes the points whose file is there, and leaves `<point>.reached` where it waits
+//! (`GODWIT_FAULT`, see the module `fault` of godwit-migration).
+
+use std::{fs, path::PathBuf};
+
+use godwit_lab::LabConfig;
+
+use crate::wait_for;
+
+/// Every point at which a migration can be held, in the order in which it passes them.
+pub const POINTS: [&str; 17] = [
+    "destination.reserved",
+    "destination.prepared",
+    "source.copying",
+    "source.copied",
+    "source.frozen",
+    "source.sending",
+    "destination.receiving",
+    "destination.received",
+    "destination.restoring",
+    "destination.restored",
+    "source.committed",
+    "destination.committing",
+    "destination.committed",
+    "source.serving",
+    "source.pushing",
+    "destination.filling",
+    "destination.dropping",
+];
+
+/// The points of all daemons of a lab. None is held at first.
+#[derive(Debug)]
+pub struct Points {
+    directory: tempfile::TempDir,
+}
+
+impl Points {
+    /// Tells the daemons of the lab that is made from `config` about them.
+    pub fn of(config: &mut LabConfig) -> Self {
+        let points = Self { directory: tempfile::tempdir().unwrap() };
+        let places = POINTS.map(|point| {
+            points.let_go(point);
+            format!("{point}=wait:{}", points.directory.path().display())
+        });
+        config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), places.join(",")));
+        points
+    }
+
+    fn file(&self, point: &str, what: &str) -> PathBuf {
+        assert!(POINTS.contains(&point), "{point}");
+        self.directory.path().join(format!("{point}.{what}"))
+    }
+
+    /// The next migration that comes to this point waits there.
+    pub fn hold(&self, point: &str) {
+        let _ = fs::remove_file(self.file(point, "reached"));
+        fs::remove_file(self.file(point, "go")).unwrap();
+    }
+
+    /// Whether a migration is held, or was, since this point was last to be held at.
+    pub fn has_reached(&self, point: &str) -> bool {
+        self.file(point, "reached").exists()
+    }
+
+    /// Waits until a migration is held at this point.
+    pub fn reached(&self, point: &str) {
+        wait_for(&format!("point {point} of the migration"), || self.has_reached(point).then_some(()));
+    }
+
+    /// What is held at this point goes on.
+    pub fn let_go(&self, point: &str) {
+        fs::write(self.file(point, "go"), b"").unwrap();
+    }
+}
