@@ -64,14 +64,23 @@ pub struct Said {
     pub stderr: String,
 }
 
+impl Said {
+    /// The report of a `godwit --json migrate`, which comes after its steps.
+    pub fn report(&self) -> Report {
+        let last = self.stdout.lines().last().unwrap_or_default();
+        serde_json::from_str(last)
+            .unwrap_or_else(|error| panic!("the report of a migration: {error}: {self:?}"))
+    }
+}
+
 /// The report of a migration; the fields that tests look at.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Report {
     /// The service.
     pub name: String,
-    /// `moved` or `kept`.
+    /// `moved`, `kept` or `lost`.
     pub outcome: String,
-    /// Why it was kept.
+    /// Why it was kept or lost.
     pub reason: String,
     /// The CRIU that dumped it, with those of our patches that it used.
     pub criu: String,
@@ -231,10 +240,7 @@ impl Bed {
     pub fn migrate_so(&self, name: &str, from: &str, to: &str, how: &[&str]) -> Report {
         let said = self.godwit(from, &[&["--json", "migrate", name, "--to", to], how].concat());
         assert_eq!(said.code, 0, "moving {name} from {from} to {to}: {}{}", said.stdout, said.stderr);
-        // The report comes after the steps.
-        let last = said.stdout.lines().last().unwrap_or_default();
-        let report: Report = serde_json::from_str(last)
-            .unwrap_or_else(|error| panic!("the report of a migration: {error}: {}", said.stdout));
+        let report = said.report();
         let seen = [&report.name, &report.outcome, &report.source, &report.destination].map(String::as_str);
         assert_eq!(seen, [name, "moved", from, to], "{report:?}");
         report

@@ -240,6 +240,15 @@ fn run_in_lab(name: &str, cases: &[Case]) {
     }
 }
 
+/// What the one who asked for a migration heard of its end.
+#[derive(Default)]
+struct Ending {
+    /// The reason in its report.
+    said: String,
+    /// Its outcome was `lost`.
+    reported_lost: bool,
+}
+
 /// A lab with the service on one of its nodes.
 struct Stand {
     victim: Victim,
@@ -268,7 +277,7 @@ impl Stand {
         let log = victim.bed.lab().log(from).unwrap();
         let logged = fs::metadata(&log).unwrap().len();
         let mut attempt = victim.begin_with_and_hold(from, to, &["--mode", mode.name()], phase.point);
-        let said = match fault {
+        let ending = match fault {
             Fault::Cut => {
                 victim.bed.lab().cut("a", "b").unwrap();
                 victim.let_go(phase.point);
@@ -282,9 +291,9 @@ impl Stand {
                     victim.bed.lab().heal("a", "b").unwrap();
                     finish(case, attempt)
                 } else {
-                    let said = finish(case, attempt);
+                    let ending = finish(case, attempt);
                     victim.bed.lab().heal("a", "b").unwrap();
-                    said
+                    ending
                 }
             }
             Fault::Source => {
@@ -294,7 +303,7 @@ impl Stand {
                 assert!(said.code == 1 || phase.committed, "{said:?}");
                 victim.let_go(phase.point);
                 victim.bed.lab().start_node(from).unwrap();
-                String::new()
+                Ending::default()
             }
             Fault::Destination | Fault::PagerUnseen => {
                 victim.bed.lab().stop_node(to).unwrap();
@@ -306,17 +315,18 @@ impl Stand {
                     victim.bed.lab().start_node(to).unwrap();
                     finish(case, attempt)
                 } else {
-                    let said = finish(case, attempt);
+                    let ending = finish(case, attempt);
                     victim.bed.lab().start_node(to).unwrap();
-                    said
+                    ending
                 }
             }
             Fault::Memory => {
                 victim.grows(SCARCE << 20);
                 victim.let_go(phase.point);
-                let said = finish(case, attempt);
+                let ending = finish(case, attempt);
+                let said = &ending.said;
                 assert!(said.contains(&format!("node {to} gave up")) && said.contains("allowed"), "{said}");
-                said
+                ending
             }
             Fault::Pager => {
                 kill_pagers(case, victim.pagers(to));
@@ -324,11 +334,12 @@ impl Stand {
                 finish(case, attempt)
             }
         };
-        self.ends_as(case, &said);
+        self.ends_as(case, &ending);
     }
 
     /// Checks how it ended, on both nodes.
-    fn ends_as(&mut self, case: Case, said: &str) {
+    fn ends_as(&mut self, case: Case, ending: &Ending) {
+        let said = &ending.said;
         let [from, to] = self.at;
         let moved = match case.expected() {
             Expected::Kept => false,
@@ -345,6 +356,7 @@ impl Stand {
                 if stopped.is_some_and(|shown| shown.state == "stopped") {
                     return self.is_lost();
                 }
+                assert!(!ending.reported_lost, "it runs: {said}");
                 true
             }
         };
@@ -404,6 +416,13 @@ fn kill_pagers(case: Case, pagers: Vec<Pid>) {
 }
 
 /// The end of the attempt, as it must be; what its report adds.
-fn finish(case: Case, attempt: Attempt) -> String {
-    if case.phase.committed { attempt.moved() } else { attempt.kept() }
+fn finish(case: Case, attempt: Attempt) -> Ending {
+    let (reported_lost, said) = match case.expected() {
+        Expected::Kept => (false, attempt.kept()),
+        Expected::Moved => (false, attempt.moved()),
+        Expected::Lost => (true, attempt.lost()),
+        // What is lost after the source has let go is in no report.
+        Expected::MovedOrLost => attempt.moved_or_lost(),
+    };
+    Ending { said, reported_lost }
 }

@@ -455,12 +455,29 @@ impl Attempt {
         self.report("moved", 0).1.reason
     }
 
+    /// Waits for its end, which must be a service that was lost at the destination; why.
+    pub fn lost(self) -> String {
+        let (said, report) = self.report("lost", 3);
+        let sentence =
+            format!("Error: {} was lost on {}: {}", report.name, report.destination, report.reason);
+        assert_eq!(said.stderr.lines().last(), Some(sentence.as_str()), "{said:?}");
+        report.reason
+    }
+
+    /// Waits for its end after the commit: whether the service was lost, and what the report adds.
+    pub fn moved_or_lost(self) -> (bool, String) {
+        let said = self.end();
+        let report = said.report();
+        let outcome = (report.outcome.as_str(), said.code);
+        assert!([("moved", 0), ("lost", 3)].contains(&outcome), "{said:?}");
+        (outcome.0 == "lost", report.reason)
+    }
+
     /// Waits for its end, which must have this outcome and exit code; what it said, and its report.
     pub fn report(self, outcome: &str, code: i32) -> (Said, Report) {
         let said = self.end();
         assert_eq!(said.code, code, "{said:?}");
-        let report: Report = serde_json::from_str(said.stdout.lines().last().unwrap_or_default())
-            .unwrap_or_else(|_| panic!("{said:?}"));
+        let report = said.report();
         assert_eq!(report.outcome, outcome, "{report:?}");
         (said, report)
     }

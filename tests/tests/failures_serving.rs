@@ -1,8 +1,9 @@
 //! What happens to a service while pages of it are still at its source: commands for it, daemons that
-//! are told to end, a source that has lost the pages. Needs root.
+//! are told to end, pages that are lost at the source or on their way. Needs root.
 #![allow(clippy::unwrap_used)]
 
 use godwit_tests::victim::{Attempt, NAME, Victim};
+use godwit_tests::wait_for;
 
 const POSTCOPY: [&str; 2] = ["--mode", "postcopy"];
 const POINT: &str = "source.pushing";
@@ -94,6 +95,46 @@ fn the_next_migration_waits_until_the_service_is_complete() {
     victim.let_go("destination.reserved");
     assert_eq!(next.moved(), "");
     victim.ends_at_a();
+}
+
+/// What the events of a node say of migrations that lost the service.
+fn losses(victim: &Victim, node: &str) -> Vec<String> {
+    let text = victim.bed.done(node, &["--json", "events"]);
+    let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let lost = events.filter(|event| event["subject"] == "migration" && event["action"] == "lost");
+    lost.map(|event| event["detail"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The service has ended on `b` for this reason, and whoever looks is told so.
+fn is_lost(victim: Victim, reason: &str, words: &str) {
+    assert!(reason.contains("its memory is not complete") && reason.contains(words), "{reason}");
+    let shown = victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "stopped"));
+    assert_eq!(shown.unwrap().reason, reason);
+    assert_eq!(losses(&victim, "b"), [reason]);
+    wait_for("an event at the source", || (!losses(&victim, "a").is_empty()).then_some(()));
+    assert_eq!(losses(&victim, "a"), [format!("on node b: {reason}")]);
+    victim.bed.done("b", &["rm", NAME]);
+    victim.is_gone();
+}
+
+#[test]
+fn a_service_whose_pages_are_killed_at_the_source_is_lost_and_godwit_ends_with_that() {
+    let (victim, attempt) = served("lost-source");
+    victim.kill_processes("a");
+    victim.let_go(POINT);
+    let reason = attempt.lost();
+    is_lost(victim, &reason, "on node a are gone");
+}
+
+#[test]
+fn a_service_whose_pager_is_killed_is_lost_and_godwit_ends_with_that() {
+    let (victim, attempt) = served("lost-pager");
+    for pager in victim.pagers("b") {
+        rustix::process::kill_process(pager, rustix::process::Signal::KILL).unwrap();
+    }
+    victim.let_go(POINT);
+    let reason = attempt.lost();
+    is_lost(victim, &reason, "pager");
 }
 
 #[test]

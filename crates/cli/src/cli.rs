@@ -19,6 +19,7 @@ Exit codes:
   0    done
   1    not done; standard error says why in one sentence (also: a migration that was kept at its source)
   2    the command line was not understood
+  3    migrate: the service was lost, pages that had stayed at its source being gone
   125  run and exec: godwit could not start the command
   130  ended by Ctrl-C
   exec ends with the exit code of the command it ran.

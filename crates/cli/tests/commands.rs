@@ -278,6 +278,23 @@ async fn a_service_that_was_kept_ends_with_the_reason_and_1() {
 }
 
 #[tokio::test]
+async fn a_service_that_was_lost_ends_with_where_and_why_and_3() {
+    let fake = Fake::start();
+    let finished = fake.run(&["migrate", "lost", "--to", "b"]).await;
+    assert_eq!((finished.code, finished.stdout.as_str()), (3, ""));
+    assert!(
+        finished
+            .stderr
+            .ends_with("Error: lost was lost on b: the processes that held its pages on node a are gone\n"),
+        "{finished:?}"
+    );
+    let finished = fake.run(&["migrate", "lost", "--to", "b", "--json"]).await;
+    assert_eq!(finished.code, 3);
+    let report: serde_json::Value = serde_json::from_str(finished.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!(report["outcome"], "lost");
+}
+
+#[tokio::test]
 async fn a_migration_that_ends_without_a_report_is_no_success() {
     let fake = Fake::start();
     let finished = fake.run(&["migrate", "breaks", "--to", "b"]).await;

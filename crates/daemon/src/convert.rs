@@ -157,16 +157,12 @@ fn mac(bytes: [u8; 6]) -> String {
 
 /// A report as the API shows it.
 pub(crate) fn report(report: Report) -> api::MigrationReport {
-    let outcome = match report.outcome {
-        godwit_migration::Outcome::Moved => "moved",
-        godwit_migration::Outcome::Kept => "kept",
-    };
     api::MigrationReport {
         name: report.name,
         mode: report.mode,
         source: report.source,
         destination: report.destination,
-        outcome: outcome.into(),
+        outcome: report.outcome.name().into(),
         reason: report.reason,
         rounds: report.rounds,
         total_ms: report.total_ms,

@@ -77,13 +77,14 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
         drop(end);
         let answer = match report {
             Ok(report) => {
-                let (action, detail) = match report.outcome {
+                let detail = match report.outcome {
                     Outcome::Moved => {
-                        ("moved", format!("to node {to}, {}, frozen {:.0} ms", report.mode, report.frozen_ms))
+                        format!("to node {to}, {}, frozen {:.0} ms", report.mode, report.frozen_ms)
                     }
-                    Outcome::Kept => ("kept", report.reason.clone()),
+                    Outcome::Kept => report.reason.clone(),
+                    Outcome::Lost => format!("on node {to}: {}", report.reason),
                 };
-                node.events.tell("migration", action, &name, &detail);
+                node.events.tell("migration", report.outcome.name(), &name, &detail);
                 Ok(convert::report(report))
             }
             Err(error) => {

@@ -421,6 +421,7 @@ impl Host for NodeHost {
         if let Ok(node) = self.node() {
             // Its watcher would tell less.
             node.unwatch(&service.name);
+            node.events.tell("migration", "lost", &service.name, reason);
             node.ended(service, 128 + nix::libc::SIGKILL, reason).await;
         }
     }

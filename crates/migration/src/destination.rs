@@ -135,14 +135,17 @@ impl Memory {
         }
     }
 
-    /// Whether pages are lost, as far as is known now.
-    fn is_lost(&mut self) -> bool {
+    /// Why pages are lost, if they are, as far as is known now.
+    fn lost(&mut self) -> Option<String> {
         if let Self::Filling(intake) = self
             && let Some(reason) = intake.failed()
         {
             *self = Self::Lost(reason);
         }
-        matches!(self, Self::Lost(_))
+        match self {
+            Self::Lost(reason) => Some(reason.clone()),
+            Self::Whole | Self::Filling(_) => None,
+        }
     }
 }
 
@@ -266,9 +269,13 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     match decided {
         Some(Decision::Committed) => {
             let started = start(local, &service, &id, &keep_stopped, &mut memory).await;
-            if started.is_ok() && !memory.is_lost() {
-                // The source learns it from the closed connection too, only later.
-                let _ = link.send(Message::Running).await;
+            if started.is_ok() {
+                let word = match memory.lost() {
+                    None => Message::Running,
+                    Some(reason) => Message::Abort(Reason { reason }),
+                };
+                // The source learns it from the closed connection too, only later or less well.
+                let _ = link.send(word).await;
             }
             adopt(local, &service, &id, &keep_stopped, &mut memory, started).await;
             // The name and the memory are the service's own from here on.
@@ -713,7 +720,7 @@ async fn start(
     fault::point("destination.committing").await;
     local.journal.set(id, Stage::Committed, "")?;
     fault::point("destination.committed").await;
-    if memory.is_lost() {
+    if memory.lost().is_some() {
         // It is this node's to end.
         return Ok(());
     }

@@ -12,6 +12,20 @@ pub enum Outcome {
     Moved,
     /// The source still owns it, and it runs there.
     Kept,
+    /// The destination owned it, and ended it: pages that it still needed are gone.
+    Lost,
+}
+
+impl Outcome {
+    /// Its name in reports and events.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Moved => "moved",
+            Self::Kept => "kept",
+            Self::Lost => "lost",
+        }
+    }
 }
 
 /// Times in milliseconds, sizes in bytes; the fields are those of the design's report.
@@ -33,7 +47,7 @@ pub struct Report {
     pub destination: String,
     /// How it ended.
     pub outcome: Outcome,
-    /// Why it was kept; empty when moved.
+    /// Why it was kept or lost; of one that moved, what has not been confirmed or let go, if anything.
     pub reason: String,
     /// Passes over the memory while the service ran.
     pub rounds: u32,

@@ -469,7 +469,7 @@ impl Source {
                 running = link.receive() => running,
                 () = self.local.ending.cancelled() => Err(LinkError::Closed(self.destination.clone())),
             },
-            Err(error) => Err(error),
+            Err(error) => Err(link.why_closed().await.unwrap_or(error)),
         };
         if let Some(clock) = clock {
             report.resume_ms += clock.end("commit");
@@ -482,6 +482,11 @@ impl Source {
             Ok(Message::Running) => {}
             Ok(other) => {
                 tracing::warn!(migration = %self.id, got = other.name(), "no word that the service runs")
+            }
+            Err(LinkError::Aborted { reason, .. }) => {
+                // After `Restored` it gives up for one reason only.
+                report.outcome = Outcome::Lost;
+                report.reason = reason;
             }
             Err(error) => {
                 // The destination owns it and asks until it hears so; this node answers from its journal.
@@ -517,10 +522,10 @@ impl Source {
                 );
                 return Ok(());
             };
-            // It has been running there, whatever had been heard of that.
-            report.reason = match served.lost {
-                None => String::new(),
-                Some(why) => format!("it moved, and was lost on node {}: {why}", self.destination),
+            // Whatever had been heard before of its running there.
+            (report.outcome, report.reason) = match served.lost {
+                None => (Outcome::Moved, String::new()),
+                Some(why) => (Outcome::Lost, why),
             };
             report.faulted_transfer_ms = ms_since(serving_since);
             report.faulted_bytes = served.bytes;

@@ -25,12 +25,15 @@ use crate::{
 
 /// Exit code after Ctrl-C, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
+/// Exit code for a service that is no more: neither where it was nor where it was to go.
+const LOST: u8 = 3;
 
 /// Move a service to another node, with its memory and open connections
 ///
 /// Any node can be asked. Ctrl-C cancels a migration that has not committed yet; the service
 /// then goes on at its source. With --json each step is a line, {"event":"progress",…}, and the last
-/// line is the report. Ends with 1 (130 after Ctrl-C) when it was kept at the source.
+/// line is the report. Ends with 1 (130 after Ctrl-C) when it was kept at the source, and with 3 when it
+/// was lost: pages that had stayed at the source were gone before they could follow.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The service
@@ -249,21 +252,32 @@ impl Interrupts {
 }
 
 fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyhow::Result<ExitCode> {
-    let moved = report.outcome == "moved";
+    let failure = failure(report);
     if global.json {
         output::json(report)?;
-    } else if moved {
+    } else if failure.is_none() {
         output::line(&format!("{} moved from {} to {}", report.name, report.source, report.destination))?;
         table(report).print()?;
     }
-    if !moved {
-        output::note(&format!("Error: {} was kept on {}: {}", report.name, report.source, report.reason));
+    if let Some(failure) = failure {
+        output::note(&format!("Error: {failure}"));
     }
-    Ok(match (moved, interrupted) {
-        (true, _) => ExitCode::SUCCESS,
-        (false, true) => ExitCode::from(INTERRUPTED),
-        (false, false) => ExitCode::FAILURE,
+    Ok(match (report.outcome.as_str(), interrupted) {
+        ("moved", _) => ExitCode::SUCCESS,
+        ("lost", _) => ExitCode::from(LOST),
+        (_, true) => ExitCode::from(INTERRUPTED),
+        (_, false) => ExitCode::FAILURE,
     })
+}
+
+/// In a sentence, why a service is not where it was to go; nothing when it is.
+pub(crate) fn failure(report: &MigrationReport) -> Option<String> {
+    let (what, node) = match report.outcome.as_str() {
+        "moved" => return None,
+        "lost" => ("lost", &report.destination),
+        _ => ("kept", &report.source),
+    };
+    Some(format!("{} was {what} on {node}: {}", report.name, report.reason))
 }
 
 /// What a reader wants to know first; `--json` has every field.

@@ -74,8 +74,8 @@ impl Seen {
     /// Nothing was lost and the service is where it should be; else why not.
     pub(crate) fn verdict(&self) -> Result<(), String> {
         let Self { report, client, .. } = self;
-        if report.outcome != "moved" {
-            return Err(format!("{} was kept on {}: {}", report.name, report.source, report.reason));
+        if let Some(failure) = migrate::failure(report) {
+            return Err(failure);
         }
         if client.is_clean() {
             return Ok(());
@@ -229,9 +229,9 @@ pub(crate) async fn with_godwit(
         let link_bytes = left(lab, from).await?.saturating_sub(before);
         let client;
         (clients, client) = clients.watch().await?;
-        let kept = report.outcome != "moved";
+        let failed = report.outcome != "moved";
         all.push(Seen { report, client, link_bytes, moments, p99_ms: [None; 2], answered_s: [None; 2] });
-        if kept {
+        if failed {
             break;
         }
     }

@@ -294,6 +294,10 @@ impl Node for Answers {
                 progress("reserve", 0, 0),
                 report(&name, "kept", "node b has 10 MiB of memory left and 256 MiB are needed"),
             ]),
+            "lost" => items(vec![
+                progress("serve", 1 << 20, 201 << 20),
+                report(&name, "lost", "the processes that held its pages on node a are gone"),
+            ]),
             "breaks" => items(vec![progress("freeze", 0, 0)]),
             // Goes on until it is cancelled.
             "slow" | "late" => {

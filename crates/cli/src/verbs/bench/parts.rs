@@ -161,7 +161,7 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Re
         let job = trial::Job { memory: args.memory, rate: 0, mode, how, back: false, busy: false };
         let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
         let (report, moments) = trial::moved(&connection, &job, NAME, DESTINATION, &quiet).await?;
-        ensure!(report.outcome == "moved", "it was kept: {}", report.reason);
+        ensure!(report.outcome == "moved", "it was {}: {}", report.outcome, report.reason);
         let touched = blocking(move || {
             if !busy {
                 // A look at all of it, so that a lost page is found here too.
