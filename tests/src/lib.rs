@@ -98,8 +98,14 @@ pub struct Report {
     pub frozen_ms: f64,
     /// The whole migration, in milliseconds.
     pub total_ms: f64,
-    /// Bytes of the data connection.
+    /// Bytes of all data connections.
     pub wire_bytes: u64,
+    /// Of these, what the connections for pages carried.
+    pub memory_wire_bytes: u64,
+    /// Layers, changed files and logs.
+    pub file_bytes: u64,
+    /// Pages that had to cross, as bytes.
+    pub page_bytes: u64,
     /// Bytes of CRIU's images.
     pub dump_bytes: u64,
     /// Bytes of pages that followed after it ran at the destination.

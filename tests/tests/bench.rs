@@ -40,6 +40,8 @@ fn modes_and_baselines_take_turns_and_are_drawn() {
     for row in &rows[..4] {
         assert!(row["p99_before_ms"].is_f64() && row["memory_bytes"].as_u64() > Some(8 << 20), "{row}");
         assert!(row["link_bytes"].as_u64() > row["wire_bytes"].as_u64(), "{row}");
+        assert!(row["wire_bytes"].as_u64() > row["memory_wire_bytes"].as_u64(), "{row}");
+        assert!(row["page_bytes"].as_u64() > Some(8 << 20), "{row}");
     }
     let left = leftovers::of(&lab);
     assert!(left.is_empty(), "{left:?}");

@@ -1,8 +1,12 @@
-//! What `godwit migrate` was asked to keep to, with a service that writes faster than the link
-//! carries: the frozen time, the CPU it may be slowed to, pages that may follow. Needs root.
+//! What `godwit migrate` was asked to keep to: its bandwidth, and with a service that writes faster
+//! than the link carries the frozen time, the CPU it may be slowed to, pages that may follow. Needs root.
 #![allow(clippy::unwrap_used)]
 
+use std::net::Ipv4Addr;
+
+use godwit_lab::workload::{RedisClient, Workload};
 use godwit_tests::{
+    Bed, CLIENT, PATIENCE,
     victim::Shown,
     wait_for,
     writer::{MEMORY, NAME, Writer},
@@ -136,5 +140,33 @@ fn auto_leaves_no_page_behind_unless_that_was_allowed() {
         assert_eq!((report.faulted_bytes, report.faults), (0, 0), "{report:?}");
         writer.check(&format!("after {more:?}"));
         runs_at(&writer, to);
+    }
+}
+
+#[test]
+fn memory_takes_no_more_bandwidth_than_was_allowed() {
+    const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
+    const FILL: u64 = 16 << 20;
+    const LIMIT: f64 = 6e6;
+    /// A batch with its framing.
+    const BATCH: u64 = 260 << 10;
+    // On links as fast as the machine: a second would be enough for all of it.
+    let bed = Bed::up_with("bandwidth", |config| {
+        config.programs.serve_arguments.extend(["--keep-memory", "0"].map(str::to_owned));
+    });
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &[]);
+    let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
+    data.fill(FILL).unwrap();
+    for (from, to, mode) in [("a", "b", "cold"), ("b", "a", "precopy"), ("a", "b", "postcopy")] {
+        let how = ["--mode", mode, "--compress", "off", "--max-bandwidth", "6MB/s"];
+        let report = bed.migrate_so("redis", from, to, &how);
+        assert!(report.memory_wire_bytes > FILL, "{mode}: {report:?}");
+        // What a process waits for is not held up. Each stretch of sending begins with a batch at once.
+        let at_once = 3 * BATCH + report.faults * (4096 + 256);
+        let carried = (report.memory_wire_bytes - at_once) as f64 / 1.02;
+        let most = LIMIT * report.total_ms / 1e3;
+        assert!(carried <= most, "{mode}: {carried} bytes in the time of {most}: {report:?}");
+        data.check_fill(FILL).unwrap();
     }
 }

@@ -84,6 +84,37 @@ fn a_service_that_comes_back_sends_only_what_differs() {
         println!("{mode}: {} bytes there, {} back", there.wire_bytes, back.wire_bytes);
         // Kernel state, which crosses each time, is 1.2 MB of this.
         assert!(back.wire_bytes < 2 * FILL / 10, "{mode}: {back:?}");
+        assert!(back.memory_wire_bytes * 20 < back.page_bytes, "{mode}: {back:?}");
         data.check_fill(2 * FILL).unwrap();
+    }
+}
+
+/// A share of so many bytes in a hundred more.
+const FRAMING: u64 = 2;
+
+#[test]
+fn the_report_tells_memory_from_files_and_each_page_crosses_once() {
+    let bed = Bed::up_with("bytes", |config| {
+        // Else pages that a node kept would not cross at all.
+        config.programs.serve_arguments.extend(["--keep-memory", "0"].map(str::to_owned));
+    });
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &[]);
+    let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
+    data.fill(FILL).unwrap();
+    for (number, mode) in ["cold", "precopy", "postcopy", "hybrid"].into_iter().enumerate() {
+        let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
+        let report = bed.migrate_so("redis", from, to, &["--mode", mode, "--compress", "off"]);
+        println!("{mode}: {report:?}");
+        // The root filesystem crosses at the first move to a node that lacks it, and never again.
+        let files = report.file_bytes > 4 << 20;
+        assert_eq!(files, number == 0, "{mode}: {report:?}");
+        assert!(report.wire_bytes > report.memory_wire_bytes + report.file_bytes, "{mode}: {report:?}");
+        assert!(report.page_bytes >= FILL, "{mode}: {report:?}");
+        // A page that is waited for while it is under way crosses once more.
+        let twice = report.faults * (4096 + 256);
+        let most = report.page_bytes * (100 + FRAMING) / 100 + twice;
+        assert!((FILL..most).contains(&report.memory_wire_bytes), "{mode}: {report:?}");
+        data.check_fill(FILL).unwrap();
     }
 }

@@ -254,6 +254,9 @@ async fn a_migration_in_json_is_its_steps_and_then_one_report() {
         "dump_bytes",
         "faulted_bytes",
         "wire_bytes",
+        "memory_wire_bytes",
+        "file_bytes",
+        "page_bytes",
         "memory_bytes",
     ] {
         assert!(report.get(field).is_some(), "{field} is missing from {report}");

@@ -77,6 +77,13 @@ pub struct Report {
     pub faults: u64,
     /// Everything the source put on the wire, with framing.
     pub wire_bytes: u64,
+    /// Of these, what the connections for pages carried.
+    pub memory_wire_bytes: u64,
+    /// Layers, changed files and logs.
+    pub file_bytes: u64,
+    /// What the connections for pages would have carried without framing, compression, differences and
+    /// kept pages: all pages that are not zero, and once more those found written after they were sent.
+    pub page_bytes: u64,
     /// Memory of the service at the freeze.
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
@@ -113,6 +120,9 @@ impl Report {
             faulted_bytes: 0,
             faults: 0,
             wire_bytes: 0,
+            memory_wire_bytes: 0,
+            file_bytes: 0,
+            page_bytes: 0,
             memory_bytes: 0,
             phases: Vec::new(),
             criu: String::new(),

@@ -38,7 +38,7 @@ use crate::options::Options;
 use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
 use copy::Copied;
-use lanes::Lanes;
+use lanes::{LaneTraffic, Lanes};
 use pages::{Hashes, Pages};
 use serve::Answering;
 
@@ -154,6 +154,8 @@ pub struct Source {
     cancel: CancellationToken,
     /// Frames for the service that came since the freeze; they go where it runs next.
     held: Mutex<Option<Held>>,
+    /// Of the connections for pages, as soon as there are any.
+    lane_traffic: Mutex<LaneTraffic>,
 }
 
 /// What the frozen stretch needs to know of what came before it.
@@ -184,7 +186,8 @@ impl Source {
         progress: watch::Sender<Progress>,
         cancel: CancellationToken,
     ) -> Self {
-        Self { local, service, id, destination, options, progress, cancel, held: Mutex::new(None) }
+        let (held, lane_traffic) = (Mutex::default(), Mutex::default());
+        Self { local, service, id, destination, options, progress, cancel, held, lane_traffic }
     }
 
     /// Moves the service. The report says how it ended; an error is returned only when the service
@@ -260,7 +263,8 @@ impl Source {
                     }
                 }
                 if let Some(link) = link {
-                    report.wire_bytes = link.bytes_sent();
+                    report.memory_wire_bytes = self.lanes_sent();
+                    report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
                     let abort = Message::Abort(Reason { reason: reason.clone() });
                     // The other side also sees the connection close; the word only makes it sooner.
                     let _ = link.sender().try_send(abort);
@@ -390,6 +394,7 @@ impl Source {
         self.step("files", report.pre_dump_bytes, total);
         let (tree, sent) = send_round(link, tree, first).await?;
         report.pre_dump_bytes += sent;
+        report.file_bytes += sent;
         match link.receive().await? {
             Message::TreeApplied => {}
             other => return Err(link.unexpected(&other, "TreeApplied").into()),
@@ -439,6 +444,7 @@ impl Source {
             }
             link.send(Message::LayerData(buffer.freeze())).await?;
             report.pre_dump_bytes += read as u64;
+            report.file_bytes += read as u64;
             self.step("layers", report.pre_dump_bytes, total);
         }
         link.send(Message::LayerEnd).await?;
@@ -498,7 +504,8 @@ impl Source {
             }
         }
         if stock.pages() == 0 {
-            report.wire_bytes = link.bytes_sent() + lanes.bytes_sent();
+            report.memory_wire_bytes = self.lanes_sent();
+            report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
             link.close().await;
             lanes.close().await;
         } else {
@@ -530,7 +537,9 @@ impl Source {
             report.faulted_transfer_ms = ms_since(serving_since);
             report.faulted_bytes = served.bytes;
             report.faults = served.faults;
+            report.memory_wire_bytes = served.memory_wire_bytes;
             report.wire_bytes = served.wire_bytes;
+            report.page_bytes += served.page_bytes;
         }
         self.step("release", 0, 0);
         report.total_ms = ms_since(started);
@@ -545,6 +554,12 @@ impl Source {
     /// Before the commit: the service goes on here as if nothing had been.
     async fn undo(&self, reason: &str) -> Result<(), LocalError> {
         put_back(&self.local, &self.service, &self.id, self.take_held(), reason).await
+    }
+
+    /// Bytes that the lanes have put on the wire.
+    fn lanes_sent(&self) -> u64 {
+        // It is replaced in one step.
+        self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner).sent()
     }
 
     fn take_held(&self) -> Option<Held> {

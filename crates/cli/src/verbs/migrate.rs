@@ -307,6 +307,8 @@ fn table(report: &MigrationReport) -> Table {
         row("  pages waited for", report.faults.to_string());
     }
     row("on the wire", output::bytes(report.wire_bytes));
+    row("  memory", output::bytes(report.memory_wire_bytes));
+    row("  files", output::bytes(report.file_bytes));
     row("memory of the service", output::bytes(report.memory_bytes));
     table
 }

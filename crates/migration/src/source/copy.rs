@@ -1,7 +1,9 @@
 //! Before the freeze: which mode it is, and rounds of memory while the service runs.
 
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::{Backend, Detected};
 
 use super::lanes::Lanes;
@@ -117,6 +119,7 @@ impl Source {
     ) -> Result<Copied, SourceError> {
         let lanes =
             Lanes::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.lanes).await?;
+        *self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner) = lanes.traffic().clone();
         let mut pages = Pages::new(
             plan.backend,
             lanes.count(),
@@ -176,6 +179,7 @@ impl Source {
             let took = sending.elapsed();
             report.pre_dump_transfer_ms += took.as_secs_f64() * 1e3;
             report.pre_dump_bytes += sent.bytes;
+            report.page_bytes += sent.found * PAGE_SIZE;
             report.rounds += 1;
             let first = rounds.iter().all(|round| round.bandwidth.is_none());
             if let Some(round) = rounds.last_mut()

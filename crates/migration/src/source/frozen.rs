@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use godwit_criu::{DumpOptions, Memory, MemoryWay};
 use godwit_engine::tree;
+use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::Backend;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -90,6 +91,7 @@ impl Source {
         let kernel = async {
             let (_, sent) = send_round(link, tree, last).await?;
             report.dump_bytes += sent;
+            report.file_bytes += sent;
             let unheard = |_| ();
             let mut images = images::Sender::new(&prepared.room.images(), link.sender(), &unheard);
             let dumped = {
@@ -111,7 +113,9 @@ impl Source {
             clock.end("dump");
             self.step("transfer", 0, 0);
             // By now the shim has long emptied the pipes of the frozen processes.
-            report.dump_bytes += self.send_log(link).await?;
+            let sent = self.send_log(link).await?;
+            report.dump_bytes += sent;
+            report.file_bytes += sent;
             let files = images.finish().await?;
             report.dump_bytes += images.bytes();
             drop(images);
@@ -126,9 +130,11 @@ impl Source {
         };
         let ((pages, sent), ()) = tokio::try_join!(sending, kernel)?;
         report.dump_bytes += sent.bytes;
+        report.page_bytes += sent.found * PAGE_SIZE;
         // CRIU is out of the processes: what it may have changed for a moment is as it was.
         let (pages, sent) = self.send(pages, &prepared.copied.lanes, State::Frozen).await?;
         report.dump_bytes += sent.bytes;
+        report.page_bytes += sent.found * PAGE_SIZE;
         let lanes = &mut prepared.copied.lanes;
         let arriving = async { Ok::<_, SourceError>(lanes.arrived().await?) };
         let restoring = async {

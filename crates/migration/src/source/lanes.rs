@@ -1,6 +1,8 @@
 //! The further connections of a migration: lanes for pages, and one for faults.
 
-use godwit_transfer::Connection;
+use std::sync::Arc;
+
+use godwit_transfer::{Connection, Traffic};
 use tokio::sync::mpsc;
 
 use crate::link::{Link, LinkError};
@@ -13,6 +15,18 @@ pub(crate) struct Lanes {
     pages: Vec<Link>,
     /// Until it is taken.
     pub(crate) faults: Option<Link>,
+    traffic: LaneTraffic,
+}
+
+/// Counts what all lanes of one migration carry, also those that were taken, and outlives them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LaneTraffic(Vec<Arc<Traffic>>);
+
+impl LaneTraffic {
+    /// Bytes put on the wire so far, with framing and TLS.
+    pub(crate) fn sent(&self) -> u64 {
+        self.0.iter().map(|lane| lane.sent()).sum()
+    }
 }
 
 impl Lanes {
@@ -23,12 +37,12 @@ impl Lanes {
         migration: &str,
         count: usize,
     ) -> Result<Self, HostError> {
-        let mut pages = Vec::new();
+        let (mut pages, mut traffic) = (Vec::new(), LaneTraffic::default());
         for _ in 0..count {
-            pages.push(join(host.connect(node).await?, migration, Purpose::Pages).await?);
+            pages.push(join(host.connect(node).await?, migration, Purpose::Pages, &mut traffic).await?);
         }
-        let faults = Some(join(host.connect(node).await?, migration, Purpose::Faults).await?);
-        Ok(Self { pages, faults })
+        let faults = Some(join(host.connect(node).await?, migration, Purpose::Faults, &mut traffic).await?);
+        Ok(Self { pages, faults, traffic })
     }
 
     /// How many lanes there are for pages.
@@ -65,9 +79,9 @@ impl Lanes {
         None
     }
 
-    /// Bytes that all lanes put on the wire.
-    pub(crate) fn bytes_sent(&self) -> u64 {
-        self.pages.iter().chain(&self.faults).map(Link::bytes_sent).sum::<u64>()
+    /// What they carry.
+    pub(crate) fn traffic(&self) -> &LaneTraffic {
+        &self.traffic
     }
 
     /// Closes them after what is queued.
@@ -78,7 +92,13 @@ impl Lanes {
     }
 }
 
-async fn join(connection: Connection, migration: &str, purpose: Purpose) -> Result<Link, HostError> {
+async fn join(
+    connection: Connection,
+    migration: &str,
+    purpose: Purpose,
+    traffic: &mut LaneTraffic,
+) -> Result<Link, HostError> {
+    traffic.0.push(connection.traffic());
     let link = Link::new(connection);
     let join = Join { migration: migration.into(), purpose: purpose.into() };
     link.send(Message::Join(join)).await.map_err(|error| HostError(error.to_string()))?;

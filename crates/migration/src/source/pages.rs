@@ -81,6 +81,8 @@ pub(crate) struct Sent {
     pub(crate) same: u64,
     /// Bytes handed to the lanes.
     pub(crate) bytes: u64,
+    /// Pages looked at that were not zero, whether they had to cross or not.
+    pub(crate) found: u64,
 }
 
 /// Hashes of pages, by space and region.
@@ -249,6 +251,7 @@ impl Pages {
             total.pages += sent.pages;
             total.same += sent.same;
             total.bytes += sent.bytes;
+            total.found += sent.found;
         }
         Ok(total)
     }
@@ -413,6 +416,7 @@ impl Sending<'_> {
             true => ZERO,
             false => xxh3_128(content),
         };
+        self.sent.found += u64::from(hash != ZERO);
         let known = self
             .lane
             .known

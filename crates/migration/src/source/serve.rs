@@ -52,8 +52,12 @@ pub(crate) struct Served {
     pub(crate) bytes: u64,
     /// Pages asked for.
     pub(crate) faults: u64,
-    /// All bytes on the wire, of the last connection.
+    /// All bytes on the wire, of all connections, and also what they carried before.
     pub(crate) wire_bytes: u64,
+    /// Of these, what the connections for pages carried.
+    pub(crate) memory_wire_bytes: u64,
+    /// Bytes of the pages that were still here and are not zero, each once for each conversation.
+    pub(crate) page_bytes: u64,
 }
 
 /// Why a conversation about pages ended early.
@@ -88,6 +92,8 @@ pub(crate) struct Stock {
     /// The processes also of pages that are under way: they may be asked for before they arrive.
     processes: BTreeMap<Space, Arc<Process>>,
     bytes: AtomicU64,
+    /// Bytes of the pages in these, before packing, without pages that went once more.
+    page_bytes: AtomicU64,
     faults: AtomicU64,
 }
 
@@ -126,13 +132,16 @@ impl Stock {
     }
 
     /// Takes one page, which may be under way already: then it goes once more, ahead of the others.
-    fn want(&self, space: Space, page: u64) -> Option<Arc<Process>> {
+    /// Says whether it was still here.
+    fn want(&self, space: Space, page: u64) -> Option<(Arc<Process>, bool)> {
         self.faults.fetch_add(1, Ordering::Relaxed);
         let start = page.checked_mul(PAGE_SIZE)?;
+        let mut first = false;
         if let Some((_, set)) = self.lock().spaces.get_mut(&space) {
+            first = set.contains(&start);
             set.remove(start..start.checked_add(PAGE_SIZE)?);
         }
-        self.processes.get(&space).map(Arc::clone)
+        self.processes.get(&space).map(|process| (Arc::clone(process), first))
     }
 }
 
@@ -306,7 +315,9 @@ impl Serving<'_> {
         };
         total.bytes += stock.bytes.load(Ordering::Relaxed);
         total.faults += stock.faults.load(Ordering::Relaxed);
-        total.wire_bytes = link.bytes_sent() + lanes.bytes_sent();
+        total.page_bytes += stock.page_bytes.load(Ordering::Relaxed);
+        total.memory_wire_bytes += lanes.traffic().sent();
+        total.wire_bytes += link.bytes_sent() + lanes.traffic().sent();
         ended
     }
 
@@ -351,26 +362,28 @@ fn push(
     let mut packer = Packer::new(compress);
     let mut reader = Reader::new();
     while let Some((space, process, range)) = stock.take() {
-        let batch = read(&process, space, range, &mut reader, |batch| packer.pack(batch))?;
+        let (batch, raw) = read(&process, space, range, &mut reader, |batch| packer.pack(batch))?;
         let bytes = batch.len() as u64;
         pacer.wait(bytes);
         let waiting = std::time::Instant::now();
         sender.blocking_send(Message::Pages(batch.into())).map_err(|_| PagesError::Closed)?;
         packer.waited(waiting.elapsed());
         stock.bytes.fetch_add(bytes, Ordering::Relaxed);
+        stock.page_bytes.fetch_add(raw, Ordering::Relaxed);
         fault::blocking_point("source.pushing");
     }
     Ok(())
 }
 
-/// Reads pages of a frozen process into a batch. What the process does not have reads as zero.
+/// Reads pages of a frozen process into a batch, and says how many bytes of pages it carries before
+/// packing. What the process does not have reads as zero.
 fn read(
     process: &Process,
     space: Space,
     range: Range,
     reader: &mut Reader,
     pack: impl FnOnce(&mut Builder) -> Vec<u8>,
-) -> Result<Vec<u8>, PagesError> {
+) -> Result<(Vec<u8>, u64), PagesError> {
     let mut batch = Builder::new(space);
     let mut pieces = reader.pieces(process, range);
     while let Some(piece) = pieces.next() {
@@ -383,7 +396,8 @@ fn read(
             Piece::Vanished(range) => batch.zero(&range),
         }
     }
-    Ok(pack(&mut batch))
+    let raw = batch.data_bytes();
+    Ok((pack(&mut batch), raw))
 }
 
 /// Answers on the lane for faults until it breaks.
@@ -394,15 +408,18 @@ async fn answer(mut lane: Link, stock: Arc<Stock>) -> Result<(), ServeError> {
             Message::FaultRequest(request) => request,
             other => return Err(lane.unexpected(&other, "FaultRequest").into()),
         };
-        let Some(process) = stock.want(space, page) else {
+        let Some((process, first)) = stock.want(space, page) else {
             return Err(ServeError::Nonsense(lane.node().to_owned()));
         };
         // One page is read in a microsecond: no thread is worth it.
         let start = page * PAGE_SIZE;
         let range = start..start + PAGE_SIZE;
         let raw = |batch: &mut Builder| batch.finish(Codec::Raw);
-        let batch = read(&process, space, range, &mut reader, raw)?;
+        let (batch, raw) = read(&process, space, range, &mut reader, raw)?;
         stock.bytes.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        if first {
+            stock.page_bytes.fetch_add(raw, Ordering::Relaxed);
+        }
         lane.send(Message::Pages(batch.into())).await?;
     }
 }

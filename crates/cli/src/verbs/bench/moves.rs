@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     Bed,
-    results::Results,
+    results::{Results, page_ratio},
     stock::{self, Stock},
     stock_lazy,
 };
@@ -249,6 +249,8 @@ fn table(rows: &[Value]) -> Table {
         "FROZEN",
         "TOTAL",
         "ON THE WIRE",
+        "OF IT MEMORY",
+        "÷ PAGES",
         "LOST",
         "RECONNECTS",
     ]);
@@ -266,6 +268,8 @@ fn table(rows: &[Value]) -> Table {
             time("frozen_ms"),
             time("total_ms"),
             size("wire_bytes"),
+            size("memory_wire_bytes"),
+            page_ratio(row).map(|ratio| format!("{ratio:.3}")).unwrap_or_default(),
             count("lost_ops"),
             count("reconnects"),
         ]);

@@ -48,3 +48,10 @@ impl Results {
         Ok(())
     }
 }
+
+/// What memory took on the wire in one move for each byte of the pages that had to cross; stock programs
+/// tell neither.
+pub(super) fn page_ratio(row: &Value) -> Option<f64> {
+    let pages = row["page_bytes"].as_f64().filter(|bytes| *bytes > 0.0)?;
+    Some(row["memory_wire_bytes"].as_f64()? / pages)
+}

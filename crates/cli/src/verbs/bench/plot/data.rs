@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::verbs::bench::results::page_ratio;
+
 /// The runs of one series with one size of memory.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -100,6 +102,12 @@ impl Group {
         Some(self.median("wire_bytes")? / data.resident(self.memory)?)
     }
 
+    /// What memory took on the wire for each byte of the pages that had to cross; stock programs tell
+    /// neither.
+    pub(super) fn page_ratio(&self) -> Option<f64> {
+        median(self.rows.iter().filter_map(page_ratio).collect())
+    }
+
     /// The median of each phase of the frozen time, in order.
     pub(super) fn phases(&self) -> Vec<(String, f64)> {
         let mut all: Vec<(String, Vec<f64>)> = Vec::new();
@@ -166,6 +174,15 @@ mod tests {
         assert_eq!((group.runs(), group.failures.len()), (3, 1));
         assert_eq!(group.median("nothing"), None);
         assert_eq!(median(vec![3.0, 1.0]), Some(2.0));
+    }
+
+    #[test]
+    fn memory_on_the_wire_is_judged_run_by_run_by_the_pages_that_had_to_cross() {
+        let row = |wire: u64, pages: u64| json!({"series": "godwit", "memory": 1, "outcome": "moved", "memory_wire_bytes": wire, "page_bytes": pages});
+        let data = Data::new(vec![row(101, 100), row(204, 200), row(330, 300), row(5, 0)]);
+        assert_eq!(data.group("godwit", 1).unwrap().page_ratio(), Some(1.02));
+        let stock = json!({"series": "stock-cold", "memory": 1, "outcome": "moved", "wire_bytes": 10});
+        assert_eq!(Data::new(vec![stock]).group("stock-cold", 1).unwrap().page_ratio(), None);
     }
 
     #[test]

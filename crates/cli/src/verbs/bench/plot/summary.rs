@@ -16,8 +16,8 @@ pub(super) fn text(data: &Data) -> String {
         let _ = write!(
             page,
             "\n## Redis with {}\n\n\
-             | series | runs | downtime | ÷ floor | frozen | total | on the wire | ÷ memory | lost | p99 before → copying | answered a second |\n\
-             |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+             | series | runs | downtime | ÷ floor | frozen | total | on the wire | ÷ memory | of it memory | ÷ pages | lost | p99 before → copying | answered a second |\n\
+             |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
             output::bytes(memory)
         );
         for group in data.groups.iter().filter(|group| group.memory == memory) {
@@ -35,6 +35,8 @@ pub(super) fn text(data: &Data) -> String {
                 time("total_ms"),
                 group.median("wire_bytes").map(bytes),
                 group.bytes_ratio(data).map(|ratio| format!("{ratio:.3}")),
+                group.median("memory_wire_bytes").map(bytes),
+                group.page_ratio().map(|ratio| format!("{ratio:.3}")),
                 (group.runs() > 0).then(|| group.sum("lost_ops").to_string()),
                 time("p99_before_ms").and_then(|before| Some(format!("{before} → {}", time("p99_copy_ms")?))),
                 group.median("answered_before_s").and_then(|before| {
