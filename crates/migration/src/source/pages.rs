@@ -506,3 +506,6 @@ impl Remaining {
         messages
     }
 }
+
+#[cfg(test)]
+mod tests;

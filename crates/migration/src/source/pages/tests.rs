@@ -1,0 +1,242 @@
+//! What is sent of memory that is written, given back and written again, and what comes of it at the
+//! other end: a model of the destination takes every batch. The memory is this process's own.
+#![allow(clippy::unwrap_used)]
+
+use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
+
+use super::*;
+
+#[repr(align(4096))]
+#[derive(Clone)]
+struct Page([u8; PAGE]);
+
+/// A source whose noted pages are chosen by number, and what its destination has.
+struct Both {
+    memory: Vec<Page>,
+    process: Arc<Process>,
+    pages: Pages,
+    kept: HashMap<u64, [u8; PAGE]>,
+    there: HashMap<u64, [u8; PAGE]>,
+}
+
+/// Pages of a batch, by number, in the order in which they were put in.
+type Sent = Vec<(usize, Kind)>;
+
+impl Both {
+    /// With so many pages, all different, over so many lanes.
+    fn new(count: usize, lanes: usize) -> Self {
+        let mut memory = vec![Page([0; PAGE]); count];
+        for (number, page) in memory.iter_mut().enumerate() {
+            page.0 = content(number as u64);
+        }
+        let process = Arc::new(Process::open(i32::try_from(std::process::id()).unwrap()).unwrap());
+        let pages = Pages::new(Backend::None, lanes, Compress::Off, None, 1 << 20);
+        Self { memory, process, pages, kept: HashMap::new(), there: HashMap::new() }
+    }
+
+    fn space(&self) -> Space {
+        self.process.space()
+    }
+
+    fn address(&self, number: usize) -> u64 {
+        self.memory[number].0.as_ptr() as u64
+    }
+
+    fn range(&self, number: usize) -> Range {
+        self.address(number)..self.address(number) + PAGE_SIZE
+    }
+
+    /// The destination has kept this page as it is now.
+    fn keep(&mut self, number: usize) {
+        let address = self.address(number);
+        let region = self.pages.kept.entry((self.process.space(), address / REGION));
+        let hashes = region.or_insert_with(|| Box::new([ZERO; REGION_PAGES]));
+        hashes[index_in_region(address)] = xxh3_128(&self.memory[number].0);
+        self.kept.insert(address, self.memory[number].0);
+    }
+
+    fn todo(&mut self) -> &mut Todo {
+        let process = Arc::clone(&self.process);
+        self.pages.todo.entry(process.space()).or_insert_with(|| Todo::of(&process))
+    }
+
+    /// These pages were found written.
+    fn wrote(&mut self, numbers: &[usize]) {
+        for range in numbers.iter().map(|number| self.range(*number)).collect::<Vec<_>>() {
+            self.todo().data.insert(range);
+        }
+    }
+
+    /// This page was found to be gone.
+    fn gave_back(&mut self, number: usize) {
+        let range = self.range(number);
+        self.todo().zero.insert(range);
+    }
+
+    /// The process has ended. Its number belongs to one that has these pages already.
+    fn ended(&mut self, lives: &[usize]) {
+        let lives = lives.iter().map(|number| self.range(*number)).collect();
+        self.pages.ended.push((self.space(), lives));
+    }
+
+    /// Sends what is noted, and lets the destination have it; each lane's batches.
+    fn send(&mut self) -> Vec<Vec<Sent>> {
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            self.pages.lanes.iter().map(|_| mpsc::channel(64)).unzip();
+        self.pages.send(&senders, State::Running, &|_| ()).unwrap();
+        drop(senders);
+        let mut lanes = Vec::new();
+        for mut receiver in receivers {
+            let mut batches = Vec::new();
+            while let Some(message) = receiver.blocking_recv() {
+                let Message::Pages(bytes) = message else { panic!("{}", message.name()) };
+                batches.push(self.take(Batch::decode(bytes).unwrap()));
+            }
+            lanes.push(batches);
+        }
+        lanes
+    }
+
+    fn take(&mut self, batch: Batch) -> Sent {
+        assert_eq!(batch.space, self.space());
+        let (first, mut sent) = (self.address(0), Vec::new());
+        for Run { range, kind, data } in batch.runs {
+            let mut whole = data.as_chunks::<PAGE>().0.iter();
+            let mut contents = Vec::new();
+            for address in (range.start..range.end).step_by(PAGE) {
+                contents.push(match kind {
+                    Kind::Data => *whole.next().unwrap(),
+                    Kind::Kept => self.kept[&address],
+                    Kind::Delta => self.there[&address],
+                    Kind::Zero => [0; PAGE],
+                });
+            }
+            if kind == Kind::Delta {
+                let mut bytes = contents.concat();
+                apply_deltas(&data, &mut bytes).unwrap();
+                contents = bytes.as_chunks::<PAGE>().0.to_vec();
+            }
+            for (address, content) in (range.start..range.end).step_by(PAGE).zip(contents) {
+                self.there.insert(address, content);
+                // Whole regions are named when a process ends, also around the pages of a test.
+                let number = address.checked_sub(first).map(|bytes| usize::try_from(bytes).unwrap() / PAGE);
+                sent.extend(number.filter(|number| *number < self.memory.len()).map(|number| (number, kind)));
+            }
+        }
+        sent
+    }
+
+    /// What the destination has of a page; what never came reads as zero.
+    fn has(&self, number: usize) -> [u8; PAGE] {
+        self.there.get(&self.address(number)).copied().unwrap_or([0; PAGE])
+    }
+
+    /// It has all pages as they are.
+    fn agrees(&self) {
+        for (number, page) in self.memory.iter().enumerate() {
+            assert!(self.has(number) == page.0, "page {number}");
+        }
+    }
+}
+
+/// A page that compresses with no other.
+fn content(seed: u64) -> [u8; PAGE] {
+    let mut page = [0; PAGE];
+    for (index, word) in (0..).zip(page.as_chunks_mut::<8>().0) {
+        *word = xxhash_rust::xxh3::xxh3_64(&[seed, index].map(u64::to_le_bytes).concat()).to_le_bytes();
+    }
+    page
+}
+
+#[test]
+fn kept_pages_differences_and_data_go_in_one_batch_and_all_arrive() {
+    use Kind::{Data, Delta, Kept};
+    let mut both = Both::new(5, 1);
+    both.keep(0);
+    both.keep(1);
+    both.wrote(&[0, 1, 2, 3, 4]);
+    assert_eq!(both.send(), [[vec![(0, Kept), (1, Kept), (2, Data), (3, Data), (4, Data)]]]);
+    both.agrees();
+
+    // What was only named is whole at the source, but not remembered there: no difference yet.
+    let before = both.memory[0].0;
+    both.memory[0].0[7] ^= 1;
+    both.memory[2].0[7] ^= 1;
+    both.wrote(&[0, 1, 2, 3, 4]);
+    assert_eq!(both.send(), [[vec![(0, Data), (2, Data)]]]);
+    both.agrees();
+
+    // The first is again what was kept, and named again.
+    both.memory[0].0 = before;
+    both.memory[1].0 = content(100);
+    both.memory[2].0[9] ^= 1;
+    both.memory[4].0 = [0; PAGE];
+    both.wrote(&[0, 1, 2, 3, 4]);
+    assert_eq!(both.send(), [[vec![(0, Kept), (1, Data), (2, Delta), (4, Kind::Zero)]]]);
+    both.agrees();
+
+    // Its difference to what was sent before it was named would be to the wrong page.
+    both.memory[0].0[11] ^= 1;
+    both.memory[1].0[11] ^= 1;
+    both.memory[2].0[11] ^= 1;
+    both.memory[4].0 = content(101);
+    both.wrote(&[0, 1, 2, 4]);
+    assert_eq!(both.send(), [[vec![(0, Data), (1, Delta), (2, Delta), (4, Data)]]]);
+    both.agrees();
+
+    // And so on: a difference where the page before is remembered, else all of it.
+    both.memory[0].0[12] ^= 1;
+    both.memory[4].0[12] ^= 1;
+    both.wrote(&[0, 4]);
+    assert_eq!(both.send(), [[vec![(0, Delta), (4, Data)]]]);
+    both.agrees();
+}
+
+#[test]
+fn a_process_that_ended_leaves_zeroes_but_where_its_successor_has_pages_already() {
+    // More than one region, so that both lanes have some of it.
+    let mut both = Both::new(REGION_PAGES + 2, 2);
+    let last = REGION_PAGES + 1;
+    both.wrote(&[0, 1, last]);
+    both.send();
+    // Written again, so that the source remembers it for differences.
+    both.memory[1].0[3] ^= 1;
+    both.wrote(&[1]);
+    both.send();
+    assert!(both.has(1) == both.memory[1].0);
+
+    // The successor has written what its predecessor had there: that is known of the predecessor only.
+    both.ended(&[1]);
+    both.wrote(&[1]);
+    let lanes = both.send();
+    let sent: Vec<_> = lanes.iter().flatten().flatten().copied().collect();
+    let of =
+        |number: usize| sent.iter().filter(|(n, _)| *n == number).map(|(_, kind)| *kind).collect::<Vec<_>>();
+    assert_eq!(of(0), [Kind::Zero]);
+    assert_eq!(of(1), [Kind::Data], "never empty in between, and no difference to another process's page");
+    assert_eq!(of(last), [Kind::Zero]);
+    assert!(lanes.iter().all(|batches| !batches.is_empty()), "each lane forgets its own pages: {lanes:?}");
+    assert!(both.has(0) == [0; PAGE] && both.has(last) == [0; PAGE] && both.has(1) == both.memory[1].0);
+
+    // The successor ends as well: only what it had is told of, and nothing is told twice.
+    both.ended(&[]);
+    let sent: Vec<_> = both.send().into_iter().flatten().flatten().collect();
+    assert!(sent.contains(&(1, Kind::Zero)) && !sent.contains(&(last, Kind::Zero)), "{sent:?}");
+    assert!(both.has(1) == [0; PAGE]);
+    both.ended(&[]);
+    assert_eq!(both.send().concat(), Vec::<Sent>::new());
+}
+
+#[test]
+fn a_page_that_was_given_back_crosses_again_with_what_it_held_before() {
+    let mut both = Both::new(2, 1);
+    both.wrote(&[0, 1]);
+    both.send();
+    both.gave_back(0);
+    both.wrote(&[1]);
+    assert_eq!(both.send(), [[vec![(0, Kind::Zero)]]], "the other one is as it was");
+    assert!(both.has(0) == [0; PAGE]);
+    both.wrote(&[0]);
+    assert_eq!(both.send(), [[vec![(0, Kind::Data)]]]);
+    both.agrees();
+}
