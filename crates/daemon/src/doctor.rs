@@ -1,6 +1,5 @@
 //! What works on this node, what is missing, and what to do about it.
 
-use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use godwit_api::v1::Check;
@@ -154,37 +153,14 @@ fn userfaultfd() -> Check {
     ok("userfaultfd", "available")
 }
 
-/// `struct pm_scan_arg` of linux/fs.h (Linux 6.7).
-#[repr(C)]
-#[derive(Default)]
-struct ScanArguments {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-nix::ioctl_readwrite!(pagemap_scan_ioctl, b'f', 16, ScanArguments);
-
 fn pagemap_scan() -> Check {
-    let advice = "pre-copy without stopping needs Linux 6.7 or newer; cold migration works without";
-    let file = match std::fs::File::open("/proc/self/pagemap") {
-        Ok(file) => file,
-        Err(error) => return degraded("PAGEMAP_SCAN", error.to_string(), advice),
-    };
-    let mut arguments = ScanArguments { size: size_of::<ScanArguments>() as u64, ..ScanArguments::default() };
-    // SAFETY: the argument is a valid pm_scan_arg of the size it says; an empty range touches nothing.
-    match unsafe { pagemap_scan_ioctl(file.as_raw_fd(), &raw mut arguments) } {
-        Ok(_) => ok("PAGEMAP_SCAN", "available"),
-        Err(error) => degraded("PAGEMAP_SCAN", error.to_string(), advice),
+    match godwit_memory::tracker::pagemap_scan() {
+        Ok(()) => ok("PAGEMAP_SCAN", "available"),
+        Err(error) => degraded(
+            "PAGEMAP_SCAN",
+            error.to_string(),
+            "pre-copy without stopping needs Linux 6.7 or newer; cold migration works without",
+        ),
     }
 }
 

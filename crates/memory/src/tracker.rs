@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use thiserror::Error;
 
-pub use detect::{Detected, detect};
+pub use detect::{Detected, detect, pagemap_scan};
 
 use self::kernel::Scanner;
 use self::watch::Watch;

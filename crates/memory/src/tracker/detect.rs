@@ -1,10 +1,12 @@
 //! Which backend works on this node, found out by tracking a throw-away child.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 
+use super::kernel::{Protect, Scanner};
 use super::{Backend, Tracker};
 use crate::{PAGE_SIZE, Range};
 
@@ -35,6 +37,17 @@ pub fn detect() -> Detected {
         }
     }
     Detected { backend: Backend::None, reasons }
+}
+
+/// Whether this kernel has `PAGEMAP_SCAN` and lets this process use it.
+///
+/// # Errors
+/// What the kernel says when not.
+pub fn pagemap_scan() -> io::Result<()> {
+    let pagemap = File::open("/proc/self/pagemap")?;
+    // Any page will do, whether it is mapped or not.
+    let page = PAGE_SIZE..2 * PAGE_SIZE;
+    Ok(Scanner::new().scan(pagemap.as_fd(), &page, Protect::No, |_, _| ())?)
 }
 
 /// Whether a write to one page of a child is noticed, and none other; the reason when not.
