@@ -9,7 +9,10 @@ use std::{
 };
 
 use godwit_lab::LabConfig;
-use godwit_tests::{victim::Victim, wait_for};
+use godwit_tests::{
+    victim::{NAME, Victim},
+    wait_for,
+};
 
 /// Where scripts/setup puts CRIU.
 const CRIU: &str = "/usr/local/lib/godwit/bin/criu";
@@ -50,6 +53,33 @@ fn up_with_unreliable_criu(test: &str, node: &str) -> (Victim, PathBuf) {
     // A daemon asks CRIU for its version once, and refuses services without an answer.
     assert!(victim.bed.godwit(node, &["doctor"]).stdout.contains("criu"));
     (victim, at)
+}
+
+/// The CRIU of a node does as these words say, one after the other: each time the service is kept for
+/// a reason that `right` accepts, and lives on. With a CRIU that works it moves in the end.
+fn kept_by_each(victim: Victim, at: &Path, modes: [&str; 2], right: impl Fn(&str) -> bool) {
+    for mode in modes {
+        fs::write(at.join("mode"), mode).unwrap();
+        let reason = victim.kept();
+        assert!(right(&reason), "{mode}: {reason}");
+        victim.is_as_before();
+    }
+    fs::write(at.join("mode"), "").unwrap();
+    victim.moves_in_the_end();
+}
+
+/// The CRIU of a node hangs: the migration can be cancelled, and the service lives on.
+fn cancelled_while_criu_hangs(test: &str, node: &str) {
+    let (victim, at) = up_with_unreliable_criu(test, node);
+    fs::write(at.join("mode"), "hanging").unwrap();
+    let attempt = victim.begin("a", "b");
+    hangs(&at);
+    assert_eq!(victim.bed.godwit("a", &["cancel", NAME]).code, 0);
+    let reason = attempt.kept();
+    assert!(reason.contains("cancelled"), "{reason}");
+    victim.is_as_before();
+    fs::write(at.join("mode"), "").unwrap();
+    victim.moves_in_the_end();
 }
 
 /// Waits until CRIU has begun to hang.
@@ -101,71 +131,35 @@ fn tests_directory(preset: &godwit_lab::workload::Preset) -> String {
 #[test]
 fn a_dump_that_fails_at_once_or_is_killed_leaves_the_service_where_it_was() {
     let (victim, at) = up_with_unreliable_criu("dead-dump", "a");
-    for mode in ["broken", "killed"] {
-        fs::write(at.join("mode"), mode).unwrap();
-        let reason = victim.kept();
-        assert!(reason.contains("CRIU"), "{mode}: {reason}");
-        victim.is_as_before();
-    }
-    fs::write(at.join("mode"), "").unwrap();
-    victim.moves_in_the_end();
+    kept_by_each(victim, &at, ["broken", "killed"], |reason| reason.contains("CRIU"));
 }
 
 #[test]
 fn a_dump_that_hangs_can_be_cancelled() {
-    let (victim, at) = up_with_unreliable_criu("hung-dump", "a");
-    fs::write(at.join("mode"), "hanging").unwrap();
-    let attempt = victim.begin("a", "b");
-    hangs(&at);
-    assert_eq!(victim.bed.godwit("a", &["cancel", "redis"]).code, 0);
-    let reason = attempt.kept();
-    assert!(reason.contains("cancelled"), "{reason}");
-    victim.is_as_before();
-    fs::write(at.join("mode"), "").unwrap();
-    victim.moves_in_the_end();
+    cancelled_while_criu_hangs("hung-dump", "a");
 }
 
 #[test]
 fn a_restore_that_fails_at_once_or_is_killed_leaves_the_service_where_it_was() {
     let (victim, at) = up_with_unreliable_criu("no-restore", "b");
-    for mode in ["broken", "killed"] {
-        fs::write(at.join("mode"), mode).unwrap();
-        let reason = victim.kept();
-        assert!(reason.contains("node b gave up"), "{mode}: {reason}");
-        victim.is_as_before();
-    }
-    fs::write(at.join("mode"), "").unwrap();
-    victim.moves_in_the_end();
+    kept_by_each(victim, &at, ["broken", "killed"], |reason| reason.contains("node b gave up"));
 }
 
 #[test]
 fn a_destination_without_a_working_criu_refuses() {
     let (victim, at) = up_with_unreliable_criu("no-criu", "b");
     victim.bed.lab().restart_node("b").unwrap();
-    for mode in ["broken", "hanging"] {
-        fs::write(at.join("mode"), mode).unwrap();
-        let reason = victim.kept();
-        let named = reason.contains(&format!("CRIU at {}", at.join("criu").display()));
-        assert!(reason.starts_with("node b refuses: ") && named, "{mode}: {reason}");
-        assert!(reason.contains("`godwit doctor`"), "{mode}: {reason}");
-        victim.is_as_before();
-    }
-    fs::write(at.join("mode"), "").unwrap();
-    victim.moves_in_the_end();
+    let named = format!("CRIU at {}", at.join("criu").display());
+    kept_by_each(victim, &at, ["broken", "hanging"], |reason| {
+        reason.starts_with("node b refuses: ")
+            && reason.contains(&named)
+            && reason.contains("`godwit doctor`")
+    });
 }
 
 #[test]
 fn a_restore_that_hangs_can_be_cancelled() {
-    let (victim, at) = up_with_unreliable_criu("hung-restore", "b");
-    fs::write(at.join("mode"), "hanging").unwrap();
-    let attempt = victim.begin("a", "b");
-    hangs(&at);
-    assert_eq!(victim.bed.godwit("a", &["cancel", "redis"]).code, 0);
-    let reason = attempt.kept();
-    assert!(reason.contains("cancelled"), "{reason}");
-    victim.is_as_before();
-    fs::write(at.join("mode"), "").unwrap();
-    victim.moves_in_the_end();
+    cancelled_while_criu_hangs("hung-restore", "b");
 }
 
 #[test]

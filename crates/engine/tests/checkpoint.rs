@@ -7,7 +7,7 @@ mod pager;
 mod support;
 
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use godwit_criu::images::lazy_areas;
@@ -25,6 +25,38 @@ fn count(config: &ContainerConfig) -> u64 {
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
+/// Runs a container that says that it is up.
+async fn run_up(node: &Node, config: &ContainerConfig, word: &str) {
+    node.runc.run(config).await.unwrap();
+    until("it is up", || output(config).contains(word));
+}
+
+/// A container in which the counter runs.
+async fn counter(node: &mut Node) -> ContainerConfig {
+    let config = node.container("web", COUNTER);
+    node.runc.run(&config).await.unwrap();
+    goes_on(&config, 0);
+    config
+}
+
+/// Waits until it has counted on from there.
+fn goes_on(config: &ContainerConfig, from: u64) {
+    until("the counter goes on", || count(config) > from + 10);
+}
+
+/// A container in which the counter ran until it was frozen, and how far it came.
+async fn frozen_counter(node: &mut Node) -> (ContainerConfig, u64) {
+    let config = counter(node).await;
+    node.runc.freeze(&config).await.unwrap();
+    let at = count(&config);
+    (config, at)
+}
+
+/// To restore these images on a node, with all pages or without.
+fn restoring(node: &Node, config: &ContainerConfig, images: PathBuf, lazy_pages: bool) -> RestoreRequest {
+    RestoreRequest { config: config.clone(), images, work: node.path("work"), lazy_pages }
+}
+
 /// Freezes and dumps a container of one node, and restores it stopped on the other.
 async fn move_stopped(
     from: &mut Node,
@@ -35,7 +67,7 @@ async fn move_stopped(
     let (images, work) = (from.path("images"), from.path("work"));
     dump(from, source, &images, &work).await.unwrap();
     let config = to.copy_of(source);
-    let request = RestoreRequest { config: config.clone(), images, work: to.path("work"), lazy_pages: false };
+    let request = restoring(to, &config, images, false);
     tokio::time::timeout(LIMIT, to.runc.restore_stopped(&request)).await.unwrap()?;
     Ok(config)
 }
@@ -56,12 +88,7 @@ async fn assert_refused(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_container_does_not_run_before_it_is_continued() {
     let (mut a, mut b) = (Node::new(), Node::new());
-    let source = a.container("web", COUNTER);
-    a.runc.run(&source).await.unwrap();
-    until("the counter runs", || count(&source) > 10);
-
-    a.runc.freeze(&source).await.unwrap();
-    let frozen_at = count(&source);
+    let (source, frozen_at) = frozen_counter(&mut a).await;
     let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
     assert_eq!(a.runc.state(&source).await.unwrap().status, ContainerStatus::Paused);
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -69,22 +96,18 @@ async fn a_restored_container_does_not_run_before_it_is_continued() {
     assert_eq!(count(&copy), frozen_at, "the restored container ran before it was continued");
 
     b.runc.cont(&copy, &[]).await.unwrap();
-    until("the restored counter goes on", || count(&copy) > frozen_at + 10);
+    goes_on(&copy, frozen_at);
     assert_eq!(count(&source), frozen_at, "the source ran");
     a.runc.delete(&source).await.unwrap();
     assert!(matches!(a.runc.state(&source).await, Err(EngineError::NotFound(_))));
     let seen = count(&copy);
-    until("the copy runs without the source", || count(&copy) > seen + 10);
+    goes_on(&copy, seen);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_can_be_restored_before_its_memory_is_there() {
     let (mut a, mut b) = (Node::new(), Node::new());
-    let source = a.container("web", COUNTER);
-    a.runc.run(&source).await.unwrap();
-    until("the counter runs", || count(&source) > 10);
-    a.runc.freeze(&source).await.unwrap();
-    let frozen_at = count(&source);
+    let (source, frozen_at) = frozen_counter(&mut a).await;
     let (images, work) = (a.path("images"), a.path("work"));
     let options = dump_options(&a, &source, &images, &work).await;
     let pid = options.pid;
@@ -103,10 +126,10 @@ async fn a_container_can_be_restored_before_its_memory_is_there() {
     }
     let copy = b.copy_of(&source);
     let pager = pager::Pager::start(&b.path("work"), pages);
-    let request = RestoreRequest { config: copy.clone(), images, work: b.path("work"), lazy_pages: true };
+    let request = restoring(&b, &copy, images, true);
     tokio::time::timeout(LIMIT, b.runc.restore_stopped(&request)).await.unwrap().unwrap();
     b.runc.cont(&copy, &[]).await.unwrap();
-    until("the restored counter goes on", || count(&copy) > frozen_at + 10);
+    goes_on(&copy, frozen_at);
     assert!(pager.stop() > 0, "no page came later");
 }
 
@@ -115,8 +138,7 @@ async fn a_restored_container_is_like_any_other() {
     let (mut a, mut b) = (Node::new(), Node::new());
     let script = "trap 'echo bye; exit 4' TERM; while true; do echo tick; usleep 10000; done";
     let source = a.container("web", script);
-    a.runc.run(&source).await.unwrap();
-    until("it runs", || output(&source).contains("tick"));
+    run_up(&a, &source, "tick").await;
     let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
     a.runc.delete(&source).await.unwrap();
     b.runc.cont(&copy, &[]).await.unwrap();
@@ -129,14 +151,12 @@ async fn a_restored_container_is_like_any_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_moves_there_and_back() {
     let (mut a, mut b) = (Node::new(), Node::new());
-    let source = a.container("web", COUNTER);
-    a.runc.run(&source).await.unwrap();
-    until("the counter runs", || count(&source) > 10);
+    let source = counter(&mut a).await;
     let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
     a.runc.delete(&source).await.unwrap();
     b.runc.cont(&copy, &[]).await.unwrap();
     let seen = count(&copy);
-    until("the copy runs", || count(&copy) > seen + 10);
+    goes_on(&copy, seen);
 
     std::fs::remove_dir_all(a.path("images")).unwrap();
     b.runc.freeze(&copy).await.unwrap();
@@ -144,16 +164,13 @@ async fn a_container_moves_there_and_back() {
     let back = move_stopped(&mut b, &mut a, &copy).await.unwrap();
     b.runc.delete(&copy).await.unwrap();
     a.runc.cont(&back, &[]).await.unwrap();
-    until("it runs where it began", || count(&back) > frozen_at + 10);
+    goes_on(&back, frozen_at);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_restore_leaves_nothing_and_the_source_goes_on() {
     let (mut a, mut b) = (Node::new(), Node::new());
-    let source = a.container("web", COUNTER);
-    a.runc.run(&source).await.unwrap();
-    until("the counter runs", || count(&source) > 10);
-    a.runc.freeze(&source).await.unwrap();
+    let (source, frozen_at) = frozen_counter(&mut a).await;
     let (images, work) = (a.path("images"), a.path("work"));
     dump(&a, &source, &images, &work).await.unwrap();
     let copy = b.copy_of(&source);
@@ -161,12 +178,7 @@ async fn a_failed_restore_leaves_nothing_and_the_source_goes_on() {
     for damaged in ["core-1.img", "mm-1.img", "files.img"] {
         let whole = std::fs::read(images.join(damaged)).unwrap();
         std::fs::write(images.join(damaged), &whole[..whole.len() / 2]).unwrap();
-        let request = RestoreRequest {
-            config: copy.clone(),
-            images: images.clone(),
-            work: b.path("work"),
-            lazy_pages: false,
-        };
+        let request = restoring(&b, &copy, images.clone(), false);
         let result = tokio::time::timeout(LIMIT, b.runc.restore_stopped(&request)).await.unwrap();
         assert!(matches!(result, Err(EngineError::Restore { .. })), "{damaged}: {result:?}");
         assert!(matches!(b.runc.state(&copy).await, Err(EngineError::NotFound(_))));
@@ -176,9 +188,9 @@ async fn a_failed_restore_leaves_nothing_and_the_source_goes_on() {
         assert!(copy.rootfs.join("bin/busybox").exists(), "the root file system was deleted");
         std::fs::write(images.join(damaged), whole).unwrap();
     }
-    let frozen_at = count(&source);
+    assert_eq!(count(&source), frozen_at, "the source ran");
     a.runc.thaw(&source).await.unwrap();
-    until("the source goes on", || count(&source) > frozen_at + 10);
+    goes_on(&source, frozen_at);
 }
 
 /// Asserts that a deleted container has left no process, cgroup, mount or runc state.
@@ -198,21 +210,13 @@ fn assert_nothing_left(node: &Node, config: &ContainerConfig) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_or_restore_that_is_given_up_can_be_deleted_at_any_time() {
     let (mut a, mut b) = (Node::new(), Node::new());
-    let source = a.container("web", COUNTER);
-    a.runc.run(&source).await.unwrap();
-    until("the counter runs", || count(&source) > 10);
-    a.runc.freeze(&source).await.unwrap();
+    let (source, _) = frozen_counter(&mut a).await;
     let (images, work) = (a.path("images"), a.path("work"));
     let mut options = dump_options(&a, &source, &images, &work).await;
     options.log_level = 0;
     criu().dump(options).await.unwrap();
     let copy = b.copy_of(&source);
-    let request = RestoreRequest {
-        config: copy.clone(),
-        images: a.path("images"),
-        work: b.path("work"),
-        lazy_pages: false,
-    };
+    let request = restoring(&b, &copy, images, false);
     for delay in [0, 3, 8, 15, 25, 40, 60, 90] {
         let delay = Duration::from_millis(delay);
         drop(tokio::time::timeout(delay, b.runc.restore_stopped(&request)).await);
@@ -232,8 +236,7 @@ async fn a_refused_dump_says_why_and_the_container_goes_on() {
     let script = "exec 3>/tmp/gone; rm /tmp/gone; dd if=/dev/zero bs=1M count=2 >&3; echo up; sleep 1000";
     let config = node.container("ghost", script);
     std::os::unix::fs::symlink("busybox", config.rootfs.join("bin/dd")).unwrap();
-    node.runc.run(&config).await.unwrap();
-    until("it is up", || output(&config).contains("up"));
+    run_up(&node, &config, "up").await;
     node.runc.freeze(&config).await.unwrap();
     let mut options = dump_options(&node, &config, &node.path("images"), &node.path("work")).await;
     options.ghost_limit = 1 << 20;
@@ -253,8 +256,7 @@ async fn a_connection_to_the_node_is_refused_with_a_hint() {
         target: "/sockets".into(),
         read_only: false,
     });
-    node.runc.run(&config).await.unwrap();
-    until("it is up", || output(&config).contains("ready"));
+    run_up(&node, &config, "ready").await;
     node.runc.freeze(&config).await.unwrap();
     let result = dump(&node, &config, &node.path("images"), &node.path("work")).await;
     let error = assert_refused(&node, &config, result).await;
@@ -291,7 +293,7 @@ async fn a_stopped_process_stays_stopped() {
     let script = format!("sh -c '{inner}' & kill -STOP $!; echo stopped $!; {COUNTER}");
     let source = a.container("web", &script);
     a.runc.run(&source).await.unwrap();
-    until("the counter runs", || count(&source) > 10);
+    goes_on(&source, 0);
     until("it says which process it stopped", || output(&source).contains("stopped"));
     until("the stopped process is stopped", || stopped(&a, &source).len() == 1);
     let before = stopped(&a, &source);
@@ -301,13 +303,13 @@ async fn a_stopped_process_stays_stopped() {
     assert_eq!(a.runc.stopped_processes(&source).await.unwrap(), before, "forgotten while frozen");
     b.runc.cont(&copy, &before).await.unwrap();
     let seen = count(&copy);
-    until("the rest goes on", || count(&copy) > seen + 10);
+    goes_on(&copy, seen);
     assert_eq!(b.runc.stopped_processes(&copy).await.unwrap(), before);
 
     // After a dump that comes to nothing it is stopped at the source, too.
     a.runc.thaw(&source).await.unwrap();
     let seen = count(&source);
-    until("the source goes on", || count(&source) > seen + 10);
+    goes_on(&source, seen);
     // On its way from the freezer to its stop for an instant.
     until("the stopped process is stopped again", || stopped(&a, &source) == before);
     assert!(b.runc.memory_current(&copy).await.unwrap() > 0);
@@ -331,8 +333,7 @@ async fn a_deleted_open_file_and_tmpfs_move_along() {
         target: "/bound".into(),
         read_only: true,
     });
-    a.runc.run(&source).await.unwrap();
-    until("it is up", || output(&source).contains("up"));
+    run_up(&a, &source, "up").await;
     let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
     a.runc.delete(&source).await.unwrap();
     std::fs::write(copy.rootfs.join("tmp/go"), "").unwrap();
@@ -344,9 +345,7 @@ async fn a_deleted_open_file_and_tmpfs_move_along() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dump_that_nobody_waits_for_does_not_freeze_a_thawed_container() {
     let mut node = Node::new();
-    let config = node.container("web", COUNTER);
-    node.runc.run(&config).await.unwrap();
-    until("the counter runs", || count(&config) > 10);
+    let config = counter(&mut node).await;
     for delay in [0, 5, 30, 60, 100] {
         node.runc.freeze(&config).await.unwrap();
         let images = node.path(&format!("images{delay}"));
@@ -356,16 +355,14 @@ async fn a_dump_that_nobody_waits_for_does_not_freeze_a_thawed_container() {
         node.runc.thaw(&config).await.unwrap();
         assert_eq!(node.runc.state(&config).await.unwrap().status, ContainerStatus::Running);
         let seen = count(&config);
-        until("it goes on", || count(&config) > seen + 10);
+        goes_on(&config, seen);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dump_beside_a_running_command_is_refused() {
     let mut node = Node::new();
-    let config = node.container("web", COUNTER);
-    node.runc.run(&config).await.unwrap();
-    until("the counter runs", || count(&config) > 10);
+    let config = counter(&mut node).await;
     let request = ExecRequest { command: vec!["cat".into()], env: vec![], user: None, workdir: None };
     let command = node.runc.exec(&config, &request).await.unwrap();
     while node.runc.exec_sessions(&config).await.unwrap() == 0 {
@@ -389,8 +386,7 @@ async fn an_established_connection_moves() {
     let (mut a, mut b) = (Node::new(), Node::new());
     let lan = support::Lan::new(&[&a.namespace, &b.namespace]);
     let source = a.container("echo", "echo up; exec nc -l -p 7000 -e cat");
-    a.runc.run(&source).await.unwrap();
-    until("it is up", || output(&source).contains("up"));
+    run_up(&a, &source, "up").await;
     let mut client = lan.connect(7000);
     assert_eq!(client.ask("one"), "one");
 
@@ -402,8 +398,7 @@ async fn an_established_connection_moves() {
         dump(&a, &source, &images, &work).await.unwrap();
         let config = b.copy_of(&source);
         copy_files(&source, &config);
-        let request =
-            RestoreRequest { config: config.clone(), images, work: b.path("work"), lazy_pages: false };
+        let request = restoring(&b, &config, images, false);
         b.runc.restore_stopped(&request).await.unwrap();
         config
     };
