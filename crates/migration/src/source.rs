@@ -5,9 +5,11 @@
 //! `committed` is written (`serving` where pages stay behind), and from there on there is only
 //! forward.
 //!
+//! - [`prepare`]: whether the service can move and may come; its layers and files.
 //! - [`copy`]: rounds of memory while the service runs.
 //! - [`frozen`]: the stretch in which it does not.
 //! - [`serve`]: pages that follow after the commit.
+//! - [`undo`]: the way back, before the commit.
 //! - [`pages`], [`lanes`], [`pace`]: what these send memory with.
 
 mod copy;
@@ -15,38 +17,37 @@ mod frozen;
 mod lanes;
 pub mod pace;
 pub(crate) mod pages;
+mod prepare;
 pub(crate) mod serve;
+mod undo;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_engine::image::Digest;
+use godwit_engine::EngineError;
 use godwit_engine::tree;
-use godwit_engine::{ContainerStatus, EngineError};
 use godwit_network::Held;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::fault;
-use crate::images::{self, KERNEL_STATE_BYTES, Room};
+use crate::images;
 use crate::journal::{Role, Stage};
-use crate::kept::{self, Kept};
+use crate::kept::Kept;
 use crate::link::{Link, LinkError};
-use crate::local::{Local, LocalError, cpu_flags, from_local_causes, machine};
-use crate::message::{Layer, Message, Open, PROTOCOL_VERSION, Reason};
+use crate::local::{Local, LocalError, from_local_causes};
+use crate::message::{Message, Reason};
 use crate::options::Options;
 use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
-use copy::Copied;
 use lanes::{LaneTraffic, Lanes};
-use pages::{Hashes, Pages};
+use pages::Pages;
+use prepare::Prepared;
 use serve::Answering;
+pub(crate) use undo::put_back;
 
 /// How long the destination may take to say why it gave up: it clears its copy first.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-
-/// What a layer or log is cut into on the wire.
-const CHUNK: usize = 256 * 1024;
 
 /// How far a migration has come, for people who wait.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -156,13 +157,6 @@ pub struct Source {
     held: Mutex<Option<Held>>,
     /// Of the connections for pages, as soon as there are any.
     lane_traffic: Mutex<LaneTraffic>,
-}
-
-/// What the frozen stretch needs to know of what came before it.
-struct Prepared {
-    tree: tree::Source,
-    room: Room,
-    copied: Copied,
 }
 
 /// A copy at the destination that only waits for the commit.
@@ -289,26 +283,6 @@ impl Source {
         });
     }
 
-    /// Every reason why the service cannot be moved as it is now, before anything is touched.
-    async fn check_eligible(&self) -> Result<(), SourceError> {
-        // Pages of its last move may still be on their way into its processes.
-        self.local.arrivals.settled(&self.service.name).await;
-        let config = self.local.config(&self.service);
-        let mut reasons = Vec::new();
-        let state = self.local.engine.state(&config).await?;
-        if state.status != ContainerStatus::Running {
-            reasons.push(format!("service {} is not running", self.service.name));
-        }
-        let sessions = self.local.engine.exec_sessions(&config).await?;
-        if sessions > 0 {
-            reasons.push(format!(
-                "{sessions} command(s) started by `godwit exec` still run in service {}; end them first",
-                self.service.name
-            ));
-        }
-        if reasons.is_empty() { Ok(()) } else { Err(SourceError::NotEligible(reasons)) }
-    }
-
     async fn until_restored(
         &self,
         link: &mut Link,
@@ -327,130 +301,6 @@ impl Source {
                 None => error,
             }),
             Err(error) => Err(error),
-        }
-    }
-
-    /// The part during which the service runs: reservation, layers, files, rounds of memory.
-    async fn prepare(&self, link: &mut Link, report: &mut Report) -> Result<Prepared, SourceError> {
-        let config = self.local.config(&self.service);
-        let memory = self.local.engine.memory_current(&config).await?;
-        let room_bytes = memory + KERNEL_STATE_BYTES;
-        let plan = self.plan(memory)?;
-        let started = Instant::now();
-        let tree = tree::Source::new(&self.local.layout.upper(&self.service.name));
-        let (tree, first) = next_round(tree, false).await?;
-        let tree_bytes = first.changes.bytes();
-        report.pre_dump_ms = ms_since(started);
-
-        let mut layers = Vec::new();
-        for digest in &self.service.layers {
-            let bytes = self.local.store.open_blob(&digest.parse::<Digest>()?).map_or(0, |(_, bytes)| bytes);
-            layers.push(Layer { digest: digest.clone(), bytes });
-        }
-        let service =
-            serde_json::to_string(&Service { epoch: self.service.epoch + 1, ..self.service.clone() })
-                .map_err(|e| {
-                    SourceError::NotEligible(vec![format!("the service cannot be described: {e}")])
-                })?;
-        let (chosen, kept);
-        link.send(Message::Open(Open {
-            protocol: PROTOCOL_VERSION,
-            migration: self.id.clone(),
-            service,
-            memory_bytes: memory,
-            images_bytes: room_bytes,
-            tree_bytes,
-            layers: layers.clone(),
-            machine: machine(),
-            cpu_flags: cpu_flags(),
-            lanes: u32::try_from(self.options.lanes).unwrap_or(1),
-        }))
-        .await?;
-        let missing = match link.receive().await? {
-            Message::Accepted(accepted) => {
-                let plan = plan.with(accepted.userfaultfd, &self.destination)?;
-                plan.tell(report);
-                chosen = plan;
-                kept = accepted.kept;
-                accepted.missing_layers
-            }
-            Message::Refused(refused) => {
-                return Err(SourceError::Refused {
-                    node: self.destination.clone(),
-                    reasons: refused.reasons,
-                });
-            }
-            other => return Err(link.unexpected(&other, "Accepted or Refused").into()),
-        };
-
-        let kept = if kept { self.learn_kept(link).await? } else { Hashes::new() };
-        let sending = Instant::now();
-        let total: u64 =
-            layers.iter().filter(|l| missing.contains(&l.digest)).map(|l| l.bytes).sum::<u64>() + tree_bytes;
-        self.step("layers", 0, total);
-        for digest in &missing {
-            self.send_layer(link, digest, total, report).await?;
-        }
-        self.step("files", report.pre_dump_bytes, total);
-        let (tree, sent) = send_round(link, tree, first).await?;
-        report.pre_dump_bytes += sent;
-        report.file_bytes += sent;
-        match link.receive().await? {
-            Message::TreeApplied => {}
-            other => return Err(link.unexpected(&other, "TreeApplied").into()),
-        }
-        report.pre_dump_transfer_ms = ms_since(sending);
-        report.memory_bytes = memory;
-        let copied = self.copy(chosen, kept, report).await?;
-        let room = Room::open(
-            &self.local.layout.migration(&self.id),
-            &self.local.layout.criu_logs(&self.id),
-            room_bytes,
-        )?;
-        Ok(Prepared { tree, room, copied })
-    }
-
-    /// Which pages the destination has kept of an earlier visit.
-    async fn learn_kept(&self, link: &mut Link) -> Result<Hashes, SourceError> {
-        let mut hashes = Hashes::new();
-        loop {
-            match link.receive().await? {
-                Message::KeptPages(pages) if kept::learn(&mut hashes, &pages).is_some() => {}
-                Message::KeptEnd => return Ok(hashes),
-                other => return Err(link.unexpected(&other, "KeptPages").into()),
-            }
-        }
-    }
-
-    async fn send_layer(
-        &self,
-        link: &mut Link,
-        digest: &str,
-        total: u64,
-        report: &mut Report,
-    ) -> Result<(), SourceError> {
-        let parsed = digest.parse::<Digest>()?;
-        let (file, bytes) = self.local.store.open_blob(&parsed)?;
-        link.send(Message::LayerBegin(Layer { digest: digest.to_string(), bytes })).await?;
-        let mut reader = tokio::fs::File::from_std(file);
-        loop {
-            let mut buffer = bytes::BytesMut::with_capacity(CHUNK);
-            let read =
-                tokio::io::AsyncReadExt::read_buf(&mut reader, &mut buffer).await.map_err(|source| {
-                    LocalError::Io { action: "read the blob of layer", path: digest.into(), source }
-                })?;
-            if read == 0 {
-                break;
-            }
-            link.send(Message::LayerData(buffer.freeze())).await?;
-            report.pre_dump_bytes += read as u64;
-            report.file_bytes += read as u64;
-            self.step("layers", report.pre_dump_bytes, total);
-        }
-        link.send(Message::LayerEnd).await?;
-        match link.receive().await? {
-            Message::LayerStored => Ok(()),
-            other => Err(link.unexpected(&other, "LayerStored").into()),
         }
     }
 
@@ -551,11 +401,6 @@ impl Source {
         Ok(())
     }
 
-    /// Before the commit: the service goes on here as if nothing had been.
-    async fn undo(&self, reason: &str) -> Result<(), LocalError> {
-        put_back(&self.local, &self.service, &self.id, self.take_held(), reason).await
-    }
-
     /// Bytes that the lanes have put on the wire.
     fn lanes_sent(&self) -> u64 {
         // It is replaced in one step.
@@ -566,33 +411,6 @@ impl Source {
         // A panic while the lock was held leaves an option that is whole either way.
         self.held.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
-}
-
-/// Undoes a migration that did not commit: in the same life of the daemon, or after a crash.
-pub(crate) async fn put_back(
-    local: &Local,
-    service: &Service,
-    id: &str,
-    held: Option<Held>,
-    reason: &str,
-) -> Result<(), LocalError> {
-    let entry = local.journal.get(id)?;
-    if entry.is_some_and(|e| e.stage == Stage::Frozen) && lives(local, service).await? {
-        // The port first: what comes in while the processes thaw waits in their sockets.
-        local.overlay.open(&service.endpoint()).await?;
-        if let Some(held) = held {
-            local.overlay.release(held)?;
-        }
-        match local.engine.thaw(&local.config(service)).await {
-            Err(EngineError::NotFound(_)) => {}
-            done => done?,
-        }
-    }
-    // It may have been slowed to make copying converge.
-    local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
-    images::remove(&local.layout.migration(id))?;
-    local.journal.set(id, Stage::Kept, reason)?;
-    Ok(())
 }
 
 /// Keeps the service's pages for when it comes back, as far as there is room.
@@ -640,40 +458,4 @@ pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &st
     if let Err(error) = ended {
         tracing::error!(migration = %id, error = %crate::error_chain(&error), "the source cannot let go");
     }
-}
-
-/// Whether there is anything to thaw: the service may have been killed, or the machine restarted,
-/// which its watcher, or the daemon's start, tells.
-async fn lives(local: &Local, service: &Service) -> Result<bool, LocalError> {
-    match local.engine.state(&local.config(service)).await {
-        Ok(state) => Ok(state.status != ContainerStatus::Stopped),
-        Err(EngineError::NotFound(_)) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
-async fn next_round(tree: tree::Source, frozen: bool) -> Result<(tree::Source, tree::Round), SourceError> {
-    Ok(tokio::task::spawn_blocking(move || tree.next_round(frozen).map(|round| (tree, round))).await??)
-}
-
-async fn send_round(
-    link: &Link,
-    mut tree: tree::Source,
-    round: tree::Round,
-) -> Result<(tree::Source, u64), SourceError> {
-    link.send(Message::TreeBegin).await?;
-    let sender = link.sender();
-    let node = link.node().to_string();
-    let sent = tokio::task::spawn_blocking(move || {
-        let mut bytes = 0u64;
-        let sent = tree.send(round, &mut |item: tree::Item| {
-            let encoded = bytes::Bytes::from(item.encode());
-            bytes += encoded.len() as u64;
-            sender.blocking_send(Message::TreeItem(encoded)).map_err(|_| LinkError::Closed(node.clone()))
-        });
-        sent.map(|_| (tree, bytes))
-    })
-    .await??;
-    link.send(Message::TreeEnd).await?;
-    Ok(sent)
 }

@@ -17,8 +17,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::copy::Copied;
 use super::pages::{Pages, State};
+use super::prepare::{CHUNK, Prepared, next_round, send_round};
 use super::serve::{Answering, Stock};
-use super::{CHUNK, Prepared, Source, SourceError, next_round, send_round};
+use super::{Source, SourceError};
 use crate::fault;
 use crate::images;
 use crate::journal::Stage;

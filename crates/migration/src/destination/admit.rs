@@ -1,0 +1,172 @@
+//! Whether a service is let in: every reason against it at once, before anything comes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_engine::MountKind;
+use godwit_engine::image::Digest;
+
+use super::DestinationError;
+use crate::arrivals::Arrival;
+use crate::fault;
+use crate::journal::Role;
+use crate::kept::Kept;
+use crate::link::Link;
+use crate::local::{Local, Place, cpu_flags, machine};
+use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
+use crate::service::Service;
+
+/// How long CRIU may take to tell its version: it does so in milliseconds.
+const CRIU_ANSWER: Duration = Duration::from_secs(5);
+
+/// Room for the restore beside the service's own memory, bytes.
+const RESTORE_OVERHEAD: u64 = 32 << 20;
+
+/// What an accepted offer holds until it is committed or dropped.
+pub(super) struct Admitted {
+    pub(super) service: Service,
+    pub(super) id: String,
+    pub(super) images_bytes: u64,
+    pub(super) memory_bytes: u64,
+    pub(super) missing: Vec<Layer>,
+    pub(super) arrival: Option<Arrival>,
+    pub(super) userfaultfd: bool,
+    pub(super) kept: Option<Arc<Kept>>,
+    pub(super) _memory: crate::local::Reservation,
+    /// Keeps others from using the name on this node.
+    pub(super) _place: Place,
+}
+
+pub(super) async fn admit(
+    local: &Arc<Local>,
+    link: &mut Link,
+    open: Open,
+) -> Result<Admitted, DestinationError> {
+    if open.protocol != PROTOCOL_VERSION {
+        return Err(DestinationError::Refused(vec![format!(
+            "it speaks version {PROTOCOL_VERSION} of the migration protocol and node {} version {}; install the same godwit on both",
+            link.node(),
+            open.protocol
+        )]));
+    }
+    let service: Service = serde_json::from_str(&open.service)
+        .map_err(|_| DestinationError::Protocol("a service description that cannot be read"))?;
+    check_names(&service, &open)?;
+    let (place, mut reasons) = match local.host.admit(&service).await {
+        Ok(place) => (Some(place), Vec::new()),
+        Err(objections) => (None, objections),
+    };
+    reasons.extend(machine_objections(local, &open));
+    match tokio::time::timeout(CRIU_ANSWER, local.criu.version()).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
+        Err(_) => reasons.push(format!(
+            "CRIU at {} does not answer; run `godwit doctor` on node {}",
+            local.criu.path().display(),
+            local.node
+        )),
+    }
+    for mount in &service.mounts {
+        if let MountKind::Bind { source } = &mount.kind
+            && !source.exists()
+        {
+            reasons.push(format!(
+                "{}, which is mounted into the service, does not exist there",
+                source.display()
+            ));
+        }
+    }
+    let missing = missing_layers(local, &open, &mut reasons)?;
+    let disk = missing.iter().map(|l| l.bytes.saturating_mul(3)).sum::<u64>().saturating_add(open.tree_bytes);
+    let free = local.store.available_bytes()?;
+    if disk > free {
+        reasons.push(format!(
+            "its disk has {} MiB free and {} MiB are needed",
+            free >> 20,
+            disk.div_ceil(1 << 20)
+        ));
+    }
+    let memory = match local.reserve(open.memory_bytes.saturating_add(RESTORE_OVERHEAD)) {
+        Ok(memory) => Some(memory),
+        Err(reason) => {
+            reasons.push(reason);
+            None
+        }
+    };
+    let (Some(memory), Some(place), []) = (memory, place, reasons.as_slice()) else {
+        return Err(DestinationError::Refused(reasons));
+    };
+    local.journal.begin(&open.migration, Role::Destination, link.node(), &service)?;
+    let missing_layers = missing.iter().map(|l| l.digest.clone()).collect();
+    let (userfaultfd, kept) = (local.userfaultfd, local.keeper.of(&service.id));
+    let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
+    let admitted = Admitted {
+        service,
+        id: open.migration,
+        memory_bytes: open.memory_bytes,
+        arrival: Some(arrival),
+        userfaultfd,
+        kept,
+        images_bytes: open.images_bytes,
+        missing,
+        _memory: memory,
+        _place: place,
+    };
+    fault::point("destination.reserved").await;
+    let kept = admitted.kept.is_some();
+    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept })).await?;
+    if let Some(kept) = &admitted.kept {
+        for pages in kept.messages() {
+            link.send(Message::KeptPages(pages)).await?;
+        }
+        link.send(Message::KeptEnd).await?;
+    }
+    Ok(admitted)
+}
+
+/// Names become paths here: only plain ones are let in.
+fn check_names(service: &Service, open: &Open) -> Result<(), DestinationError> {
+    let plain = |name: &str| {
+        (1..=63).contains(&name.len())
+            && name.as_bytes()[0].is_ascii_alphanumeric()
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+    };
+    if !plain(&service.name) || !plain(&open.migration) || !plain(&service.id) {
+        return Err(DestinationError::Protocol("a name that cannot be a file name"));
+    }
+    Ok(())
+}
+
+fn machine_objections(local: &Local, open: &Open) -> Vec<String> {
+    let here = machine();
+    if here != open.machine {
+        return vec![format!(
+            "its instruction set is {here} and the service runs on {}; only programs built for both can move",
+            open.machine
+        )];
+    }
+    let flags = cpu_flags();
+    let lacking: Vec<_> = open.cpu_flags.iter().filter(|flag| !flags.contains(flag)).cloned().collect();
+    if lacking.is_empty() {
+        return Vec::new();
+    }
+    vec![format!("the CPU of node {} lacks {} that the service may use", local.node, lacking.join(", "))]
+}
+
+fn missing_layers(
+    local: &Local,
+    open: &Open,
+    reasons: &mut Vec<String>,
+) -> Result<Vec<Layer>, DestinationError> {
+    let mut missing = Vec::new();
+    for layer in &open.layers {
+        if !local.store.has_layer(&layer.digest.parse::<Digest>()?) && !missing.contains(layer) {
+            if layer.bytes == 0 {
+                reasons
+                    .push(format!("layer {} is missing there and the source cannot send it", layer.digest));
+            }
+            missing.push(layer.clone());
+        }
+    }
+    Ok(missing)
+}

@@ -1,0 +1,137 @@
+//! After the commit: the service is this node's. It is let go, written into every book, and waited for
+//! until its memory is complete; one whose memory never will be is ended.
+
+use std::time::Duration;
+
+use godwit_engine::{ContainerStatus, EngineError};
+
+use super::{Memory, intake, log_end};
+use crate::fault;
+use crate::journal::Stage;
+use crate::link::Link;
+use crate::local::{Local, LocalError};
+use crate::service::Service;
+
+/// First and last pause between two questions to a source that does not answer.
+pub(super) const ASK_FIRST: Duration = Duration::from_millis(100);
+
+pub(super) const ASK_LAST: Duration = Duration::from_secs(2);
+
+/// The service is this node's: opens the port and lets it run. Safe to do again after a crash.
+pub(super) async fn start(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+    memory: &mut Memory,
+) -> Result<(), LocalError> {
+    fault::point("destination.committing").await;
+    local.journal.set(id, Stage::Committed, "")?;
+    fault::point("destination.committed").await;
+    if memory.lost().is_some() {
+        // It is this node's to end.
+        return Ok(());
+    }
+    // Whoever goes on from here has all of it.
+    local.keeper.forget(&service.id);
+    local.overlay.open(&service.endpoint()).await?;
+    match local.engine.cont(&local.config(service), keep_stopped).await {
+        // The machine was restarted since: the service is this node's, and has ended.
+        Err(EngineError::NotFound(_)) => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+/// Makes the service this node's in every book. It is, whatever fails: what failed is tried again
+/// until it is done, and said meanwhile.
+pub(super) async fn adopt(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+    memory: &mut Memory,
+    started: Result<(), LocalError>,
+) {
+    let mut started = started;
+    let mut pause = ASK_FIRST;
+    loop {
+        let adopted = match started {
+            Ok(()) => local.host.adopt(service).await.map_err(LocalError::from),
+            Err(error) => Err(error),
+        };
+        let Err(error) = adopted else { return };
+        tracing::error!(
+            migration = %id,
+            service = %service.name,
+            error = %crate::error_chain(&error),
+            "the service is committed to this node, which cannot start it; trying again"
+        );
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(ASK_LAST);
+        started = start(local, service, id, keep_stopped, memory).await;
+    }
+}
+
+/// After the commit: waits until the service has all of its pages, and closes the books.
+pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Memory, link: Option<Link>) {
+    let mut reason = String::new();
+    let mut pager = None;
+    match memory {
+        Memory::Whole => {}
+        Memory::Lost(why) => {
+            reason = kill_incomplete(local, service, id, &why).await;
+            log_end(id, intake::discard(local, id).await.map_err(LocalError::from));
+        }
+        Memory::Filling(mut intake) => {
+            if let Some(link) = link {
+                intake.converse(link).await;
+            }
+            let filled = async {
+                fault::point("destination.filling").await;
+                intake.complete().await
+            };
+            tokio::select! {
+                filled = filled => if let Err(why) = filled {
+                    reason = kill_incomplete(local, service, id, &why).await;
+                },
+                () = ended(local, service) => {
+                    tracing::info!(migration = %id, service = %service.name, "it has ended, and needs no more pages");
+                }
+            }
+            pager = Some(intake);
+        }
+    }
+    // First the books: as long as the pager is there, a next life of this daemon finds it complete.
+    log_end(id, local.journal.set(id, Stage::Done, &reason).map_err(LocalError::from));
+    if let Some(intake) = pager
+        && let Err(error) = intake.abandon(local, id).await
+    {
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the service needs its pager no more, but that does not end");
+    }
+}
+
+/// Returns when the service has ended, whoever ended it.
+async fn ended(local: &Local, service: &Service) {
+    let config = local.config(service);
+    if local.engine.wait(&config).await.is_err()
+        && let Ok(state) = local.engine.state(&config).await
+        && state.status != ContainerStatus::Stopped
+    {
+        // It cannot be watched; then it is taken to live.
+        std::future::pending().await
+    }
+}
+
+/// A service whose memory has holes that would read as zero must not run on with them; what is said
+/// of its end.
+async fn kill_incomplete(local: &Local, service: &Service, id: &str, why: &str) -> String {
+    let reason = format!("it was killed, as its memory is not complete: {why}");
+    tracing::error!(migration = %id, service = %service.name, %reason, "the service is lost");
+    local.host.lost(service, &reason).await;
+    if let Err(error) = local.engine.signal(&local.config(service), libc::SIGKILL).await {
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "it cannot be killed");
+    }
+    // Until its processes are gone the pager's guard must not be.
+    ended(local, service).await;
+    reason
+}

@@ -1,0 +1,233 @@
+//! What comes before the commit: layers, files, images and the log, and the restore from them, up to
+//! processes that only wait to be let go.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_engine::image::Digest;
+use godwit_engine::{RestoreRequest, tree};
+
+use super::admit::Admitted;
+use super::intake::Intake;
+use super::{DestinationError, plain};
+use crate::fault;
+use crate::images::{self, Room};
+use crate::journal::Stage;
+use crate::link::Link;
+use crate::local::{Local, LocalError};
+use crate::message::{ImagesEnd, Layer, Message};
+use crate::service::Service;
+
+/// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
+const MAX_LOG_BYTES: u64 = 64 << 20;
+
+/// Largest upper directory taken over: larger ones want a volume.
+const MAX_TREE_BYTES: u64 = 1 << 40;
+
+/// Most names in it.
+const MAX_TREE_ENTRIES: u64 = 50_000_000;
+
+/// Longest restore: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
+pub(super) const RESTORE_LIMIT: Duration = Duration::from_secs(120);
+
+/// Everything up to `Restored`; returns the processes that stay stopped.
+pub(super) async fn until_restored(
+    local: &Arc<Local>,
+    link: &mut Link,
+    admitted: &Admitted,
+    intake: &mut Intake,
+) -> Result<Vec<u32>, DestinationError> {
+    let service = &admitted.service;
+    for layer in &admitted.missing {
+        receive_layer(local, link, layer).await?;
+        link.send(Message::LayerStored).await?;
+    }
+    local.make_directories(service, true)?;
+    local.overlay.create_endpoint(&service.endpoint()).await?;
+    let upper = local.layout.upper(&service.name);
+    receive_tree(link, &upper).await?;
+    sync(upper).await?;
+    fault::point("destination.prepared").await;
+    link.send(Message::TreeApplied).await?;
+
+    let room = Room::open(
+        &local.layout.migration(&admitted.id),
+        &local.layout.criu_logs(&admitted.id),
+        admitted.images_bytes,
+    )?;
+    let restored = receive_and_restore(local, link, admitted, intake, &room).await;
+    room.close(restored.is_ok())?;
+    let keep_stopped = restored?;
+    local.journal.set_keep_stopped(&admitted.id, &keep_stopped)?;
+    local.journal.set(&admitted.id, Stage::Restored, "")?;
+    fault::point("destination.restored").await;
+    if admitted.userfaultfd {
+        // What is lost from here on is lost for good.
+        intake.is_alive().await?;
+    }
+    link.send(Message::Restored).await?;
+    Ok(keep_stopped)
+}
+
+async fn receive_layer(local: &Local, link: &mut Link, layer: &Layer) -> Result<(), DestinationError> {
+    match link.receive().await? {
+        Message::LayerBegin(begun) if begun == *layer => {}
+        other => return Err(link.unexpected(&other, "LayerBegin").into()),
+    }
+    let digest = layer.digest.parse::<Digest>()?;
+    let mut writer = local.store.blob_writer(&digest, layer.bytes)?;
+    loop {
+        match link.receive().await? {
+            Message::LayerData(data) => writer.write_all(&data).map_err(|source| LocalError::Io {
+                action: "write the blob of layer",
+                path: layer.digest.clone().into(),
+                source,
+            })?,
+            Message::LayerEnd => break,
+            other => return Err(link.unexpected(&other, "LayerData").into()),
+        }
+    }
+    // Hashing, unpacking and waiting for the disk would hold up other tasks of this thread.
+    tokio::task::block_in_place(|| {
+        writer.finish()?;
+        local.store.unpack(&digest)
+    })?;
+    Ok(())
+}
+
+async fn receive_tree(link: &mut Link, upper: &std::path::Path) -> Result<(), DestinationError> {
+    match link.receive().await? {
+        Message::TreeBegin => {}
+        other => return Err(link.unexpected(&other, "TreeBegin").into()),
+    }
+    receive_tree_items(link, upper).await
+}
+
+async fn receive_tree_items(link: &mut Link, upper: &std::path::Path) -> Result<(), DestinationError> {
+    let limits = tree::Limits { entries: MAX_TREE_ENTRIES, bytes: MAX_TREE_BYTES };
+    let mut receiver = tree::Receiver::new(upper, limits)?;
+    loop {
+        match link.receive().await? {
+            Message::TreeItem(item) => {
+                receiver.apply(
+                    tree::Item::decode(&item).map_err(|_| DestinationError::Protocol("a damaged file"))?,
+                )?;
+            }
+            Message::TreeEnd => return Ok(receiver.finish()?),
+            other => return Err(link.unexpected(&other, "TreeItem").into()),
+        }
+    }
+}
+
+/// Waits until files are on the disk: what the service had synced at the source must not be lost
+/// by a crash of this machine after the commit.
+async fn sync(upper: PathBuf) -> Result<(), DestinationError> {
+    Ok(tokio::task::spawn_blocking(move || tree::sync(&upper)).await??)
+}
+
+async fn receive_and_restore(
+    local: &Local,
+    link: &mut Link,
+    admitted: &Admitted,
+    intake: &mut Intake,
+    room: &Room,
+) -> Result<Vec<u32>, DestinationError> {
+    let service = &admitted.service;
+    let upper = local.layout.upper(&service.name);
+    receive_pending(link, intake).await?;
+    receive_tree_items(link, &upper).await?;
+    // On the disk before the commit, beside the images' way here.
+    let synced = tokio::spawn(sync(upper));
+    local.mount_root(service)?;
+    let mut images = images::Receiver::new(&room.images(), admitted.images_bytes);
+    let mut log = LogWriter::new(local, service);
+    let ImagesEnd { files, keep_stopped } = loop {
+        fault::point("destination.receiving").await;
+        match link.receive().await? {
+            Message::LogData(data) => log.write(false, &data)?,
+            Message::OldLogData(data) => log.write(true, &data)?,
+            Message::ImageData(piece) => images.apply(&piece)?,
+            Message::ImagesEnd(end) => break end,
+            other => return Err(link.unexpected(&other, "ImageData").into()),
+        }
+    };
+    images.finish(&files)?;
+    link.send(Message::ImagesReceived).await?;
+    fault::point("destination.received").await;
+    let restoring = async {
+        if admitted.userfaultfd {
+            intake.listen(&room.work()).await?;
+        } else {
+            plain::complete(intake, &room.images()).await?;
+        }
+        let request = RestoreRequest {
+            config: local.config(service),
+            images: room.images(),
+            work: room.work(),
+            lazy_pages: admitted.userfaultfd,
+        };
+        let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
+        restoring.await.map_err(|_| DestinationError::Slow)??;
+        if admitted.userfaultfd {
+            intake.push().await?;
+        }
+        Ok::<_, DestinationError>(())
+    };
+    tokio::select! {
+        restored = restoring => restored?,
+        // The source has given up or cannot be heard: what CRIU has made so far goes with the copy.
+        word = link.receive() => return Err(match word {
+            Ok(other) => link.unexpected(&other, "nothing").into(),
+            Err(error) => error.into(),
+        }),
+    };
+    synced.await??;
+    fault::point("destination.restoring").await;
+    Ok(keep_stopped)
+}
+
+/// Which pages are still to come; ends with the first message of what follows.
+async fn receive_pending(link: &mut Link, intake: &Intake) -> Result<(), DestinationError> {
+    loop {
+        match link.receive().await? {
+            Message::Pending(ranges) => intake.pending(ranges).await?,
+            Message::PendingEnd => {
+                // Now all its pages are known. After the commit it would be too late to have no room.
+                intake.fits().await?;
+                link.send(Message::PendingEnd).await?;
+            }
+            Message::TreeBegin => return Ok(()),
+            other => return Err(link.unexpected(&other, "TreeBegin").into()),
+        }
+    }
+}
+
+/// Takes over the service's log.
+struct LogWriter {
+    paths: [PathBuf; 2],
+    written: [u64; 2],
+}
+
+impl LogWriter {
+    fn new(local: &Local, service: &Service) -> Self {
+        Self { paths: local.log_files(service), written: [0; 2] }
+    }
+
+    fn write(&mut self, old: bool, data: &[u8]) -> Result<(), DestinationError> {
+        let which = usize::from(!old);
+        let (path, written) = (&self.paths[which], &mut self.written[which]);
+        *written += data.len() as u64;
+        if *written > MAX_LOG_BYTES {
+            return Err(DestinationError::Protocol("a log that is too long"));
+        }
+        let mut options = OpenOptions::new();
+        let opened = options.create(true).append(true).mode(0o600).open(path);
+        opened
+            .and_then(|mut file| file.write_all(data))
+            .map_err(|source| LocalError::Io { action: "write", path: path.clone(), source }.into())
+    }
+}

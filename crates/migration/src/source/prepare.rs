@@ -1,0 +1,207 @@
+//! Before the freeze, and while the service runs: whether it can move, the destination's word that it
+//! may come, layers and files; then [`copy`](super::copy) copies its memory.
+
+use std::time::Instant;
+
+use godwit_engine::image::Digest;
+use godwit_engine::{ContainerStatus, tree};
+
+use super::copy::Copied;
+use super::pages::Hashes;
+use super::{Source, SourceError};
+use crate::images::{KERNEL_STATE_BYTES, Room};
+use crate::kept;
+use crate::link::{Link, LinkError};
+use crate::local::{LocalError, cpu_flags, machine};
+use crate::message::{Layer, Message, Open, PROTOCOL_VERSION};
+use crate::report::{Report, ms_since};
+use crate::service::Service;
+
+/// What a layer or log is cut into on the wire.
+pub(super) const CHUNK: usize = 256 * 1024;
+
+/// What the frozen stretch needs to know of what came before it.
+pub(super) struct Prepared {
+    pub(super) tree: tree::Source,
+    pub(super) room: Room,
+    pub(super) copied: Copied,
+}
+
+impl Source {
+    /// Every reason why the service cannot be moved as it is now, before anything is touched.
+    pub(super) async fn check_eligible(&self) -> Result<(), SourceError> {
+        // Pages of its last move may still be on their way into its processes.
+        self.local.arrivals.settled(&self.service.name).await;
+        let config = self.local.config(&self.service);
+        let mut reasons = Vec::new();
+        let state = self.local.engine.state(&config).await?;
+        if state.status != ContainerStatus::Running {
+            reasons.push(format!("service {} is not running", self.service.name));
+        }
+        let sessions = self.local.engine.exec_sessions(&config).await?;
+        if sessions > 0 {
+            reasons.push(format!(
+                "{sessions} command(s) started by `godwit exec` still run in service {}; end them first",
+                self.service.name
+            ));
+        }
+        if reasons.is_empty() { Ok(()) } else { Err(SourceError::NotEligible(reasons)) }
+    }
+
+    /// The part during which the service runs: reservation, layers, files, rounds of memory.
+    pub(super) async fn prepare(
+        &self,
+        link: &mut Link,
+        report: &mut Report,
+    ) -> Result<Prepared, SourceError> {
+        let config = self.local.config(&self.service);
+        let memory = self.local.engine.memory_current(&config).await?;
+        let room_bytes = memory + KERNEL_STATE_BYTES;
+        let plan = self.plan(memory)?;
+        let started = Instant::now();
+        let tree = tree::Source::new(&self.local.layout.upper(&self.service.name));
+        let (tree, first) = next_round(tree, false).await?;
+        let tree_bytes = first.changes.bytes();
+        report.pre_dump_ms = ms_since(started);
+
+        let mut layers = Vec::new();
+        for digest in &self.service.layers {
+            let bytes = self.local.store.open_blob(&digest.parse::<Digest>()?).map_or(0, |(_, bytes)| bytes);
+            layers.push(Layer { digest: digest.clone(), bytes });
+        }
+        let service =
+            serde_json::to_string(&Service { epoch: self.service.epoch + 1, ..self.service.clone() })
+                .map_err(|e| {
+                    SourceError::NotEligible(vec![format!("the service cannot be described: {e}")])
+                })?;
+        let (chosen, kept);
+        link.send(Message::Open(Open {
+            protocol: PROTOCOL_VERSION,
+            migration: self.id.clone(),
+            service,
+            memory_bytes: memory,
+            images_bytes: room_bytes,
+            tree_bytes,
+            layers: layers.clone(),
+            machine: machine(),
+            cpu_flags: cpu_flags(),
+            lanes: u32::try_from(self.options.lanes).unwrap_or(1),
+        }))
+        .await?;
+        let missing = match link.receive().await? {
+            Message::Accepted(accepted) => {
+                let plan = plan.with(accepted.userfaultfd, &self.destination)?;
+                plan.tell(report);
+                chosen = plan;
+                kept = accepted.kept;
+                accepted.missing_layers
+            }
+            Message::Refused(refused) => {
+                return Err(SourceError::Refused {
+                    node: self.destination.clone(),
+                    reasons: refused.reasons,
+                });
+            }
+            other => return Err(link.unexpected(&other, "Accepted or Refused").into()),
+        };
+
+        let kept = if kept { self.learn_kept(link).await? } else { Hashes::new() };
+        let sending = Instant::now();
+        let total: u64 =
+            layers.iter().filter(|l| missing.contains(&l.digest)).map(|l| l.bytes).sum::<u64>() + tree_bytes;
+        self.step("layers", 0, total);
+        for digest in &missing {
+            self.send_layer(link, digest, total, report).await?;
+        }
+        self.step("files", report.pre_dump_bytes, total);
+        let (tree, sent) = send_round(link, tree, first).await?;
+        report.pre_dump_bytes += sent;
+        report.file_bytes += sent;
+        match link.receive().await? {
+            Message::TreeApplied => {}
+            other => return Err(link.unexpected(&other, "TreeApplied").into()),
+        }
+        report.pre_dump_transfer_ms = ms_since(sending);
+        report.memory_bytes = memory;
+        let copied = self.copy(chosen, kept, report).await?;
+        let room = Room::open(
+            &self.local.layout.migration(&self.id),
+            &self.local.layout.criu_logs(&self.id),
+            room_bytes,
+        )?;
+        Ok(Prepared { tree, room, copied })
+    }
+
+    /// Which pages the destination has kept of an earlier visit.
+    async fn learn_kept(&self, link: &mut Link) -> Result<Hashes, SourceError> {
+        let mut hashes = Hashes::new();
+        loop {
+            match link.receive().await? {
+                Message::KeptPages(pages) if kept::learn(&mut hashes, &pages).is_some() => {}
+                Message::KeptEnd => return Ok(hashes),
+                other => return Err(link.unexpected(&other, "KeptPages").into()),
+            }
+        }
+    }
+
+    async fn send_layer(
+        &self,
+        link: &mut Link,
+        digest: &str,
+        total: u64,
+        report: &mut Report,
+    ) -> Result<(), SourceError> {
+        let parsed = digest.parse::<Digest>()?;
+        let (file, bytes) = self.local.store.open_blob(&parsed)?;
+        link.send(Message::LayerBegin(Layer { digest: digest.to_string(), bytes })).await?;
+        let mut reader = tokio::fs::File::from_std(file);
+        loop {
+            let mut buffer = bytes::BytesMut::with_capacity(CHUNK);
+            let read =
+                tokio::io::AsyncReadExt::read_buf(&mut reader, &mut buffer).await.map_err(|source| {
+                    LocalError::Io { action: "read the blob of layer", path: digest.into(), source }
+                })?;
+            if read == 0 {
+                break;
+            }
+            link.send(Message::LayerData(buffer.freeze())).await?;
+            report.pre_dump_bytes += read as u64;
+            report.file_bytes += read as u64;
+            self.step("layers", report.pre_dump_bytes, total);
+        }
+        link.send(Message::LayerEnd).await?;
+        match link.receive().await? {
+            Message::LayerStored => Ok(()),
+            other => Err(link.unexpected(&other, "LayerStored").into()),
+        }
+    }
+}
+
+pub(super) async fn next_round(
+    tree: tree::Source,
+    frozen: bool,
+) -> Result<(tree::Source, tree::Round), SourceError> {
+    Ok(tokio::task::spawn_blocking(move || tree.next_round(frozen).map(|round| (tree, round))).await??)
+}
+
+pub(super) async fn send_round(
+    link: &Link,
+    mut tree: tree::Source,
+    round: tree::Round,
+) -> Result<(tree::Source, u64), SourceError> {
+    link.send(Message::TreeBegin).await?;
+    let sender = link.sender();
+    let node = link.node().to_string();
+    let sent = tokio::task::spawn_blocking(move || {
+        let mut bytes = 0u64;
+        let sent = tree.send(round, &mut |item: tree::Item| {
+            let encoded = bytes::Bytes::from(item.encode());
+            bytes += encoded.len() as u64;
+            sender.blocking_send(Message::TreeItem(encoded)).map_err(|_| LinkError::Closed(node.clone()))
+        });
+        sent.map(|_| (tree, bytes))
+    })
+    .await??;
+    link.send(Message::TreeEnd).await?;
+    Ok(sent)
+}
