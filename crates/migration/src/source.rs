@@ -342,7 +342,7 @@ impl Source {
             Err(LinkError::Aborted { reason, .. }) => {
                 // After `Restored` it gives up for one reason only.
                 report.outcome = Outcome::Lost;
-                report.reason = reason;
+                report.reason = format!("its memory is not complete: {reason}");
             }
             Err(error) => {
                 // The destination owns it and asks until it hears so; this node answers from its journal.
