@@ -4,19 +4,24 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 
 use crate::frame::{FrameError, FrameReader, FrameWriter};
 use crate::identity::Identity;
 use crate::listen::{Accepted, ConnectError, ConnectOptions, connect};
 use crate::node::NodeName;
-use crate::socket::{SecureStream, Traffic};
+use crate::socket::{SecureStream, Socket, Traffic};
 use crate::tls::Alpn;
 
+/// What frames may travel over.
+pub trait Carrier: AsyncRead + AsyncWrite + Unpin + Send + Sync + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + Sync + 'static> Carrier for S {}
+
 /// The receiving half of a data connection.
-pub type DataReader = FrameReader<ReadHalf<SecureStream>>;
+pub type DataReader<S = SecureStream> = FrameReader<ReadHalf<S>>;
 /// The sending half of a data connection.
-pub type DataWriter = FrameWriter<WriteHalf<SecureStream>>;
+pub type DataWriter<S = SecureStream> = FrameWriter<WriteHalf<S>>;
 
 /// Limits of a data connection.
 #[derive(Debug, Clone, Copy)]
@@ -50,12 +55,15 @@ pub enum OpenError {
 }
 
 /// A data connection whose two ends have greeted each other.
+///
+/// Between nodes it is TLS; one over a bare [`Socket`] is of another type, which nothing in a daemon
+/// takes: it is there to measure what TLS costs.
 #[derive(Debug)]
-pub struct Connection {
+pub struct Connection<S = SecureStream> {
     /// Frames from the peer.
-    pub reader: DataReader,
+    pub reader: DataReader<S>,
     /// Frames to the peer.
-    pub writer: DataWriter,
+    pub writer: DataWriter<S>,
     peer: NodeName,
     remote: Option<SocketAddr>,
     traffic: Arc<Traffic>,
@@ -71,21 +79,44 @@ impl Connection {
         options: &ConnectionOptions,
     ) -> Result<Self, OpenError> {
         let stream = connect(identity, address, node, Alpn::Data, options.connect).await?;
-        Ok(Self::start(stream, node.clone(), options).await?)
+        let facts = facts(stream.get_ref().0);
+        Ok(Self::start(stream, facts, node.clone(), options).await?)
     }
 
     /// Greets a node that has connected with [`Alpn::Data`].
     pub async fn accept(accepted: Accepted, options: &ConnectionOptions) -> Result<Self, FrameError> {
-        Self::start(accepted.stream, accepted.peer, options).await
+        let facts = facts(accepted.stream.get_ref().0);
+        Self::start(accepted.stream, facts, accepted.peer, options).await
     }
+}
 
-    async fn start(
-        stream: SecureStream,
+impl Connection<Socket> {
+    /// Greets whoever is at the other end of a TCP connection, under a name of the caller's choice:
+    /// nothing is checked and nothing encrypted. For benchmarks.
+    pub async fn unprotected(
+        socket: Socket,
         peer: NodeName,
         options: &ConnectionOptions,
     ) -> Result<Self, FrameError> {
-        let socket = stream.get_ref().0;
-        let (traffic, remote) = (socket.traffic(), socket.tcp().peer_addr().ok());
+        let facts = facts(&socket);
+        Self::start(socket, facts, peer, options).await
+    }
+}
+
+/// What a connection tells of its socket.
+type Facts = (Arc<Traffic>, Option<SocketAddr>);
+
+fn facts(socket: &Socket) -> Facts {
+    (socket.traffic(), socket.tcp().peer_addr().ok())
+}
+
+impl<S: Carrier> Connection<S> {
+    async fn start(
+        stream: S,
+        (traffic, remote): Facts,
+        peer: NodeName,
+        options: &ConnectionOptions,
+    ) -> Result<Self, FrameError> {
         let (read, write) = tokio::io::split(stream);
         let mut reader = FrameReader::new(read, peer.as_str());
         let mut writer = FrameWriter::new(write, peer.as_str());
@@ -116,7 +147,7 @@ impl Connection {
     }
 
     /// The two halves, for two tasks.
-    pub fn into_split(self) -> (DataReader, DataWriter) {
+    pub fn into_split(self) -> (DataReader<S>, DataWriter<S>) {
         (self.reader, self.writer)
     }
 }

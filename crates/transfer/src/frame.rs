@@ -12,14 +12,16 @@
 //!   +----------+-----------+------------+------------+-------------------+
 //! ```
 //!
-//! Numbers are big-endian. Kind 0 is invalid, so that a run of zeroes is never a frame; kinds and
-//! flags mean something to the layer above alone. `length` is at most [`MAX_PAYLOAD`]. The CRC32C
-//! (Castagnoli, RFC 3720) covers the eight bytes before it and the payload: TLS protects against
-//! the network, the checksum against our own mistakes with buffers. After any error, and after a
-//! [`FrameWriter::send`] that was dropped half-way, the direction is broken and stays so.
+//! Numbers are big-endian. Kind 0 is invalid, so that a run of zeroes is never a frame; kinds mean
+//! something to the layer above alone, and so do flags, but for [`SELF_CHECKED`]. `length` is at most
+//! [`MAX_PAYLOAD`]. The CRC32C (Castagnoli, RFC 3720) covers the eight bytes before it and, unless the
+//! payload has a checksum of its own, the payload: TLS protects against the network, the checksum
+//! against our own mistakes with buffers. After any error, and after a [`FrameWriter::send`] that was
+//! dropped half-way, the direction is broken and stays so.
 //!
 //! A direction ends cleanly between two frames only, by a TLS close ([`FrameWriter::finish`]).
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +34,11 @@ pub const MAGIC: [u8; 4] = *b"GWDF";
 
 /// The framing's version. Versions are not negotiated here: two nodes that speak to each other
 /// have agreed on one over the peer API, and another one is an error.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
+
+/// The flag of a frame whose payload carries its own checksum, which the layer above looks at: bulk
+/// data are not read once more for the frame's.
+pub const SELF_CHECKED: u16 = 1 << 15;
 
 /// Length of magic, version and reserved bytes.
 pub const PREAMBLE_LENGTH: usize = 8;
@@ -52,7 +58,13 @@ const COPIED_PAYLOAD: usize = 4 * 1024;
 const WRITE_BUFFER: usize = 64 * 1024;
 
 /// Memory taken for a payload before any of it has arrived. A length is a claim until then.
-const FIRST_ALLOCATION: usize = 256 * 1024;
+const FIRST_ALLOCATION: usize = 320 * 1024;
+
+/// Shorter payloads are not worth keeping a buffer for.
+const REUSED_PAYLOAD: usize = 64 * 1024;
+
+/// Most buffers kept for reuse: more than a receiver has under way at once.
+const MAX_REUSED: usize = 16;
 
 /// A frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -244,8 +256,9 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
             return Err(FrameError::Broken { peer: self.peer.clone() });
         }
         let fields = header_fields(kind, flags, length);
+        let checked = if flags & SELF_CHECKED == 0 { parts } else { &[] };
         let checksum =
-            parts.iter().fold(crc32c::crc32c(&fields), |sum, part| crc32c::crc32c_append(sum, part));
+            checked.iter().fold(crc32c::crc32c(&fields), |sum, part| crc32c::crc32c_append(sum, part));
         self.buffer.put_slice(&fields);
         self.buffer.put_u32(checksum);
         self.wire_bytes += (HEADER_LENGTH + total) as u64;
@@ -327,6 +340,35 @@ pub struct FrameReader<R> {
     filled: usize,
     payload: BytesMut,
     checksum: u32,
+    buffers: Buffers,
+}
+
+/// Payloads that were handed out, the oldest first, to be used again when nobody has them any more: the
+/// first use of fresh memory costs as much as receiving into it.
+#[derive(Debug, Default)]
+struct Buffers(VecDeque<Bytes>);
+
+impl Buffers {
+    fn take(&mut self, length: usize) -> BytesMut {
+        let oldest = self.0.front().filter(|_| length >= REUSED_PAYLOAD);
+        if oldest.is_some_and(Bytes::is_unique)
+            && let Some(Ok(mut buffer)) = self.0.pop_front().map(Bytes::try_into_mut)
+        {
+            buffer.clear();
+            return buffer;
+        }
+        BytesMut::with_capacity(length.min(FIRST_ALLOCATION))
+    }
+
+    fn lent(&mut self, payload: &Bytes) {
+        if payload.len() >= REUSED_PAYLOAD {
+            if self.0.len() == MAX_REUSED {
+                // Whoever has the oldest keeps it.
+                self.0.pop_front();
+            }
+            self.0.push_back(payload.clone());
+        }
+    }
 }
 
 /// What the reader is in the middle of.
@@ -352,6 +394,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             filled: 0,
             payload: BytesMut::new(),
             checksum: 0,
+            buffers: Buffers::default(),
         }
     }
 
@@ -390,7 +433,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     fn note<T>(&mut self, result: Result<T, FrameError>) -> Result<T, FrameError> {
         if let Err(error) = &result {
             self.state = if error.is_closed() { State::Closed } else { State::Broken };
-            self.payload = BytesMut::new();
+            (self.payload, self.buffers) = (BytesMut::new(), Buffers::default());
         }
         result
     }
@@ -421,12 +464,13 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                     self.filled = 0;
                 }
                 State::Payload { kind, flags, length, expected } => {
-                    self.fill_payload(length as usize).await?;
+                    self.fill_payload(length as usize, flags & SELF_CHECKED == 0).await?;
                     if self.checksum != expected {
                         return Err(FrameError::Checksum { peer: self.peer.clone(), kind, length });
                     }
                     self.state = State::Header;
                     let payload = std::mem::take(&mut self.payload).freeze();
+                    self.buffers.lent(&payload);
                     return Ok(Frame { kind, flags, payload });
                 }
                 State::Closed => return Err(FrameError::Closed { peer: self.peer.clone() }),
@@ -450,7 +494,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return Err(FrameError::TooLong { peer: self.peer.clone(), length: length.into() });
         }
         self.checksum = crc32c::crc32c(&self.head[..8]);
-        self.payload = BytesMut::with_capacity((length as usize).min(FIRST_ALLOCATION));
+        self.payload = self.buffers.take(length as usize);
         Ok(State::Payload { kind, flags, length, expected })
     }
 
@@ -476,7 +520,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
     /// Reads on until the payload is whole; the checksum is computed while the bytes are in the
     /// processor's cache.
-    async fn fill_payload(&mut self, length: usize) -> Result<(), FrameError> {
+    async fn fill_payload(&mut self, length: usize, checked: bool) -> Result<(), FrameError> {
         while self.payload.len() < length {
             let have = self.payload.len();
             if have == self.payload.capacity() {
@@ -487,7 +531,9 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             if read == 0 {
                 return Err(FrameError::Truncated { peer: self.peer.clone() });
             }
-            self.checksum = crc32c::crc32c_append(self.checksum, &self.payload[have..]);
+            if checked {
+                self.checksum = crc32c::crc32c_append(self.checksum, &self.payload[have..]);
+            }
             self.wire_bytes += read as u64;
         }
         Ok(())

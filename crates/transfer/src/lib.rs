@@ -27,7 +27,7 @@ pub mod tls;
 pub mod token;
 
 pub use authority::ClusterAuthority;
-pub use connection::{Connection, ConnectionOptions, DataReader, DataWriter};
+pub use connection::{Carrier, Connection, ConnectionOptions, DataReader, DataWriter};
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, MAX_PAYLOAD};
 pub use identity::{Fingerprint, Identity, IdentityError};
 pub use listen::{Accepted, ConnectError, ConnectOptions, ListenError, ListenOptions, Listener, connect};
