@@ -5,9 +5,24 @@
 //! A batch belongs to one space and carries at most [`MAX_PAGES`] pages of data, so that a receiver
 //! needs one buffer of a known size. What a batch says replaces what earlier batches said of the
 //! same pages.
+//!
+//! ```text
+//!   +-----------------+-------+-------------------------------------------+
+//!   | data's tag, len | data  | space, codec, checksum, runs, data length |    one protobuf message
+//!   +-----------------+-------+-------------------------------------------+
+//! ```
+//!
+//! The data come first, so that pages are put straight into the buffer that goes to the wire, and the rest
+//! is appended when it is known. The checksum is over what the batch means, and over the hashes of its
+//! pages in place of the pages: a sender that has hashed a page to know it again needs not look at it
+//! twice.
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prost::Message;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use prost::bytes::Bytes;
+use prost::encoding::{WireType, encode_key, encode_varint};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -28,6 +43,53 @@ const DELTA_HEAD: usize = 10;
 
 /// A difference that packs worse is not worth its page's place in the sender's memory.
 const DELTA_LIMIT: usize = PAGE / 2;
+
+/// Where data begin in a buffer: behind their tag and length, on a boundary that copies like.
+const FRONT: usize = 64;
+
+/// Most buffers that a pool keeps: as many as are under way between a sender and its connection.
+const POOLED: usize = 24;
+
+/// Buffers that were sent, for the batches to come: the first use of fresh memory costs as much as
+/// copying the pages.
+#[derive(Debug, Clone, Default)]
+pub struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Pool {
+    fn take(&self) -> Vec<u8> {
+        // Nothing can panic while the list is changed.
+        let pooled = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffer = pooled.unwrap_or_else(|| Vec::with_capacity(FRONT + MAX_PAGES * PAGE + PAGE));
+        buffer.clear();
+        buffer.resize(FRONT, 0);
+        buffer
+    }
+
+    fn give(&self, buffer: Vec<u8>) {
+        let mut pooled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pooled.len() < POOLED {
+            pooled.push(buffer);
+        }
+    }
+}
+
+/// A buffer on the wire, which goes back to its pool after that.
+struct Lent {
+    buffer: Vec<u8>,
+    pool: Pool,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.pool.give(std::mem::take(&mut self.buffer));
+    }
+}
 
 /// How the data of a batch is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, prost::Enumeration)]
@@ -74,8 +136,26 @@ struct Wire {
     #[prost(message, repeated, tag = "4")]
     runs: Vec<WireRun>,
     #[prost(bytes = "bytes", tag = "5")]
-    data: prost::bytes::Bytes,
+    data: Bytes,
     /// Length of the data before packing.
+    #[prost(uint32, tag = "6")]
+    length: u32,
+}
+
+/// The number of [`Wire::data`].
+const DATA: u32 = 5;
+
+/// A [`Wire`] without its data, which were written before it.
+#[derive(Clone, PartialEq, Message)]
+struct Rest {
+    #[prost(uint32, tag = "1")]
+    space: u32,
+    #[prost(enumeration = "Codec", tag = "2")]
+    codec: i32,
+    #[prost(fixed64, tag = "3")]
+    checksum: u64,
+    #[prost(message, repeated, tag = "4")]
+    runs: Vec<WireRun>,
     #[prost(uint32, tag = "6")]
     length: u32,
 }
@@ -114,7 +194,7 @@ pub struct Run {
     pub kind: Kind,
     /// What the batch has of them: whole pages ([`Kind::Data`]), or the differences one after the
     /// other ([`Kind::Delta`], see [`apply_deltas`]).
-    pub data: prost::bytes::Bytes,
+    pub data: Bytes,
 }
 
 /// A received batch.
@@ -127,20 +207,30 @@ pub struct Batch {
 }
 
 /// Collects pages until there are enough for the wire.
-#[derive(Debug)]
 pub struct Builder {
     space: Space,
     runs: Vec<WireRun>,
-    data: Vec<u8>,
+    /// [`FRONT`] bytes, and the data.
+    buffer: Vec<u8>,
+    /// Of the data so far.
+    sum: Xxh3,
     /// Pages that are not zero.
     pages: usize,
+    pool: Pool,
 }
 
 impl Builder {
     /// An empty batch of one space.
     #[must_use]
     pub fn new(space: Space) -> Self {
-        Self { space, runs: Vec::new(), data: Vec::with_capacity(MAX_PAGES * PAGE), pages: 0 }
+        Self::with(space, &Pool::default())
+    }
+
+    /// An empty batch of one space, whose buffers come from a pool and go back there.
+    #[must_use]
+    pub fn with(space: Space, pool: &Pool) -> Self {
+        let (pool, buffer) = (pool.clone(), pool.take());
+        Self { space, runs: Vec::new(), buffer, sum: Xxh3::new(), pages: 0, pool }
     }
 
     /// Whether the next page wants a batch of its own.
@@ -158,7 +248,7 @@ impl Builder {
     /// Bytes of pages in it, before packing.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
-        self.data.len() as u64
+        (self.buffer.len() - FRONT) as u64
     }
 
     /// Adds one page; one that is all zeroes costs no data.
@@ -166,7 +256,13 @@ impl Builder {
         if is_zero(content) {
             return self.run(address / PAGE_SIZE, 1, Kind::Zero);
         }
-        self.data.extend_from_slice(content);
+        self.hashed(address, content, xxh3_128(content));
+    }
+
+    /// Adds one page that is not zero and has this hash (XXH3, 128 bits).
+    pub fn hashed(&mut self, address: u64, content: &[u8; PAGE], hash: u128) {
+        self.buffer.extend_from_slice(content);
+        self.sum.update(&hash.to_le_bytes());
         self.pages += 1;
         self.run(address / PAGE_SIZE, 1, Kind::Data);
     }
@@ -188,9 +284,11 @@ impl Builder {
         let (true, Ok(length)) = (packed.len() <= DELTA_LIMIT, u16::try_from(packed.len())) else {
             return false;
         };
-        self.data.extend_from_slice(&length.to_le_bytes());
-        self.data.extend_from_slice(&xxh3_64(now).to_le_bytes());
-        self.data.extend_from_slice(&packed);
+        let begin = self.buffer.len();
+        self.buffer.extend_from_slice(&length.to_le_bytes());
+        self.buffer.extend_from_slice(&xxh3_64(now).to_le_bytes());
+        self.buffer.extend_from_slice(&packed);
+        self.sum.update(&self.buffer[begin..]);
         self.pages += 1;
         self.run(address / PAGE_SIZE, 1, Kind::Delta);
         true
@@ -221,24 +319,55 @@ impl Builder {
 
     /// The batch's bytes, with what is left of data after packing; the builder is empty again. A
     /// codec that does not make the data smaller is not used.
-    pub fn finish(&mut self, codec: Codec) -> Vec<u8> {
+    pub fn finish(&mut self, codec: Codec) -> Bytes {
         let runs = std::mem::take(&mut self.runs);
         self.pages = 0;
-        let length = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
-        let checksum = checksum(self.space, &runs, &self.data);
+        let data = &self.buffer[FRONT..];
+        let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let checksum = checksum(self.space, &runs, &std::mem::take(&mut self.sum));
         let packed = match codec {
             Codec::Raw => None,
-            Codec::Lz4 => Some(lz4_flex::block::compress(&self.data)),
+            Codec::Lz4 => Some(lz4_flex::block::compress(data)),
             // It fails for want of memory only, and then the data go as they are.
-            Codec::Zstd => zstd::bulk::compress(&self.data, 1).ok(),
+            Codec::Zstd => zstd::bulk::compress(data, 1).ok(),
         };
-        let (codec, data) = match packed {
-            Some(packed) if packed.len() < self.data.len() => (codec, packed),
-            _ => (Codec::Raw, std::mem::take(&mut self.data)),
+        let codec = match packed {
+            Some(packed) if packed.len() < data.len() => {
+                self.buffer.truncate(FRONT);
+                self.buffer.extend_from_slice(&packed);
+                codec
+            }
+            _ => Codec::Raw,
         };
-        let wire = Wire { space: self.space, codec: codec.into(), checksum, runs, data: data.into(), length };
-        self.data = Vec::with_capacity(MAX_PAGES * PAGE);
-        wire.encode_to_vec()
+        let mut buffer = std::mem::replace(&mut self.buffer, self.pool.take());
+        let mut front = Vec::new();
+        encode_key(DATA, WireType::LengthDelimited, &mut front);
+        encode_varint((buffer.len() - FRONT) as u64, &mut front);
+        let begin = FRONT - front.len();
+        buffer[begin..FRONT].copy_from_slice(&front);
+        let rest = Rest { space: self.space, codec: codec.into(), checksum, runs, length };
+        buffer.reserve(rest.encoded_len());
+        if rest.encode(&mut buffer).is_err() {
+            unreachable!("a vector takes all that is written to it");
+        }
+        Bytes::from_owner(Lent { buffer, pool: self.pool.clone() }).slice(begin..)
+    }
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { space, runs, pages, .. } = self;
+        f.debug_struct("Builder")
+            .field("space", space)
+            .field("runs", runs)
+            .field("pages", pages)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Builder {
+    fn drop(&mut self) {
+        self.pool.give(std::mem::take(&mut self.buffer));
     }
 }
 
@@ -247,7 +376,7 @@ impl Batch {
     ///
     /// # Errors
     /// For anything that a builder would not have written: the bytes come from the network.
-    pub fn decode(bytes: prost::bytes::Bytes) -> Result<Self, BatchError> {
+    pub fn decode(bytes: Bytes) -> Result<Self, BatchError> {
         let wire = Wire::decode(bytes)?;
         if wire.runs.len() > MAX_RUNS + 1 {
             return Err(BatchError::Malformed("it has too many runs"));
@@ -266,21 +395,33 @@ impl Batch {
         if data.len() != length {
             return Err(BatchError::Malformed("its data are longer or shorter than it says"));
         }
-        let have = checksum(wire.space, &wire.runs, &data);
-        if have != wire.checksum {
-            return Err(BatchError::Checksum { have, want: wire.checksum });
-        }
         let contents = wire.runs.iter().filter(|run| run.kind() != Kind::Zero);
         if contents.map(|run| u64::from(run.pages)).sum::<u64>() > MAX_PAGES as u64 {
             return Err(BatchError::Malformed("it has too many pages"));
         }
         let mut rest = data;
+        let mut sum = Xxh3::new();
         let mut runs = Vec::with_capacity(wire.runs.len());
         for run in &wire.runs {
-            runs.push(run.decode(&mut rest)?);
+            let run = run.decode(&mut rest)?;
+            match run.kind {
+                Kind::Data => {
+                    run.data
+                        .as_chunks::<PAGE>()
+                        .0
+                        .iter()
+                        .for_each(|page| sum.update(&xxh3_128(page).to_le_bytes()));
+                }
+                _ => sum.update(&run.data),
+            }
+            runs.push(run);
         }
         if !rest.is_empty() {
             return Err(BatchError::Malformed("it has data of no page"));
+        }
+        let have = checksum(wire.space, &wire.runs, &sum);
+        if have != wire.checksum {
+            return Err(BatchError::Checksum { have, want: wire.checksum });
         }
         Ok(Self { space: wire.space, runs })
     }
@@ -288,7 +429,7 @@ impl Batch {
 
 impl WireRun {
     /// Takes the run's data off the front of the batch's.
-    fn decode(&self, rest: &mut prost::bytes::Bytes) -> Result<Run, BatchError> {
+    fn decode(&self, rest: &mut Bytes) -> Result<Run, BatchError> {
         let start = self.page.checked_mul(PAGE_SIZE);
         let length = u64::from(self.pages) * PAGE_SIZE;
         let end = start.and_then(|start| start.checked_add(length)).filter(|end| *end <= ADDRESS_LIMIT);
@@ -346,8 +487,9 @@ pub fn apply_deltas(deltas: &[u8], pages: &mut [u8]) -> Result<(), BatchError> {
     Ok(())
 }
 
-/// Over what the batch means, not over how it is packed.
-fn checksum(space: Space, runs: &[WireRun], data: &[u8]) -> u64 {
+/// Over what the batch means, not over how it is packed: `data` has been given the hashes of the pages
+/// and the differences, in order.
+fn checksum(space: Space, runs: &[WireRun], data: &Xxh3) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&space.to_le_bytes());
     for run in runs {
@@ -355,7 +497,7 @@ fn checksum(space: Space, runs: &[WireRun], data: &[u8]) -> u64 {
         hash.update(&run.pages.to_le_bytes());
         hash.update(&run.kind.to_le_bytes());
     }
-    hash.update(data);
+    hash.update(&data.digest128().to_le_bytes());
     hash.digest()
 }
 
@@ -394,7 +536,7 @@ mod tests {
     #[test]
     fn pages_arrive_as_runs_whatever_the_codec() {
         for codec in [Codec::Raw, Codec::Lz4, Codec::Zstd] {
-            let batch = Batch::decode(sample().finish(codec).into()).unwrap();
+            let batch = Batch::decode(sample().finish(codec)).unwrap();
             assert_eq!(batch.space, 7);
             let runs: Vec<_> =
                 batch.runs.iter().map(|run| (run.range.clone(), run.kind, run.data.len())).collect();
@@ -426,7 +568,7 @@ mod tests {
         assert!(!builder.delta(0x3000, &before, &noise), "it packs badly");
         let bytes = builder.finish(Codec::Raw);
         assert!(bytes.len() < PAGE / 4, "{}", bytes.len());
-        let batch = Batch::decode(bytes.into()).unwrap();
+        let batch = Batch::decode(bytes).unwrap();
         assert_eq!((batch.runs[0].range.clone(), batch.runs[0].kind), (0x1000..0x3000, Kind::Delta));
         let mut pages = [before, now].concat();
         apply_deltas(&batch.runs[0].data, &mut pages).unwrap();
@@ -445,16 +587,16 @@ mod tests {
             builder.page(n * 2 * PAGE_SIZE, &page(9));
         }
         assert!(builder.is_full());
-        assert_eq!(Batch::decode(builder.finish(Codec::Raw).into()).unwrap().runs.len(), MAX_PAGES);
+        assert_eq!(Batch::decode(builder.finish(Codec::Raw)).unwrap().runs.len(), MAX_PAGES);
     }
 
     #[test]
     fn a_changed_bit_never_changes_a_page() {
         let sent = sample().finish(Codec::Raw);
-        let whole = Batch::decode(sent.clone().into()).unwrap();
+        let whole = Batch::decode(sent.clone()).unwrap();
         let mut refused = 0;
         for at in (0..sent.len()).step_by(97).chain(0..40) {
-            let mut bytes = sent.clone();
+            let mut bytes = sent.to_vec();
             bytes[at] ^= 4;
             match Batch::decode(bytes.into()) {
                 // A bit of the encoding that means nothing, such as `true` written as 5.
@@ -469,7 +611,9 @@ mod tests {
     fn what_no_builder_writes_is_refused() {
         let run = |page, pages, kind: Kind| WireRun { page, pages, kind: kind.into() };
         let wire = |runs: Vec<WireRun>, data: Vec<u8>| {
-            let checksum = checksum(1, &runs, &data);
+            let mut sum = Xxh3::new();
+            data.as_chunks::<PAGE>().0.iter().for_each(|page| sum.update(&xxh3_128(page).to_le_bytes()));
+            let checksum = checksum(1, &runs, &sum);
             let length = u32::try_from(data.len()).unwrap();
             let wire = Wire { space: 1, codec: 0, checksum, runs, data: data.into(), length };
             Batch::decode(wire.encode_to_vec().into())
@@ -501,6 +645,22 @@ mod tests {
             length: u32::try_from(PAGE).unwrap(),
         };
         assert!(matches!(Batch::decode(bytes.encode_to_vec().into()), Err(BatchError::Packed(_))));
+    }
+
+    #[test]
+    fn buffers_go_round_between_builder_and_wire() {
+        let pool = Pool::default();
+        let mut builder = Builder::with(1, &pool);
+        let mut place = None;
+        for _ in 0..3 {
+            builder.page(0x1000, &page(1));
+            let sent = builder.finish(Codec::Raw);
+            let at = sent.as_ptr();
+            Batch::decode(sent).unwrap();
+            builder.page(0x2000, &page(2));
+            drop(builder.finish(Codec::Raw));
+            assert_eq!(*place.get_or_insert(at), at, "the buffer that came back is used again");
+        }
     }
 
     proptest! {
