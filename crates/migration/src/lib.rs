@@ -3,6 +3,7 @@
 //! what is done after a crash ([`recovery`]), and the [`report`] every migration ends in.
 
 pub mod arrivals;
+pub mod bulk;
 pub mod converge;
 pub mod destination;
 pub mod fault;

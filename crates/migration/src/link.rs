@@ -6,7 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_transfer::{Connection, ConnectionOptions, DataReader, DataWriter, FrameError, Traffic};
+use godwit_transfer::{
+    Carrier, Connection, ConnectionOptions, DataReader, FrameError, FrameWriter, SecureStream, Traffic,
+};
+use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -63,12 +66,12 @@ pub enum LinkError {
     },
 }
 
-/// One conversation.
+/// One conversation: over TLS, unless what is measured is a link without it.
 #[derive(Debug)]
-pub struct Link {
+pub struct Link<S = SecureStream> {
     node: String,
     outgoing: mpsc::Sender<Message>,
-    reader: DataReader,
+    reader: DataReader<S>,
     /// Until its end has been looked at.
     writer: Option<JoinHandle<Result<(), FrameError>>>,
     traffic: Arc<Traffic>,
@@ -84,10 +87,10 @@ pub fn options() -> ConnectionOptions {
     }
 }
 
-impl Link {
+impl<S: Carrier> Link<S> {
     /// Starts the writing task.
     #[must_use]
-    pub fn new(connection: Connection) -> Self {
+    pub fn new(connection: Connection<S>) -> Self {
         let node = connection.peer().to_string();
         let traffic = connection.traffic();
         let (reader, writer) = connection.into_split();
@@ -180,14 +183,17 @@ impl Link {
     }
 }
 
-async fn write(mut writer: DataWriter, mut incoming: mpsc::Receiver<Message>) -> Result<(), FrameError> {
+async fn write<W: AsyncWrite + Unpin>(
+    mut writer: FrameWriter<W>,
+    mut incoming: mpsc::Receiver<Message>,
+) -> Result<(), FrameError> {
     loop {
         let message = match tokio::time::timeout(HEARTBEAT, incoming.recv()).await {
             Err(_) => Message::Heartbeat,
             Ok(Some(message)) => message,
             Ok(None) => break,
         };
-        writer.send(message.kind(), message.payload()).await?;
+        writer.send_parts(message.kind(), message.flags(), &[&message.payload()]).await?;
         if incoming.is_empty() {
             writer.flush().await?;
         }

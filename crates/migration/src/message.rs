@@ -39,6 +39,7 @@
 //! given a second meaning; 0 is invalid. Versions are compared in `Open`.
 
 use bytes::Bytes;
+use godwit_transfer::frame::SELF_CHECKED;
 use prost::Message as _;
 
 /// The version of this conversation; both sides must speak the same.
@@ -375,6 +376,16 @@ impl Message {
             | Self::OldLogData(data)
             | Self::Pages(data) => data.clone(),
             _ => Bytes::new(),
+        }
+    }
+
+    /// The frame's flags: batches of pages have a checksum of their own, which is looked at when they are
+    /// unpacked.
+    #[must_use]
+    pub fn flags(&self) -> u16 {
+        match self {
+            Self::Pages(_) => SELF_CHECKED,
+            _ => 0,
         }
     }
 

@@ -14,7 +14,7 @@
 
 mod copy;
 mod frozen;
-mod lanes;
+pub(crate) mod lanes;
 pub mod pace;
 pub(crate) mod pages;
 mod prepare;

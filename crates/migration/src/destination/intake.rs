@@ -14,6 +14,7 @@ use std::sync::Arc;
 use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
 use godwit_memory::pager::{self, Client, Event, Events, Extent, PagerError, Stored};
 use godwit_memory::{PAGE_SIZE, Range, Space};
+use godwit_transfer::Carrier;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
@@ -89,7 +90,7 @@ impl IntakeError {
 
 /// How far the pages are.
 #[derive(Debug, Clone, Default)]
-struct Seen {
+pub(crate) struct Seen {
     failed: Option<String>,
     restored: bool,
     /// Why the restorer has gone without a word that all is restored.
@@ -419,8 +420,8 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
 }
 
 /// One lane: what comes is checked and stored, in order.
-async fn take(
-    mut lane: Link,
+pub(crate) async fn take<S: Carrier>(
+    mut lane: Link<S>,
     client: Arc<Client>,
     kept: Option<Arc<Kept>>,
     telling: watch::Sender<Seen>,

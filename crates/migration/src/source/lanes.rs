@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use godwit_transfer::{Connection, Traffic};
+use godwit_transfer::{Carrier, Connection, SecureStream, Traffic};
 use tokio::sync::mpsc;
 
 use crate::link::{Link, LinkError};
@@ -11,10 +11,10 @@ use crate::message::{Join, Message, Purpose};
 
 /// The lanes of one migration. Dropping them closes them.
 #[derive(Debug)]
-pub(crate) struct Lanes {
-    pages: Vec<Link>,
+pub(crate) struct Lanes<S = SecureStream> {
+    pages: Vec<Link<S>>,
     /// Until it is taken.
-    pub(crate) faults: Option<Link>,
+    pub(crate) faults: Option<Link<S>>,
     traffic: LaneTraffic,
 }
 
@@ -43,6 +43,14 @@ impl Lanes {
         }
         let faults = Some(join(host.connect(node).await?, migration, Purpose::Faults, &mut traffic).await?);
         Ok(Self { pages, faults, traffic })
+    }
+}
+
+impl<S: Carrier> Lanes<S> {
+    /// These, for pages alone.
+    pub(crate) fn of(pages: Vec<Link<S>>) -> Self {
+        let traffic = LaneTraffic(pages.iter().map(Link::traffic).collect());
+        Self { pages, faults: None, traffic }
     }
 
     /// How many lanes there are for pages.

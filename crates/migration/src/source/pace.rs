@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use godwit_memory::batch::{Builder, Codec};
 
 /// What the user asks of compression.
@@ -70,7 +71,7 @@ impl Packer {
     }
 
     /// The batch's bytes.
-    pub(crate) fn pack(&mut self, batch: &mut Builder) -> Vec<u8> {
+    pub(crate) fn pack(&mut self, batch: &mut Builder) -> Bytes {
         let raw = batch.data_bytes();
         let packed = batch.finish(self.codec);
         self.window.raw += raw;

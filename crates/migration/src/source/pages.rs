@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_memory::batch::Builder;
+use godwit_memory::batch::{Builder, Pool};
 use godwit_memory::process::{Piece, Process, ProcessError, Reader};
 use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, Range, Space};
@@ -94,6 +94,7 @@ struct Lane {
     /// What pages held that were sent more than once, the latest.
     hot: LruCache<(Space, u64), Box<[u8; PAGE]>>,
     packer: Packer,
+    pool: Pool,
 }
 
 /// A hash that no page has in practice: nothing is known of it, it reads as zero where it arrived.
@@ -138,7 +139,12 @@ impl Pages {
     ) -> Self {
         let lanes = lanes.max(1);
         let most = NonZeroUsize::new(remembered / lanes / HOT_BYTES).unwrap_or(NonZeroUsize::MIN);
-        let lane = || Lane { known: Hashes::new(), hot: LruCache::new(most), packer: Packer::new(compress) };
+        let lane = || Lane {
+            known: Hashes::new(),
+            hot: LruCache::new(most),
+            packer: Packer::new(compress),
+            pool: Pool::default(),
+        };
         Self {
             tracker: Tracker::new(backend),
             todo: BTreeMap::new(),
@@ -322,7 +328,7 @@ impl Sending<'_> {
         }
         let mut reader = Reader::new();
         for (space, todo) in todo {
-            let mut batch = Builder::new(*space);
+            let mut batch = Builder::with(*space, &self.lane.pool);
             for range in todo.zero.iter() {
                 for piece in self.mine(range) {
                     self.forget(*space, &piece);
@@ -359,7 +365,7 @@ impl Sending<'_> {
     fn end(&mut self, space: Space, lives: &RangeSet<u64>) -> Result<(), PagesError> {
         let regions: Vec<u64> =
             self.lane.known.keys().filter(|(s, _)| *s == space).map(|(_, r)| *r).collect();
-        let mut batch = Builder::new(space);
+        let mut batch = Builder::with(space, &self.lane.pool);
         for region in regions {
             self.lane.known.remove(&(space, region));
             for gone in lives.gaps(&(region * REGION..(region + 1) * REGION)) {
@@ -431,6 +437,10 @@ impl Sending<'_> {
         *known = hash;
         self.sent.pages += 1;
         let place = (space, address / PAGE_SIZE);
+        let whole = |batch: &mut Builder| match hash {
+            ZERO => batch.page(address, content),
+            hash => batch.hashed(address, content, hash),
+        };
         let kept = hash != ZERO
             && self
                 .kept
@@ -441,15 +451,15 @@ impl Sending<'_> {
             self.lane.hot.pop(&place);
         } else if hash == ZERO || self.all {
             // What is announced is forgotten there: nothing is left that a difference could be to.
-            batch.page(address, content);
+            whole(batch);
         } else if again {
             let before = self.lane.hot.get(&place);
             if !before.is_some_and(|before| batch.delta(address, before, content)) {
-                batch.page(address, content);
+                whole(batch);
             }
             self.lane.hot.put(place, Box::new(*content));
         } else {
-            batch.page(address, content);
+            whole(batch);
             // What it held before it was zero, or another process's, is nothing to be different from.
             self.lane.hot.pop(&place);
         }
@@ -464,7 +474,7 @@ impl Sending<'_> {
         let length = bytes.len() as u64;
         self.pacer.wait(length);
         let waiting = Instant::now();
-        self.sender.blocking_send(Message::Pages(bytes.into())).map_err(|_| PagesError::Closed)?;
+        self.sender.blocking_send(Message::Pages(bytes)).map_err(|_| PagesError::Closed)?;
         self.lane.packer.waited(waiting.elapsed());
         self.sent.bytes += length;
         (self.heard)(length);

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use godwit_memory::batch::{Builder, Codec, MAX_PAGES};
+use bytes::Bytes;
+use godwit_memory::batch::{Builder, Codec, MAX_PAGES, Pool};
 use godwit_memory::process::{Piece, Process, Reader};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
@@ -360,13 +361,13 @@ fn push(
     compress: Compress,
 ) -> Result<(), PagesError> {
     let mut packer = Packer::new(compress);
-    let mut reader = Reader::new();
+    let (mut reader, pool) = (Reader::new(), Pool::default());
     while let Some((space, process, range)) = stock.take() {
-        let (batch, raw) = read(&process, space, range, &mut reader, |batch| packer.pack(batch))?;
+        let (batch, raw) = read(&process, space, range, &mut reader, &pool, |batch| packer.pack(batch))?;
         let bytes = batch.len() as u64;
         pacer.wait(bytes);
         let waiting = std::time::Instant::now();
-        sender.blocking_send(Message::Pages(batch.into())).map_err(|_| PagesError::Closed)?;
+        sender.blocking_send(Message::Pages(batch)).map_err(|_| PagesError::Closed)?;
         packer.waited(waiting.elapsed());
         stock.bytes.fetch_add(bytes, Ordering::Relaxed);
         stock.page_bytes.fetch_add(raw, Ordering::Relaxed);
@@ -382,9 +383,10 @@ fn read(
     space: Space,
     range: Range,
     reader: &mut Reader,
-    pack: impl FnOnce(&mut Builder) -> Vec<u8>,
-) -> Result<(Vec<u8>, u64), PagesError> {
-    let mut batch = Builder::new(space);
+    pool: &Pool,
+    pack: impl FnOnce(&mut Builder) -> Bytes,
+) -> Result<(Bytes, u64), PagesError> {
+    let mut batch = Builder::with(space, pool);
     let mut pieces = reader.pieces(process, range);
     while let Some(piece) = pieces.next() {
         match piece? {
@@ -402,7 +404,7 @@ fn read(
 
 /// Answers on the lane for faults until it breaks.
 async fn answer(mut lane: Link, stock: Arc<Stock>) -> Result<(), ServeError> {
-    let mut reader = Reader::new();
+    let (mut reader, pool) = (Reader::new(), Pool::default());
     loop {
         let FaultRequest { space, page } = match lane.receive().await? {
             Message::FaultRequest(request) => request,
@@ -415,12 +417,12 @@ async fn answer(mut lane: Link, stock: Arc<Stock>) -> Result<(), ServeError> {
         let start = page * PAGE_SIZE;
         let range = start..start + PAGE_SIZE;
         let raw = |batch: &mut Builder| batch.finish(Codec::Raw);
-        let (batch, raw) = read(&process, space, range, &mut reader, raw)?;
+        let (batch, raw) = read(&process, space, range, &mut reader, &pool, raw)?;
         stock.bytes.fetch_add(batch.len() as u64, Ordering::Relaxed);
         if first {
             stock.page_bytes.fetch_add(raw, Ordering::Relaxed);
         }
-        lane.send(Message::Pages(batch.into())).await?;
+        lane.send(Message::Pages(batch)).await?;
     }
 }
 

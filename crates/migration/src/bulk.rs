@@ -1,0 +1,114 @@
+//! A round of a process's memory over lanes alone, for the benchmark that tells what the mover's own
+//! work costs and what TLS adds to it.
+//!
+//! ```text
+//! send ── look ── Pages::send ══ lanes ══ take ── godwit-pager ── receive
+//! ```
+//!
+//! It is the code of a migration between the look and the store, without the conversation around it: no
+//! service, no daemon, no commit. The lanes may be [`Connection`]s of any kind; those of a migration are
+//! TLS by their type.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_memory::pager::{self, Client, PagerError};
+use godwit_memory::tracker::detect;
+use godwit_transfer::{Carrier, Connection};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::destination::intake::{IntakeError, Seen, take};
+use crate::link::{Link, LinkError};
+use crate::options::Compress;
+use crate::source::lanes::Lanes;
+use crate::source::pages::{Pages, PagesError, State};
+
+/// Why a round failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BulkError {
+    /// At the sending end.
+    #[error(transparent)]
+    Pages(#[from] PagesError),
+    /// A lane.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// At the receiving end.
+    #[error(transparent)]
+    Intake(#[from] IntakeError),
+    /// A thread.
+    #[error("a thread of the benchmark failed")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+impl From<PagerError> for BulkError {
+    fn from(error: PagerError) -> Self {
+        Self::Intake(error.into())
+    }
+}
+
+/// What a round sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Round {
+    /// Pages with content.
+    pub pages: u64,
+    /// From the first page until the receiver had all.
+    pub took: Duration,
+}
+
+/// Sends all memory of these processes, once.
+///
+/// # Errors
+/// The memory cannot be read, or a lane broke.
+pub async fn send<S: Carrier>(lanes: Vec<Connection<S>>, pids: Vec<i32>) -> Result<Round, BulkError> {
+    let mut lanes = Lanes::of(lanes.into_iter().map(Link::new).collect());
+    let mut pages = Pages::new(detect().backend, lanes.count(), Compress::Off, None, 0);
+    let mut pages = tokio::task::spawn_blocking(move || {
+        pages.look(&pids, false)?;
+        Ok::<_, PagesError>(pages)
+    })
+    .await??;
+    let begun = Instant::now();
+    let senders = lanes.senders();
+    let send = move || pages.send(&senders, State::Running, &|_| ());
+    let sent = tokio::task::spawn_blocking(send).await??;
+    lanes.arrived().await?;
+    let took = begun.elapsed();
+    lanes.close().await;
+    Ok(Round { pages: sent.pages, took })
+}
+
+/// Takes at most `bytes` of pages into a pager of its own in this directory, until the lanes end.
+///
+/// # Errors
+/// The pager cannot be started, or what came could not be stored.
+pub async fn receive<S: Carrier>(
+    lanes: Vec<Connection<S>>,
+    binary: &Path,
+    directory: &Path,
+    bytes: u64,
+) -> Result<(), BulkError> {
+    let (binary, there) = (binary.to_owned(), directory.to_owned());
+    let (client, _events) = tokio::task::spawn_blocking(move || {
+        pager::spawn(&binary, &there, bytes, &there.join("log"))?;
+        Client::connect(&there)
+    })
+    .await??;
+    let client = Arc::new(client);
+    let (telling, _seen) = watch::channel(Seen::default());
+    let mut taking = JoinSet::new();
+    for lane in lanes {
+        taking.spawn(take(Link::new(lane), Arc::clone(&client), None, telling.clone()));
+    }
+    let mut outcome = Ok(());
+    while let Some(ended) = taking.join_next().await {
+        match ended? {
+            Err(IntakeError::Link(LinkError::Broken(error))) if error.is_closed() => {}
+            ended => outcome = outcome.and(ended),
+        }
+    }
+    let ended = tokio::task::spawn_blocking(move || client.abandon()).await?;
+    outcome?;
+    Ok(ended?)
+}
