@@ -62,7 +62,7 @@ pub struct Round {
 /// # Errors
 /// The memory cannot be read, or a lane broke.
 pub async fn send<S: Carrier>(lanes: Vec<Connection<S>>, pids: Vec<i32>) -> Result<Round, BulkError> {
-    let mut lanes = Lanes::of(lanes.into_iter().map(Link::new).collect());
+    let mut lanes = Lanes::of(lanes);
     let mut pages = Pages::new(detect().backend, lanes.count(), Compress::Off, None, 0);
     let mut pages = tokio::task::spawn_blocking(move || {
         pages.look(&pids, false)?;

@@ -125,6 +125,11 @@ impl How {
         Self { streams: Some(streams), compress: Compress::Off, ..Self::default() }
     }
 
+    /// Connections for memory: two where nothing else was asked for.
+    pub(crate) fn streams(&self) -> u32 {
+        self.streams.unwrap_or(2)
+    }
+
     /// The request that moves a service so.
     pub(crate) fn request(&self, mode: Mode, name: &str, to: &str) -> MigrateRequest {
         let compress = match self.compress {

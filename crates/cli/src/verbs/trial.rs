@@ -17,7 +17,7 @@ use crate::{
     cli::Global,
     client::Connection,
     output,
-    verbs::{migrate, progress::Progress},
+    verbs::{iperf, migrate, progress::Progress},
 };
 
 /// The nodes of a trial's lab.
@@ -58,6 +58,9 @@ pub(crate) struct Seen {
     p99_ms: [Option<f64>; 2],
     /// Requests a second that a client got answered who asked for all it could get, in the same times.
     answered_s: [Option<f64>; 2],
+    /// The same while iperf3 sent over the same link, and when that was.
+    answered_iperf_s: Option<f64>,
+    iperf: Option<(Instant, Instant)>,
 }
 
 /// When a move did what, as the client's clock has it.
@@ -104,6 +107,9 @@ impl Seen {
         if let [Some(before), copying] = self.answered_s {
             value["answered_before_s"] = before.into();
             value["answered_copy_s"] = copying.into();
+            value["answered_iperf_s"] = self.answered_iperf_s.into();
+            value["throughput_ratio"] = copying.map(|copying| copying / before).into();
+            value["throughput_ratio_iperf"] = self.answered_iperf_s.map(|iperf| iperf / before).into();
         }
         Ok(value)
     }
@@ -117,6 +123,7 @@ impl Seen {
         self.p99_ms = [before, copying].map(|window| p99(window?));
         let rate = |(from, to)| answers?.rate(from, to);
         self.answered_s = [before, copying].map(|window| rate(window?));
+        self.answered_iperf_s = self.iperf.and_then(rate);
     }
 }
 
@@ -214,10 +221,15 @@ pub(crate) async fn with_godwit(
     };
     connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
     let mut clients = Clients::start(lab, &preset, (job.memory, job.rate), &say).await?;
+    let mut iperf = None;
     if job.busy {
         let (there, redis, memory) = (lab.clone(), preset.at(ADDRESS), job.memory);
         let start = move || Ok(ClosedLoop::start(&there, "client", redis, memory)?);
         clients.busy = Some(blocking(start).await?);
+        tokio::time::sleep(WATCHED).await;
+        // What any bulk of the same rate takes from it, on this machine and link.
+        let (there, streams) = (lab.clone(), job.how.streams());
+        iperf = Some(blocking(move || iperf::measure(&there, streams)).await?.window);
         tokio::time::sleep(WATCHED).await;
     }
     let mut all = Vec::new();
@@ -230,7 +242,16 @@ pub(crate) async fn with_godwit(
         let client;
         (clients, client) = clients.watch().await?;
         let failed = report.outcome != "moved";
-        all.push(Seen { report, client, link_bytes, moments, p99_ms: [None; 2], answered_s: [None; 2] });
+        all.push(Seen {
+            report,
+            client,
+            link_bytes,
+            moments,
+            p99_ms: [None; 2],
+            answered_s: [None; 2],
+            answered_iperf_s: None,
+            iperf,
+        });
         if failed {
             break;
         }

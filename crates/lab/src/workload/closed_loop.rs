@@ -1,13 +1,15 @@
 //! The closed-loop Redis client: how much a Redis answers, whatever waits it takes.
 //!
 //! ```text
-//!   64 requests ─▶ 64 answers ─▶ 64 requests ─▶ …      when each batch was answered is kept
+//!   4 batches of requests under way:  ─▶ answers of the first ─▶ a fifth batch ─▶ …
 //! ```
 //!
-//! It reads eight bytes of random values of a fill, as fast as they are answered, so it takes what the
-//! service and the link can give; what a user notices is for [`super::load`] to tell.
+//! It reads eight bytes of random values of a fill, as fast as they are answered. So much is under way
+//! that the service always has something to do, however long the queues on the link are: what it counts
+//! is what the service can do. What a user notices is for [`super::load`] to tell.
 
 use std::{
+    collections::VecDeque,
     net::SocketAddrV4,
     sync::{
         Arc,
@@ -20,8 +22,11 @@ use std::{
 use super::redis::{RedisClient, failed, values_of};
 use crate::{error::LabError, lab::Lab};
 
-/// Requests under way: enough that a round trip of some milliseconds does not decide.
-const BATCH: u64 = 64;
+/// Requests sent and counted together.
+const BATCH: u64 = 512;
+/// Batches under way: Redis has work for some ten milliseconds, which is longer than a round trip on a
+/// link whose queue is full.
+const UNDER_WAY: usize = 4;
 /// How long Redis may take to answer the first request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -59,14 +64,20 @@ impl ClosedLoop {
         let ended = Arc::clone(&stop);
         let thread = thread::Builder::new().name("redis-closed-loop".to_owned()).spawn(move || {
             let (mut answers, mut number) = (Answers::default(), 0_u64);
+            let mut under_way = VecDeque::new();
             while !ended.load(Ordering::Relaxed) {
-                let keys = (0..BATCH).map(|_| {
-                    // A step that has no factor in common with the number of values reaches them all.
-                    number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                    number % values_of(bytes).max(1)
-                });
-                client.peek(keys)?;
-                answers.batches.push(Instant::now());
+                while under_way.len() < UNDER_WAY {
+                    let keys = (0..BATCH).map(|_| {
+                        // A step that has no factor in common with the number of values reaches them all.
+                        number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                        number % values_of(bytes).max(1)
+                    });
+                    under_way.push_back(client.ask_peek(keys)?);
+                }
+                if let Some(expected) = under_way.pop_front() {
+                    client.check_peek(&expected)?;
+                    answers.batches.push(Instant::now());
+                }
             }
             Ok(answers)
         });

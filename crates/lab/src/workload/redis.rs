@@ -131,24 +131,34 @@ impl RedisClient {
         })
     }
 
-    /// Reads the last bytes of these values of a fill, all at once.
-    pub(super) fn peek(&mut self, numbers: impl Iterator<Item = u64>) -> Result<(), LabError> {
+    /// Asks for the last bytes of these values of a fill, all at once; what the answers must be, for
+    /// [`RedisClient::check_peek`].
+    pub(super) fn ask_peek(&mut self, numbers: impl Iterator<Item = u64>) -> Result<Vec<u8>, LabError> {
         let (mut out, mut expected) = (Vec::new(), Vec::new());
         for number in numbers {
             let key = format!("fill:{number}");
             // The first bytes may be a writer's counter.
             resp::encode(&mut out, &[b"GETRANGE", key.as_bytes(), b"-8", b"-1"]);
             let last = word(number, (VALUE / size_of::<u64>()) as u64 - 1);
-            expected.push(Reply::Bulk(Some(last.to_le_bytes().to_vec())));
+            expected.extend_from_slice(b"$8\r\n");
+            expected.extend_from_slice(&last.to_le_bytes());
+            expected.extend_from_slice(b"\r\n");
         }
         self.send(&out)?;
-        for expected in expected {
-            let reply = self.receive()?;
-            if reply != expected {
-                return Err(failed(self.address, format!("an answer was {reply:?} instead of {expected:?}")));
-            }
+        Ok(expected)
+    }
+
+    /// Waits for these answers.
+    pub(super) fn check_peek(&mut self, expected: &[u8]) -> Result<(), LabError> {
+        let mut answers = vec![0; expected.len()];
+        self.stream
+            .read_exact(&mut answers)
+            .map_err(|error| failed(self.address, format!("no answer came: {error}")))?;
+        if answers == expected {
+            return Ok(());
         }
-        Ok(())
+        let answers = String::from_utf8_lossy(&answers).into_owned();
+        Err(failed(self.address, format!("the answers to a batch of requests were {answers:?}")))
     }
 
     /// Runs `request` for each value of a fill, which appends a request and tells the answer to expect.

@@ -48,9 +48,9 @@ impl Lanes {
 
 impl<S: Carrier> Lanes<S> {
     /// These, for pages alone.
-    pub(crate) fn of(pages: Vec<Link<S>>) -> Self {
-        let traffic = LaneTraffic(pages.iter().map(Link::traffic).collect());
-        Self { pages, faults: None, traffic }
+    pub(crate) fn of(connections: Vec<Connection<S>>) -> Self {
+        let traffic = LaneTraffic(connections.iter().map(Connection::traffic).collect());
+        Self { pages: connections.into_iter().map(Link::new).collect(), faults: None, traffic }
     }
 
     /// How many lanes there are for pages.

@@ -3,9 +3,11 @@
 //! - [`moves`]: moves of a service under load, by godwit and by the baselines, in turn.
 //! - [`stock`] and [`stock_lazy`]: the baselines.
 //! - [`parts`]: what the link carries, how long a fault takes, what a look at the memory costs.
+//! - [`lanes`]: what the mover's own work costs, without TLS and with it.
 //! - [`touch`]: the service that those move.
 //! - [`plot`]: pictures and a table of what the others measured.
 
+mod lanes;
 mod moves;
 mod parts;
 mod plot;
@@ -58,6 +60,8 @@ enum BenchVerb {
     Migrate(moves::Args),
     /// Measure what the mover gets out of a link, beside iperf3 on the same link
     Wire(parts::LinkArgs),
+    /// Measure what the mover's own work costs, without TLS and with it
+    Lanes(lanes::Args),
     /// Measure how long pages are waited for that are still at the source, and how fast the others go
     Faults(parts::LinkArgs),
     /// Measure the CPU time of finding what a process wrote
@@ -80,6 +84,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         match &args.verb {
             BenchVerb::Migrate(args) => moves::measure(args, &name, global).await,
             BenchVerb::Wire(args) => parts::wire(args, &name, global).await,
+            BenchVerb::Lanes(args) => lanes::measure(args, &name, global).await,
             BenchVerb::Faults(args) => parts::faults(args, &name, global).await,
             BenchVerb::Scan(args) => parts::scan(args, global),
             BenchVerb::Touch(_) => unreachable!("it ran above"),

@@ -28,6 +28,7 @@ use crate::{
     client::Connection,
     values,
     verbs::{
+        iperf,
         migrate::{How, Mode},
         trial::{self, ADDRESS, DESTINATION, SOURCE, blocking},
     },
@@ -71,11 +72,9 @@ pub(super) struct ScanArgs {
 
 /// The service.
 const NAME: &str = "touch";
-const PORT: u16 = 7002;
+pub(super) const PORT: u16 = 7002;
 /// How long it may take to fill its memory.
 const START: Duration = Duration::from_secs(120);
-/// How long iperf3 measures, seconds.
-const SECONDS: &str = "4";
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Bulk rates of an idle service's memory: copied before the freeze, and pushed after it.
@@ -148,7 +147,7 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Re
             blocking(move || veth(&lab)).await?;
         }
         let (there, streams) = (lab.clone(), args.streams);
-        let iperf = blocking(move || iperf(&there, streams)).await?;
+        let iperf = blocking(move || iperf::measure(&there, streams)).await?.bytes_per_second;
         let (connection, mut orders) = start(lab, args.memory).await?;
         if busy {
             orders = blocking(move || {
@@ -182,14 +181,14 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Re
 }
 
 /// Joins the nodes past the lab's switch, whose program forwards no faster than it can.
-fn veth(lab: &Lab) -> anyhow::Result<()> {
+pub(super) fn veth(lab: &Lab) -> anyhow::Result<()> {
     let ip = |host: &str, words: &[&str]| run(lab.command(host, "ip")?.args(words));
     let (a, b) = (lab.address(SOURCE)?.to_string(), lab.address(DESTINATION)?.to_string());
     let namespace = lab.namespace(DESTINATION)?;
     let namespace = namespace.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     ip(SOURCE, &["link", "add", "direct0", "type", "veth", "peer", "name", "direct0", "netns", namespace])?;
     for (host, own, other) in [(SOURCE, &a, &b), (DESTINATION, &b, &a)] {
-        ip(host, &["link", "set", "direct0", "up"])?;
+        ip(host, &["link", "set", "direct0", "mtu", "65535", "up"])?;
         ip(host, &["route", "add", &format!("{other}/32"), "dev", "direct0", "src", own])?;
     }
     Ok(())
@@ -199,30 +198,6 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
     let output = command.stdin(Stdio::null()).output()?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(())
-}
-
-/// Bytes of payload per second from the source to the destination.
-fn iperf(lab: &Lab, streams: u32) -> anyhow::Result<f64> {
-    let mut server = lab.command(DESTINATION, "iperf3")?;
-    let server = server.args(["-s", "-1"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut server = server.spawn().context("iperf3 cannot be run")?;
-    let address = lab.address(DESTINATION)?.to_string();
-    let deadline = Instant::now() + Duration::from_secs(5);
-    let measured = loop {
-        let mut client = lab.command(SOURCE, "iperf3")?;
-        client.args(["-c", &address, "-J", "-t", SECONDS, "-P", &streams.to_string()]);
-        let output = client.stdin(Stdio::null()).output()?;
-        let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        match said["end"]["sum_received"]["bits_per_second"].as_f64() {
-            Some(bits) => break Ok(bits / 8.0),
-            // The server may not listen yet.
-            None if Instant::now() < deadline => std::thread::sleep(PAUSE),
-            None => break Err(anyhow::anyhow!("iperf3 says: {}", said["error"])),
-        }
-    };
-    let _ = server.kill();
-    let _ = server.wait();
-    measured
 }
 
 /// Runs the service on the source; returns when its memory is filled.
@@ -250,17 +225,17 @@ async fn start(lab: &Lab, memory: u64) -> anyhow::Result<(Connection, Orders)> {
     Ok((connection, orders.await?))
 }
 
-fn command(program: &Path, memory: u64) -> Vec<String> {
+pub(super) fn command(program: &Path, memory: u64) -> Vec<String> {
     let program = program.to_string_lossy().into_owned();
     let (memory, port) = (memory.to_string(), PORT.to_string());
     [&program, "bench", "touch", "--memory", &memory, "--port", &port].map(str::to_owned).to_vec()
 }
 
 /// The connection over which the service is told what to do.
-struct Orders(BufReader<TcpStream>);
+pub(super) struct Orders(BufReader<TcpStream>);
 
 impl Orders {
-    fn connect(connect: impl Fn() -> anyhow::Result<TcpStream>) -> anyhow::Result<Self> {
+    pub(super) fn connect(connect: impl Fn() -> anyhow::Result<TcpStream>) -> anyhow::Result<Self> {
         let deadline = Instant::now() + START;
         loop {
             match connect() {

@@ -16,8 +16,8 @@ pub(super) fn text(data: &Data) -> String {
         let _ = write!(
             page,
             "\n## Redis with {}\n\n\
-             | series | runs | downtime | ÷ floor | frozen | total | on the wire | ÷ memory | of it memory | ÷ pages | lost | p99 before → copying | answered a second |\n\
-             |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+             | series | runs | downtime | ÷ floor | frozen | total | on the wire | ÷ memory | of it memory | ÷ pages | lost | p99 before → copying | answered a second | copying ÷ before (iperf3 ÷ before) |\n\
+             |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
             output::bytes(memory)
         );
         for group in data.groups.iter().filter(|group| group.memory == memory) {
@@ -42,6 +42,10 @@ pub(super) fn text(data: &Data) -> String {
                 group.median("answered_before_s").and_then(|before| {
                     Some(format!("{before:.0} → {:.0}", group.median("answered_copy_s")?))
                 }),
+                group.median("throughput_ratio").map(|ratio| match group.median("throughput_ratio_iperf") {
+                    Some(iperf) => format!("{ratio:.2} ({iperf:.2})"),
+                    None => format!("{ratio:.2}"),
+                }),
             ];
             let cells: Vec<_> = cells.into_iter().map(Option::unwrap_or_default).collect();
             let _ = writeln!(page, "| {} |", cells.join(" | "));
@@ -60,10 +64,11 @@ pub(super) fn text(data: &Data) -> String {
 }
 
 /// The figures of each benchmark of a part: field, name, unit.
-const FIGURES: [(&str, &str, &str); 11] = [
+const FIGURES: [(&str, &str, &str); 12] = [
     ("iperf_mb_s", "iperf3", "MB/s"),
     ("pages_mb_s", "pages", "MB/s"),
     ("share_of_iperf", "pages ÷ iperf3", ""),
+    ("cpu_ns_per_byte", "CPU time of both ends for a byte", "ns"),
     ("round_trip_ms", "round trip", "ms"),
     ("fault_p50_ms", "a fault, median", "ms"),
     ("fault_p99_ms", "a fault, 99 of 100", "ms"),
