@@ -1,7 +1,7 @@
 //! The closed-loop Redis client: how much a Redis answers, whatever waits it takes.
 //!
 //! ```text
-//!   4 batches of requests under way:  ─▶ answers of the first ─▶ a fifth batch ─▶ …
+//!   8 batches of requests under way:  ─▶ answers of the first ─▶ a ninth batch ─▶ …
 //! ```
 //!
 //! It reads eight bytes of random values of a fill, as fast as they are answered. So much is under way
@@ -23,10 +23,10 @@ use super::redis::{RedisClient, failed, values_of};
 use crate::{error::LabError, lab::Lab};
 
 /// Requests sent and counted together.
-const BATCH: u64 = 512;
-/// Batches under way: Redis has work for some ten milliseconds, which is longer than a round trip on a
-/// link whose queue is full.
-const UNDER_WAY: usize = 4;
+const BATCH: u64 = 2048;
+/// Batches under way: Redis, which answers half a million such requests a second, has work for some thirty
+/// milliseconds, which is longer than a round trip on a link whose queue is full.
+const UNDER_WAY: usize = 8;
 /// How long Redis may take to answer the first request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
