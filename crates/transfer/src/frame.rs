@@ -343,16 +343,17 @@ pub struct FrameReader<R> {
     buffers: Buffers,
 }
 
-/// Payloads that were handed out, the oldest first, to be used again when nobody has them any more: the
+/// Payloads that were handed out, the latest last, to be used again when nobody has them any more: the
 /// first use of fresh memory costs as much as receiving into it.
 #[derive(Debug, Default)]
 struct Buffers(VecDeque<Bytes>);
 
 impl Buffers {
     fn take(&mut self, length: usize) -> BytesMut {
-        let oldest = self.0.front().filter(|_| length >= REUSED_PAYLOAD);
-        if oldest.is_some_and(Bytes::is_unique)
-            && let Some(Ok(mut buffer)) = self.0.pop_front().map(Bytes::try_into_mut)
+        if length >= REUSED_PAYLOAD
+            // The one used last is the likeliest to be in the processor's cache.
+            && let Some(free) = self.0.iter().rposition(Bytes::is_unique)
+            && let Some(Ok(mut buffer)) = self.0.remove(free).map(Bytes::try_into_mut)
         {
             buffer.clear();
             return buffer;
