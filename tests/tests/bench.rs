@@ -66,7 +66,37 @@ fn parts_are_measured_beside_iperf_and_no_page_is_lost() {
     assert_eq!((&row["series"], &row["wrong_pages"]), (&"faults".into(), &0.into()), "{row}");
     assert!(row["iperf_mb_s"].as_f64() > Some(0.0) && row["pages_mb_s"].as_f64() > Some(0.0), "{row}");
 
+    bench(&["lanes", "--name", &lab, "--memory", "16MiB", "--runs", "1"], &file);
+    let [plain, tls] = &lines(&file)[..] else { panic!("two lines are due") };
+    assert_eq!((&plain["series"], &tls["series"]), (&"lanes-plain".into(), &"lanes-tls".into()));
+    for row in [plain, tls] {
+        assert!(
+            row["pages_mb_s"].as_f64() > Some(0.0) && row["cpu_ns_per_byte"].as_f64() > Some(0.0),
+            "{row}"
+        );
+    }
+    let left = leftovers::of(&lab);
+    assert!(left.is_empty(), "{left:?}");
+
     bench(&["scan", "--memory", "64MiB", "--runs", "1"], &file);
     let [row] = &lines(&file)[..] else { panic!("one line is due") };
     assert!(row["cpu_ms"].as_f64() > Some(0.0) && row["populated_pages"].as_u64() >= Some(16_384), "{row}");
+}
+
+#[test]
+fn what_copying_takes_from_a_service_is_told_beside_what_iperf_takes() {
+    let (lab, directory) = (format!("busy{}", std::process::id()), tempfile::tempdir().unwrap());
+    let file = directory.path().join("busy.jsonl");
+    // Slow enough that the copying is there to be measured.
+    let how = ["--memory", "8MiB", "--runs", "1", "--link", "1gbit,1ms", "--max-bandwidth", "64mbit"];
+    bench(&[&["migrate", "--name", &lab, "--mode", "precopy", "--busy"], &how[..]].concat(), &file);
+    let [row] = &lines(&file)[..] else { panic!("one line is due") };
+    let of = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("no {field}: {row}"));
+    let before = of("answered_before_s");
+    assert!(before > 0.0, "{row}");
+    for (ratio, answered) in
+        [("throughput_ratio", "answered_copy_s"), ("throughput_ratio_iperf", "answered_iperf_s")]
+    {
+        assert!((of(ratio) * before - of(answered)).abs() < 1.0, "{row}");
+    }
 }
