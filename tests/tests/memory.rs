@@ -36,6 +36,7 @@ cases! {
     memory_files: "memfd",
     private_mappings_of_files: "file",
     private_mappings_of_files_in_trees_of_processes: "filefork",
+    rights_and_locks_that_change_after_a_fork: "rights",
     files_written_through_mappings: "filewrite",
     mappings_larger_than_the_machine: "sparse",
     locked_memory: "lock",
