@@ -4,11 +4,11 @@
 //! [`programs/torture.c`]: ../programs/torture.c
 
 use std::{
-    fs,
-    io::Read,
+    env,
+    fs::{self, File},
+    io::{Read, Seek},
     net::{Ipv4Addr, SocketAddrV4},
     path::PathBuf,
-    process::Stdio,
     time::Instant,
 };
 
@@ -51,6 +51,7 @@ impl Torture {
                 format!("{point}=wait:{}", faults.path().display())
             });
             config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), points.join(",")));
+            config.programs.criu = env::var_os("GODWIT_TORTURE_CRIU").map(PathBuf::from);
         });
         let root = bed.scratch().join("root");
         Rootfs::new(&root).unwrap();
@@ -104,7 +105,9 @@ impl Torture {
         self.hold(FROZEN);
         self.hold(RESTORED);
         let mut command = self.bed.command(self.on, &["--json", "migrate", NAME, "--to", to, "--mode", mode]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Files take all that it says while nobody reads it.
+        let (mut stdout, mut stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        command.stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
         let mut child = command.spawn().unwrap();
         let mut ended = |point: &str| {
             let mark = self.faults.path().join(format!("{point}.reached"));
@@ -140,11 +143,11 @@ impl Torture {
         }
         self.let_go(FROZEN);
         self.let_go(RESTORED);
-        let output = child.wait_with_output().unwrap();
+        let status = child.wait().unwrap();
         let said = Said {
-            code: output.status.code().unwrap_or(-1),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            code: status.code().unwrap_or(-1),
+            stdout: all_of(&mut stdout),
+            stderr: all_of(&mut stderr),
         };
         assert!(differences.is_empty(), "{what}: {}", told(&differences));
         assert!(!early, "{what} ended before it was compared: {said:?}");
@@ -184,4 +187,11 @@ impl Torture {
     fn let_go(&self, point: &str) {
         fs::write(self.faults.path().join(format!("{point}.go")), b"").unwrap();
     }
+}
+
+/// What has been written to a file by whoever has it too.
+fn all_of(file: &mut File) -> String {
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
