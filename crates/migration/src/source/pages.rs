@@ -508,4 +508,6 @@ impl Remaining {
 }
 
 #[cfg(test)]
+mod differences;
+#[cfg(test)]
 mod tests;
