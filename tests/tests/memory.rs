@@ -59,7 +59,8 @@ const AT_ONCE: u64 = 10;
 const TIMES: u64 = 20;
 
 /// 200 programs, others with each run: what they do follows from their seeds, and is repeated with
-/// `GODWIT_TORTURE_SEED` (the first seed; `GODWIT_TORTURE_TIMES` makes it more or fewer programs).
+/// `GODWIT_TORTURE_SEED` (the first seed; `GODWIT_TORTURE_TIMES` makes it more or fewer programs, and
+/// `GODWIT_TORTURE_CRIU` takes another CRIU).
 #[test]
 fn random_programs() {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
