@@ -42,7 +42,7 @@ pub const CLIENT: &str = "client";
 /// How long anything that should happen at once may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Seconds after which a command of godwit is ended: longer than its own time limits.
-const COMMAND_SECONDS: &str = "90";
+const COMMAND_SECONDS: u32 = 90;
 /// Lines of a daemon's log that a failed test shows.
 const LOG_TAIL: usize = 40;
 
@@ -187,8 +187,13 @@ impl Bed {
 
     /// A command of godwit for the daemon of a node.
     pub fn command(&self, node: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
+        self.command_within(COMMAND_SECONDS, node, arguments)
+    }
+
+    /// The same, ended after other than the usual time.
+    pub fn command_within(&self, seconds: u32, node: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", COMMAND_SECONDS]).arg(programs().join("godwit"));
+        command.args(["--kill-after=5", &seconds.to_string()]).arg(programs().join("godwit"));
         command.args(arguments).env("GODWIT_LAB", self.lab.name()).env("GODWIT_NODE", node);
         command.stdin(Stdio::null());
         command

@@ -4,12 +4,14 @@
 //! [`programs/torture.c`]: ../programs/torture.c
 
 use std::{
-    fs,
-    io::Read,
+    env,
+    fs::{self, File},
+    io::{Read, Seek},
     net::{Ipv4Addr, SocketAddrV4},
-    path::PathBuf,
-    process::Stdio,
-    time::Instant,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    thread,
+    time::{Duration, Instant},
 };
 
 use godwit_lab::workload::{Preset, Rootfs};
@@ -17,7 +19,7 @@ use godwit_lab::workload::{Preset, Rootfs};
 use crate::{
     Bed, Report, Said,
     comparison::{Snapshot, processes, told},
-    compile, wait_for,
+    compile,
 };
 
 const NAME: &str = "torture";
@@ -27,6 +29,13 @@ const PORT: u16 = 7000;
 const FROZEN: &str = "source.frozen";
 /// All processes are at the destination, and none of them runs.
 const RESTORED: &str = "destination.restored";
+/// How often a move is tried that is given up because a node is silent: on a machine that is busy with
+/// much else a daemon may come to nothing for seconds, and to give up is right then.
+const TRIES: u32 = 5;
+/// What is said then, by the one node or by the other.
+const SILENCE: [&str; 2] = ["was silent for", "has closed the connection"];
+/// Seconds that a move or an answer may take, on a slow machine that is busy with much else.
+const MOVE_SECONDS: u32 = 300;
 /// Every mode.
 pub const MODES: [&str; 4] = ["precopy", "hybrid", "postcopy", "cold"];
 
@@ -51,6 +60,7 @@ impl Torture {
                 format!("{point}=wait:{}", faults.path().display())
             });
             config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), points.join(",")));
+            config.programs.criu = env::var_os("GODWIT_TORTURE_CRIU").map(PathBuf::from);
         });
         let root = bed.scratch().join("root");
         Rootfs::new(&root).unwrap();
@@ -87,6 +97,7 @@ impl Torture {
     pub fn check(&mut self, when: &str) {
         let mut answer = String::new();
         let mut connection = self.bed.connect(SocketAddrV4::new(ADDRESS, PORT));
+        connection.set_read_timeout(Some(Duration::from_secs(MOVE_SECONDS.into()))).unwrap();
         let read = connection.read_to_string(&mut answer);
         let operations = answer.strip_prefix("ok ").and_then(|number| number.trim().parse::<u64>().ok());
         let Some(operations) = operations else {
@@ -99,89 +110,137 @@ impl Torture {
     /// Moves the service to the other node and compares the memory there, before it runs, with what
     /// it was when it was frozen. Then it must go on and find everything as it should be.
     pub fn move_compared(&mut self, mode: &str) -> Report {
-        let to = if self.on == "a" { "b" } else { "a" };
-        let what = format!("{mode} from {} to {to} of {:?}", self.on, self.programs);
-        self.hold(FROZEN);
-        self.hold(RESTORED);
-        let mut command = self.bed.command(self.on, &["--json", "migrate", NAME, "--to", to, "--mode", mode]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut ended = |point: &str| {
-            let mark = self.faults.path().join(format!("{point}.reached"));
-            wait_for(&format!("point {point} of {what}"), || {
-                if mark.exists() {
-                    return Some(false);
-                }
-                child.try_wait().unwrap().map(|_| true)
-            })
-        };
-        let lab = self.bed.lab().name();
-        let mut compared = String::new();
-        let mut differences = Vec::new();
-        let mut early = ended(FROZEN);
-        if !early {
-            let reading = Instant::now();
-            let snapshot = Snapshot::take(&processes(lab, self.on, NAME));
-            let took = reading.elapsed();
-            self.let_go(FROZEN);
-            early = ended(RESTORED);
-            if !early {
-                let comparing = Instant::now();
-                differences =
-                    snapshot.differences(&processes(lab, to, NAME), matches!(mode, "precopy" | "cold"));
-                let (processes, areas, bytes) = snapshot.size();
-                compared = format!(
-                    "{processes} processes, {areas} areas, {} MiB; read in {} ms, compared in {} ms",
-                    bytes >> 20,
-                    took.as_millis(),
-                    comparing.elapsed().as_millis()
-                );
-            }
-        }
-        self.let_go(FROZEN);
-        self.let_go(RESTORED);
-        let output = child.wait_with_output().unwrap();
-        let said = Said {
-            code: output.status.code().unwrap_or(-1),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        };
-        assert!(differences.is_empty(), "{what}: {}", told(&differences));
-        assert!(!early, "{what} ended before it was compared: {said:?}");
-        let report = self.moved(&said, &what, to);
-        println!("{mode}: {compared}; frozen {:.0} ms with that", report.frozen_ms);
-        report
+        self.moved(mode, |torture, moving| {
+            torture.hold(FROZEN);
+            torture.hold(RESTORED);
+            let compared = torture.compare(moving, mode);
+            torture.let_go(FROZEN);
+            torture.let_go(RESTORED);
+            compared
+        })
     }
 
     /// Moves the service to the other node at full speed. Then it must go on and find everything as
     /// it should be.
     pub fn move_freely(&mut self, mode: &str) -> Report {
-        let to = if self.on == "a" { "b" } else { "a" };
-        let what = format!("{mode} from {} to {to} of {:?}", self.on, self.programs);
-        let said = self.bed.godwit(self.on, &["--json", "migrate", NAME, "--to", to, "--mode", mode]);
-        let report = self.moved(&said, &what, to);
-        println!("{mode}: not compared; frozen {:.0} ms", report.frozen_ms);
-        report
+        self.moved(mode, |_, _| Some(Compared { said: "not compared".to_owned(), differences: Vec::new() }))
     }
 
-    fn moved(&mut self, said: &Said, what: &str, to: &'static str) -> Report {
-        assert_eq!(said.code, 0, "{what}: {}{}", said.stdout, said.stderr);
-        // The report comes after the steps.
-        let last = said.stdout.lines().last().unwrap_or_default();
-        let report: Report =
-            serde_json::from_str(last).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
-        assert_eq!((report.outcome.as_str(), report.reason.as_str()), ("moved", ""), "{what}: {report:?}");
-        self.on = to;
-        self.check(&format!("after {what}"));
-        report
+    fn moved(&mut self, mode: &str, look: impl Fn(&Self, &mut Moving) -> Option<Compared>) -> Report {
+        let to = if self.on == "a" { "b" } else { "a" };
+        let what = format!("{mode} from {} to {to} of {:?}", self.on, self.programs);
+        for _ in 0..TRIES {
+            let arguments = ["--json", "migrate", NAME, "--to", to, "--mode", mode];
+            let mut moving = Moving::begin(self.bed.command_within(MOVE_SECONDS, self.on, &arguments));
+            let compared = look(self, &mut moving);
+            let said = moving.end();
+            // The report comes after the steps.
+            let last = said.stdout.lines().last().unwrap_or_default();
+            let report: Report =
+                serde_json::from_str(last).unwrap_or_else(|error| panic!("{what}: {error}: {said:?}"));
+            if report.outcome == "kept" && SILENCE.iter().any(|silence| report.reason.contains(silence)) {
+                println!("{mode}: given up and tried again: {}", report.reason);
+                self.check(&format!("after {what} was given up"));
+                continue;
+            }
+            let moved = (said.code, report.outcome.as_str(), report.reason.as_str());
+            assert_eq!(moved, (0, "moved", ""), "{what}: {report:?}");
+            let compared =
+                compared.unwrap_or_else(|| panic!("{what} ended before it was compared: {said:?}"));
+            assert!(compared.differences.is_empty(), "{what}: {}", told(&compared.differences));
+            self.on = to;
+            self.check(&format!("after {what}"));
+            println!("{mode}: {}; frozen {:.0} ms in all", compared.said, report.frozen_ms);
+            return report;
+        }
+        panic!("{what}: given up {TRIES} times, because a node was silent")
+    }
+
+    /// Compares the memory where a move is held; nothing when it ends before.
+    fn compare(&self, moving: &mut Moving, mode: &str) -> Option<Compared> {
+        let (lab, to) = (self.bed.lab().name(), if self.on == "a" { "b" } else { "a" });
+        moving.reaches(&self.mark(FROZEN))?;
+        let reading = Instant::now();
+        let snapshot = Snapshot::take(&processes(lab, self.on, NAME));
+        let took = reading.elapsed();
+        self.let_go(FROZEN);
+        moving.reaches(&self.mark(RESTORED))?;
+        let comparing = Instant::now();
+        let complete = matches!(mode, "precopy" | "cold");
+        let differences = snapshot.differences(&processes(lab, to, NAME), complete);
+        let (processes, areas, bytes) = snapshot.size();
+        let said = format!(
+            "{processes} processes, {areas} areas, {} MiB; read in {} ms, compared in {} ms",
+            bytes >> 20,
+            took.as_millis(),
+            comparing.elapsed().as_millis()
+        );
+        Some(Compared { said, differences })
+    }
+
+    fn mark(&self, point: &str) -> PathBuf {
+        self.faults.path().join(format!("{point}.reached"))
     }
 
     fn hold(&self, point: &str) {
-        let _ = fs::remove_file(self.faults.path().join(format!("{point}.reached")));
+        let _ = fs::remove_file(self.mark(point));
         fs::remove_file(self.faults.path().join(format!("{point}.go"))).unwrap();
     }
 
     fn let_go(&self, point: &str) {
         fs::write(self.faults.path().join(format!("{point}.go")), b"").unwrap();
     }
+}
+
+/// What came of a comparison.
+struct Compared {
+    /// How much it was, in words.
+    said: String,
+    differences: Vec<String>,
+}
+
+/// A command that moves the service, under way.
+struct Moving {
+    child: Child,
+    stdout: File,
+    stderr: File,
+}
+
+impl Moving {
+    fn begin(mut command: Command) -> Self {
+        // Files take all that it says while nobody reads it.
+        let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        command.stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
+        Self { child: command.spawn().unwrap(), stdout, stderr }
+    }
+
+    /// Waits until the mark is there; nothing when the command ends before, which it does in any case.
+    fn reaches(&mut self, mark: &Path) -> Option<()> {
+        loop {
+            if mark.exists() {
+                return Some(());
+            }
+            if self.child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            // Nothing tells of files and of processes at once.
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn end(mut self) -> Said {
+        let status = self.child.wait().unwrap();
+        Said {
+            code: status.code().unwrap_or(-1),
+            stdout: all_of(&mut self.stdout),
+            stderr: all_of(&mut self.stderr),
+        }
+    }
+}
+
+/// What has been written to a file by whoever has it too.
+fn all_of(file: &mut File) -> String {
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
 }

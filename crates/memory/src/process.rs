@@ -129,6 +129,18 @@ impl Process {
         self.find_task()?;
         // CRIU does not call locked areas lazy. Only smaps tells them, and it walks all pages.
         let file = if self.status()?.locked_kib == 0 { "maps" } else { "smaps" };
+        self.areas_in(file)
+    }
+
+    /// The same in a fraction of the time, but areas that are locked cannot be told from others.
+    ///
+    /// # Errors
+    /// As [`Process::areas`].
+    pub(crate) fn areas_at_once(&self) -> Result<Vec<Area>, ProcessError> {
+        self.areas_in("maps")
+    }
+
+    fn areas_in(&self, file: &str) -> Result<Vec<Area>, ProcessError> {
         let text = self.text(file)?;
         let areas = maps::parse(&text).map_err(|line| ProcessError::Parse {
             pid: self.pid,

@@ -79,7 +79,8 @@ fn step(action: &str) -> impl FnOnce(Errno) -> InjectError {
 /// A userfaultfd of the process.
 pub(super) fn userfaultfd(process: &Process) -> Result<OwnedFd, InjectError> {
     std::thread::scope(|scope| {
-        scope.spawn(|| in_this_thread(process)).join().unwrap_or_else(|_| Err(refused("the tracer panicked")))
+        let tracer = scope.spawn(|| in_this_thread(process, || ()));
+        tracer.join().unwrap_or_else(|_| Err(refused("the tracer panicked")))
     })
 }
 
@@ -127,10 +128,12 @@ pub(super) fn while_stopped<T: Send>(
     })
 }
 
-fn in_this_thread(process: &Process) -> Result<OwnedFd, InjectError> {
+/// `before_stop` is called when all is known that is looked up while the process runs.
+fn in_this_thread(process: &Process, before_stop: impl FnOnce()) -> Result<OwnedFd, InjectError> {
     let task = choose_task(process)?;
     // Before the stop, which that would make longer.
     let mut instruction = find_instruction(process)?;
+    before_stop();
     let tracee = Tracee::seize(process, task)?;
     tracee.stop()?;
     // It may have executed another program since then, in which that is an address as any other.
@@ -303,7 +306,8 @@ fn find_instruction(process: &Process) -> Result<u64, InjectError> {
             start += read as u64;
         }
     }
-    Err(refused_for_good("no system call instruction was found in it"))
+    // One that executes a program just now has hardly anything mapped.
+    Err(refused("no system call instruction was found in it"))
 }
 
 /// How a traced thread stopped.
@@ -511,9 +515,7 @@ mod tests {
             for _ in 0..10 {
                 userfaultfd(&process).expect("a descriptor");
             }
-            let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
-            let left = fds.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
-            assert!(!left.into_iter().any(|path| path.to_string_lossy().contains("userfaultfd")));
+            assert_eq!(userfaultfds(pid), 0);
             let mut status = 0;
             // SAFETY: the child is ours.
             unsafe {
@@ -525,6 +527,78 @@ mod tests {
             assert_eq!(status, 0, "system call {number}");
         }
         arch::REENTER.store(false, Ordering::Relaxed);
+    }
+
+    /// The descriptors of a process that are userfaultfds.
+    fn userfaultfds(pid: i32) -> usize {
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
+        let paths = fds.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        paths.filter(|path| path.to_string_lossy().contains("userfaultfd")).count()
+    }
+
+    /// Where the system call was found there is something else afterwards, or nothing.
+    #[test]
+    fn a_process_that_executes_a_program_before_it_stops_is_not_harmed() {
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", "read line; exec sleep 1000"])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let pid = i32::try_from(child.id()).expect("a PID");
+        let process = Process::open(pid).expect("it lives");
+        let reads = |file: &str, what: &str| {
+            let text = process.text(file).unwrap_or_default();
+            text.split_whitespace().next() == Some(what)
+        };
+        while !reads("syscall", &libc::SYS_read.to_string()) {
+            std::thread::yield_now();
+        }
+        let before = find_instruction(&process).expect("an instruction");
+        let mut input = child.stdin.take().expect("its input");
+        let execute = || {
+            std::io::Write::write_all(&mut input, b"\n").expect("it listens");
+            while !(reads("comm", "sleep") && reads("syscall", &libc::SYS_clock_nanosleep.to_string())) {
+                std::thread::yield_now();
+            }
+        };
+        let got = std::thread::scope(|scope| {
+            scope.spawn(|| in_this_thread(&process, execute)).join().expect("no panic")
+        });
+        let after = find_instruction(&process).expect("an instruction");
+        let random = std::fs::read_to_string("/proc/sys/kernel/randomize_va_space").unwrap_or_default();
+        assert!(before != after || random.trim() == "0", "both programs have it at {before:#x}");
+        super::super::kernel::Userfault::new(got.expect("a descriptor")).expect("it is of use");
+        assert_eq!(userfaultfds(pid), 0);
+        while crate::process::state(&process.text("stat").expect("it lives")) != Some('S') {
+            std::thread::yield_now();
+        }
+        assert_eq!(child.try_wait().expect("our child"), None);
+        child.kill().expect("it lives");
+        child.wait().expect("our child");
+    }
+
+    /// The same left to chance: a shell that does nothing but become a shell, three hundred times.
+    #[test]
+    fn a_process_that_executes_programs_all_the_time_ends_as_it_should() {
+        let script = "[ $1 = 0 ] && exit 42; exec /bin/sh -c \"$0\" \"$0\" $(($1 - 1))";
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", script, script, "300"])
+            .spawn()
+            .expect("a shell");
+        let process = Process::open(i32::try_from(child.id()).expect("a PID")).expect("it lives");
+        let mut got = 0;
+        let status = loop {
+            match userfaultfd(&process) {
+                Ok(_) => got += 1,
+                Err(InjectError::Refused { reason, lasting }) => assert!(!lasting, "{reason}"),
+                Err(InjectError::Gone) => {}
+            }
+            if let Some(status) = child.try_wait().expect("our child") {
+                break status;
+            }
+        };
+        assert_eq!(status.code(), Some(42));
+        assert!(got > 0, "it was never stopped in time");
     }
 
     extern "C" fn handler(_: i32) {}

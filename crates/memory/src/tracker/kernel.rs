@@ -14,6 +14,9 @@ const UFFD_API: u64 = 0xAA;
 const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
 const UFFDIO_REGISTER_MODE_WP: u64 = 2;
 
+/// How often to begin watching a range in which the process maps more and more.
+const WATCH_TRIES: u32 = 16;
+
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 2;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
@@ -91,6 +94,7 @@ mod calls {
 #[derive(Debug)]
 pub(super) struct Userfault {
     fd: OwnedFd,
+    leaves_marks: bool,
 }
 
 impl Userfault {
@@ -99,24 +103,46 @@ impl Userfault {
         let mut api = UffdioApi { api: UFFD_API, features: UFFD_FEATURE_WP_ASYNC, ioctls: 0 };
         // SAFETY: the argument is the structure that the call reads and writes.
         unsafe { calls::uffdio_api(fd.as_raw_fd(), &raw mut api) }?;
-        Ok(Self { fd })
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Ok(Self { fd, leaves_marks: leaves_marks(&release) })
     }
 
-    /// Notes writes in this range from now on; all its pages count as written.
+    /// Whether this kernel leaves the marks on pages that mremap(2) moves. Where they come into what
+    /// is watched later they would count as not written for ever.
+    pub(super) fn leaves_marks(&self) -> bool {
+        self.leaves_marks
+    }
+
+    /// Notes writes from now on in all that is mapped in this range. Of what was watched already
+    /// nothing is forgotten, unless [`Userfault::leaves_marks`].
     pub(super) fn watch(&self, range: &Range) -> Result<(), Errno> {
         let len = range.end - range.start;
-        let mut register =
-            UffdioRegister { start: range.start, len, mode: UFFDIO_REGISTER_MODE_WP, ioctls: 0 };
-        // SAFETY: as above. Registering for asynchronous write protection changes nothing that the
-        // process can notice.
-        unsafe { calls::uffdio_register(self.fd.as_raw_fd(), &raw mut register) }?;
-        // Kernels before 6.13 leave the marks on pages that mremap(2) moved here: they would count
-        // as not written for ever.
-        let mut unprotect = UffdioWriteprotect { start: range.start, len, mode: 0 };
-        // SAFETY: as above.
-        unsafe { calls::uffdio_writeprotect(self.fd.as_raw_fd(), &raw mut unprotect) }?;
-        Ok(())
+        for _ in 0..WATCH_TRIES {
+            let mut register =
+                UffdioRegister { start: range.start, len, mode: UFFDIO_REGISTER_MODE_WP, ioctls: 0 };
+            // SAFETY: as above. Registering for asynchronous write protection changes nothing that the
+            // process can notice.
+            unsafe { calls::uffdio_register(self.fd.as_raw_fd(), &raw mut register) }?;
+            if !self.leaves_marks {
+                return Ok(());
+            }
+            let mut unprotect = UffdioWriteprotect { start: range.start, len, mode: 0 };
+            // SAFETY: as above.
+            match unsafe { calls::uffdio_writeprotect(self.fd.as_raw_fd(), &raw mut unprotect) } {
+                // Something was mapped there between the two.
+                Err(Errno::ENOENT) => {}
+                result => return result.map(drop),
+            }
+        }
+        Err(Errno::ENOENT)
     }
+}
+
+/// Since Linux 6.13 the marks do not go with the pages.
+fn leaves_marks(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map_while(|word| word.parse::<u32>().ok());
+    let version = (numbers.next(), numbers.next());
+    version < (Some(6), Some(13))
 }
 
 /// What a scan does beside looking.
@@ -191,5 +217,20 @@ impl Scanner {
             start = arguments.walk_end;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_leave_marks_are_told_by_their_release() {
+        for release in ["6.7.0", "6.12.57+deb13-arm64", "5.15.0-100-generic", "", "unknown"] {
+            assert!(leaves_marks(release), "{release}");
+        }
+        for release in ["6.13.0", "6.18.44-fc-v595", "7.0", "6.13-rc1"] {
+            assert!(!leaves_marks(release), "{release}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::inject::{self, InjectError};
 use super::kernel::{Protect, Scanner, Userfault};
 use super::{Backend, TrackError, entries, ranges};
 use crate::Range;
-use crate::process::{AreaKind, Process, ProcessError};
+use crate::process::{Area, AreaKind, Process, ProcessError};
 
 /// How writes to a process are noticed.
 #[derive(Debug)]
@@ -150,17 +150,44 @@ impl Watch {
         let areas = process.areas()?;
         // Opened anew each time: it stays with the address space that it was opened for.
         let pagemap = process.open_file("pagemap")?;
+        let private: Vec<&Area> = areas.iter().filter(|area| area.kind == AreaKind::Private).collect();
+        let mut pages: Vec<Option<Found>> = private.iter().map(|_| None).collect();
+        if let Self::Uffd(userfault) = self {
+            for (area, pages) in private.iter().zip(&mut pages) {
+                *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();
+            }
+            // The others are not watched, or not all of each. Some of their pages may have been protected
+            // just now without having been told, so from here on all of them count as written.
+            let ranges = |watched: bool| {
+                let areas = private.iter().zip(&pages).filter(|(_, pages)| pages.is_some() == watched);
+                areas.map(|(area, _)| area.range.clone()).collect::<Vec<_>>()
+            };
+            let (watched, mut unwatched) = (ranges(true), ranges(false));
+            if manner != Manner::Frozen && !unwatched.is_empty() {
+                match begin(userfault, process, &watched, &mut unwatched) {
+                    Ok(()) => {}
+                    Err(Begin::Process(error)) => return Err(error.into()),
+                    Err(Begin::Replaced) if manner == Manner::First => return Ok(None),
+                    Err(Begin::Replaced) => unwatched.clear(),
+                }
+                for (area, pages) in private.iter().zip(&mut pages) {
+                    if pages.is_some() || !unwatched.contains(&area.range) {
+                        continue;
+                    }
+                    match pages_of(scanner, &pagemap, &area.range, Protect::Yes, true) {
+                        Ok(found) => *pages = Some(found),
+                        // What is watched is another address space.
+                        Err(Errno::EPERM) if manner == Manner::First => return Ok(None),
+                        // It has changed again.
+                        Err(_) => {}
+                    }
+                }
+            }
+        }
         let mut found = Found::default();
-        for area in areas.iter().filter(|area| area.kind == AreaKind::Private) {
+        for (area, pages) in private.iter().zip(pages) {
             if area.executable {
                 ranges::push(&mut found.executable, area.range.clone());
-            }
-            let mut pages = None;
-            if let Self::Uffd(userfault) = self {
-                pages = match watched(userfault, scanner, &pagemap, &area.range, manner) {
-                    Ok(pages) => pages,
-                    Err(Replaced) => return Ok(None),
-                };
             }
             let pages = match pages {
                 Some(pages) => pages,
@@ -201,37 +228,76 @@ fn not_listed(process: &Process, range: &Range, errno: Errno) -> TrackError {
     }
 }
 
-/// The address space that is watched is no longer the process's.
-struct Replaced;
+/// Why watching did not begin.
+enum Begin {
+    /// The address space that is watched is no longer the process's.
+    Replaced,
+    Process(ProcessError),
+}
 
-/// The pages of an area whose writes are noted, or are from now on; none when they are not.
-fn watched(
+/// Begins to watch areas, and leaves those in the list of which that is so.
+///
+/// The process runs meanwhile. What is watched and what is not are two areas for the kernel, and
+/// mremap(2) fails over both. So whatever the process may have made of an area since it was listed,
+/// all of it must be watched or none: a whole stretch is, with its holes, from one area that is
+/// nobody's private memory to the next.
+fn begin(
     userfault: &Userfault,
-    scanner: &mut Scanner,
-    pagemap: &File,
-    range: &Range,
-    manner: Manner,
-) -> Result<Option<Found>, Replaced> {
-    if let Ok(pages) = pages_of(scanner, pagemap, range, Protect::Yes, false) {
-        return Ok(Some(pages));
+    process: &Process,
+    watched: &[Range],
+    unwatched: &mut Vec<Range>,
+) -> Result<(), Begin> {
+    // A page that has come to such an area with a mark on it would count as not written.
+    let walls = if userfault.leaves_marks() { watched } else { &[] };
+    let mut failed = Vec::new();
+    let areas = process.areas_at_once().map_err(Begin::Process)?;
+    for stretch in stretches(&areas, walls) {
+        let overlaps = |range: &&Range| range.start < stretch.end && stretch.start < range.end;
+        if !unwatched.iter().any(|range| overlaps(&range)) {
+            continue;
+        }
+        match userfault.watch(&stretch) {
+            Ok(()) => {}
+            Err(Errno::ENOMEM | Errno::ESRCH) => return Err(Begin::Replaced),
+            // Something is in it that cannot be watched, or that the process watches by itself.
+            Err(_) => {
+                for range in unwatched.iter().filter(overlaps) {
+                    match userfault.watch(range) {
+                        Ok(()) => {}
+                        Err(Errno::ENOMEM | Errno::ESRCH) => return Err(Begin::Replaced),
+                        Err(_) => failed.push(range.clone()),
+                    }
+                }
+            }
+        }
     }
-    // It is not watched, or not all of it. Some of its pages may have been protected just now without
-    // having been told, so from here on all of them count as written.
-    if manner == Manner::Frozen {
-        return Ok(None);
+    unwatched.retain(|range| !failed.contains(range));
+    Ok(())
+}
+
+/// The stretches of an address space that hold private memory and holes only, without these ranges
+/// (in ascending order).
+fn stretches(areas: &[Area], without: &[Range]) -> Vec<Range> {
+    let mut walls: Vec<&Range> = areas
+        .iter()
+        .filter(|area| area.kind != AreaKind::Private)
+        .map(|area| &area.range)
+        .chain(without)
+        .collect();
+    walls.sort_by_key(|range| range.start);
+    let (Some(first), Some(last)) = (areas.first(), areas.last()) else { return Vec::new() };
+    let mut stretches = Vec::new();
+    let mut start = first.range.start;
+    for wall in walls {
+        if start < wall.start {
+            stretches.push(start..wall.start);
+        }
+        start = start.max(wall.end);
     }
-    match userfault.watch(range) {
-        Ok(()) => {}
-        Err(Errno::ENOMEM | Errno::ESRCH) if manner == Manner::First => return Err(Replaced),
-        // It vanished meanwhile, or the process watches it by itself.
-        Err(_) => return Ok(None),
+    if start < last.range.end {
+        stretches.push(start..last.range.end);
     }
-    match pages_of(scanner, pagemap, range, Protect::Yes, true) {
-        Ok(pages) => Ok(Some(pages)),
-        // What was watched is another address space, or the area has changed again.
-        Err(Errno::EPERM) if manner == Manner::First => Err(Replaced),
-        Err(_) => Ok(None),
-    }
+    stretches
 }
 
 /// The pages of a range, and those that were written; all of them when `all` says so.

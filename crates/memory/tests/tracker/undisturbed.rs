@@ -13,6 +13,9 @@ use crate::child::{Child, alone, eventually, pipe, poke, read_byte, state};
 /// How long the children wait that wait for a time.
 const WAIT: Duration = Duration::from_millis(600);
 
+/// Looks at a mapping that changes all the time.
+const LOOKS: u32 = 3000;
+
 /// Looks at the child some times, each time as if it were new, and keeps the last tracker.
 fn track(child: &Child) -> Tracker {
     let mut tracker = Tracker::new(Backend::Uffd);
@@ -349,6 +352,45 @@ fn a_busy_program_is_right_in_the_end() {
         let _tracker = track(&child);
     }
     poke(&write);
+    child.succeeds();
+}
+
+/// What the tracker follows and what it does not are two areas for the kernel, and mremap(2) fails
+/// over both: it must never begin to follow a part of a mapping.
+#[test]
+fn a_mapping_that_grows_as_it_is_looked_at_can_be_moved() {
+    const STEP: usize = 4 << 12;
+    let _alone = alone();
+    let (orders, order) = pipe();
+    let (answers, answer) = pipe();
+    let mut child = Child::fork(|| {
+        let mut entry = libc::pollfd { fd: orders.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        poke(&answer);
+        // SAFETY: mappings that only this function knows, and one entry, a variable of ours.
+        unsafe {
+            while libc::poll(&raw mut entry, 1, 0) == 0 {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                let mut at = libc::mmap(null_mut(), STEP, protection, flags, -1, 0);
+                for pages in 1..8 {
+                    at = libc::mremap(at, pages * STEP, (pages + 1) * STEP, libc::MREMAP_MAYMOVE);
+                    if at == libc::MAP_FAILED {
+                        return errno();
+                    }
+                    at.cast::<u8>().add(pages * STEP).write(1);
+                }
+                libc::munmap(at, 8 * STEP);
+            }
+        }
+        0
+    });
+    assert!(read_byte(&answers));
+    let mut tracker = Tracker::new(Backend::Uffd);
+    for _ in 0..LOOKS {
+        let round = tracker.round(&[child.pid], false).expect("a look");
+        assert!(round.spaces.iter().all(|space| space.unwatched.is_none()), "{round:?}");
+    }
+    poke(&order);
     child.succeeds();
 }
 

@@ -518,4 +518,6 @@ impl Remaining {
 }
 
 #[cfg(test)]
+mod differences;
+#[cfg(test)]
 mod tests;
