@@ -77,6 +77,7 @@ fn play(events: &[(Space, Event)], kept: &Contents, hot: usize) -> (Contents, Co
         known: Hashes::new(),
         hot: LruCache::new(NonZeroUsize::new(hot).unwrap()),
         packer: Packer::new(Compress::Off),
+        pool: Pool::default(),
     };
     let (sender, mut receiver) = mpsc::channel(10_000);
     let pacer = Pacer::new(None);
