@@ -1,12 +1,13 @@
 //! A data connection between two nodes: TLS underneath, frames on top, and whose it is.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::io::{ReadHalf, WriteHalf};
 
 use crate::frame::{FrameError, FrameReader, FrameWriter};
+use crate::gauge::Gauge;
 use crate::identity::Identity;
 use crate::listen::{Accepted, ConnectError, ConnectOptions, connect};
 use crate::node::NodeName;
@@ -59,6 +60,7 @@ pub struct Connection {
     peer: NodeName,
     remote: Option<SocketAddr>,
     traffic: Arc<Traffic>,
+    gauge: Weak<Gauge>,
 }
 
 impl Connection {
@@ -85,7 +87,7 @@ impl Connection {
         options: &ConnectionOptions,
     ) -> Result<Self, FrameError> {
         let socket = stream.get_ref().0;
-        let (traffic, remote) = (socket.traffic(), socket.tcp().peer_addr().ok());
+        let (traffic, gauge, remote) = (socket.traffic(), socket.gauge(), socket.tcp().peer_addr().ok());
         let (read, write) = tokio::io::split(stream);
         let mut reader = FrameReader::new(read, peer.as_str());
         let mut writer = FrameWriter::new(write, peer.as_str());
@@ -97,7 +99,7 @@ impl Connection {
         reader.start().await?;
         greeted?;
         reader.set_idle_timeout(options.idle_timeout);
-        Ok(Self { reader, writer, peer, remote, traffic })
+        Ok(Self { reader, writer, peer, remote, traffic, gauge })
     }
 
     /// The node at the other end, by its certificate.
@@ -113,6 +115,11 @@ impl Connection {
     /// Bytes on the network so far, TLS included. The counters outlive the connection.
     pub fn traffic(&self) -> Arc<Traffic> {
         self.traffic.clone()
+    }
+
+    /// The kernel's figures; there are none after the connection.
+    pub fn gauge(&self) -> Weak<Gauge> {
+        self.gauge.clone()
     }
 
     /// The two halves, for two tasks.
