@@ -59,7 +59,7 @@ enum BenchVerb {
     /// Measure what the mover gets out of a link, beside iperf3 on the same link
     Wire(parts::LinkArgs),
     /// Measure how long pages are waited for that are still at the source, and how fast the others go
-    Faults(parts::LinkArgs),
+    Faults(parts::FaultArgs),
     /// Measure the CPU time of finding what a process wrote
     Scan(parts::ScanArgs),
     /// Hold memory and touch it: the service of wire, faults and scan
