@@ -3,10 +3,10 @@
 //! A task owns the writing side, so that heartbeats go out also while the state machine is busy;
 //! the reading side gives up after [`SILENCE`] without a frame.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use godwit_transfer::{Connection, ConnectionOptions, DataReader, DataWriter, FrameError, Traffic};
+use godwit_transfer::{Connection, ConnectionOptions, DataReader, DataWriter, FrameError, Gauge, Traffic};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -72,6 +72,7 @@ pub struct Link {
     /// Until its end has been looked at.
     writer: Option<JoinHandle<Result<(), FrameError>>>,
     traffic: Arc<Traffic>,
+    gauge: Weak<Gauge>,
 }
 
 /// The limits of a connection that carries a conversation.
@@ -89,11 +90,11 @@ impl Link {
     #[must_use]
     pub fn new(connection: Connection) -> Self {
         let node = connection.peer().to_string();
-        let traffic = connection.traffic();
+        let (traffic, gauge) = (connection.traffic(), connection.gauge());
         let (reader, writer) = connection.into_split();
         let (outgoing, incoming) = mpsc::channel(QUEUE);
         let writer = Some(tokio::spawn(write(writer, incoming)));
-        Self { node, outgoing, reader, writer, traffic }
+        Self { node, outgoing, reader, writer, traffic, gauge }
     }
 
     /// The other node.
@@ -106,6 +107,12 @@ impl Link {
     #[must_use]
     pub fn bytes_sent(&self) -> u64 {
         self.traffic.sent()
+    }
+
+    /// What the kernel knows of the connection, as long as there is one.
+    #[must_use]
+    pub fn gauge(&self) -> Weak<Gauge> {
+        self.gauge.clone()
     }
 
     /// Queues a message; waits while the wire is busy.
