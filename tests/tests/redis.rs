@@ -78,7 +78,7 @@ fn a_service_that_comes_back_sends_only_what_differs() {
     bed.run("a", "redis", ADDRESS, &preset, &[]);
     let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
     data.fill(2 * FILL).unwrap();
-    for mode in ["precopy", "hybrid", "cold"] {
+    for mode in ["precopy", "postcopy", "hybrid", "cold"] {
         let there = bed.migrate_so("redis", "a", "b", &["--mode", "precopy", "--compress", "off"]);
         let back = bed.migrate_so("redis", "b", "a", &["--mode", mode, "--compress", "off"]);
         println!("{mode}: {} bytes there, {} back", there.wire_bytes, back.wire_bytes);

@@ -19,7 +19,7 @@ use godwit_transfer::{Carrier, Connection};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::destination::intake::{IntakeError, Seen, take};
+use crate::destination::intake::{IntakeError, Seen, Storing, take};
 use crate::link::{Link, LinkError};
 use crate::options::Compress;
 use crate::source::lanes::Lanes;
@@ -62,8 +62,9 @@ pub struct Round {
 /// # Errors
 /// The memory cannot be read, or a lane broke.
 pub async fn send<S: Carrier>(lanes: Vec<Connection<S>>, pids: Vec<i32>) -> Result<Round, BulkError> {
+    let count = lanes.len();
     let mut lanes = Lanes::of(lanes);
-    let mut pages = Pages::new(detect().backend, lanes.count(), Compress::Off, None, 0);
+    let mut pages = Pages::new(detect().backend, count, Compress::Off, None, 0);
     let mut pages = tokio::task::spawn_blocking(move || {
         pages.look(&pids, false)?;
         Ok::<_, PagesError>(pages)
@@ -99,7 +100,7 @@ pub async fn receive<S: Carrier>(
     let (telling, _seen) = watch::channel(Seen::default());
     let mut taking = JoinSet::new();
     for lane in lanes {
-        taking.spawn(take(Link::new(lane), Arc::clone(&client), None, telling.clone()));
+        taking.spawn(take(Link::new(lane), Storing::new(&client, &None), telling.clone()));
     }
     let mut outcome = Ok(());
     while let Some(ended) = taking.join_next().await {

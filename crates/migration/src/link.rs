@@ -3,11 +3,11 @@
 //! A task owns the writing side, so that heartbeats go out also while the state machine is busy;
 //! the reading side gives up after [`SILENCE`] without a frame.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use godwit_transfer::{
-    Carrier, Connection, ConnectionOptions, DataReader, FrameError, FrameWriter, SecureStream, Traffic,
+    Carrier, Connection, ConnectionOptions, DataReader, FrameError, FrameWriter, Gauge, SecureStream, Traffic,
 };
 use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
@@ -75,6 +75,7 @@ pub struct Link<S = SecureStream> {
     /// Until its end has been looked at.
     writer: Option<JoinHandle<Result<(), FrameError>>>,
     traffic: Arc<Traffic>,
+    gauge: Weak<Gauge>,
 }
 
 /// The limits of a connection that carries a conversation.
@@ -92,11 +93,11 @@ impl<S: Carrier> Link<S> {
     #[must_use]
     pub fn new(connection: Connection<S>) -> Self {
         let node = connection.peer().to_string();
-        let traffic = connection.traffic();
+        let (traffic, gauge) = (connection.traffic(), connection.gauge());
         let (reader, writer) = connection.into_split();
         let (outgoing, incoming) = mpsc::channel(QUEUE);
         let writer = Some(tokio::spawn(write(writer, incoming)));
-        Self { node, outgoing, reader, writer, traffic }
+        Self { node, outgoing, reader, writer, traffic, gauge }
     }
 
     /// The other node.
@@ -109,6 +110,12 @@ impl<S: Carrier> Link<S> {
     #[must_use]
     pub fn bytes_sent(&self) -> u64 {
         self.traffic.sent()
+    }
+
+    /// What the kernel knows of the connection, as long as there is one.
+    #[must_use]
+    pub fn gauge(&self) -> Weak<Gauge> {
+        self.gauge.clone()
     }
 
     /// Queues a message; waits while the wire is busy.

@@ -10,7 +10,7 @@
 //! - [`frozen`]: the stretch in which it does not.
 //! - [`serve`]: pages that follow after the commit.
 //! - [`undo`]: the way back, before the commit.
-//! - [`pages`], [`lanes`], [`pace`]: what these send memory with.
+//! - [`pages`], [`lanes`], [`pace`], [`queue`]: what these send memory with.
 
 mod copy;
 mod frozen;
@@ -18,6 +18,7 @@ pub(crate) mod lanes;
 pub mod pace;
 pub(crate) mod pages;
 mod prepare;
+mod queue;
 pub(crate) mod serve;
 mod undo;
 
@@ -214,10 +215,7 @@ impl Source {
         let outcome = match ended {
             Ok(restored) => {
                 // The commit point. An error here leaves the service at the source.
-                let stage = match restored.stock.pages() {
-                    0 => Stage::Committed,
-                    _ => Stage::Serving,
-                };
+                let stage = if restored.stock.leaves() { Stage::Serving } else { Stage::Committed };
                 match self.local.journal.set(&self.id, stage, "") {
                     Ok(()) => Ok(restored),
                     Err(error) => Err(SourceError::Local(error.into())),
@@ -353,7 +351,8 @@ impl Source {
                 );
             }
         }
-        if stock.pages() == 0 {
+        report.dump_bytes += stock.count();
+        if !stock.leaves() {
             report.memory_wire_bytes = self.lanes_sent();
             report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
             link.close().await;

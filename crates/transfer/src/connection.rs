@@ -1,12 +1,13 @@
 //! A data connection between two nodes: TLS underneath, frames on top, and whose it is.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 
 use crate::frame::{FrameError, FrameReader, FrameWriter};
+use crate::gauge::Gauge;
 use crate::identity::Identity;
 use crate::listen::{Accepted, ConnectError, ConnectOptions, connect};
 use crate::node::NodeName;
@@ -67,6 +68,7 @@ pub struct Connection<S = SecureStream> {
     peer: NodeName,
     remote: Option<SocketAddr>,
     traffic: Arc<Traffic>,
+    gauge: Weak<Gauge>,
 }
 
 impl Connection {
@@ -104,16 +106,16 @@ impl Connection<Socket> {
 }
 
 /// What a connection tells of its socket.
-type Facts = (Arc<Traffic>, Option<SocketAddr>);
+type Facts = (Arc<Traffic>, Weak<Gauge>, Option<SocketAddr>);
 
 fn facts(socket: &Socket) -> Facts {
-    (socket.traffic(), socket.tcp().peer_addr().ok())
+    (socket.traffic(), socket.gauge(), socket.tcp().peer_addr().ok())
 }
 
 impl<S: Carrier> Connection<S> {
     async fn start(
         stream: S,
-        (traffic, remote): Facts,
+        (traffic, gauge, remote): Facts,
         peer: NodeName,
         options: &ConnectionOptions,
     ) -> Result<Self, FrameError> {
@@ -128,7 +130,7 @@ impl<S: Carrier> Connection<S> {
         reader.start().await?;
         greeted?;
         reader.set_idle_timeout(options.idle_timeout);
-        Ok(Self { reader, writer, peer, remote, traffic })
+        Ok(Self { reader, writer, peer, remote, traffic, gauge })
     }
 
     /// The node at the other end, by its certificate.
@@ -144,6 +146,11 @@ impl<S: Carrier> Connection<S> {
     /// Bytes on the network so far, TLS included. The counters outlive the connection.
     pub fn traffic(&self) -> Arc<Traffic> {
         self.traffic.clone()
+    }
+
+    /// The kernel's figures; there are none after the connection.
+    pub fn gauge(&self) -> Weak<Gauge> {
+        self.gauge.clone()
     }
 
     /// The two halves, for two tasks.

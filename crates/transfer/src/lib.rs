@@ -5,6 +5,7 @@
 //!   token, join           how a new node gets its certificate
 //!   tls                   which certificates are believed, and for what
 //!   listen, socket        TCP and TLS connections, made and accepted
+//!   gauge                 what the kernel knows of a connection, and its rate
 //!   frame, region         the data plane's frames on such a connection
 //!   connection            a data connection: peer, reader, writer, traffic
 //! ```
@@ -17,6 +18,7 @@ pub mod authority;
 pub mod connection;
 mod files;
 pub mod frame;
+pub mod gauge;
 pub mod identity;
 pub mod join;
 pub mod listen;
@@ -29,6 +31,7 @@ pub mod token;
 pub use authority::ClusterAuthority;
 pub use connection::{Carrier, Connection, ConnectionOptions, DataReader, DataWriter};
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, MAX_PAYLOAD};
+pub use gauge::{Gauge, Reading};
 pub use identity::{Fingerprint, Identity, IdentityError};
 pub use listen::{Accepted, ConnectError, ConnectOptions, ListenError, ListenOptions, Listener, connect};
 pub use node::{NodeName, NodeNameError};

@@ -6,14 +6,16 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+
+use crate::gauge::Gauge;
 
 /// A TLS connection between nodes.
 pub type SecureStream = tokio_rustls::TlsStream<Socket>;
@@ -63,6 +65,7 @@ impl Traffic {
 pub struct Socket {
     stream: TcpStream,
     traffic: Arc<Traffic>,
+    gauge: Arc<Gauge>,
 }
 
 impl Socket {
@@ -78,12 +81,18 @@ impl Socket {
         let user_timeout = u32::try_from(options.user_timeout.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, user_timeout)?;
         prefer_short_queues(&stream);
-        Ok(Self { stream, traffic: Arc::default() })
+        let gauge = Arc::new(Gauge::new(&stream)?);
+        Ok(Self { stream, traffic: Arc::default(), gauge })
     }
 
     /// The counters; they live on after the connection.
     pub fn traffic(&self) -> Arc<Traffic> {
         self.traffic.clone()
+    }
+
+    /// The kernel's figures; there are none after the connection.
+    pub fn gauge(&self) -> Weak<Gauge> {
+        Arc::downgrade(&self.gauge)
     }
 
     /// The TCP connection.

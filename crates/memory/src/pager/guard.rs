@@ -9,20 +9,28 @@
 //! `CLONE_FILES`), so a pager that is killed closes nothing. The guard then closes all but the
 //! userfaultfds, by which everybody learns that the pager is gone, and holds these: processes that
 //! touch a page that they lack stand still, until the daemon has killed them and ends the guard
-//! ([`end`](super::end())).
+//! ([`end`](super::end())). Where nobody ends it, it ends when the processes are gone.
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
+use super::uffd::Uffd;
 use super::{GUARD, PagerError};
+
+/// Between two looks whether the processes live: the kernel has no event for the end of an address
+/// space, and nobody waits for the guard's.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A guard that sleeps as long as this process lives. Unless it is [let go](Self::let_go), it holds the
 /// userfaultfds when this process ends.
@@ -93,7 +101,9 @@ fn stand_by(guarded: &OwnedFd, lock: &File) -> ! {
         // A guard that does not know its time is none.
         std::process::exit(1);
     }
-    if close_others(lock.as_raw_fd()) == 0 {
+    // Whoever fails from here on holds what there is.
+    let gone = close_others(lock.as_raw_fd()).and_then(|held| Ok(until_gone(held)?));
+    if gone.is_ok() {
         std::process::exit(0);
     }
     loop {
@@ -101,10 +111,24 @@ fn stand_by(guarded: &OwnedFd, lock: &File) -> ! {
     }
 }
 
-/// Closes all but the userfaultfds and one other; how many of these there are.
-fn close_others(keep: RawFd) -> usize {
-    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return 1 };
-    let mut held = 0;
+/// Returns when there is no process left behind any of these.
+fn until_gone(mut held: Vec<Uffd>) -> Result<(), Errno> {
+    let length = NonZeroUsize::MIN.saturating_add(4095);
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let unreadable = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE)? };
+    loop {
+        held.retain(|uffd| !uffd.has_ended(unreadable.as_ptr().cast()));
+        if held.is_empty() {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Closes all but the userfaultfds, which are returned, and one other.
+fn close_others(keep: RawFd) -> io::Result<Vec<Uffd>> {
+    let entries = std::fs::read_dir("/proc/self/fd")?;
+    let mut held = Vec::new();
     // The list is complete before any is closed: that of the directory is among them.
     let all: Vec<(RawFd, bool)> = entries
         .flatten()
@@ -116,11 +140,12 @@ fn close_others(keep: RawFd) -> usize {
         .collect();
     for (number, is_userfaultfd) in all {
         if is_userfaultfd {
-            held += 1;
+            // SAFETY: the pager, whose it was, is gone, and the table is this process's own now.
+            held.push(Uffd::held(unsafe { OwnedFd::from_raw_fd(number) }));
         } else if number != keep {
             // SAFETY: this process does nothing with them any more, and its table is its own now.
             let _ = unsafe { libc::close(number) };
         }
     }
-    held
+    Ok(held)
 }

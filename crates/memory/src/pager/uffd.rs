@@ -96,6 +96,18 @@ impl Uffd {
         Ok(Self(fd))
     }
 
+    /// One that another part of this program has taken before.
+    pub(crate) fn held(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Whether the process behind it is gone. `unreadable` is a page of this process that cannot be read:
+    /// so nothing is put anywhere.
+    pub(crate) fn has_ended(&self, unreadable: *const u8) -> bool {
+        // Any address that can be one: the process is looked for before the area.
+        self.copy(1 << 30, unreadable, PAGE_SIZE) == Outcome::Ended
+    }
+
     /// Takes messages there are, at most [`MESSAGES`]; `true` if there may be more. The kernel gives
     /// faults before events, whatever came first.
     pub(crate) fn read(&self, into: &mut Vec<Event>) -> io::Result<bool> {

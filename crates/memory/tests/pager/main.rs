@@ -104,6 +104,30 @@ fn a_page_at_the_source_is_asked_for_once_and_installed_where_it_is_waited_for()
 }
 
 #[test]
+fn threads_that_wait_for_different_pages_wait_at_the_same_time() {
+    let pager = Pager::new();
+    pager.pending(7, BASE, 4);
+    let child = restored(&pager, 4);
+    let threads: Vec<_> = (0..4).map(|_| child.another(Op::Thread)).collect();
+    for (page, thread) in (0..).zip(&threads) {
+        thread.tell(Op::Read, BASE + page * P, 1, 0);
+    }
+    // All are asked for before any has come, and each is answered by its own page.
+    let mut asked: Vec<_> = (0..4).map(|_| pager.event()).collect();
+    asked.sort_by_key(|event| match event {
+        Event::Fault { addr, .. } => *addr,
+        other => panic!("{other:?}"),
+    });
+    let wanted: Vec<_> = (0..4).map(|page| Event::Fault { space: 7, addr: BASE + page * P }).collect();
+    assert_eq!(asked, wanted);
+    let all: Vec<(u64, &child::Child)> = (0..).zip(&threads).collect();
+    for (page, thread) in all.into_iter().rev() {
+        pager.put(7, BASE + page * P, &[page + 40]);
+        assert_eq!(thread.answer().0, [page + 40]);
+    }
+}
+
+#[test]
 fn a_pending_page_that_turns_out_to_be_zero_reads_as_zero() {
     let pager = Pager::new();
     pager.pending(7, BASE, 2);

@@ -295,6 +295,7 @@ async fn work(
     let mut lanes = JoinSet::new();
     let mut link: Option<mpsc::Sender<Message>> = None;
     let mut conversing = JoinSet::new();
+    let mut done = false;
     let mut faults: Option<mpsc::Sender<Message>> = None;
     let mut waiting: BTreeSet<(Space, u64)> = BTreeSet::new();
     // The first failure is the reason; what follows are its consequences.
@@ -314,9 +315,9 @@ async fn work(
                         let _ = sender.send(Message::FaultRequest(request)).await;
                     }
                     faults = Some(sender);
-                    lanes.spawn(take(lane, Arc::clone(&client), kept.clone(), telling.clone()));
+                    lanes.spawn(take_faulted(lane, Storing::new(&client, &kept)));
                 }
-                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Arc::clone(&client), kept.clone(), telling.clone()))),
+                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Storing::new(&client, &kept), telling.clone()))),
                 Further::Resumed(resumed) => match tell_missing(&client, &resumed).await {
                     Ok(missing) => {
                         waiting.retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
@@ -328,7 +329,12 @@ async fn work(
                 },
             },
             Some(begun) = conversations.recv() => {
-                link = Some(begun.sender());
+                if done {
+                    // All came before the commit. A source that does not hear it asks.
+                    let _ = begun.sender().send(Message::Received).await;
+                } else {
+                    link = Some(begun.sender());
+                }
                 conversing.spawn(until_ended(begun));
             }
             event = events.recv() => match event {
@@ -344,6 +350,7 @@ async fn work(
                 Some(Event::RestoreFailed { reason }) => telling.send_modify(|seen| seen.unrestored = Some(reason)),
                 Some(Event::Failed { reason }) => fail(reason),
                 Some(Event::Done) => {
+                    done = true;
                     if let Some(link) = link.take() {
                         // A source that does not hear it asks, and is answered from the journal.
                         let _ = link.send(Message::Received).await;
@@ -419,17 +426,26 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
     Ok(missing)
 }
 
+/// The lane of pages that a process waits for: they are few, and another thread would only take longer
+/// to wake than they take to store.
+async fn take_faulted(mut lane: Link, mut into: Storing) -> Result<(), IntakeError> {
+    loop {
+        match lane.receive().await? {
+            Message::Pages(bytes) => into.store(bytes)?,
+            other => return Err(lane.unexpected(&other, "Pages").into()),
+        }
+    }
+}
+
 /// One lane: what comes is checked and stored, in order.
 pub(crate) async fn take<S: Carrier>(
     mut lane: Link<S>,
-    client: Arc<Client>,
-    kept: Option<Arc<Kept>>,
+    mut into: Storing,
     telling: watch::Sender<Seen>,
 ) -> Result<(), IntakeError> {
     let (sender, mut batches) = mpsc::channel::<bytes::Bytes>(QUEUE);
     let (idle, mut idling) = watch::channel(0u64);
     let mut storing = AbortOnDropHandle::new(tokio::task::spawn_blocking(move || {
-        let mut into = Storing { client, kept, slots: HashMap::new() };
         while let Some(bytes) = batches.blocking_recv() {
             into.store(bytes)?;
             idle.send_modify(|stored| *stored += 1);
@@ -462,7 +478,7 @@ pub(crate) async fn take<S: Carrier>(
 }
 
 /// One lane's way into the store.
-struct Storing {
+pub(crate) struct Storing {
     client: Arc<Client>,
     kept: Option<Arc<Kept>>,
     /// Where this lane's pages are: differences are to what is there.
@@ -473,6 +489,10 @@ struct Storing {
 const NOWHERE: u64 = u64::MAX;
 
 impl Storing {
+    pub(crate) fn new(client: &Arc<Client>, kept: &Option<Arc<Kept>>) -> Self {
+        Self { client: Arc::clone(client), kept: kept.clone(), slots: HashMap::new() }
+    }
+
     fn store(&mut self, bytes: bytes::Bytes) -> Result<(), IntakeError> {
         let Batch { space, runs } = Batch::decode(bytes)?;
         let (mut stored, mut zero) = (Vec::new(), Vec::new());

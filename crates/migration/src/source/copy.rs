@@ -117,17 +117,21 @@ impl Source {
         kept: Hashes,
         report: &mut Report,
     ) -> Result<Copied, SourceError> {
-        let lanes =
-            Lanes::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.lanes).await?;
-        *self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner) = lanes.traffic().clone();
         let mut pages = Pages::new(
             plan.backend,
-            lanes.count(),
+            self.options.lanes,
             self.options.compress,
             self.options.max_bandwidth,
             self.local.remembered,
         );
         pages.know_kept(kept);
+        if plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd {
+            // What is written from here to the freeze is what the service will want first.
+            (pages, _) = self.look(pages, false).await?;
+        }
+        let lanes =
+            Lanes::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.lanes).await?;
+        *self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner) = lanes.traffic().clone();
         match plan.mode {
             Mode::Precopy | Mode::Hybrid => self.rounds(plan, pages, lanes, report).await,
             mode => Ok(Copied { pages, lanes, leave: mode == Mode::Postcopy }),

@@ -86,8 +86,18 @@ impl Source {
             let started = Instant::now();
             criu.dump(options).await.map(|result| (result, ms_since(started)))
         }));
-        let (pages, stock) = self.announce(link, pages, prepared, leave).await?;
-        let sending = self.send(pages, &prepared.copied.lanes, State::Dumping);
+        let (pages, mut stock) = self.announce(link, pages, prepared, leave).await?;
+        let lanes = &mut prepared.copied.lanes;
+        let sending = async {
+            let sent = self.send(pages, lanes, State::Dumping).await?;
+            if leave {
+                // What has vanished must be known there before the service goes on, and is on its way
+                // ahead of what is pushed.
+                lanes.arrived().await?;
+                stock.push(lanes, self.options.compress, self.options.max_bandwidth);
+            }
+            Ok::<_, SourceError>(sent)
+        };
 
         let kernel = async {
             let (_, sent) = send_round(link, tree, last).await?;
@@ -133,11 +143,15 @@ impl Source {
         report.dump_bytes += sent.bytes;
         report.page_bytes += sent.found * PAGE_SIZE;
         // CRIU is out of the processes: what it may have changed for a moment is as it was.
-        let (pages, sent) = self.send(pages, &prepared.copied.lanes, State::Frozen).await?;
-        report.dump_bytes += sent.bytes;
-        report.page_bytes += sent.found * PAGE_SIZE;
-        let lanes = &mut prepared.copied.lanes;
-        let arriving = async { Ok::<_, SourceError>(lanes.arrived().await?) };
+        stock.dumped();
+        let mut pages = pages;
+        if !leave {
+            let sent;
+            (pages, sent) = self.send(pages, lanes, State::Frozen).await?;
+            report.dump_bytes += sent.bytes;
+            report.page_bytes += sent.found * PAGE_SIZE;
+        }
+        let arriving = async { if leave { Ok(()) } else { Ok::<_, SourceError>(lanes.arrived().await?) } };
         let restoring = async {
             match link.receive().await? {
                 Message::Restored => {}
@@ -146,7 +160,11 @@ impl Source {
             report.resume_ms = clock.end("restore");
             Ok(())
         };
-        tokio::try_join!(arriving, restoring)?;
+        let ready = async { tokio::try_join!(arriving, restoring) };
+        tokio::select! {
+            ready = ready => drop(ready?),
+            error = stock.failed() => return Err(error),
+        }
         clock.end("pages");
         Ok((stock, pages))
     }
@@ -177,13 +195,8 @@ impl Source {
             Message::PendingEnd => {}
             other => return Err(link.unexpected(&other, "PendingEnd").into()),
         }
-        let mut stock = Stock::new(noted);
-        if leave {
-            pages.leave();
-        } else {
-            stock.keep_none();
-        }
-        Ok((pages, Answering::start(stock, prepared.copied.lanes.faults.take())))
+        let stock = if leave { Stock::new(&noted, pages.leave()) } else { Stock::of_others(&noted) };
+        Ok((pages, Answering::start(stock, prepared.copied.lanes.take_faults())))
     }
 
     async fn send_log(&self, link: &Link) -> Result<u64, SourceError> {

@@ -1,8 +1,8 @@
 //! The further connections of a migration: lanes for pages, and one for faults.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use godwit_transfer::{Carrier, Connection, SecureStream, Traffic};
+use godwit_transfer::{Carrier, Connection, Gauge, SecureStream, Traffic};
 use tokio::sync::mpsc;
 
 use crate::link::{Link, LinkError};
@@ -14,7 +14,7 @@ use crate::message::{Join, Message, Purpose};
 pub(crate) struct Lanes<S = SecureStream> {
     pages: Vec<Link<S>>,
     /// Until it is taken.
-    pub(crate) faults: Option<Link<S>>,
+    faults: Option<Link<S>>,
     traffic: LaneTraffic,
 }
 
@@ -53,9 +53,14 @@ impl<S: Carrier> Lanes<S> {
         Self { pages: connections.into_iter().map(Link::new).collect(), faults: None, traffic }
     }
 
-    /// How many lanes there are for pages.
-    pub(crate) fn count(&self) -> usize {
-        self.pages.len()
+    /// The lane for faults, once.
+    pub(crate) fn take_faults(&mut self) -> Option<Link<S>> {
+        self.faults.take()
+    }
+
+    /// What the kernel knows of each lane for pages.
+    pub(crate) fn gauges(&self) -> Vec<Weak<Gauge>> {
+        self.pages.iter().map(Link::gauge).collect()
     }
 
     /// One sender for each lane.

@@ -110,6 +110,8 @@ pub(crate) struct Pages {
     /// Processes that have ended, and the pages of those that have their numbers now.
     ended: Vec<(Space, RangeSet<u64>)>,
     lanes: Vec<Lane>,
+    /// What the last look found written in processes that were known before.
+    recent: BTreeMap<Space, RangeSet<u64>>,
     /// What the destination kept when the service left it.
     kept: Hashes,
     pacer: Pacer,
@@ -149,6 +151,7 @@ impl Pages {
             tracker: Tracker::new(backend),
             todo: BTreeMap::new(),
             ended: Vec::new(),
+            recent: BTreeMap::new(),
             lanes: (0..lanes).map(|_| lane()).collect(),
             kept: Hashes::new(),
             pacer: Pacer::new(max_bandwidth),
@@ -169,16 +172,20 @@ impl Pages {
         let since = self.last_look.map_or(Duration::ZERO, |last| now - last);
         self.last_look = Some(now);
         self.populated = 0;
+        self.recent.clear();
         for space in round.ended {
             self.todo.remove(&space);
             self.ended.push((space, RangeSet::new()));
         }
         for found in round.spaces {
             self.populated += found.populated_pages;
-            let todo = self.todo.entry(found.space).or_insert_with(|| Todo::of(&found.process));
-            if !Arc::ptr_eq(&todo.process, &found.process) {
-                *todo = Todo::of(&found.process);
+            let known = self.todo.get(&found.space).is_some_and(|todo| todo.is_of(&found.process));
+            if !known {
+                self.todo.insert(found.space, Todo::of(&found.process));
+            } else if since > Duration::ZERO {
+                self.recent.insert(found.space, found.written.iter().cloned().collect());
             }
+            let Some(todo) = self.todo.get_mut(&found.space) else { continue };
             for range in found.gone {
                 todo.data.remove(range.clone());
                 todo.zero.insert(range);
@@ -272,11 +279,25 @@ impl Pages {
         }
     }
 
-    /// Sends no pages with content any more: they stay here for after the commit.
-    pub(crate) fn leave(&mut self) {
-        for todo in self.todo.values_mut() {
-            todo.data.clear();
+    /// Sends no pages with content any more: they stay here for after the commit, to be sent in
+    /// another way.
+    pub(crate) fn leave(&mut self) -> Leaving {
+        let mut leaving = Leaving { kept: std::mem::take(&mut self.kept), ..Leaving::default() };
+        for (space, todo) in &mut self.todo {
+            let untouched = todo.take_executable();
+            let mut rest = std::mem::take(&mut todo.data);
+            let mut recent = RangeSet::new();
+            if let Some(written) = self.recent.get(space) {
+                recent = written.intersection(&rest).collect();
+                for range in recent.iter() {
+                    rest.remove(range.clone());
+                }
+            }
+            leaving.untouched.put(*space, &todo.process, untouched);
+            leaving.recent.put(*space, &todo.process, recent);
+            leaving.rest.put(*space, &todo.process, rest);
         }
+        leaving
     }
 }
 
@@ -290,6 +311,10 @@ impl Todo {
         }
     }
 
+    fn is_of(&self, process: &Arc<Process>) -> bool {
+        Arc::ptr_eq(&self.process, process)
+    }
+
     fn take_executable(&mut self) -> RangeSet<u64> {
         let later: RangeSet<u64> = self.data.intersection(&self.executable).collect();
         for range in later.iter() {
@@ -299,7 +324,7 @@ impl Todo {
     }
 }
 
-fn pages_of(set: &RangeSet<u64>) -> u64 {
+pub(crate) fn pages_of(set: &RangeSet<u64>) -> u64 {
     set.iter().map(|range| (range.end - range.start) / PAGE_SIZE).sum()
 }
 
@@ -488,13 +513,64 @@ pub(crate) fn index_in_region(address: u64) -> usize {
 }
 
 /// Pages of frozen processes that the destination does not have yet.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Remaining {
     /// By space.
     pub(crate) spaces: BTreeMap<Space, (Arc<Process>, RangeSet<u64>)>,
 }
 
+/// Pages that stay behind the service, by what is known of them.
+#[derive(Debug, Default)]
+pub(crate) struct Leaving {
+    /// Written between the last two looks: what the service does all the time is among them.
+    pub(crate) recent: Remaining,
+    /// The others.
+    pub(crate) rest: Remaining,
+    /// Those that must not be read while CRIU dumps.
+    pub(crate) untouched: Remaining,
+    /// What the destination kept when the service left it.
+    pub(crate) kept: Hashes,
+}
+
 impl Remaining {
+    /// Adds pages of a process.
+    pub(crate) fn put(&mut self, space: Space, process: &Arc<Process>, pages: RangeSet<u64>) {
+        if !pages.is_empty() {
+            let entry = self.spaces.entry(space);
+            entry.or_insert_with(|| (Arc::clone(process), RangeSet::new())).1.extend(pages);
+        }
+    }
+
+    /// Takes the last pages, at most so many, that lie beside each other.
+    pub(crate) fn take(&mut self, most: u64) -> Option<(Space, Arc<Process>, Range)> {
+        loop {
+            let mut entry = self.spaces.last_entry()?;
+            let space = *entry.key();
+            let (process, set) = entry.get_mut();
+            if let Some(range) = set.last() {
+                let piece = range.start.max(range.end.saturating_sub(most * PAGE_SIZE))..range.end;
+                set.remove(piece.clone());
+                return Some((space, Arc::clone(process), piece));
+            }
+            entry.remove();
+        }
+    }
+
+    /// Takes those of these pages that are there.
+    pub(crate) fn remove(&mut self, space: Space, range: &Range) -> RangeSet<u64> {
+        let Some((_, set)) = self.spaces.get_mut(&space) else { return RangeSet::new() };
+        let mut wanted = RangeSet::new();
+        wanted.insert(range.clone());
+        let taken = set.intersection(&wanted).collect();
+        set.remove(range.clone());
+        taken
+    }
+
+    /// Whose they are.
+    pub(crate) fn processes(&self) -> BTreeMap<Space, Arc<Process>> {
+        self.spaces.iter().map(|(space, (process, _))| (*space, Arc::clone(process))).collect()
+    }
+
     /// How many.
     pub(crate) fn pages(&self) -> u64 {
         self.spaces.values().map(|(_, set)| pages_of(set)).sum()

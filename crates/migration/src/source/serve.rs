@@ -1,4 +1,8 @@
-//! After the commit: pages that have stayed at the source follow, those that a process waits for first.
+//! Pages that stay at the source beyond the commit: those that a process waits for first, the others
+//! beside them.
+//!
+//! The push begins while CRIU dumps, as the link has little else to do then, with what was written
+//! last; nothing waits for it.
 //!
 //! The service's processes here stay frozen and keep the pages until the destination says
 //! `Received`. A connection that breaks is made anew, for as long as it takes; the destination then
@@ -6,22 +10,24 @@
 //! next one go on.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use godwit_memory::batch::{Builder, Codec, MAX_PAGES, Pool};
+use godwit_memory::batch::{Builder, Codec, MAX_PAGES, Pool, is_zero};
 use godwit_memory::process::{Piece, Process, Reader};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::Progress;
 use super::lanes::Lanes;
 use super::pace::{Compress, Pacer, Packer};
-use super::pages::{PagesError, Remaining};
+use super::pages::{Hashes, Leaving, PagesError, REGION, Remaining, ZERO, index_in_region, pages_of};
+use super::queue::keep_short;
 use crate::fault;
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
@@ -36,6 +42,15 @@ const RETRY_LAST: Duration = Duration::from_secs(2);
 const MAX_RANGES: usize = 1 << 24;
 
 const PAGE: usize = 4096;
+
+/// What lies around a page that is waited for and follows it, bytes, until it is known how much crosses
+/// while the next is asked for. A power of two.
+const BESIDE: u64 = 4 * PAGE_SIZE;
+
+/// Pages that stay until the commit unless they are asked for, however fast the link is: what comes
+/// after the commit is then the same for every service. They are the last of those that were not written
+/// lately, at the lowest addresses: stacks, which a restore touches, lie high.
+const SPARED: u64 = 16;
 
 /// The connections of a migration whose pages are served.
 pub(crate) struct Conversation {
@@ -87,85 +102,224 @@ pub(crate) struct Serving<'a> {
 }
 
 /// What all lanes take pages from.
-#[derive(Default)]
 pub(crate) struct Stock {
-    remaining: Mutex<Remaining>,
+    shelf: Mutex<Shelf>,
+    /// Something was put on the shelf, or it is closed.
+    changed: Condvar,
     /// The processes also of pages that are under way: they may be asked for before they arrive.
     processes: BTreeMap<Space, Arc<Process>>,
+    /// What the destination kept when the service left it.
+    kept: Hashes,
+    /// Bytes around a page that is asked for that follow it, a power of two.
+    beside: AtomicU64,
     bytes: AtomicU64,
     /// Bytes of the pages in these, before packing, without pages that went once more.
     page_bytes: AtomicU64,
     faults: AtomicU64,
 }
 
-impl Stock {
-    /// All of these, in frozen processes.
-    pub(crate) fn new(remaining: Remaining) -> Self {
-        let processes =
-            remaining.spaces.iter().map(|(space, (process, _))| (*space, Arc::clone(process))).collect();
-        Self { remaining: Mutex::new(remaining), processes, ..Self::default() }
-    }
+/// Pages that have not been sent.
+#[derive(Debug, Default)]
+struct Shelf {
+    /// Taken first.
+    first: Remaining,
+    rest: Remaining,
+    /// Not to be taken while CRIU dumps.
+    untouched: Remaining,
+    /// How many there are in all.
+    pages: u64,
+    /// The service has been committed to the destination.
+    committed: bool,
+    /// Nobody takes any more.
+    closed: bool,
+}
 
-    /// The pages go another way; what is asked for is still answered.
-    pub(crate) fn keep_none(&mut self) {
-        self.lock().spaces.clear();
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Remaining> {
-        // The sets are whole between any two of their calls.
-        self.remaining.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Shelf {
     /// Takes a few pages that lie beside each other.
-    fn take(&self) -> Option<(Space, Arc<Process>, Range)> {
-        let mut remaining = self.lock();
-        loop {
-            let mut entry = remaining.spaces.first_entry()?;
-            let space = *entry.key();
-            let (process, set) = entry.get_mut();
-            if let Some(range) = set.first() {
-                let piece = range.start..range.end.min(range.start + (MAX_PAGES * PAGE) as u64);
-                set.remove(piece.clone());
-                return Some((space, Arc::clone(process), piece));
-            }
-            entry.remove();
+    fn take(&mut self) -> Option<(Space, Arc<Process>, Range)> {
+        let most = self.loose().min(MAX_PAGES as u64);
+        if most == 0 {
+            return None;
         }
+        let taken = self.first.take(most).or_else(|| self.rest.take(most));
+        if let Some((_, _, range)) = &taken {
+            self.pages -= (range.end - range.start) / PAGE_SIZE;
+        }
+        taken
     }
 
-    /// Takes one page, which may be under way already: then it goes once more, ahead of the others.
-    /// Says whether it was still here.
-    fn want(&self, space: Space, page: u64) -> Option<(Arc<Process>, bool)> {
-        self.faults.fetch_add(1, Ordering::Relaxed);
-        let start = page.checked_mul(PAGE_SIZE)?;
-        let mut first = false;
-        if let Some((_, set)) = self.lock().spaces.get_mut(&space) {
-            first = set.contains(&start);
-            set.remove(start..start.checked_add(PAGE_SIZE)?);
+    /// How many pages may go unasked.
+    fn loose(&self) -> u64 {
+        self.pages.saturating_sub(if self.committed { 0 } else { SPARED })
+    }
+
+    /// Takes those of these pages that are there.
+    fn remove(&mut self, space: Space, range: &Range) -> RangeSet<u64> {
+        let mut taken = RangeSet::new();
+        for remaining in [&mut self.first, &mut self.rest, &mut self.untouched] {
+            taken.extend(remaining.remove(space, range));
         }
-        self.processes.get(&space).map(|process| (Arc::clone(process), first))
+        self.pages -= pages_of(&taken);
+        taken
     }
 }
 
-/// A stock, and the task that answers from it what the destination asks for.
+impl Stock {
+    /// Of these pages, in frozen processes, none is pushed: they go another way. What is asked for is
+    /// answered.
+    pub(crate) fn of_others(noted: &Remaining) -> Self {
+        Self::with(Shelf::default(), noted, Hashes::new())
+    }
+
+    /// All of these, in frozen processes. Those that CRIU may change for a moment are not pushed before
+    /// [`Answering::dumped`].
+    pub(crate) fn new(noted: &Remaining, leaving: Leaving) -> Self {
+        let Leaving { recent, rest, untouched, kept } = leaving;
+        let pages = recent.pages() + rest.pages() + untouched.pages();
+        let shelf = Shelf { first: recent, rest, untouched, pages, ..Shelf::default() };
+        Self::with(shelf, noted, kept)
+    }
+
+    fn with(shelf: Shelf, noted: &Remaining, kept: Hashes) -> Self {
+        Self {
+            shelf: Mutex::new(shelf),
+            changed: Condvar::new(),
+            processes: noted.processes(),
+            kept,
+            beside: AtomicU64::new(BESIDE),
+            bytes: AtomicU64::new(0),
+            page_bytes: AtomicU64::new(0),
+            faults: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        // The sets are whole between any two of their calls.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Shelf)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Takes a few pages; waits while there are none that may be taken. None when there will be none.
+    fn take(&self) -> Option<(Space, Arc<Process>, Range)> {
+        let mut shelf = self.lock();
+        loop {
+            if shelf.closed {
+                return None;
+            }
+            if let Some(taken) = shelf.take() {
+                return Some(taken);
+            }
+            if shelf.committed && shelf.pages == 0 {
+                return None;
+            }
+            shelf = self.changed.wait(shelf).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes one page, which may be under way already: then it goes once more, ahead of the others. And
+    /// those around it that have not been sent: who wants the one is likely to want them.
+    /// Says whether it was still here.
+    fn want(&self, space: Space, page: u64) -> Option<(Arc<Process>, bool, RangeSet<u64>)> {
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        let process = self.processes.get(&space)?;
+        let start = page.checked_mul(PAGE_SIZE)?;
+        let wanted = start..start.checked_add(PAGE_SIZE)?;
+        let beside = self.beside.load(Ordering::Relaxed);
+        let first = start - start % beside;
+        let around = first..first.checked_add(beside)?;
+        let mut shelf = self.lock();
+        let fresh = !shelf.remove(space, &wanted).is_empty();
+        let beside = match shelf.loose() * PAGE_SIZE >= beside {
+            true => shelf.remove(space, &around),
+            false => RangeSet::new(),
+        };
+        Some((Arc::clone(process), fresh, beside))
+    }
+}
+
+/// Closes a stock when it is dropped, so that the threads that take from it end.
+struct Open(Arc<Stock>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.change(|shelf| shelf.closed = true);
+    }
+}
+
+/// A stock, and what works on it: a task that answers what the destination asks for, and threads that
+/// push the rest.
 pub(crate) struct Answering {
-    stock: Arc<Stock>,
-    task: JoinSet<Result<(), ServeError>>,
+    stock: Open,
+    answering: JoinSet<Result<(), ServeError>>,
+    pushing: JoinSet<Result<(), PagesError>>,
+    pacing: JoinSet<Infallible>,
+    leaves: bool,
 }
 
 impl Answering {
     /// Answers on this lane from now on.
     pub(crate) fn start(stock: Stock, lane: Option<Link>) -> Self {
+        let leaves = stock.lock().pages > 0;
         let stock = Arc::new(stock);
-        let mut task = JoinSet::new();
+        let mut answering = JoinSet::new();
         if let Some(lane) = lane {
-            task.spawn(answer(lane, Arc::clone(&stock)));
+            answering.spawn(answer(lane, Arc::clone(&stock)));
         }
-        Self { stock, task }
+        let (pushing, pacing) = (JoinSet::new(), JoinSet::new());
+        Self { stock: Open(stock), answering, pushing, pacing, leaves }
     }
 
-    /// Pages that have stayed here.
-    pub(crate) fn pages(&self) -> u64 {
-        self.stock.lock().pages()
+    /// Pushes over these lanes from now on.
+    pub(crate) fn push(&mut self, lanes: &Lanes, compress: Compress, max_bandwidth: Option<u64>) {
+        let pacer = Arc::new(Pacer::new(max_bandwidth));
+        for sender in lanes.senders() {
+            let (stock, pacer) = (Arc::clone(&self.stock.0), Arc::clone(&pacer));
+            self.pushing.spawn_blocking(move || push(&stock, &sender, &pacer, compress));
+        }
+        let stock = Arc::clone(&self.stock.0);
+        let may_follow = move |bytes| stock.beside.store(bytes, Ordering::Relaxed);
+        self.pacing.spawn(keep_short(lanes.gauges(), may_follow));
+    }
+
+    /// Whether pages have stayed here for after the commit.
+    pub(crate) fn leaves(&self) -> bool {
+        self.leaves
+    }
+
+    /// CRIU has left the processes: all pages are as they were.
+    pub(crate) fn dumped(&self) {
+        self.stock.0.change(|shelf| {
+            let untouched = std::mem::take(&mut shelf.untouched);
+            for (space, (process, pages)) in untouched.spaces {
+                shelf.first.put(space, &process, pages);
+            }
+        });
+    }
+
+    /// The destination owns the service.
+    fn committed(&self) {
+        self.stock.0.change(|shelf| shelf.committed = true);
+    }
+
+    /// Bytes of pages that went so far, and are not counted again.
+    pub(crate) fn count(&self) -> u64 {
+        self.stock.0.bytes.swap(0, Ordering::Relaxed)
+    }
+
+    /// Pends unless pages cannot be pushed; then why.
+    pub(crate) async fn failed<E: From<PagesError> + From<JoinError>>(&mut self) -> E {
+        loop {
+            match self.pushing.join_next().await {
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => return error.into(),
+                Some(Err(error)) => return error.into(),
+                None => return std::future::pending().await,
+            }
+        }
     }
 }
 
@@ -256,7 +410,8 @@ impl Serving<'_> {
             }
         }
         let mut lanes = Lanes::open(self.local.host.as_ref(), self.destination, self.id, 2).await?;
-        let stock = Answering::start(Stock::new(remaining), lanes.faults.take());
+        let leaving = Leaving { rest: remaining.clone(), ..Leaving::default() };
+        let stock = Answering::start(Stock::new(&remaining, leaving), lanes.take_faults());
         Ok(Some(Conversation { link, lanes, stock }))
     }
 
@@ -278,15 +433,14 @@ impl Serving<'_> {
     }
 
     async fn converse(&self, conversation: Conversation, total: &mut Served) -> Result<(), ServeError> {
-        let Conversation { mut link, mut lanes, stock: Answering { stock, mut task } } = conversation;
+        let Conversation { mut link, mut lanes, stock: mut answering } = conversation;
         fault::point("source.serving").await;
-        let pages = stock.lock().pages();
-        let pacer = Arc::new(Pacer::new(self.max_bandwidth));
-        let mut pushing = JoinSet::new();
-        for sender in lanes.senders() {
-            let (stock, pacer, compress) = (Arc::clone(&stock), Arc::clone(&pacer), self.compress);
-            pushing.spawn_blocking(move || push(&stock, &sender, &pacer, compress));
+        if answering.pushing.is_empty() {
+            answering.push(&lanes, self.compress, self.max_bandwidth);
         }
+        answering.committed();
+        let Answering { stock: Open(stock), answering: task, pushing, .. } = &mut answering;
+        let pages = stock.lock().pages;
         let pushed = async {
             while let Some(ended) = pushing.join_next().await {
                 ended??;
@@ -307,7 +461,7 @@ impl Serving<'_> {
                 None => std::future::pending().await,
             }
         };
-        let shown = self.show(&stock, pages);
+        let shown = self.show(stock, pages);
         let ended = tokio::select! {
             received = received => received,
             failed = pushed => failed,
@@ -328,7 +482,7 @@ impl Serving<'_> {
         let mut clock = tokio::time::interval(Duration::from_millis(100));
         loop {
             clock.tick().await;
-            let left = stock.lock().pages();
+            let left = stock.lock().pages;
             progress.send_modify(|progress| {
                 progress.phase = "serve";
                 progress.bytes_total = pages * PAGE_SIZE;
@@ -363,7 +517,13 @@ fn push(
     let mut packer = Packer::new(compress);
     let (mut reader, pool) = (Reader::new(), Pool::default());
     while let Some((space, process, range)) = stock.take() {
-        let (batch, raw) = read(&process, space, range, &mut reader, &pool, |batch| packer.pack(batch))?;
+        if stock.lock().committed {
+            fault::blocking_point("source.pushing");
+        }
+        let mut batch = Builder::with(space, &pool);
+        read(&process, space, range, &mut reader, &stock.kept, &mut batch)?;
+        let raw = batch.data_bytes();
+        let batch = packer.pack(&mut batch);
         let bytes = batch.len() as u64;
         pacer.wait(bytes);
         let waiting = std::time::Instant::now();
@@ -371,35 +531,43 @@ fn push(
         packer.waited(waiting.elapsed());
         stock.bytes.fetch_add(bytes, Ordering::Relaxed);
         stock.page_bytes.fetch_add(raw, Ordering::Relaxed);
-        fault::blocking_point("source.pushing");
     }
     Ok(())
 }
 
-/// Reads pages of a frozen process into a batch, and says how many bytes of pages it carries before
-/// packing. What the process does not have reads as zero.
+/// Reads pages of a frozen process into a batch. What the process does not have reads as zero; what the
+/// destination has kept is named.
 fn read(
     process: &Process,
     space: Space,
     range: Range,
     reader: &mut Reader,
-    pool: &Pool,
-    pack: impl FnOnce(&mut Builder) -> Bytes,
-) -> Result<(Bytes, u64), PagesError> {
-    let mut batch = Builder::with(space, pool);
+    kept: &Hashes,
+    batch: &mut Builder,
+) -> Result<(), PagesError> {
     let mut pieces = reader.pieces(process, range);
     while let Some(piece) = pieces.next() {
         match piece? {
             Piece::Data { start, bytes } => {
                 for (page, content) in (start..).step_by(PAGE).zip(bytes.as_chunks::<PAGE>().0) {
-                    batch.page(page, content);
+                    if is_kept(kept, space, page, content) {
+                        batch.kept(page);
+                    } else {
+                        batch.page(page, content);
+                    }
                 }
             }
             Piece::Vanished(range) => batch.zero(&range),
         }
     }
-    let raw = batch.data_bytes();
-    Ok((pack(&mut batch), raw))
+    Ok(())
+}
+
+/// Whether the destination has kept a page with this content.
+fn is_kept(kept: &Hashes, space: Space, page: u64, content: &[u8; PAGE]) -> bool {
+    let Some(hashes) = kept.get(&(space, page / REGION)) else { return false };
+    let hash = hashes[index_in_region(page)];
+    hash != ZERO && !is_zero(content) && hash == xxh3_128(content)
 }
 
 /// Answers on the lane for faults until it breaks.
@@ -410,26 +578,136 @@ async fn answer(mut lane: Link, stock: Arc<Stock>) -> Result<(), ServeError> {
             Message::FaultRequest(request) => request,
             other => return Err(lane.unexpected(&other, "FaultRequest").into()),
         };
-        let Some((process, first)) = stock.want(space, page) else {
+        let Some((process, fresh, beside)) = stock.want(space, page) else {
             return Err(ServeError::Nonsense(lane.node().to_owned()));
         };
-        // One page is read in a microsecond: no thread is worth it.
         let start = page * PAGE_SIZE;
-        let range = start..start + PAGE_SIZE;
-        let raw = |batch: &mut Builder| batch.finish(Codec::Raw);
-        let (batch, raw) = read(&process, space, range, &mut reader, &pool, raw)?;
-        stock.bytes.fetch_add(batch.len() as u64, Ordering::Relaxed);
-        if first {
-            stock.page_bytes.fetch_add(raw, Ordering::Relaxed);
+        let mut wanted = RangeSet::new();
+        wanted.insert(start..start + PAGE_SIZE);
+        // The page alone first: it is not to wait for the others.
+        for (ranges, fresh) in [(wanted, fresh), (beside, true)] {
+            // A few pages are read in microseconds: no thread is worth it.
+            let mut batch = Builder::with(space, &pool);
+            for range in ranges.iter() {
+                read(&process, space, range.clone(), &mut reader, &stock.kept, &mut batch)?;
+            }
+            if !batch.is_empty() {
+                if fresh {
+                    stock.page_bytes.fetch_add(batch.data_bytes(), Ordering::Relaxed);
+                }
+                let batch = batch.finish(Codec::Raw);
+                stock.bytes.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                lane.send(Message::Pages(batch)).await?;
+            }
         }
-        lane.send(Message::Pages(batch)).await?;
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_memory::batch::{Batch, Kind};
+
     use super::*;
+
+    /// Pages of this process, whose contents nobody looks at.
+    fn pages(process: &Arc<Process>, range: std::ops::Range<u64>) -> Remaining {
+        let mut remaining = Remaining::default();
+        let mut set = RangeSet::new();
+        set.insert(range.start * PAGE_SIZE..range.end * PAGE_SIZE);
+        remaining.put(1, process, set);
+        remaining
+    }
+
+    /// Pages 100 to 110 were written last, CRIU may change 200 to 210, and there are 0 to 10.
+    fn stock() -> Stock {
+        let process = Arc::new(Process::open(i32::try_from(std::process::id()).unwrap()).unwrap());
+        let leaving = Leaving {
+            recent: pages(&process, 100..110),
+            rest: pages(&process, 0..10),
+            untouched: pages(&process, 200..210),
+            kept: Hashes::new(),
+        };
+        let mut noted = pages(&process, 0..10);
+        for more in [100..110, 200..210] {
+            noted.put(1, &process, pages(&process, more).spaces.remove(&1).unwrap().1);
+        }
+        Stock::new(&noted, leaving)
+    }
+
+    /// The numbers of the pages that are taken next, until one would have to wait.
+    fn taken(stock: &Stock) -> Vec<(u64, u64)> {
+        let take = || stock.lock().take();
+        std::iter::from_fn(take).map(|(_, _, range)| numbers(&range)).collect()
+    }
+
+    fn numbers(range: &Range) -> (u64, u64) {
+        (range.start / PAGE_SIZE, range.end / PAGE_SIZE)
+    }
+
+    #[tokio::test]
+    async fn what_was_written_last_comes_first_and_a_few_pages_stay_until_the_commit() {
+        let answering = Answering::start(stock(), None);
+        let stock = &answering.stock.0;
+        assert!(answering.leaves());
+        // Ten of those that stay are CRIU's.
+        assert_eq!(taken(stock), [(100, 110), (6, 10)]);
+        answering.dumped();
+        assert_eq!(taken(stock), []);
+        answering.committed();
+        assert_eq!(taken(stock), [(200, 210), (0, 6)]);
+        assert!(stock.take().is_none(), "nobody waits for more when all is sent");
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_pages_is_told_when_the_migration_ends() {
+        let answering = Answering::start(stock(), None);
+        let stock = Arc::clone(&answering.stock.0);
+        assert_eq!(taken(&stock).len(), 2);
+        let waiting = std::thread::spawn(move || stock.take().is_none());
+        drop(answering);
+        assert!(waiting.join().unwrap());
+    }
+
+    #[test]
+    fn pages_around_one_that_is_asked_for_follow_it_once() {
+        let stock = stock();
+        stock.beside.store(4 * PAGE_SIZE, Ordering::Relaxed);
+        let around = |page| {
+            let (_, _, beside) = stock.want(1, page).unwrap();
+            beside.iter().map(numbers).collect::<Vec<_>>()
+        };
+        assert_eq!(around(5), [(4, 5), (6, 8)]);
+        assert_eq!(around(5), []);
+        assert_eq!(around(109), [(108, 109)]);
+        assert_eq!(stock.lock().pages, 30 - 4 - 2);
+        assert_eq!(taken(&stock), [(100, 108)]);
+        assert!(stock.want(2, 5).is_none(), "there is no such process");
+    }
+
+    #[test]
+    fn pages_that_the_destination_has_kept_are_named_and_others_are_sent() {
+        // Two whole pages somewhere in it.
+        let memory: Vec<u8> = (0..3 * PAGE).map(|at| at.to_le_bytes()[0]).collect();
+        let first = (memory.as_ptr().addr() as u64).next_multiple_of(PAGE_SIZE);
+        let offset = usize::try_from(first).unwrap() - memory.as_ptr().addr();
+        let mut kept = Hashes::new();
+        for (number, differs) in [(0, false), (1, true)] {
+            let at = offset + number * PAGE;
+            let address = first + number as u64 * PAGE_SIZE;
+            let hash = xxh3_128(&memory[at..at + PAGE]) + u128::from(differs);
+            let region = kept.entry((1, address / REGION));
+            region.or_insert_with(|| Box::new([ZERO; 512]))[index_in_region(address)] = hash;
+        }
+        let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let mut batch = Builder::new(1);
+        let range = first..first + 2 * PAGE_SIZE;
+        read(&process, 1, range.clone(), &mut Reader::new(), &kept, &mut batch).unwrap();
+        let Batch { runs, .. } = Batch::decode(batch.finish(Codec::Raw)).unwrap();
+        let kinds: Vec<_> = runs.iter().map(|run| (run.range.clone(), run.kind)).collect();
+        let middle = first + PAGE_SIZE;
+        assert_eq!(kinds, [(first..middle, Kind::Kept), (middle..range.end, Kind::Data)]);
+    }
 
     #[test]
     fn ranges_arrive_as_they_were_sent_and_others_are_refused() {

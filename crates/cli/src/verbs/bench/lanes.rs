@@ -74,7 +74,7 @@ pub(super) async fn measure(args: &Args, name: &str, global: &Global) -> anyhow:
         blocking(move || {
             veth(&lab)?;
             let program = std::env::current_exe()?;
-            let words = command(&program, args.memory);
+            let words = command(&program, args.memory, 0);
             let (first, rest) = words.split_first().context("no program")?;
             let mut victim = Command::new(first).args(rest).stdin(Stdio::null()).spawn()?;
             let measured = i32::try_from(victim.id()).map_err(anyhow::Error::from).and_then(|pid| {

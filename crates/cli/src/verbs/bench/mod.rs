@@ -63,7 +63,7 @@ enum BenchVerb {
     /// Measure what the mover's own work costs, without TLS and with it
     Lanes(lanes::Args),
     /// Measure how long pages are waited for that are still at the source, and how fast the others go
-    Faults(parts::LinkArgs),
+    Faults(parts::FaultArgs),
     /// Measure the CPU time of finding what a process wrote
     Scan(parts::ScanArgs),
     /// Hold memory and touch it: the service of wire, faults and scan

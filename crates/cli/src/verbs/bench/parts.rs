@@ -58,6 +58,15 @@ pub(super) struct LinkArgs {
 }
 
 #[derive(Debug, Clone, clap::Args)]
+pub(super) struct FaultArgs {
+    #[command(flatten)]
+    link: LinkArgs,
+    /// Threads of the service that touch its memory, each as fast as it can
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    threads: u32,
+}
+
+#[derive(Debug, Clone, clap::Args)]
 pub(super) struct ScanArgs {
     /// Memory of the process that is looked at
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = values::size)]
@@ -82,7 +91,7 @@ pub(super) async fn wire(args: &LinkArgs, lab: &str, global: &Global) -> anyhow:
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     for run in 1..=args.runs {
         for mode in [Mode::Precopy, Mode::Postcopy] {
-            let crossed = cross(args, lab, mode, false).await?;
+            let crossed = cross(args, lab, mode, 0).await?;
             let series = format!("wire-{}{}", mode.as_str(), if args.veth { "-veth" } else { "" });
             results.add(row(&series, run, args, &crossed))?;
         }
@@ -91,16 +100,18 @@ pub(super) async fn wire(args: &LinkArgs, lab: &str, global: &Global) -> anyhow:
 }
 
 /// Faults of a service that touches all of its memory at random as fast as it can.
-pub(super) async fn faults(args: &LinkArgs, lab: &str, global: &Global) -> anyhow::Result<ExitCode> {
+pub(super) async fn faults(args: &FaultArgs, lab: &str, global: &Global) -> anyhow::Result<ExitCode> {
+    let FaultArgs { link: args, threads } = args;
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     for run in 1..=args.runs {
-        let crossed = cross(args, lab, Mode::Postcopy, true).await?;
+        let crossed = cross(args, lab, Mode::Postcopy, *threads).await?;
         let mut row = row("faults", run, args, &crossed);
         let mut faults = crossed.touched.faults_us;
         faults.sort_unstable();
         let at = |share: usize| faults.get(faults.len() * share / 100).map(|us| *us as f64 / 1e3);
         row["fault_p50_ms"] = at(50).into();
         row["fault_p99_ms"] = at(99).into();
+        row["threads"] = (*threads).into();
         row["faults_timed"] = faults.len().into();
         row["round_trip_ms"] = match args.veth {
             true => 0.0,
@@ -137,8 +148,9 @@ fn row(series: &str, run: u32, args: &LinkArgs, crossed: &Crossed) -> Value {
     row
 }
 
-/// A move of the service over a link that iperf3 has just measured.
-async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Result<Crossed> {
+/// A move of the service over a link that iperf3 has just measured, while so many of its threads touch
+/// its memory.
+async fn cross(args: &LinkArgs, lab: &str, mode: Mode, threads: u32) -> anyhow::Result<Crossed> {
     let link = (!args.veth).then_some(args.link);
     let bed = Bed { name: lab.to_owned(), link, daemon_arguments: Vec::new() };
     bed.lab(true, async |lab| {
@@ -148,8 +160,8 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Re
         }
         let (there, streams) = (lab.clone(), args.streams);
         let iperf = blocking(move || iperf::measure(&there, streams)).await?.bytes_per_second;
-        let (connection, mut orders) = start(lab, args.memory).await?;
-        if busy {
+        let (connection, mut orders) = start(lab, args.memory, threads).await?;
+        if threads > 0 {
             orders = blocking(move || {
                 orders.give("touch")?;
                 Ok(orders)
@@ -162,7 +174,7 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, busy: bool) -> anyhow::Re
         let (report, moments) = trial::moved(&connection, &job, NAME, DESTINATION, &quiet).await?;
         ensure!(report.outcome == "moved", "it was {}: {}", report.outcome, report.reason);
         let touched = blocking(move || {
-            if !busy {
+            if threads == 0 {
                 // A look at all of it, so that a lost page is found here too.
                 orders.give("touch")?;
                 std::thread::sleep(Duration::from_secs(1));
@@ -201,7 +213,7 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
 }
 
 /// Runs the service on the source; returns when its memory is filled.
-async fn start(lab: &Lab, memory: u64) -> anyhow::Result<(Connection, Orders)> {
+async fn start(lab: &Lab, memory: u64, threads: u32) -> anyhow::Result<(Connection, Orders)> {
     let there =
         Global { json: true, socket: Some(lab.socket(SOURCE)?), node: None, lab: lab.name().to_owned() };
     let mut connection = Connection::open(&there).await?;
@@ -213,7 +225,7 @@ async fn start(lab: &Lab, memory: u64) -> anyhow::Result<(Connection, Orders)> {
         name: NAME.to_owned(),
         address: ADDRESS.to_string(),
         source: Some(Source::Rootfs(rootfs.to_string_lossy().into_owned())),
-        command: command(&program, memory),
+        command: command(&program, memory, threads.max(1)),
         ..RunRequest::default()
     };
     connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
@@ -225,10 +237,11 @@ async fn start(lab: &Lab, memory: u64) -> anyhow::Result<(Connection, Orders)> {
     Ok((connection, orders.await?))
 }
 
-pub(super) fn command(program: &Path, memory: u64) -> Vec<String> {
+pub(super) fn command(program: &Path, memory: u64, threads: u32) -> Vec<String> {
     let program = program.to_string_lossy().into_owned();
-    let (memory, port) = (memory.to_string(), PORT.to_string());
-    [&program, "bench", "touch", "--memory", &memory, "--port", &port].map(str::to_owned).to_vec()
+    let (memory, port, threads) = (memory.to_string(), PORT.to_string(), threads.to_string());
+    let words = [&program, "bench", "touch", "--memory", &memory, "--port", &port, "--threads", &threads];
+    words.map(str::to_owned).to_vec()
 }
 
 /// The connection over which the service is told what to do.
@@ -260,7 +273,7 @@ impl Orders {
 pub(super) fn scan(args: &ScanArgs, global: &Global) -> anyhow::Result<ExitCode> {
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     let program = std::env::current_exe()?;
-    let words = command(&program, args.memory);
+    let words = command(&program, args.memory, 1);
     let (first, rest) = words.split_first().context("no program")?;
     let mut victim = Command::new(first).args(rest).stdin(Stdio::null()).spawn()?;
     let measured = look(args, i32::try_from(victim.id())?, &mut results);

@@ -1,0 +1,299 @@
+//! Keeps the queue short through which pages go that a process waits for.
+//!
+//! The pages that are pushed and those that are waited for share the way between the nodes. What the
+//! push has under way beyond what the way itself holds stands in a queue somewhere, and every page
+//! that is waited for stands behind it: with BBR on several connections some four round trips. So the
+//! push is paced a little below what the way was seen to carry whenever the round trip says that a
+//! queue has grown, and a little faster each time when there is none:
+//!
+//! ```text
+//! round trip ── shortest round trip ──▶ queue ─┬─ longer than the target ─▶ below what arrives
+//! bytes acknowledged ─▶ what arrives ──────────┴─ shorter ────────────────▶ a bit more than before
+//! ```
+//!
+//! A queue that does not go away is not the push's: then the congestion control has the word alone for
+//! a while.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use godwit_memory::PAGE_SIZE;
+use godwit_memory::batch::MAX_PAGES;
+use godwit_transfer::Gauge;
+use tokio::time::MissedTickBehavior;
+
+/// Between two looks: a few round trips of a fast link, and long enough that the bytes of a look tell
+/// a rate.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// What the queue may take beyond a part of the round trip: less is what machines are late anyway.
+const SLACK: Duration = Duration::from_micros(300);
+
+/// That part of the shortest round trip: a page that is waited for may be late by this.
+const PART: u32 = 4;
+
+/// Looks that are averaged to a rate: what is acknowledged comes in bursts.
+const SMOOTH: usize = 5;
+
+/// Averages of which the highest counts as what the way carries.
+const REMEMBERED: usize = 16;
+
+/// How much of what arrives is sent while the queue is too long, and while it is far too long.
+const EASE: f64 = 0.95;
+const DRAIN: f64 = 0.8;
+
+/// A queue so many times the target is far too long.
+const FAR: u32 = 3;
+
+/// How much more is sent at each look without a queue.
+const GROWTH: f64 = 1.01;
+
+/// A rate is raised only when so much of it is used.
+const USED: f64 = 0.85;
+
+/// Looks in a row after which a queue counts as somebody else's: ten times what draining ours takes.
+const FOREIGN: u32 = 30;
+
+/// Looks for which nothing is paced then.
+const TRUCE: u32 = 100;
+
+/// Most bytes that follow a page that is waited for.
+const MOST_BESIDE: u64 = (MAX_PAGES as u64) * PAGE_SIZE;
+
+/// What a look found.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    /// How much longer than the shortest the round trip is.
+    queue: Duration,
+    /// The shortest.
+    shortest: Duration,
+    /// Bytes that arrived per second.
+    rate: f64,
+}
+
+/// The rule: from what was seen to a bound on the rate of all connections together.
+#[derive(Debug, Default)]
+struct Governor {
+    rates: VecDeque<f64>,
+    averages: VecDeque<f64>,
+    /// Bytes per second; none: as fast as the congestion control wants.
+    limit: Option<f64>,
+    /// Looks in a row with a queue that is too long.
+    long: u32,
+    truce: u32,
+}
+
+impl Governor {
+    /// What the way was seen to carry lately, bytes per second.
+    fn carried(&self) -> f64 {
+        self.averages.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The bound from now on.
+    fn look(&mut self, sample: Sample) -> Option<f64> {
+        remember(&mut self.rates, sample.rate, SMOOTH);
+        let average = self.rates.iter().sum::<f64>() / self.rates.len() as f64;
+        remember(&mut self.averages, average, REMEMBERED);
+        if self.truce > 0 {
+            self.truce -= 1;
+            return self.limit;
+        }
+        let target = sample.shortest / PART + SLACK;
+        if sample.queue <= target {
+            self.long = 0;
+            // A push that has less to send than it may says nothing about the way.
+            self.limit = self.limit.map(|limit| if average > limit * USED { limit * GROWTH } else { limit });
+            return self.limit;
+        }
+        self.long += 1;
+        if self.long > FOREIGN {
+            (self.long, self.truce, self.limit) = (0, TRUCE, None);
+            return None;
+        }
+        let share = if sample.queue > target * FAR { DRAIN } else { EASE };
+        self.limit = Some((self.carried() * share).max(1.0));
+        self.limit
+    }
+}
+
+/// What may follow a page that is waited for without holding the next one up: what crosses while that
+/// is being asked for. A power of two, at least a page.
+fn beside(carried: f64, shortest: Duration) -> u64 {
+    // The bound makes a small number of it.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let bytes = (carried * shortest.as_secs_f64() / 2.0).min(MOST_BESIDE as f64) as u64;
+    1 << bytes.max(PAGE_SIZE).ilog2()
+}
+
+fn remember(of: &mut VecDeque<f64>, value: f64, most: usize) {
+    if of.len() == most {
+        of.pop_front();
+    }
+    of.push_back(value);
+}
+
+/// Paces these connections until it is dropped, and says how much may follow a page that is waited for,
+/// bytes. What a kernel does not tell or allow leaves them as
+/// fast as they are.
+pub(super) async fn keep_short(gauges: Vec<Weak<Gauge>>, may_follow: impl Fn(u64)) -> Infallible {
+    let mut governor = Governor::default();
+    let mut watched: Vec<Watched> = gauges.into_iter().map(Watched::new).collect();
+    let mut clock = tokio::time::interval(INTERVAL);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last = Instant::now();
+    loop {
+        clock.tick().await;
+        let elapsed = std::mem::replace(&mut last, Instant::now()).elapsed();
+        match step(&mut governor, &mut watched, elapsed) {
+            Ok(Some(shortest)) => may_follow(beside(governor.carried(), shortest)),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(%error, "the push is not paced");
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+/// A connection, and what it had brought over at the last look.
+struct Watched {
+    gauge: Weak<Gauge>,
+    acknowledged: Option<u64>,
+}
+
+impl Watched {
+    fn new(gauge: Weak<Gauge>) -> Self {
+        Self { gauge, acknowledged: None }
+    }
+}
+
+/// The shortest round trip, if anything came.
+fn step(
+    governor: &mut Governor,
+    watched: &mut Vec<Watched>,
+    elapsed: Duration,
+) -> io::Result<Option<Duration>> {
+    watched.retain(|one| one.gauge.strong_count() > 0);
+    let mut open: Vec<Arc<Gauge>> = Vec::new();
+    let (mut bytes, mut round_trip, mut shortest) = (0, None::<Duration>, None::<Duration>);
+    for one in watched {
+        let Some(gauge) = one.gauge.upgrade() else { continue };
+        let reading = gauge.read()?;
+        let came = reading.acknowledged - one.acknowledged.unwrap_or(reading.acknowledged);
+        one.acknowledged = Some(reading.acknowledged);
+        open.push(gauge);
+        if !reading.shortest.is_zero() {
+            shortest = Some(shortest.map_or(reading.shortest, |least| least.min(reading.shortest)));
+        }
+        // The round trip of one on which nothing came is as old as the last that did.
+        if came > 0 {
+            bytes += came;
+            round_trip = Some(round_trip.map_or(reading.round_trip, |least| least.min(reading.round_trip)));
+        }
+    }
+    let (Some(round_trip), Some(shortest)) = (round_trip, shortest) else { return Ok(None) };
+    let rate = bytes as f64 / elapsed.as_secs_f64().max(1e-6);
+    let sample = Sample { queue: round_trip.saturating_sub(shortest), shortest, rate };
+    let before = governor.limit;
+    let limit = governor.look(sample);
+    if limit != before {
+        // A share of a rate that fits into a number of bytes fits too.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let each = limit.map(|limit| (limit / open.len() as f64) as u64);
+        for gauge in &open {
+            gauge.limit(each)?;
+        }
+    }
+    Ok(Some(shortest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORTEST: Duration = Duration::from_millis(2);
+
+    /// A way of this many bytes per second, and a queue before it. The senders would keep eight
+    /// milliseconds of it full.
+    struct Way {
+        carries: f64,
+        queued: f64,
+    }
+
+    impl Way {
+        /// What a look sees after the next interval at this limit.
+        fn pass(&mut self, limit: Option<f64>) -> Sample {
+            let seconds = INTERVAL.as_secs_f64();
+            let sent = limit.unwrap_or(f64::INFINITY).min(self.carries * 1.25) * seconds;
+            let came = (self.queued + sent).min(self.carries * seconds);
+            self.queued = (self.queued + sent - came).min(self.carries * 0.008);
+            let queue = Duration::from_secs_f64(self.queued / self.carries);
+            Sample { queue, shortest: SHORTEST, rate: came / seconds }
+        }
+
+        /// Mean queue and mean share of the way that was used, over some looks.
+        fn run(&mut self, governor: &mut Governor, looks: u32) -> (Duration, f64) {
+            let (mut queue, mut rate) = (Duration::ZERO, 0.0);
+            for _ in 0..looks {
+                let sample = self.pass(governor.limit);
+                governor.look(sample);
+                queue += sample.queue;
+                rate += sample.rate;
+            }
+            (queue / looks, rate / f64::from(looks) / self.carries)
+        }
+    }
+
+    #[test]
+    fn the_queue_is_short_and_the_way_is_used() {
+        let (mut way, mut governor) = (Way { carries: 125e6, queued: 0.0 }, Governor::default());
+        way.run(&mut governor, 50);
+        let (queue, used) = way.run(&mut governor, 1000);
+        assert!(queue < SHORTEST / 2 + SLACK && used > 0.95, "{queue:?} {used}");
+    }
+
+    #[test]
+    fn a_way_that_carries_more_or_less_than_before_is_used_as_well() {
+        let (mut way, mut governor) = (Way { carries: 125e6, queued: 0.0 }, Governor::default());
+        way.run(&mut governor, 100);
+        for carries in [250e6, 50e6] {
+            way.carries = carries;
+            way.run(&mut governor, 100);
+            let (queue, used) = way.run(&mut governor, 500);
+            assert!(queue < SHORTEST / 2 + SLACK && used > 0.95, "{carries} {queue:?} {used}");
+        }
+    }
+
+    #[test]
+    fn a_queue_of_others_does_not_keep_the_push_down_for_good() {
+        let mut governor = Governor::default();
+        let mut passed = 0.0;
+        for _ in 0..2000 {
+            let rate = governor.limit.unwrap_or(f64::INFINITY).min(50e6);
+            governor.look(Sample { queue: Duration::from_millis(20), shortest: SHORTEST, rate });
+            passed += rate;
+        }
+        assert!(passed / 2000.0 > 45e6, "{passed}");
+    }
+
+    #[test]
+    fn as_much_follows_a_page_as_crosses_while_the_next_is_asked_for() {
+        for (carried, round_trip, pages) in
+            [(115e6, 2, 16), (11e6, 2, 2), (1e6, 2, 1), (11e6, 40, 32), (1e9, 9, 64)]
+        {
+            assert_eq!(beside(carried, Duration::from_millis(round_trip)), pages * PAGE_SIZE, "{carried}");
+        }
+    }
+
+    #[test]
+    fn a_push_that_is_slower_than_the_way_is_left_alone() {
+        let mut governor = Governor::default();
+        for _ in 0..100 {
+            governor.look(Sample { queue: Duration::ZERO, shortest: SHORTEST, rate: 10e6 });
+        }
+        assert_eq!(governor.limit, None);
+    }
+}
