@@ -190,14 +190,15 @@ impl Case {
     fn expected(&self) -> Expected {
         match self.fault {
             _ if !self.phase.committed => Expected::Kept,
-            Fault::Pager | Fault::PagerUnseen if self.mode.leaves() && self.holds_source() => Expected::Lost,
+            Fault::Pager | Fault::PagerUnseen if self.mode.leaves() && !self.may_run() => Expected::Lost,
             Fault::Pager | Fault::PagerUnseen => Expected::MovedOrLost,
             Fault::Cut | Fault::Source | Fault::Destination | Fault::Memory => Expected::Moved,
         }
     }
 
-    fn holds_source(&self) -> bool {
-        self.phase.point.starts_with("source.")
+    /// The service may run at the destination, and ask for all the pages that it lacks.
+    fn may_run(&self) -> bool {
+        self.phase.point != "source.committed"
     }
 
     /// The source needs the destination again to come to an end.

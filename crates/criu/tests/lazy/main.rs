@@ -213,7 +213,7 @@ async fn a_stock_criu_opens_no_port_for_the_memory() {
     let mut options = frozen.options(MemoryWay::Held);
     options.log_level = 4;
     let log = options.log();
-    criu().dump(options).await.unwrap();
+    criu().as_stock().dump(options).await.unwrap();
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("Reusing ps socket") && !log.contains("server on port"), "{log}");
 }
