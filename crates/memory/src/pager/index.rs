@@ -234,6 +234,19 @@ impl Index {
         })
     }
 
+    /// All pages of which something is known. What was written a page at a time is in as many runs, but
+    /// lies side by side: the restore, with the service frozen, waits for this.
+    pub(crate) fn known(&self, space: Space) -> Vec<Range> {
+        let mut known: Vec<Range> = Vec::new();
+        for (range, _) in self.spaces.get(&space).into_iter().flat_map(RangeMap::iter) {
+            match known.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => known.push(range.clone()),
+            }
+        }
+        known
+    }
+
     /// The spaces of which something is known.
     pub(crate) fn spaces(&self) -> Vec<Space> {
         self.spaces.keys().copied().collect()
@@ -302,6 +315,18 @@ mod tests {
         assert_eq!(index.stored(), 4);
         assert_eq!(index.garbage(), 1);
         assert!(index.take_garbage().contains(&1));
+    }
+
+    #[test]
+    fn what_lies_side_by_side_is_known_as_one() {
+        let mut index = Index::new(1000, 100);
+        index.put(&stored(1, 10, 4, 0)).unwrap();
+        index.put(&stored(1, 11, 1, 4)).unwrap();
+        index.set_pending(1, &(14 * P..16 * P)).unwrap();
+        index.put(&stored(1, 20, 1, 5)).unwrap();
+        index.put(&stored(2, 16, 4, 6)).unwrap();
+        assert_eq!(index.known(1), [10 * P..16 * P, 20 * P..21 * P]);
+        assert_eq!(index.known(3), []);
     }
 
     #[test]

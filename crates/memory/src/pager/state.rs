@@ -225,7 +225,7 @@ impl State {
     /// A restored process and its userfaultfd.
     pub(crate) fn register(&mut self, space: Space, uffd: Uffd) -> io::Result<()> {
         let mut layout = Layout::default();
-        for (range, _) in self.index.runs(space, &EVERYTHING) {
+        for range in self.index.known(space) {
             layout.add(range);
         }
         self.registered.insert(space);
