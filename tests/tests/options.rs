@@ -120,7 +120,8 @@ fn rounds_that_do_not_pay_end_in_hybrid_where_pages_may_follow_and_the_report_sa
         let [writes, sent] = numbers(&report.why)[..] else { panic!("{report:?}") };
         assert!(writes > 0 && sent > 0, "{report:?}");
         assert!(report.rounds > 1, "it was copied in rounds before: {report:?}");
-        assert!(report.faulted_bytes > MEMORY / 2, "{report:?}");
+        // What is left begins to cross at the freeze.
+        assert!(report.dump_bytes + report.faulted_bytes > MEMORY / 2, "{report:?}");
         writer.check(&format!("after {mode}"));
         runs_at(&writer, to);
     }

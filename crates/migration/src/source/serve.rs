@@ -521,8 +521,8 @@ fn push(
             fault::blocking_point("source.pushing");
         }
         let mut batch = Builder::with(space, &pool);
-        read(&process, space, range, &mut reader, &stock.kept, &mut batch)?;
-        let raw = batch.data_bytes();
+        let kept = read(&process, space, range, &mut reader, &stock.kept, &mut batch)?;
+        let raw = batch.data_bytes() + kept;
         let batch = packer.pack(&mut batch);
         let bytes = batch.len() as u64;
         pacer.wait(bytes);
@@ -536,7 +536,7 @@ fn push(
 }
 
 /// Reads pages of a frozen process into a batch. What the process does not have reads as zero; what the
-/// destination has kept is named.
+/// destination has kept is named: so many bytes of pages are returned.
 fn read(
     process: &Process,
     space: Space,
@@ -544,7 +544,8 @@ fn read(
     reader: &mut Reader,
     kept: &Hashes,
     batch: &mut Builder,
-) -> Result<(), PagesError> {
+) -> Result<u64, PagesError> {
+    let mut named = 0;
     let mut pieces = reader.pieces(process, range);
     while let Some(piece) = pieces.next() {
         match piece? {
@@ -552,6 +553,7 @@ fn read(
                 for (page, content) in (start..).step_by(PAGE).zip(bytes.as_chunks::<PAGE>().0) {
                     if is_kept(kept, space, page, content) {
                         batch.kept(page);
+                        named += PAGE_SIZE;
                     } else {
                         batch.page(page, content);
                     }
@@ -560,7 +562,7 @@ fn read(
             Piece::Vanished(range) => batch.zero(&range),
         }
     }
-    Ok(())
+    Ok(named)
 }
 
 /// Whether the destination has kept a page with this content.
@@ -587,13 +589,13 @@ async fn answer(mut lane: Link, stock: Arc<Stock>) -> Result<(), ServeError> {
         // The page alone first: it is not to wait for the others.
         for (ranges, fresh) in [(wanted, fresh), (beside, true)] {
             // A few pages are read in microseconds: no thread is worth it.
-            let mut batch = Builder::with(space, &pool);
+            let (mut batch, mut kept) = (Builder::with(space, &pool), 0);
             for range in ranges.iter() {
-                read(&process, space, range.clone(), &mut reader, &stock.kept, &mut batch)?;
+                kept += read(&process, space, range.clone(), &mut reader, &stock.kept, &mut batch)?;
             }
             if !batch.is_empty() {
                 if fresh {
-                    stock.page_bytes.fetch_add(batch.data_bytes(), Ordering::Relaxed);
+                    stock.page_bytes.fetch_add(batch.data_bytes() + kept, Ordering::Relaxed);
                 }
                 let batch = batch.finish(Codec::Raw);
                 stock.bytes.fetch_add(batch.len() as u64, Ordering::Relaxed);
