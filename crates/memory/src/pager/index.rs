@@ -235,7 +235,7 @@ impl Index {
     }
 
     /// All pages of which something is known. What was written a page at a time is in as many runs, but
-    /// lies side by side: the restore, with the service frozen, waits for this.
+    /// lies side by side.
     pub(crate) fn known(&self, space: Space) -> Vec<Range> {
         let mut known: Vec<Range> = Vec::new();
         for (range, _) in self.spaces.get(&space).into_iter().flat_map(RangeMap::iter) {

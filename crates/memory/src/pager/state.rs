@@ -83,6 +83,11 @@ pub(crate) struct State {
     next_live: LiveId,
     /// Spaces whose process has come.
     registered: BTreeSet<Space>,
+    /// What the process of each other space will lack. It is kept at hand, as it is made of as many
+    /// ranges as the memory has holes, and the restore waits when a process registers.
+    prepared: BTreeMap<Space, Layout>,
+    /// Pages that a process did not lack any more before the restore was finished.
+    postponed: Vec<(Space, Range)>,
     /// Pages asked for by a fault, with who waits for them where.
     waiting: BTreeMap<(Space, u64), Vec<(LiveId, u64)>>,
     /// Faults that the kernel did not let us answer yet.
@@ -110,6 +115,8 @@ impl State {
             lives: BTreeMap::new(),
             next_live: FIRST_LIVE,
             registered: BTreeSet::new(),
+            prepared: BTreeMap::new(),
+            postponed: Vec::new(),
             waiting: BTreeMap::new(),
             retry: BTreeSet::new(),
             events: VecDeque::new(),
@@ -224,10 +231,7 @@ impl State {
 
     /// A restored process and its userfaultfd.
     pub(crate) fn register(&mut self, space: Space, uffd: Uffd) -> io::Result<()> {
-        let mut layout = Layout::default();
-        for range in self.index.known(space) {
-            layout.add(range);
-        }
+        let layout = self.prepared.remove(&space).unwrap_or_else(|| self.layout(space));
         self.registered.insert(space);
         self.add_live(Live { space, uffd, layout })
     }
@@ -241,9 +245,15 @@ impl State {
         self.restore_finished = true;
         self.events.push_back(Answer::RestoreFinished(Nothing {}));
         // Now it is known who can ever want which page.
-        for space in self.index.spaces() {
-            self.release(space, &EVERYTHING);
+        for (space, range) in std::mem::take(&mut self.postponed) {
+            self.release(space, &range);
         }
+        for space in self.index.spaces() {
+            if !self.lives.values().any(|live| live.space == space) {
+                self.release(space, &EVERYTHING);
+            }
+        }
+        self.prepared.clear();
         let empty: Vec<_> =
             self.lives.iter().filter(|(_, live)| live.layout.is_empty()).map(|(id, _)| *id).collect();
         for id in empty {
@@ -262,6 +272,8 @@ impl State {
         self.registered.clear();
         self.waiting.clear();
         self.retry.clear();
+        self.postponed.clear();
+        self.prepared = self.index.spaces().into_iter().map(|space| (space, self.layout(space))).collect();
         self.restore_failed = Some(reason.clone());
         self.events.push_back(Answer::RestoreFailed(reason));
     }
@@ -525,7 +537,7 @@ impl State {
     /// Forgets pages that no live process lacks, once it is known who lives.
     fn release(&mut self, space: Space, range: &Range) {
         if !self.restore_finished {
-            return;
+            return self.postponed.push((space, range.clone()));
         }
         let mut unwanted = RangeSet::new();
         unwanted.insert(range.clone());
@@ -543,6 +555,9 @@ impl State {
     /// Pages that are zero at the source, or not there at all.
     fn forget_range(&mut self, space: Space, range: &Range) {
         self.index.remove(space, range);
+        if let Some(layout) = self.prepared.get_mut(&space) {
+            layout.remove_origin(range);
+        }
         let mut touched = Vec::new();
         for (id, live) in self.lives.iter_mut().filter(|(_, live)| live.space == space) {
             for destination in live.layout.remove_origin(range) {
@@ -579,19 +594,29 @@ impl State {
         if self.restore_finished {
             return self.release(space, range);
         }
-        if !self.registered.contains(&space) {
-            return;
-        }
         let mut new = RangeSet::new();
         new.insert(range.clone());
         for known in before {
             new.remove(known.clone());
+        }
+        if !self.registered.contains(&space) {
+            let layout = self.prepared.entry(space).or_default();
+            return new.iter().for_each(|range| layout.add(range.clone()));
         }
         for live in self.lives.values_mut().filter(|live| live.space == space) {
             for range in new.iter() {
                 live.layout.add(range.clone());
             }
         }
+    }
+
+    /// What a process of this space lacks of which nothing is in place.
+    fn layout(&self, space: Space) -> Layout {
+        let mut layout = Layout::default();
+        for range in self.index.known(space) {
+            layout.add(range);
+        }
+        layout
     }
 
     /// A process that cannot be listened to is kept nevertheless: its faults wait for ever instead of
