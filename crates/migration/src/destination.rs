@@ -191,11 +191,12 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
             let reason = crate::error_chain(&error);
             tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
             let memory = intake.map_or(Memory::Whole, Memory::Filling);
+            // First the reason, for the user: the source does not wait long for it once it sees the lanes
+            // close.
+            let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
             let dropped = drop_copy(local, &service, &id, &reason, memory).await;
             // From here on the name is free for another attempt.
             drop(admitted);
-            // The source also sees the connection close; the reason is for its user.
-            let _ = link.send(Message::Abort(Reason { reason })).await;
             link.close().await;
             return log_end(&id, dropped);
         }

@@ -121,8 +121,11 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Whether it says no more than that the connection takes nothing; what is read next tells why.
-    fn is_of_sending(&self) -> bool {
+    /// Whether it says no more than that a connection has ended; what is read next tells why.
+    fn is_of_closing(&self) -> bool {
+        if let Self::Link(LinkError::Broken(error)) = self {
+            return error.is_closed();
+        }
         matches!(
             self,
             Self::Link(LinkError::Closed(_))
@@ -245,7 +248,7 @@ impl Source {
                 }
                 // Only now: what the other side says of it is worth waiting for, but not frozen.
                 if let Some(link) = &mut link
-                    && error.is_of_sending()
+                    && error.is_of_closing()
                 {
                     let closed = link.why_closed().await;
                     let why = if closed.is_some() { closed } else { link.last_words(LAST_WORDS).await };
@@ -294,7 +297,7 @@ impl Source {
         let mut lanes = copied.lanes;
         match frozen {
             Ok((stock, pages)) => Ok(Restored { lanes, stock, pages }),
-            Err(error) if error.is_of_sending() => Err(match lanes.why_closed().await {
+            Err(error) if error.is_of_closing() => Err(match lanes.why_closed().await {
                 Some(why) => why.into(),
                 None => error,
             }),
