@@ -11,11 +11,11 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::ExitCode,
     sync::mpsc,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use godwit_lab::Lab;
 use godwit_migration::bulk::{self, Round};
 use godwit_transfer::{
@@ -28,7 +28,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Bed,
-    parts::{Orders, PORT, command, veth},
+    parts::{Victim, veth},
     results::Results,
 };
 use crate::{
@@ -73,18 +73,9 @@ pub(super) async fn measure(args: &Args, name: &str, global: &Global) -> anyhow:
         let (lab, args) = (lab.clone(), args.clone());
         blocking(move || {
             veth(&lab)?;
-            let program = std::env::current_exe()?;
-            let words = command(&program, args.memory, 0);
-            let (first, rest) = words.split_first().context("no program")?;
-            let mut victim = Command::new(first).args(rest).stdin(Stdio::null()).spawn()?;
-            let measured = i32::try_from(victim.id()).map_err(anyhow::Error::from).and_then(|pid| {
-                // It answers when its memory is filled.
-                Orders::connect(|| Ok(std::net::TcpStream::connect(("127.0.0.1", PORT))?))?;
-                each(&lab, &args, &program.with_file_name("godwit-pager"), pid, &mut results)
-            });
-            victim.kill()?;
-            victim.wait()?;
-            measured
+            let pager = std::env::current_exe()?.with_file_name("godwit-pager");
+            let victim = Victim::start(args.memory)?;
+            each(&lab, &args, &pager, victim.pid()?, &mut results)
         })
         .await
     })

@@ -11,7 +11,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddrV4, TcpStream},
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::{Child, Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
@@ -81,7 +81,7 @@ pub(super) struct ScanArgs {
 
 /// The service.
 const NAME: &str = "touch";
-pub(super) const PORT: u16 = 7002;
+const PORT: u16 = 7002;
 /// How long it may take to fill its memory.
 const START: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(50);
@@ -225,7 +225,7 @@ async fn start(lab: &Lab, memory: u64, threads: u32) -> anyhow::Result<(Connecti
         name: NAME.to_owned(),
         address: ADDRESS.to_string(),
         source: Some(Source::Rootfs(rootfs.to_string_lossy().into_owned())),
-        command: command(&program, memory, threads.max(1)),
+        command: command(&program, memory, PORT, threads.max(1)),
         ..RunRequest::default()
     };
     connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
@@ -237,18 +237,62 @@ async fn start(lab: &Lab, memory: u64, threads: u32) -> anyhow::Result<(Connecti
     Ok((connection, orders.await?))
 }
 
-pub(super) fn command(program: &Path, memory: u64, threads: u32) -> Vec<String> {
+fn command(program: &Path, memory: u64, port: u16, threads: u32) -> Vec<String> {
     let program = program.to_string_lossy().into_owned();
-    let (memory, port, threads) = (memory.to_string(), PORT.to_string(), threads.to_string());
+    let (memory, port, threads) = (memory.to_string(), port.to_string(), threads.to_string());
     let words = [&program, "bench", "touch", "--memory", &memory, "--port", &port, "--threads", &threads];
     words.map(str::to_owned).to_vec()
 }
 
+/// The service as a process of this machine, in no container. It ends with this value.
+pub(super) struct Victim {
+    process: Child,
+    orders: Orders,
+}
+
+impl Victim {
+    /// Returns when its memory is filled.
+    pub(super) fn start(memory: u64) -> anyhow::Result<Self> {
+        let words = command(&std::env::current_exe()?, memory, 0, 1);
+        let (first, rest) = words.split_first().context("no program")?;
+        let mut process =
+            Command::new(first).args(rest).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let orders = Self::orders(&mut process);
+        match orders {
+            Ok(orders) => Ok(Self { process, orders }),
+            Err(error) => {
+                process.kill()?;
+                process.wait()?;
+                Err(error)
+            }
+        }
+    }
+
+    fn orders(process: &mut Child) -> anyhow::Result<Orders> {
+        let mut port = String::new();
+        BufReader::new(process.stdout.take().context("no output")?).read_line(&mut port)?;
+        let port: u16 = port.trim().parse().context("the service has ended")?;
+        Orders::connect(|| Ok(TcpStream::connect(("127.0.0.1", port))?))
+    }
+
+    pub(super) fn pid(&self) -> anyhow::Result<i32> {
+        Ok(i32::try_from(self.process.id())?)
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        // Fails for one that has been waited for, which this has not.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 /// The connection over which the service is told what to do.
-pub(super) struct Orders(BufReader<TcpStream>);
+struct Orders(BufReader<TcpStream>);
 
 impl Orders {
-    pub(super) fn connect(connect: impl Fn() -> anyhow::Result<TcpStream>) -> anyhow::Result<Self> {
+    fn connect(connect: impl Fn() -> anyhow::Result<TcpStream>) -> anyhow::Result<Self> {
         let deadline = Instant::now() + START;
         loop {
             match connect() {
@@ -272,18 +316,13 @@ impl Orders {
 /// CPU time of a look at a process that wrote a hundredth of its memory since the last one.
 pub(super) fn scan(args: &ScanArgs, global: &Global) -> anyhow::Result<ExitCode> {
     let mut results = Results::new(args.out.as_deref(), global.json)?;
-    let program = std::env::current_exe()?;
-    let words = command(&program, args.memory, 1);
-    let (first, rest) = words.split_first().context("no program")?;
-    let mut victim = Command::new(first).args(rest).stdin(Stdio::null()).spawn()?;
-    let measured = look(args, i32::try_from(victim.id())?, &mut results);
-    victim.kill()?;
-    victim.wait()?;
-    measured.map(|()| ExitCode::SUCCESS)
+    look(args, &mut Victim::start(args.memory)?, &mut results)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn look(args: &ScanArgs, pid: i32, results: &mut Results) -> anyhow::Result<()> {
-    let mut orders = Orders::connect(|| Ok(TcpStream::connect(("127.0.0.1", PORT))?))?;
+fn look(args: &ScanArgs, victim: &mut Victim, results: &mut Results) -> anyhow::Result<()> {
+    let pid = victim.pid()?;
+    let orders = &mut victim.orders;
     let backend = detect().backend;
     let mut tracker = Tracker::new(backend);
     tracker.round(&[pid], false)?;

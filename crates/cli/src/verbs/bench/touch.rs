@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Threads that touch it
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// TCP port for orders
+    /// TCP port for orders; 0: any that is free. Which it is, standard output tells
     #[arg(long)]
     port: u16,
 }
@@ -64,6 +64,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .map(|at| AtomicU64::new(if at % WORDS == 0 { word(at / WORDS) } else { random.next() }))
         .collect();
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, args.port)).context("listening")?;
+    println!("{}", listener.local_addr()?.port());
     let mut busy = Busy::default();
     for stream in listener.incoming() {
         // A client that goes away is no reason to stop.
