@@ -145,21 +145,6 @@ struct Wire {
 /// The number of [`Wire::data`].
 const DATA: u32 = 5;
 
-/// A [`Wire`] without its data, which were written before it.
-#[derive(Clone, PartialEq, Message)]
-struct Rest {
-    #[prost(uint32, tag = "1")]
-    space: u32,
-    #[prost(enumeration = "Codec", tag = "2")]
-    codec: i32,
-    #[prost(fixed64, tag = "3")]
-    checksum: u64,
-    #[prost(message, repeated, tag = "4")]
-    runs: Vec<WireRun>,
-    #[prost(uint32, tag = "6")]
-    length: u32,
-}
-
 #[derive(Clone, Copy, PartialEq, Message)]
 struct WireRun {
     /// Page number: the address divided by the page size.
@@ -345,7 +330,9 @@ impl Builder {
         encode_varint((buffer.len() - FRONT) as u64, &mut front);
         let begin = FRONT - front.len();
         buffer[begin..FRONT].copy_from_slice(&front);
-        let rest = Rest { space: self.space, codec: codec.into(), checksum, runs, length };
+        // Without its data, which stand before it: an empty field is no byte on the wire.
+        let (space, codec, data) = (self.space, codec.into(), Bytes::new());
+        let rest = Wire { space, codec, checksum, runs, data, length };
         buffer.reserve(rest.encoded_len());
         if rest.encode(&mut buffer).is_err() {
             unreachable!("a vector takes all that is written to it");

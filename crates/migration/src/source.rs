@@ -47,7 +47,7 @@ use prepare::Prepared;
 use serve::Answering;
 pub(crate) use undo::put_back;
 
-/// How long the destination may take to say why it gave up: it clears its copy first.
+/// How long the destination may take to say why it gave up.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How far a migration has come, for people who wait.
