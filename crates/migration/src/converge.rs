@@ -3,7 +3,8 @@
 //! After each look at what was written, the frozen time is predicted as the time that the kernel's
 //! state needs, plus the pages left at the measured bandwidth. Copying goes on while a round gains
 //! at least a tenth; then it is stopped, slowed down, or finished from the other side (hybrid), as
-//! the user allowed.
+//! the user allowed. Where the rest follows after the resume in any case, a round has to leave
+//! less than a quarter: a page should hardly ever cross a third time.
 
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct Goals {
     pub throttle: bool,
     /// Whether pages may stay behind at the commit.
     pub postcopy: bool,
+    /// Whether they do in any case: then only rounds are made that pay at once, and many times over.
+    pub thrifty: bool,
 }
 
 /// What to do with the pages that were just found.
@@ -56,6 +59,10 @@ const ENOUGH: Duration = Duration::from_millis(15);
 /// A round that leaves more than this share of what the one before left does not pay.
 const GAIN: f64 = 0.9;
 
+/// The same where what is left follows after the resume. What a round leaves may cross once more
+/// than it had to, and what is missing at the resume is waited for page by page, a round trip each.
+const GAIN_THRIFTY: f64 = 0.25;
+
 /// The frozen time if the pages found last were sent frozen.
 #[must_use]
 pub fn predict(rounds: &[Round], fixed: Duration) -> Option<Duration> {
@@ -76,13 +83,15 @@ pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
     if predicted <= limit {
         return Next::Freeze;
     }
-    let pays = (last.found_pages as f64) < before.found_pages as f64 * GAIN;
+    let gain = if goals.thrifty { GAIN_THRIFTY } else { GAIN };
+    let pays = |from: &Round, to: &Round| (to.found_pages as f64) < from.found_pages as f64 * gain;
     // Two in a row: one round may have met a burst.
     let paid = match rounds {
-        [.., earlier, before, _] => (before.found_pages as f64) < earlier.found_pages as f64 * GAIN,
+        _ if goals.thrifty => false,
+        [.., earlier, before, _] => pays(earlier, before),
         _ => true,
     };
-    if (pays || paid) && rounds.len() <= goals.max_rounds as usize {
+    if (pays(before, last) || paid) && rounds.len() <= goals.max_rounds as usize {
         return Next::Copy;
     }
     if goals.postcopy {
@@ -140,7 +149,7 @@ mod tests {
     const FIXED: Duration = Duration::from_millis(200);
 
     fn goals() -> Goals {
-        Goals { max_frozen: None, max_rounds: 30, throttle: false, postcopy: false }
+        Goals { max_frozen: None, max_rounds: 30, throttle: false, postcopy: false, thrifty: false }
     }
 
     /// Rounds that found these numbers of pages, on a link of 100 MB/s.
@@ -195,6 +204,17 @@ mod tests {
             text.contains("--allow postcopy") && text.contains("300 ms") && text.contains("197 MB/s"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_follows_anyway_is_copied_again_only_where_that_leaves_next_to_nothing() {
+        let hybrid = Goals { postcopy: true, thrifty: true, ..goals() };
+        assert_eq!(decide(&rounds(&[1_000_000, 70_000]), FIXED, &hybrid), Next::Copy);
+        assert_eq!(decide(&rounds(&[1_000_000, 70_000, 5_000]), FIXED, &hybrid), Next::Copy);
+        assert_eq!(decide(&rounds(&[1_000_000, 70_000, 5_000, 300]), FIXED, &hybrid), Next::Freeze);
+        // A service that writes everywhere: each page crosses once, and once more.
+        assert_eq!(decide(&rounds(&[1_000_000, 500_000]), FIXED, &hybrid), Next::Hybrid);
+        assert_eq!(decide(&rounds(&[1_000_000, 70_000, 30_000]), FIXED, &hybrid), Next::Hybrid);
     }
 
     #[test]

@@ -39,6 +39,7 @@
 //! given a second meaning; 0 is invalid. Versions are compared in `Open`.
 
 use bytes::Bytes;
+use godwit_memory::{PAGE_SIZE, Range, Space};
 use godwit_transfer::frame::SELF_CHECKED;
 use prost::Message as _;
 
@@ -160,6 +161,26 @@ pub struct PageRanges {
     /// First page and number of pages of each range, one after the other.
     #[prost(uint64, repeated, tag = "2")]
     pub ranges: Vec<u64>,
+}
+
+impl PageRanges {
+    /// These ranges of addresses of a space.
+    pub fn encode(space: Space, ranges: impl IntoIterator<Item = Range>) -> Self {
+        let pair = |range: Range| [range.start / PAGE_SIZE, (range.end - range.start) / PAGE_SIZE];
+        Self { space, ranges: ranges.into_iter().flat_map(pair).collect() }
+    }
+
+    /// The ranges of addresses, if they are such.
+    #[must_use]
+    pub fn decode(&self) -> Option<Vec<Range>> {
+        let (pairs, []) = self.ranges.as_chunks::<2>() else { return None };
+        let range = |[page, pages]: &[u64; 2]| {
+            let start = page.checked_mul(PAGE_SIZE)?;
+            let end = start.checked_add(pages.checked_mul(PAGE_SIZE)?)?;
+            (start < end).then_some(start..end)
+        };
+        pairs.iter().map(range).collect()
+    }
 }
 
 /// A page that a process waits for.
@@ -523,6 +544,15 @@ mod tests {
             Message::KeptEnd,
             Message::Received,
         ]
+    }
+
+    #[test]
+    fn ranges_arrive_as_they_were_sent_and_others_are_refused() {
+        let ranges = [0x1000..0x3000, 0x9000..0xa000];
+        assert_eq!(PageRanges::encode(1, ranges.clone()).decode().unwrap(), ranges);
+        for bad in [&[1][..], &[1, 0], &[u64::MAX, 1], &[1, u64::MAX], &[1, 2, 3]] {
+            assert_eq!(PageRanges { space: 1, ranges: bad.to_vec() }.decode(), None, "{bad:?}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! - [`undo`]: the way back, before the commit.
 //! - [`pages`], [`lanes`], [`pace`], [`queue`]: what these send memory with.
 
+mod answer;
 mod copy;
 mod frozen;
 pub(crate) mod lanes;
@@ -19,7 +20,8 @@ pub mod pace;
 pub(crate) mod pages;
 mod prepare;
 mod queue;
-pub(crate) mod serve;
+mod serve;
+mod stock;
 mod undo;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,10 +43,10 @@ use crate::message::{Message, Reason};
 use crate::options::Options;
 use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
+use answer::Answering;
 use lanes::{LaneTraffic, Lanes};
 use pages::Pages;
 use prepare::Prepared;
-use serve::Answering;
 pub(crate) use undo::put_back;
 
 /// How long the destination may take to say why it gave up.

@@ -25,7 +25,6 @@ use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
 use crate::source::pages::{REGION, REGION_PAGES, index_in_region};
-use crate::source::serve::decode_ranges;
 
 /// Batches between a lane's connection and the thread that stores them.
 const QUEUE: usize = 8;
@@ -175,7 +174,7 @@ impl Intake {
 
     /// These pages stay at the source beyond the commit.
     pub(crate) async fn pending(&self, ranges: PageRanges) -> Result<(), IntakeError> {
-        let decoded = decode_ranges(&ranges).ok_or(IntakeError::Protocol("pages that cannot be"))?;
+        let decoded = ranges.decode().ok_or(IntakeError::Protocol("pages that cannot be"))?;
         let extents = decoded.into_iter().map(|range| Extent {
             space: ranges.space,
             addr: range.start,
@@ -418,8 +417,8 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
     let missing = tokio::task::spawn_blocking(move || there.missing()).await??;
     for same in missing.chunk_by(|a, b| a.space == b.space) {
         for some in same.chunks(RANGES) {
-            let ranges = some.iter().flat_map(|extent| [extent.addr / PAGE_SIZE, extent.pages]).collect();
-            link.send(Message::Missing(PageRanges { space: some[0].space, ranges })).await?;
+            let ranges = some.iter().map(|extent| extent.addr..extent.addr + extent.pages * PAGE_SIZE);
+            link.send(Message::Missing(PageRanges::encode(some[0].space, ranges))).await?;
         }
     }
     link.send(Message::MissingEnd).await?;

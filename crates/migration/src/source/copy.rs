@@ -110,10 +110,10 @@ impl Source {
         let after = matches!(mode, Mode::Postcopy | Mode::Hybrid);
         let goals = Goals {
             max_frozen: self.options.max_frozen,
-            // Hybrid copies everything once, and leaves what was written meanwhile.
-            max_rounds: if mode == Mode::Hybrid { 1 } else { self.options.max_rounds },
+            max_rounds: self.options.max_rounds,
             throttle: self.options.throttle && !after,
             postcopy: after || (self.options.postcopy && mode == Mode::Precopy),
+            thrifty: after,
         };
         Ok(Plan { mode, backend, goals, why })
     }

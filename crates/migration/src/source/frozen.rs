@@ -15,10 +15,11 @@ use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::Backend;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::answer::Answering;
 use super::copy::Copied;
 use super::pages::{Pages, State};
 use super::prepare::{CHUNK, Prepared, next_round, send_round};
-use super::serve::{Answering, Stock};
+use super::stock::Stock;
 use super::{Source, SourceError};
 use crate::fault;
 use crate::images;

@@ -582,11 +582,7 @@ impl Remaining {
         for (space, (_, set)) in &self.spaces {
             let all: Vec<&Range> = set.iter().collect();
             for some in all.chunks(RANGES) {
-                let ranges = some
-                    .iter()
-                    .flat_map(|range| [range.start / PAGE_SIZE, (range.end - range.start) / PAGE_SIZE])
-                    .collect();
-                messages.push(PageRanges { space: *space, ranges });
+                messages.push(PageRanges::encode(*space, some.iter().map(|&range| range.clone())));
             }
         }
         messages

@@ -1,0 +1,279 @@
+//! Pages that are left at the source, and in which order they go: those that a process waits for, with
+//! those around them; those written last; the others. What CRIU may change while it dumps has to wait,
+//! and a few stay until the commit.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use godwit_memory::batch::MAX_PAGES;
+use godwit_memory::process::Process;
+use godwit_memory::{PAGE_SIZE, Range, Space};
+use rangemap::RangeSet;
+
+use super::pages::{Hashes, Leaving, Remaining, pages_of};
+
+/// What lies around a page that is waited for and follows it, bytes, until it is known how much crosses
+/// while the next is asked for. A power of two.
+const BESIDE: u64 = 4 * PAGE_SIZE;
+
+/// Pages that stay until the commit unless they are asked for, however fast the link is: what comes
+/// after the commit is then the same for every service. They are the last of those that were not written
+/// lately, at the lowest addresses: stacks, which a restore touches, lie high.
+const SPARED: u64 = 16;
+
+/// What all lanes take pages from.
+pub(crate) struct Stock {
+    shelf: Mutex<Shelf>,
+    /// Something was put on the shelf, or it is closed.
+    changed: Condvar,
+    /// The processes also of pages that are under way: they may be asked for before they arrive.
+    processes: BTreeMap<Space, Arc<Process>>,
+    /// What the destination kept when the service left it.
+    pub(super) kept: Hashes,
+    /// Bytes around a page that is asked for that follow it, a power of two.
+    pub(super) beside: AtomicU64,
+    /// Bytes of pages that went.
+    pub(super) bytes: AtomicU64,
+    /// Bytes of the pages in these, before packing, without pages that went once more.
+    pub(super) page_bytes: AtomicU64,
+    /// Pages asked for.
+    pub(super) faults: AtomicU64,
+}
+
+/// Pages that have not been sent.
+#[derive(Debug, Default)]
+struct Shelf {
+    /// Taken first.
+    first: Remaining,
+    rest: Remaining,
+    /// Not to be taken while CRIU dumps.
+    untouched: Remaining,
+    /// How many there are in all.
+    pages: u64,
+    /// The service has been committed to the destination.
+    committed: bool,
+    /// Nobody takes any more.
+    closed: bool,
+}
+
+impl Shelf {
+    /// Takes a few pages that lie beside each other.
+    fn take(&mut self) -> Option<(Space, Arc<Process>, Range)> {
+        let most = self.loose().min(MAX_PAGES as u64);
+        if most == 0 {
+            return None;
+        }
+        let taken = self.first.take(most).or_else(|| self.rest.take(most));
+        if let Some((_, _, range)) = &taken {
+            self.pages -= (range.end - range.start) / PAGE_SIZE;
+        }
+        taken
+    }
+
+    /// How many pages may go unasked.
+    fn loose(&self) -> u64 {
+        self.pages.saturating_sub(if self.committed { 0 } else { SPARED })
+    }
+
+    /// Takes those of these pages that are there.
+    fn remove(&mut self, space: Space, range: &Range) -> RangeSet<u64> {
+        let mut taken = RangeSet::new();
+        for remaining in [&mut self.first, &mut self.rest, &mut self.untouched] {
+            taken.extend(remaining.remove(space, range));
+        }
+        self.pages -= pages_of(&taken);
+        taken
+    }
+}
+
+impl Stock {
+    /// Of these pages, in frozen processes, none is pushed: they go another way. What is asked for is
+    /// answered.
+    pub(crate) fn of_others(noted: &Remaining) -> Self {
+        Self::with(Shelf::default(), noted, Hashes::new())
+    }
+
+    /// All of these, in frozen processes. Those that CRIU may change for a moment are not pushed before
+    /// [`Stock::dumped`].
+    pub(crate) fn new(noted: &Remaining, leaving: Leaving) -> Self {
+        let Leaving { recent, rest, untouched, kept } = leaving;
+        let pages = recent.pages() + rest.pages() + untouched.pages();
+        let shelf = Shelf { first: recent, rest, untouched, pages, ..Shelf::default() };
+        Self::with(shelf, noted, kept)
+    }
+
+    fn with(shelf: Shelf, noted: &Remaining, kept: Hashes) -> Self {
+        Self {
+            shelf: Mutex::new(shelf),
+            changed: Condvar::new(),
+            processes: noted.processes(),
+            kept,
+            beside: AtomicU64::new(BESIDE),
+            bytes: AtomicU64::new(0),
+            page_bytes: AtomicU64::new(0),
+            faults: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        // The sets are whole between any two of their calls.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Shelf)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// How many pages are left.
+    pub(super) fn pages(&self) -> u64 {
+        self.lock().pages
+    }
+
+    /// CRIU has left the processes: all pages are as they were.
+    pub(super) fn dumped(&self) {
+        self.change(|shelf| {
+            let untouched = std::mem::take(&mut shelf.untouched);
+            for (space, (process, pages)) in untouched.spaces {
+                shelf.first.put(space, &process, pages);
+            }
+        });
+    }
+
+    /// The destination owns the service.
+    pub(super) fn committed(&self) {
+        self.change(|shelf| shelf.committed = true);
+    }
+
+    /// Whether it does.
+    pub(super) fn is_committed(&self) -> bool {
+        self.lock().committed
+    }
+
+    /// Takes a few pages; waits while there are none that may be taken. None when there will be none.
+    pub(super) fn take(&self) -> Option<(Space, Arc<Process>, Range)> {
+        let mut shelf = self.lock();
+        loop {
+            if shelf.closed {
+                return None;
+            }
+            if let Some(taken) = shelf.take() {
+                return Some(taken);
+            }
+            if shelf.committed && shelf.pages == 0 {
+                return None;
+            }
+            shelf = self.changed.wait(shelf).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes one page, which may be under way already: then it goes once more, ahead of the others. And
+    /// those around it that have not been sent: who wants the one is likely to want them.
+    /// Says whether it was still here.
+    pub(super) fn want(&self, space: Space, page: u64) -> Option<(Arc<Process>, bool, RangeSet<u64>)> {
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        let process = self.processes.get(&space)?;
+        let start = page.checked_mul(PAGE_SIZE)?;
+        let wanted = start..start.checked_add(PAGE_SIZE)?;
+        let beside = self.beside.load(Ordering::Relaxed);
+        let first = start - start % beside;
+        let around = first..first.checked_add(beside)?;
+        let mut shelf = self.lock();
+        let fresh = !shelf.remove(space, &wanted).is_empty();
+        let beside = match shelf.loose() * PAGE_SIZE >= beside {
+            true => shelf.remove(space, &around),
+            false => RangeSet::new(),
+        };
+        Some((Arc::clone(process), fresh, beside))
+    }
+}
+
+/// Closes a stock when it is dropped, so that the threads that take from it end.
+pub(super) struct Open(pub(super) Arc<Stock>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.change(|shelf| shelf.closed = true);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Pages of this process, whose contents nobody looks at.
+    fn pages(process: &Arc<Process>, range: std::ops::Range<u64>) -> Remaining {
+        let mut remaining = Remaining::default();
+        let mut set = RangeSet::new();
+        set.insert(range.start * PAGE_SIZE..range.end * PAGE_SIZE);
+        remaining.put(1, process, set);
+        remaining
+    }
+
+    /// Pages 100 to 110 were written last, CRIU may change 200 to 210, and there are 0 to 10.
+    fn stock() -> Stock {
+        let process = Arc::new(Process::open(i32::try_from(std::process::id()).unwrap()).unwrap());
+        let leaving = Leaving {
+            recent: pages(&process, 100..110),
+            rest: pages(&process, 0..10),
+            untouched: pages(&process, 200..210),
+            kept: Hashes::new(),
+        };
+        let mut noted = pages(&process, 0..10);
+        for more in [100..110, 200..210] {
+            noted.put(1, &process, pages(&process, more).spaces.remove(&1).unwrap().1);
+        }
+        Stock::new(&noted, leaving)
+    }
+
+    /// The numbers of the pages that are taken next, until one would have to wait.
+    fn taken(stock: &Stock) -> Vec<(u64, u64)> {
+        let take = || stock.lock().take();
+        std::iter::from_fn(take).map(|(_, _, range)| numbers(&range)).collect()
+    }
+
+    fn numbers(range: &Range) -> (u64, u64) {
+        (range.start / PAGE_SIZE, range.end / PAGE_SIZE)
+    }
+
+    #[test]
+    fn what_was_written_last_comes_first_and_a_few_pages_stay_until_the_commit() {
+        let stock = &stock();
+        assert_eq!(stock.pages(), 30);
+        // Ten of those that stay are CRIU's.
+        assert_eq!(taken(stock), [(100, 110), (6, 10)]);
+        stock.dumped();
+        assert_eq!(taken(stock), []);
+        stock.committed();
+        assert_eq!(taken(stock), [(200, 210), (0, 6)]);
+        assert!(stock.take().is_none(), "nobody waits for more when all is sent");
+    }
+
+    #[test]
+    fn who_waits_for_pages_is_told_when_the_migration_ends() {
+        let open = Open(Arc::new(stock()));
+        let stock = Arc::clone(&open.0);
+        assert_eq!(taken(&stock).len(), 2);
+        let waiting = std::thread::spawn(move || stock.take().is_none());
+        drop(open);
+        assert!(waiting.join().unwrap());
+    }
+
+    #[test]
+    fn pages_around_one_that_is_asked_for_follow_it_once() {
+        let stock = stock();
+        stock.beside.store(4 * PAGE_SIZE, Ordering::Relaxed);
+        let around = |page| {
+            let (_, _, beside) = stock.want(1, page).unwrap();
+            beside.iter().map(numbers).collect::<Vec<_>>()
+        };
+        assert_eq!(around(5), [(4, 5), (6, 8)]);
+        assert_eq!(around(5), []);
+        assert_eq!(around(109), [(108, 109)]);
+        assert_eq!(stock.pages(), 30 - 4 - 2);
+        assert_eq!(taken(&stock), [(100, 108)]);
+        assert!(stock.want(2, 5).is_none(), "there is no such process");
+    }
+}
