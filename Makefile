@@ -67,6 +67,7 @@ bench: setup release ## measure moves beside stock tools, and draw them in bench
 	@target/release/godwit bench wire --veth --out $(RESULTS)/wire-veth.jsonl
 	@target/release/godwit bench lanes --out $(RESULTS)/lanes.jsonl
 	@target/release/godwit bench faults --out $(RESULTS)/faults.jsonl
+	@target/release/godwit bench return --out $(RESULTS)/return.jsonl
 	@target/release/godwit bench scan --out $(RESULTS)/scan.jsonl
 	$(SAY) "drawing"
 	@target/release/godwit bench plot $(RESULTS)/*.jsonl --out $(RESULTS)

@@ -54,6 +54,7 @@ fn modes_and_baselines_take_turns_and_are_drawn() {
     }
     let summary = fs::read_to_string(drawn.join("summary.md")).unwrap();
     assert!(summary.contains("| godwit-precopy-return | 1 |"), "{summary}");
+    assert!(summary.contains("\n## Goals\n") && summary.contains("| freeze | dump |"), "{summary}");
 }
 
 #[test]
@@ -74,6 +75,18 @@ fn parts_are_measured_beside_iperf_and_no_page_is_lost() {
             row["pages_mb_s"].as_f64() > Some(0.0) && row["cpu_ns_per_byte"].as_f64() > Some(0.0),
             "{row}"
         );
+    }
+
+    bench(&[&["return"], &how[..]].concat(), &file);
+    let rows = lines(&file);
+    let series: Vec<_> = rows.iter().map(|row| row["series"].as_str().unwrap()).collect();
+    assert_eq!(series, ["return-precopy", "return-postcopy"]);
+    for row in &rows {
+        assert_eq!(row["written_pages"], 40, "{row}");
+        let bytes = |field: &str| row[field].as_u64().unwrap();
+        // A hundredth of 16 MiB is less than what CRIU writes beside it.
+        assert!(bytes("first_wire_bytes") > 16 << 20, "{row}");
+        assert!(bytes("return_wire_bytes") < 4 << 20, "{row}");
     }
     let left = leftovers::of(&lab);
     assert!(left.is_empty(), "{left:?}");

@@ -3,6 +3,7 @@
 //! - [`moves`]: moves of a service under load, by godwit and by the baselines, in turn.
 //! - [`stock`] and [`stock_lazy`]: the baselines.
 //! - [`parts`]: what the link carries, how long a fault takes, what a look at the memory costs.
+//! - [`returns`]: what crosses when a service comes back.
 //! - [`lanes`]: what the mover's own work costs, without TLS and with it.
 //! - [`touch`]: the service that those move.
 //! - [`plot`]: pictures and a table of what the others measured.
@@ -12,6 +13,7 @@ mod moves;
 mod parts;
 mod plot;
 mod results;
+mod returns;
 mod stock;
 mod stock_lazy;
 mod touch;
@@ -64,9 +66,11 @@ enum BenchVerb {
     Lanes(lanes::Args),
     /// Measure how long pages are waited for that are still at the source, and how fast the others go
     Faults(parts::FaultArgs),
+    /// Measure what crosses when a service comes back that has written a hundredth of its memory
+    Return(parts::LinkArgs),
     /// Measure the CPU time of finding what a process wrote
     Scan(parts::ScanArgs),
-    /// Hold memory and touch it: the service of wire, faults and scan
+    /// Hold memory and touch it: the service of wire, faults, return and scan
     #[command(hide = true)]
     Touch(touch::Args),
     /// Draw what was measured: SVG pictures and a table in Markdown
@@ -86,6 +90,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             BenchVerb::Wire(args) => parts::wire(args, &name, global).await,
             BenchVerb::Lanes(args) => lanes::measure(args, &name, global).await,
             BenchVerb::Faults(args) => parts::faults(args, &name, global).await,
+            BenchVerb::Return(args) => returns::measure(args, &name, global).await,
             BenchVerb::Scan(args) => parts::scan(args, global),
             BenchVerb::Touch(_) => unreachable!("it ran above"),
             BenchVerb::Plot(args) => plot::run(args),

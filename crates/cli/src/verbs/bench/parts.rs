@@ -39,22 +39,22 @@ use crate::{
 pub(super) struct LinkArgs {
     /// Memory of the service
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = values::size)]
-    memory: u64,
+    pub(super) memory: u64,
     /// Connections for its memory, and of iperf3
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=8))]
-    streams: u32,
+    pub(super) streams: u32,
     /// Rate and one-way delay of each host's link
     #[arg(long, value_name = "RATE[,DELAY]", default_value = "1gbit,1ms")]
-    link: Link,
+    pub(super) link: Link,
     /// Join the nodes by a veth of their own instead, which has no limit
     #[arg(long)]
-    veth: bool,
+    pub(super) veth: bool,
     /// How often
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    runs: u32,
+    pub(super) runs: u32,
     /// Write the lines into this file too; one that is there is replaced
     #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    pub(super) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -80,11 +80,13 @@ pub(super) struct ScanArgs {
 }
 
 /// The service.
-const NAME: &str = "touch";
+pub(super) const NAME: &str = "touch";
 const PORT: u16 = 7002;
 /// How long it may take to fill its memory.
 const START: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long all memory is looked at after a move.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Bulk rates of an idle service's memory: copied before the freeze, and pushed after it.
 pub(super) async fn wire(args: &LinkArgs, lab: &str, global: &Global) -> anyhow::Result<ExitCode> {
@@ -124,6 +126,31 @@ pub(super) async fn faults(args: &FaultArgs, lab: &str, global: &Global) -> anyh
     Ok(ExitCode::SUCCESS)
 }
 
+impl LinkArgs {
+    /// A lab of these nodes.
+    pub(super) async fn lab<T>(
+        &self,
+        name: &str,
+        work: impl AsyncFnOnce(&Lab) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let link = (!self.veth).then_some(self.link);
+        let bed = Bed { name: name.to_owned(), link, daemon_arguments: Vec::new() };
+        bed.lab(true, async |lab| {
+            if self.veth {
+                let lab = lab.clone();
+                blocking(move || veth(&lab)).await?;
+            }
+            work(lab).await
+        })
+        .await
+    }
+
+    /// The link, as results name it.
+    pub(super) fn link_name(&self) -> String {
+        if self.veth { "veth".to_owned() } else { self.link.to_string() }
+    }
+}
+
 /// What one move gave.
 struct Crossed {
     /// Payload of iperf3, and of the pages, bytes per second.
@@ -140,7 +167,7 @@ fn row(series: &str, run: u32, args: &LinkArgs, crossed: &Crossed) -> Value {
     row["run"] = run.into();
     row["memory"] = args.memory.into();
     row["streams"] = args.streams.into();
-    row["link"] = if args.veth { "veth".into() } else { args.link.to_string().into() };
+    row["link"] = args.link_name().into();
     row["iperf_mb_s"] = (crossed.iperf / 1e6).into();
     row["pages_mb_s"] = (crossed.rate / 1e6).into();
     row["share_of_iperf"] = (crossed.rate / crossed.iperf).into();
@@ -151,13 +178,7 @@ fn row(series: &str, run: u32, args: &LinkArgs, crossed: &Crossed) -> Value {
 /// A move of the service over a link that iperf3 has just measured, while so many of its threads touch
 /// its memory.
 async fn cross(args: &LinkArgs, lab: &str, mode: Mode, threads: u32) -> anyhow::Result<Crossed> {
-    let link = (!args.veth).then_some(args.link);
-    let bed = Bed { name: lab.to_owned(), link, daemon_arguments: Vec::new() };
-    bed.lab(true, async |lab| {
-        if args.veth {
-            let lab = lab.clone();
-            blocking(move || veth(&lab)).await?;
-        }
+    args.lab(lab, async |lab| {
         let (there, streams) = (lab.clone(), args.streams);
         let iperf = blocking(move || iperf::measure(&there, streams)).await?.bytes_per_second;
         let (connection, mut orders) = start(lab, args.memory, threads).await?;
@@ -173,16 +194,7 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, threads: u32) -> anyhow::
         let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
         let (report, moments) = trial::moved(&connection, &job, NAME, DESTINATION, &quiet).await?;
         ensure!(report.outcome == "moved", "it was {}: {}", report.outcome, report.reason);
-        let touched = blocking(move || {
-            if threads == 0 {
-                // A look at all of it, so that a lost page is found here too.
-                orders.give("touch")?;
-                std::thread::sleep(Duration::from_secs(1));
-            }
-            Ok(serde_json::from_str::<Touched>(&orders.give("stop")?)?)
-        })
-        .await?;
-        ensure!(touched.wrong == 0, "{} pages did not hold what belongs there", touched.wrong);
+        let touched = blocking(move || orders.check(threads > 0)).await?;
         let rate = match mode {
             Mode::Postcopy => report.faulted_bytes as f64 / (report.faulted_transfer_ms / 1e3),
             _ => moments.bandwidth,
@@ -213,7 +225,7 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
 }
 
 /// Runs the service on the source; returns when its memory is filled.
-async fn start(lab: &Lab, memory: u64, threads: u32) -> anyhow::Result<(Connection, Orders)> {
+pub(super) async fn start(lab: &Lab, memory: u64, threads: u32) -> anyhow::Result<(Connection, Orders)> {
     let there =
         Global { json: true, socket: Some(lab.socket(SOURCE)?), node: None, lab: lab.name().to_owned() };
     let mut connection = Connection::open(&there).await?;
@@ -289,7 +301,7 @@ impl Drop for Victim {
 }
 
 /// The connection over which the service is told what to do.
-struct Orders(BufReader<TcpStream>);
+pub(super) struct Orders(BufReader<TcpStream>);
 
 impl Orders {
     fn connect(connect: impl Fn() -> anyhow::Result<TcpStream>) -> anyhow::Result<Self> {
@@ -305,11 +317,23 @@ impl Orders {
         }
     }
 
-    fn give(&mut self, order: &str) -> anyhow::Result<String> {
+    pub(super) fn give(&mut self, order: &str) -> anyhow::Result<String> {
         self.0.get_mut().write_all(format!("{order}\n").as_bytes())?;
         let mut answer = String::new();
         ensure!(self.0.read_line(&mut answer)? > 0, "the service has closed the connection");
         Ok(answer.trim().to_owned())
+    }
+
+    /// Ends the touching; fails if a page did not hold what belongs there. Where nothing has touched
+    /// the memory so far it is looked at for a moment, so that a lost page is found there too.
+    pub(super) fn check(&mut self, touching: bool) -> anyhow::Result<Touched> {
+        if !touching {
+            self.give("touch")?;
+            std::thread::sleep(LOOK);
+        }
+        let touched: Touched = serde_json::from_str(&self.give("stop")?)?;
+        ensure!(touched.wrong == 0, "{} pages did not hold what belongs there", touched.wrong);
+        Ok(touched)
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod charts;
 mod data;
+mod goals;
 mod summary;
 
 use std::{

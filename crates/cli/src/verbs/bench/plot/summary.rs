@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::data::{Data, median};
+use super::{
+    data::{Data, median},
+    goals,
+};
 use crate::output;
 
 /// All results as a page of Markdown.
@@ -12,6 +15,7 @@ pub(super) fn text(data: &Data) -> String {
     let mut page = String::from(
         "# Results\n\nWhat each figure means: docs/measuring.md. Times and bytes are medians.\n",
     );
+    goals::write(data, &mut page);
     for memory in data.sizes() {
         let _ = write!(
             page,
@@ -64,7 +68,7 @@ pub(super) fn text(data: &Data) -> String {
 }
 
 /// The figures of each benchmark of a part: field, name, unit.
-const FIGURES: [(&str, &str, &str); 12] = [
+const FIGURES: [(&str, &str, &str); 15] = [
     ("iperf_mb_s", "iperf3", "MB/s"),
     ("pages_mb_s", "pages", "MB/s"),
     ("share_of_iperf", "pages ÷ iperf3", ""),
@@ -75,6 +79,9 @@ const FIGURES: [(&str, &str, &str); 12] = [
     ("faults_timed", "faults", ""),
     ("populated_pages", "pages looked at", ""),
     ("written_pages", "pages found written", ""),
+    ("first_wire_bytes", "first move", "bytes"),
+    ("return_wire_bytes", "return", "bytes"),
+    ("share_of_first", "return ÷ first move", ""),
     ("cpu_ms", "CPU time of a look", "ms"),
     ("wall_ms", "time of a look", "ms"),
 ];
@@ -92,7 +99,7 @@ fn parts(data: &Data, page: &mut String) {
             let Some(value) = median(rows.iter().filter_map(|row| row[field].as_f64()).collect()) else {
                 continue;
             };
-            let places = if value.fract() == 0.0 { 0 } else { 2 };
+            let places = if value.fract() == 0.0 { 0 } else { 3 };
             let _ = writeln!(page, "| {name} | {} | {figure} | {value:.places$} {unit} |", rows.len());
         }
     }

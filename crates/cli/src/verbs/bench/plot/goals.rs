@@ -1,0 +1,241 @@
+//! What godwit sets itself, beside what was measured: what holds, by how much the rest is missed, and
+//! where the time goes.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::data::{Data, Group, median};
+use crate::output;
+
+/// Downtime by mode, for each of the floor.
+const DOWNTIME: [(&str, f64); 3] =
+    [("godwit-precopy", 1.3), ("godwit-hybrid", 1.2), ("godwit-postcopy", 1.2)];
+/// What memory may take on the wire, for each byte of the pages that had to cross.
+const PAGES: f64 = 1.02;
+/// What a CRIU without patches may cost more, milliseconds for each GiB.
+const STOCK_CRIU: f64 = 200.0;
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// One goal and its figure.
+struct Goal {
+    what: String,
+    figure: f64,
+    limit: Limit,
+    unit: &'static str,
+}
+
+#[derive(Clone, Copy)]
+enum Limit {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Goal {
+    fn at_most(what: String, figure: f64, limit: f64, unit: &'static str) -> Self {
+        Self { what, figure, limit: Limit::AtMost(limit), unit }
+    }
+
+    fn at_least(what: String, figure: f64, limit: f64, unit: &'static str) -> Self {
+        Self { what, figure, limit: Limit::AtLeast(limit), unit }
+    }
+
+    fn holds(&self) -> bool {
+        match self.limit {
+            Limit::AtMost(most) => self.figure <= most,
+            Limit::AtLeast(least) => self.figure >= least,
+        }
+    }
+
+    fn line(&self) -> String {
+        let Self { what, figure, limit, unit } = self;
+        let (word, limit) = match *limit {
+            Limit::AtMost(most) => ("at most", most),
+            Limit::AtLeast(least) => ("at least", least),
+        };
+        let verdict = match self.holds() {
+            true => "yes".to_owned(),
+            false => format!("missed by {:.1} %", (figure / limit - 1.0).abs() * 100.0),
+        };
+        format!("| {what} | {word} {}{unit} | {}{unit} | {verdict} |\n", number(limit), number(*figure))
+    }
+}
+
+/// With as many places as tell something.
+fn number(value: f64) -> String {
+    match value {
+        value if value.abs() >= 100.0 => format!("{value:.0}"),
+        value if value.abs() >= 10.0 => format!("{value:.1}"),
+        value if value.abs() >= 0.1 => format!("{value:.3}"),
+        value => format!("{value:.4}"),
+    }
+}
+
+/// The table of goals, and where the time goes; nothing where nothing was measured that has a goal.
+pub(super) fn write(data: &Data, page: &mut String) {
+    let mut goals: Vec<Goal> = data.groups.iter().flat_map(|group| of_moves(data, group)).collect();
+    goals.extend(of_parts(data));
+    if goals.is_empty() {
+        return;
+    }
+    page.push_str("\n## Goals\n\n| what | goal | measured | holds |\n|---|---:|---:|---|\n");
+    for goal in goals {
+        page.push_str(&goal.line());
+    }
+    times(data, page);
+}
+
+fn of_moves(data: &Data, group: &Group) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    let size = output::bytes(group.memory);
+    let what = |what: &str| format!("{}, {size}: {what}", group.series);
+    let ours = group.series.starts_with("godwit");
+    let downtime = group.median("downtime_ms");
+    let limit = DOWNTIME.iter().find(|(series, _)| *series == group.series).map(|(_, limit)| *limit);
+    if let (Some(limit), Some(downtime), Some(floor)) = (limit, downtime, data.floor(group.memory)) {
+        goals.push(Goal::at_most(what("downtime ÷ floor"), downtime / floor, limit, ""));
+    }
+    let patched = group.series.strip_suffix("-stock-criu").and_then(|name| data.group(name, group.memory));
+    if let (Some(patched), Some(downtime)) =
+        (patched.and_then(|patched| patched.median("downtime_ms")), downtime)
+    {
+        let most = STOCK_CRIU * group.memory as f64 / GIB;
+        goals.push(Goal::at_most(
+            what("downtime more than with the patches"),
+            downtime - patched,
+            most,
+            " ms",
+        ));
+    }
+    if let Some(ratio) = group.page_ratio().filter(|_| ours && !group.series.ends_with("-return")) {
+        goals.push(Goal::at_most(what("memory on the wire ÷ pages"), ratio, PAGES, ""));
+    }
+    if let Some(ratio) = group.median("throughput_ratio") {
+        goals.push(Goal::at_least(what("answers a second while copying ÷ before"), ratio, 0.95, ""));
+    }
+    goals
+}
+
+fn of_parts(data: &Data) -> Vec<Goal> {
+    let of = |series: &str, field: &str, over: Option<bool>| {
+        let veth = |row: &&Value| over.is_none_or(|veth| (row["link"] == "veth") == veth);
+        let rows = data.parts.iter().filter(|row| row["series"] == series).filter(veth);
+        median(rows.filter_map(|row| row[field].as_f64()).collect())
+    };
+    let mut goals = Vec::new();
+    for mode in ["precopy", "postcopy"] {
+        if let Some(share) = of(&format!("wire-{mode}"), "share_of_iperf", Some(false)) {
+            goals.push(Goal::at_least(format!("wire-{mode}: pages ÷ iperf3"), share, 0.9, ""));
+        }
+    }
+    if let Some(rate) = of("lanes-plain", "pages_mb_s", None) {
+        goals.push(Goal::at_least(
+            "lanes-plain: pages over a veth, without TLS".into(),
+            rate,
+            1500.0,
+            " MB/s",
+        ));
+    }
+    if let Some(share) = of("faults", "share_of_iperf", Some(false)) {
+        goals.push(Goal::at_least("faults: the push beside them ÷ iperf3".into(), share, 0.8, ""));
+    }
+    let round_trip = of("faults", "round_trip_ms", Some(false));
+    if let (Some(p99), Some(round_trip)) = (of("faults", "fault_p99_ms", Some(false)), round_trip) {
+        goals.push(Goal::at_most("faults: 99 of 100".into(), p99, 3.0 * round_trip + 1.0, " ms"));
+    }
+    if let Some(cpu) = of("scan", "cpu_ms", None) {
+        goals.push(Goal::at_most("scan: CPU time of a look".into(), cpu, 20.0, " ms"));
+    }
+    for mode in ["precopy", "postcopy"] {
+        if let Some(share) = of(&format!("return-{mode}"), "share_of_first", None) {
+            goals.push(Goal::at_most(format!("return-{mode}: bytes ÷ the first move's"), share, 0.03, ""));
+        }
+    }
+    goals
+}
+
+/// The frozen time by phase, and what a client waited beyond it.
+fn times(data: &Data, page: &mut String) {
+    let groups: Vec<_> = data.groups.iter().map(|group| (group, group.phases())).collect();
+    let groups: Vec<_> = groups.into_iter().filter(|(_, phases)| !phases.is_empty()).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in groups.iter().flat_map(|(_, phases)| phases) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return;
+    }
+    page.push_str("\n## Where the time goes\n\nThe frozen time by phase, and what a client waited beyond it; milliseconds.\n\n");
+    let _ = writeln!(page, "| series | data | {} | frozen | beyond |", names.join(" | "));
+    let _ = writeln!(page, "|---|---:|{}---:|---:|", "---:|".repeat(names.len()));
+    for (group, phases) in &groups {
+        let ms = |ms: Option<f64>| ms.map(|ms| format!("{ms:.1}")).unwrap_or_default();
+        let of = |name: &&str| ms(phases.iter().find(|(known, _)| known == name).map(|(_, ms)| *ms));
+        let frozen = group.median("frozen_ms");
+        let beyond = group.median("downtime_ms").and_then(|downtime| Some(downtime - frozen?));
+        let cells: Vec<_> = names.iter().map(of).collect();
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} | {} |",
+            group.series,
+            output::bytes(group.memory),
+            cells.join(" | "),
+            ms(frozen),
+            ms(beyond)
+        );
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn page(rows: Vec<Value>) -> String {
+        let mut page = String::new();
+        write(&Data::new(rows), &mut page);
+        page
+    }
+
+    #[test]
+    fn what_holds_is_said_and_by_how_much_the_rest_is_missed() {
+        let gib = 1u64 << 30;
+        let row = |series: &str, downtime: f64| {
+            json!({"series": series, "memory": gib, "outcome": "moved", "downtime_ms": downtime,
+                "frozen_ms": downtime - 10.0, "phases": [{"phase": "freeze", "ms": 1.5}]})
+        };
+        let part = |series: &str, field: &str, value: f64| json!({"bench": "part", "series": series, "link": "1gbit,1ms", field: value, "round_trip_ms": 2.0});
+        let page = page(vec![
+            row("floor", 100.0),
+            row("godwit-precopy", 120.0),
+            row("godwit-hybrid", 180.0),
+            row("godwit-precopy-stock-criu", 330.0),
+            part("wire-precopy", "share_of_iperf", 0.95),
+            part("faults", "fault_p99_ms", 7.7),
+            part("scan", "cpu_ms", 6.4),
+            part("return-postcopy", "share_of_first", 0.016),
+        ]);
+        for line in [
+            "| godwit-precopy, 1.0 GiB: downtime ÷ floor | at most 1.300 | 1.200 | yes |",
+            "| godwit-hybrid, 1.0 GiB: downtime ÷ floor | at most 1.200 | 1.800 | missed by 50.0 % |",
+            "| godwit-precopy-stock-criu, 1.0 GiB: downtime more than with the patches | at most 200 ms | 210 ms | missed by 5.0 % |",
+            "| wire-precopy: pages ÷ iperf3 | at least 0.900 | 0.950 | yes |",
+            "| faults: 99 of 100 | at most 7.000 ms | 7.700 ms | missed by 10.0 % |",
+            "| scan: CPU time of a look | at most 20.0 ms | 6.400 ms | yes |",
+            "| return-postcopy: bytes ÷ the first move's | at most 0.0300 | 0.0160 | yes |",
+            "| godwit-hybrid | 1.0 GiB | 1.5 | 170.0 | 10.0 |",
+        ] {
+            assert!(page.lines().any(|there| there == line), "no {line:?} in\n{page}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_judged() {
+        assert_eq!(page(vec![json!({"series": "stock-cold", "memory": 1, "outcome": "moved"})]), "");
+    }
+}
