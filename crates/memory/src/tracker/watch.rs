@@ -17,7 +17,11 @@ pub(super) enum Watch {
     /// Not yet.
     New,
     /// By a userfaultfd of its address space.
-    Uffd(Userfault),
+    Uffd {
+        userfault: Userfault,
+        /// Areas that it cannot watch.
+        droppable: Vec<Range>,
+    },
     /// By soft-dirty bits.
     SoftDirty {
         /// The bits tell of all writes since an earlier look.
@@ -62,7 +66,7 @@ impl Watch {
         match self {
             Self::Refused { reason, .. } => Some(reason),
             Self::SoftDirty { refusal, .. } => refusal.as_deref(),
-            Self::New | Self::Uffd(_) => None,
+            Self::New | Self::Uffd { .. } => None,
         }
     }
 
@@ -123,12 +127,12 @@ impl Watch {
 
     /// Gets a userfaultfd of the process, if that is of use.
     fn prepare(&mut self, process: &Process) -> Result<(), TrackError> {
-        if matches!(self, Self::Uffd(_) | Self::Refused { lasting: true, .. }) {
+        if matches!(self, Self::Uffd { .. } | Self::Refused { lasting: true, .. }) {
             return Ok(());
         }
         *self = match inject::userfaultfd(process) {
             Ok(fd) => match Userfault::new(fd) {
-                Ok(userfault) => Self::Uffd(userfault),
+                Ok(userfault) => Self::Uffd { userfault, droppable: Vec::new() },
                 Err(errno) => Self::Refused {
                     reason: format!("this kernel's userfaultfd does not note writes: {}", errno.desc()),
                     lasting: true,
@@ -142,7 +146,7 @@ impl Watch {
 
     /// The pages of all areas; none when the watched address space is no longer the process's.
     fn scan(
-        &self,
+        &mut self,
         process: &Process,
         scanner: &mut Scanner,
         manner: Manner,
@@ -152,7 +156,7 @@ impl Watch {
         let pagemap = process.open_file("pagemap")?;
         let private: Vec<&Area> = areas.iter().filter(|area| area.kind == AreaKind::Private).collect();
         let mut pages: Vec<Option<Found>> = private.iter().map(|_| None).collect();
-        if let Self::Uffd(userfault) = self {
+        if let Self::Uffd { userfault, droppable } = self {
             for (area, pages) in private.iter().zip(&mut pages) {
                 *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();
             }
@@ -164,7 +168,7 @@ impl Watch {
             };
             let (watched, mut unwatched) = (ranges(true), ranges(false));
             if manner != Manner::Frozen && !unwatched.is_empty() {
-                match begin(userfault, process, &watched, &mut unwatched) {
+                match begin(userfault, droppable, process, &watched, &mut unwatched) {
                     Ok(()) => {}
                     Err(Begin::Process(error)) => return Err(error.into()),
                     Err(Begin::Replaced) if manner == Manner::First => return Ok(None),
@@ -240,64 +244,76 @@ enum Begin {
 /// The process runs meanwhile. What is watched and what is not are two areas for the kernel, and
 /// mremap(2) fails over both. So whatever the process may have made of an area since it was listed,
 /// all of it must be watched or none: a whole stretch is, with its holes, from one area that is
-/// nobody's private memory to the next.
+/// nobody's private memory, or that cannot be watched, to the next.
 fn begin(
     userfault: &Userfault,
+    droppable: &mut Vec<Range>,
     process: &Process,
     watched: &[Range],
     unwatched: &mut Vec<Range>,
 ) -> Result<(), Begin> {
-    // A page that has come to such an area with a mark on it would count as not written.
-    let walls = if userfault.leaves_marks() { watched } else { &[] };
-    let mut failed = Vec::new();
     let areas = process.areas_at_once().map_err(Begin::Process)?;
-    for stretch in stretches(&areas, walls) {
-        let overlaps = |range: &&Range| range.start < stretch.end && stretch.start < range.end;
-        if !unwatched.iter().any(|range| overlaps(&range)) {
+    droppable.retain(|range| areas.iter().any(|area| area.range == *range));
+    // A page that has come to such an area with a mark on it would count as not written.
+    let mut walls = if userfault.leaves_marks() { watched.to_vec() } else { Vec::new() };
+    walls.extend_from_slice(droppable);
+    let mut failed = Vec::new();
+    for stretch in stretches(&areas, &walls) {
+        if !unwatched.iter().any(|range| overlap(range, &stretch)) || watch(userfault, &stretch)? {
             continue;
         }
-        match userfault.watch(&stretch) {
-            Ok(()) => {}
-            Err(Errno::ENOMEM | Errno::ESRCH) => return Err(Begin::Replaced),
-            // Something is in it that cannot be watched, or that the process watches by itself.
-            Err(_) => {
-                for range in unwatched.iter().filter(overlaps) {
-                    match userfault.watch(range) {
-                        Ok(()) => {}
-                        Err(Errno::ENOMEM | Errno::ESRCH) => return Err(Begin::Replaced),
-                        Err(_) => failed.push(range.clone()),
-                    }
+        // Something is in it that cannot be watched, or that the process watches by itself.
+        *droppable = process.droppable().map_err(Begin::Process)?;
+        for part in between(&stretch, droppable.iter().collect()) {
+            if watch(userfault, &part)? {
+                continue;
+            }
+            for range in unwatched.iter().filter(|range| overlap(range, &part)) {
+                if !watch(userfault, range)? {
+                    failed.push(range.clone());
                 }
             }
         }
     }
-    unwatched.retain(|range| !failed.contains(range));
+    unwatched.retain(|range| !failed.contains(range) && !droppable.iter().any(|other| overlap(range, other)));
     Ok(())
 }
 
-/// The stretches of an address space that hold private memory and holes only, without these ranges
-/// (in ascending order).
+/// Whether watching began in this range.
+fn watch(userfault: &Userfault, range: &Range) -> Result<bool, Begin> {
+    match userfault.watch(range) {
+        Ok(()) => Ok(true),
+        Err(Errno::ENOMEM | Errno::ESRCH) => Err(Begin::Replaced),
+        Err(_) => Ok(false),
+    }
+}
+
+fn overlap(one: &Range, other: &Range) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// The stretches of an address space that hold private memory and holes only, without these ranges.
 fn stretches(areas: &[Area], without: &[Range]) -> Vec<Range> {
-    let mut walls: Vec<&Range> = areas
-        .iter()
-        .filter(|area| area.kind != AreaKind::Private)
-        .map(|area| &area.range)
-        .chain(without)
-        .collect();
-    walls.sort_by_key(|range| range.start);
     let (Some(first), Some(last)) = (areas.first(), areas.last()) else { return Vec::new() };
-    let mut stretches = Vec::new();
-    let mut start = first.range.start;
-    for wall in walls {
+    let others = areas.iter().filter(|area| area.kind != AreaKind::Private).map(|area| &area.range);
+    between(&(first.range.start..last.range.end), others.chain(without).collect())
+}
+
+/// What is left of a range between walls.
+fn between(range: &Range, mut walls: Vec<&Range>) -> Vec<Range> {
+    walls.sort_by_key(|wall| wall.start);
+    let mut left = Vec::new();
+    let mut start = range.start;
+    for wall in walls.into_iter().filter(|wall| overlap(wall, range)) {
         if start < wall.start {
-            stretches.push(start..wall.start);
+            left.push(start..wall.start);
         }
         start = start.max(wall.end);
     }
-    if start < last.range.end {
-        stretches.push(start..last.range.end);
+    if start < range.end {
+        left.push(start..range.end);
     }
-    stretches
+    left
 }
 
 /// The pages of a range, and those that were written; all of them when `all` says so.
