@@ -101,7 +101,8 @@ impl Torture {
         let read = connection.read_to_string(&mut answer);
         let operations = answer.strip_prefix("ok ").and_then(|number| number.trim().parse::<u64>().ok());
         let Some(operations) = operations else {
-            panic!("{when}: {:?}: the programs say {read:?} {answer:?}", self.programs)
+            let (programs, logs) = (&self.programs, self.logs());
+            panic!("{when}: {programs:?}: the programs say {read:?} {answer:?}, and said before:\n{logs}")
         };
         assert!(operations > self.operations, "{when}: nothing has been done since the last check");
         self.operations = operations;
@@ -144,7 +145,7 @@ impl Torture {
                 continue;
             }
             let moved = (said.code, report.outcome.as_str(), report.reason.as_str());
-            assert_eq!(moved, (0, "moved", ""), "{what}: {report:?}");
+            assert_eq!(moved, (0, "moved", ""), "{what}: {report:?}; the programs said:\n{}", self.logs());
             let compared =
                 compared.unwrap_or_else(|| panic!("{what} ended before it was compared: {said:?}"));
             assert!(compared.differences.is_empty(), "{what}: {}", told(&compared.differences));
@@ -154,6 +155,12 @@ impl Torture {
             return report;
         }
         panic!("{what}: given up {TRIES} times, because a node was silent")
+    }
+
+    /// What the programs wrote, where the service is.
+    fn logs(&self) -> String {
+        let said = self.bed.command_within(60, self.on, &["logs", NAME]).output().unwrap();
+        String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned()
     }
 
     /// Compares the memory where a move is held; nothing when it ends before.

@@ -59,19 +59,31 @@ impl TryFrom<String> for Link {
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (value, unit) = match self.rate {
-            r if r % 1_000_000_000 == 0 => (r / 1_000_000_000, "gbit"),
-            r if r % 1_000_000 == 0 => (r / 1_000_000, "mbit"),
-            r if r % 1_000 == 0 => (r / 1_000, "kbit"),
-            r => (r, "bit"),
-        };
-        write!(f, "{value}{unit}")?;
-        let micros = self.delay.as_micros();
-        match micros {
-            0 => Ok(()),
-            m if m % 1000 == 0 => write!(f, ",{}ms", m / 1000),
-            m => write!(f, ",{m}us"),
+        write_rate(f, self.rate)?;
+        if self.delay.is_zero() {
+            return Ok(());
         }
+        f.write_str(",")?;
+        write_delay(f, self.delay)
+    }
+}
+
+/// A rate as it is read, in the largest unit of which it is a multiple.
+pub(crate) fn write_rate(f: &mut fmt::Formatter<'_>, rate: u64) -> fmt::Result {
+    let (value, unit) = match rate {
+        r if r % 1_000_000_000 == 0 => (r / 1_000_000_000, "gbit"),
+        r if r % 1_000_000 == 0 => (r / 1_000_000, "mbit"),
+        r if r % 1_000 == 0 => (r / 1_000, "kbit"),
+        r => (r, "bit"),
+    };
+    write!(f, "{value}{unit}")
+}
+
+/// A delay as it is read.
+pub(crate) fn write_delay(f: &mut fmt::Formatter<'_>, delay: Duration) -> fmt::Result {
+    match delay.as_micros() {
+        m if m % 1000 == 0 => write!(f, "{}ms", m / 1000),
+        m => write!(f, "{m}us"),
     }
 }
 
@@ -103,7 +115,7 @@ impl FromStr for Link {
 }
 
 /// Reads a number followed by one of the units; the first unit that fits counts.
-fn scaled(text: &str, units: &[(&str, f64)]) -> Result<f64, &'static str> {
+pub(crate) fn scaled(text: &str, units: &[(&str, f64)]) -> Result<f64, &'static str> {
     for (unit, scale) in units {
         if let Some(number) = text.strip_suffix(unit) {
             let value: f64 = number.trim().parse().map_err(|_| "the part before the unit is no number")?;

@@ -96,6 +96,14 @@ pub enum LabError {
         /// Its answer.
         message: String,
     },
+    /// What the way between two hosts shall be like cannot be read.
+    #[error("'{given}' is not understood: {reason}")]
+    BadConditions {
+        /// What was given.
+        given: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The link program refused a request or does not answer.
     #[error("the links of lab {lab} could not be changed: {reason}")]
     LinkControl {

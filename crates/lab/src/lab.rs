@@ -13,17 +13,21 @@ use nix::sched::{CloneFlags, setns};
 use serde::Serialize;
 
 use crate::{
+    conditions::Step,
     config::{CLIENT, LabConfig, Link, Paths, RUN_ROOT, STATE_ROOT, check_lab_name, parse_netns_name},
     daemon, down,
     error::{Context, LabError},
     host, netns,
     registry::{self, Lock, Record},
     switch::{
-        PortFigures, Request,
+        PortFigures, Request, WayStatus,
         control::{Answer, ask},
     },
     up,
 };
+
+/// So many steps of a trace fit into a request.
+const STEPS: usize = 200;
 
 /// A lab that is up.
 #[derive(Clone, Debug)]
@@ -62,6 +66,8 @@ pub struct LabStatus {
     pub link_program: Option<i32>,
     /// Pairs of hosts between which nothing passes, see [`Lab::cut`].
     pub cuts: Vec<(String, String)>,
+    /// Ways between two hosts that are not like the other links, see [`Lab::set_way`].
+    pub ways: Vec<WayStatus>,
     /// Whether its nodes are meant to run daemons.
     pub daemons: bool,
     /// Its hosts: the nodes in order, then the client.
@@ -133,6 +139,7 @@ impl Lab {
                 link: None,
                 link_program: None,
                 cuts: Vec::new(),
+                ways: Vec::new(),
                 daemons: false,
                 hosts: Vec::new(),
             });
@@ -158,6 +165,10 @@ impl Lab {
             // A link program that does not answer cuts everything off; `link_program` tells.
             cuts: match ask(&paths.link_socket(), &Request::Cuts) {
                 Ok(Answer::Cuts(cuts)) => cuts,
+                _ => Vec::new(),
+            },
+            ways: match ask(&paths.link_socket(), &Request::Ways) {
+                Ok(Answer::Ways(ways)) => ways,
                 _ => Vec::new(),
             },
             daemons: record.config.daemons,
@@ -288,6 +299,31 @@ impl Lab {
         let mut record = Record::read(&self.paths).ok_or_else(unknown)?;
         record.config.link = link;
         record.write(&self.paths)
+    }
+
+    /// Gives the way between two hosts conditions of its own, in both directions, which change along the
+    /// steps from now on; without any step it is like the hosts' own links again.
+    ///
+    /// # Errors
+    /// As for [`Lab::cut`].
+    pub fn set_way(&self, a: &str, b: &str, steps: &[Step]) -> Result<(), LabError> {
+        let (first, rest) = steps.split_at(steps.len().min(STEPS));
+        self.ask(&Request::Way(a.to_owned(), b.to_owned(), first.to_vec()))?;
+        for more in rest.chunks(STEPS) {
+            self.ask(&Request::WayOn(a.to_owned(), b.to_owned(), more.to_vec()))?;
+        }
+        Ok(())
+    }
+
+    /// The ways that have conditions of their own.
+    ///
+    /// # Errors
+    /// The link program does not run.
+    pub fn ways(&self) -> Result<Vec<WayStatus>, LabError> {
+        match self.ask(&Request::Ways)? {
+            Answer::Ways(ways) => Ok(ways),
+            other => Err(self.control_failed(format!("it answered {other:?}"))),
+        }
     }
 
     /// What passed each host's access link.

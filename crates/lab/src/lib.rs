@@ -7,7 +7,8 @@
 //!      │                  │                   │
 //!      └──────────────────┼───────────────────┘
 //!              godwit-lab-link: a learning switch in one process (in gwl-<lab>-sw)
-//!              with a rate and a delay per access link, and cuts between pairs of hosts
+//!              with a rate and a delay per access link; conditions of their own, and cuts,
+//!              between pairs of hosts
 //! ```
 //!
 //! Everything a lab makes is found again from its name alone, so [`Lab::down`] also clears what a
@@ -16,6 +17,7 @@
 //!
 //! The functions block; call them from a thread that may wait. They need root.
 
+pub mod conditions;
 pub mod config;
 mod daemon;
 mod down;
@@ -27,10 +29,12 @@ mod mounts;
 mod netns;
 mod process;
 mod registry;
+pub mod selftest;
 pub mod switch;
 mod up;
 pub mod workload;
 
+pub use conditions::{Conditions, Step};
 pub use config::{LabConfig, Link, Programs};
 pub use error::LabError;
 pub use lab::{HostStatus, Lab, LabStatus};

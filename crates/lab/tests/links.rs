@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use godwit_lab::{Lab, LabConfig};
+use godwit_lab::{Conditions, Lab, LabConfig, Step, conditions};
 
 /// Measurements disturb each other: one at a time.
 static MACHINE: Mutex<()> = Mutex::new(());
@@ -190,6 +190,59 @@ fn an_unshaped_link_is_fast_and_idles_without_work() {
     let before = processor_time(lab);
     thread::sleep(Duration::from_millis(500));
     assert!(processor_time(lab) - before <= Duration::from_millis(20));
+}
+
+#[test]
+fn the_way_between_two_hosts_can_be_of_its_own_and_the_others_stay() {
+    let guard = Guard::up("link-way", Some("1gbit,1ms"));
+    let lab = &guard.lab;
+    let conditions =
+        Conditions { rate: Some(20_000_000), delay: Duration::from_millis(25), ..Conditions::default() };
+    lab.set_way("a", "b", &[Step { at: Duration::ZERO, conditions }]).unwrap();
+    let [way] = &lab.ways().unwrap()[..] else { panic!("there is one") };
+    assert_eq!((&way.between, way.conditions), (&("a".into(), "b".into()), conditions));
+    assert_delay(&round_trips(lab, "b", "a", 20), Duration::from_millis(25), Duration::from_millis(5));
+    let address = lab.address("b").unwrap();
+    assert_rate(tcp_rate(lab, "a", "b", address, 3 << 20), 20e6);
+    assert_delay(&round_trips(lab, "client", "b", 20), Duration::from_millis(1), Duration::from_millis(2));
+    lab.set_way("b", "a", &[]).unwrap();
+    assert_eq!(lab.ways().unwrap(), []);
+    assert_delay(&round_trips(lab, "a", "b", 20), Duration::from_millis(1), Duration::from_millis(2));
+    let error = lab.set_way("a", "c", &[]).unwrap_err().to_string();
+    assert!(error.contains("a and c are not two hosts"), "{error}");
+}
+
+#[test]
+fn frames_that_are_lost_are_counted_and_tcp_gets_through() {
+    let guard = Guard::up("link-lossy", None);
+    let lab = &guard.lab;
+    let (delay, jitter) = (Duration::from_millis(2), Duration::from_millis(1));
+    let lossy = Conditions { rate: None, delay, jitter, loss: 0.02 };
+    lab.set_way("a", "b", &[Step { at: Duration::ZERO, conditions: lossy }]).unwrap();
+    // Every byte is checked; a lost large frame would be forty segments.
+    tcp_rate(lab, "a", "b", lab.address("b").unwrap(), 2 << 20);
+    let figures = lab.figures().unwrap();
+    let from = figures.iter().find(|port| port.host == "a").unwrap().counters;
+    // 1,450 segments and more; each is a frame of its own.
+    assert!(from.frames_in >= 1450 && from.dropped_lost > 0, "{from:?}");
+    assert!((5..200).contains(&from.dropped_lost), "{from:?}");
+}
+
+#[test]
+fn a_way_follows_its_trace() {
+    let guard = Guard::up("link-trace", None);
+    let lab = &guard.lab;
+    // More lines than a request holds: the last of them is what stays.
+    let mut text: String = (0..500).map(|n| format!("{n}us 1gbit 1ms 0%\n")).collect();
+    text.push_str("1ms 1gbit 20ms 0%\n");
+    lab.set_way("a", "client", &conditions::trace(&text).unwrap()).unwrap();
+    let delay = || lab.ways().unwrap()[0].conditions.delay;
+    let begun = Instant::now();
+    while delay() != Duration::from_millis(20) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", delay());
+        thread::yield_now();
+    }
+    assert_delay(&round_trips(lab, "a", "client", 5), Duration::from_millis(20), Duration::from_millis(5));
 }
 
 /// The overlay's frames are UDP with frames inside: they pass whole, at the link's rate.

@@ -22,7 +22,7 @@ pub(crate) use maps::state;
 pub use maps::{Area, AreaKind};
 pub use read::{PIECE, Piece, Pieces, Reader};
 
-use crate::{Range, Space};
+use crate::Space;
 
 /// Why a process could not be looked at.
 #[derive(Debug, Error)]
@@ -138,16 +138,6 @@ impl Process {
     /// As [`Process::areas`].
     pub(crate) fn areas_at_once(&self) -> Result<Vec<Area>, ProcessError> {
         self.areas_in("maps")
-    }
-
-    /// Areas that no userfaultfd can watch: the kernel may drop their pages, as those of the state that
-    /// glibc keeps for getrandom(3) since 2.41. Takes as long as a look at all pages.
-    ///
-    /// # Errors
-    /// As [`Process::areas`].
-    pub(crate) fn droppable(&self) -> Result<Vec<Range>, ProcessError> {
-        let areas = self.areas_in("smaps")?;
-        Ok(areas.into_iter().filter(|area| area.droppable).map(|area| area.range).collect())
     }
 
     fn areas_in(&self, file: &str) -> Result<Vec<Area>, ProcessError> {

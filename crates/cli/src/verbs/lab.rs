@@ -3,11 +3,17 @@
 use std::{
     fmt::Display,
     os::unix::process::ExitStatusExt as _,
+    path::PathBuf,
     process::{ExitCode, ExitStatus},
+    time::Duration,
 };
 
+use anyhow::{Context as _, ensure};
 use clap::Subcommand;
-use godwit_lab::{Lab, LabConfig, LabStatus, Link};
+use godwit_lab::{
+    Conditions, Lab, LabConfig, LabStatus, Link, Step, conditions,
+    selftest::{self, Measured},
+};
 
 use crate::{
     cli::Global,
@@ -92,12 +98,17 @@ enum BedVerb {
         /// Another one
         b: String,
     },
-    /// Give all links another rate and delay
-    Link {
-        /// 1gbit,1ms; none: unshaped
-        #[arg(value_name = "RATE[,DELAY]")]
-        link: Option<Link>,
-    },
+    /// Give all links another rate and delay, or the way between two hosts conditions of its own
+    ///
+    /// Without two hosts: the rate and delay of every host's link; none: unshaped. With two hosts: what
+    /// lies between them, in each direction, in place of the delay of their links.
+    #[command(after_long_help = LINK_HELP)]
+    Link(LinkArgs),
+    /// Measure how exact the links of a lab are on this machine, in a lab of its own
+    ///
+    /// Ends with 1 if a delay is off by more than 0.2 ms and 1 %, a rate by more than 2 %, or a loss by
+    /// more than chance.
+    Selftest,
     /// Kill the daemon of a node with SIGKILL; its services go on
     Kill {
         /// The node
@@ -108,6 +119,77 @@ enum BedVerb {
         /// The node
         host: String,
     },
+}
+
+const LINK_HELP: &str = "\
+Presets: lan (1gbit, 0.1ms), office (72mbit, 3.5ms), wifi (100mbit, 2ms ± 1ms, 0.1% lost),
+wan (100mbit, 20ms ± 1ms, 0.01% lost), lte (11mbit, 60ms). Delays are one-way. Of these lte and office
+are the links of \"Container Migration in the Fog\" (Puliafito et al., Sensors 19(7), 1488, 2019), rounded.
+
+A trace has a line for each change: time, rate, delay and loss, such as `1.5s 4mbit 60ms 0.5%`. Times
+begin with 0s when the command is given, and the last line holds from then on.
+
+Examples:
+  godwit lab link 1gbit,1ms
+  godwit lab link a b --rate 20mbit --delay 25ms --jitter 3ms --loss 0.1%
+  godwit lab link a client --preset lte
+  godwit lab link a b --trace drive.txt
+  godwit lab link a b --none";
+
+#[derive(Debug, clap::Args)]
+struct LinkArgs {
+    /// 1gbit,1ms for every link, or two hosts: nodes, or `client`
+    #[arg(value_name = "RATE[,DELAY] | HOST HOST", num_args = 0..=2)]
+    what: Vec<String>,
+    /// Rate between the hosts, in each direction [default: that of their links]
+    #[arg(long, value_name = "RATE", value_parser = conditions::rate)]
+    rate: Option<u64>,
+    /// One-way delay between them
+    #[arg(long, value_name = "TIME", value_parser = conditions::delay)]
+    delay: Option<Duration>,
+    /// Most by which the delay of a frame is more or less; frames do not overtake each other
+    #[arg(long, value_name = "TIME", value_parser = conditions::delay)]
+    jitter: Option<Duration>,
+    /// Share of the frames that are lost
+    #[arg(long, value_name = "PERCENT", value_parser = conditions::loss)]
+    loss: Option<f64>,
+    /// Begin with conditions that have a name: lan, office, wifi, wan, lte
+    #[arg(long, value_name = "NAME", value_parser = Conditions::named)]
+    preset: Option<Conditions>,
+    /// Change along a file with lines of time, rate, delay and loss
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "delay", "jitter", "loss", "preset"])]
+    trace: Option<PathBuf>,
+    /// No conditions of its own any more
+    #[arg(long, conflicts_with_all = ["rate", "delay", "jitter", "loss", "preset", "trace"])]
+    none: bool,
+}
+
+impl LinkArgs {
+    /// What the way between two hosts shall be like, from now on; none where nothing is said of it.
+    fn steps(&self) -> anyhow::Result<Option<Vec<Step>>> {
+        if self.none {
+            return Ok(Some(Vec::new()));
+        }
+        if let Some(file) = &self.trace {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("the trace {} cannot be read", file.display()))?;
+            let steps = conditions::trace(&text);
+            return steps.with_context(|| format!("the trace {} is of no use", file.display())).map(Some);
+        }
+        let said =
+            self.rate.is_some() || self.delay.is_some() || self.jitter.is_some() || self.loss.is_some();
+        if !said && self.preset.is_none() {
+            return Ok(None);
+        }
+        let base = self.preset.unwrap_or_default();
+        let conditions = Conditions {
+            rate: self.rate.or(base.rate),
+            delay: self.delay.unwrap_or(base.delay),
+            jitter: self.jitter.unwrap_or(base.jitter),
+            loss: self.loss.unwrap_or(base.loss),
+        };
+        Ok(Some(vec![Step { at: Duration::ZERO, conditions }]))
+    }
 }
 
 /// The lab's functions block, so they run on a thread that may.
@@ -147,6 +229,10 @@ fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
                 output::json(&labs)?;
             } else {
                 table(&labs).print()?;
+                for (lab, way) in labs.iter().flat_map(|lab| lab.ways.iter().map(move |way| (lab, way))) {
+                    let (a, b) = &way.between;
+                    output::line(&format!("{}: between {a} and {b} it is {}", lab.name, way.conditions))?;
+                }
             }
         }
         BedVerb::Exec { host, command } => {
@@ -160,11 +246,8 @@ fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
             Lab::open(&lab)?.heal(&a, &b)?;
             say(json, &[("healed", &a), ("with", &b)], &format!("{a} and {b} reach each other"))?;
         }
-        BedVerb::Link { link } => {
-            Lab::open(&lab)?.set_link(link)?;
-            let link = shape(link);
-            say(json, &[("link", &link)], &format!("links are {link}"))?;
-        }
+        BedVerb::Link(args) => link(&args, &Lab::open(&lab)?, json)?,
+        BedVerb::Selftest => return selftest(json),
         BedVerb::Kill { host } => {
             Lab::open(&lab)?.stop_node(&host)?;
             say(json, &[("killed", &host)], &format!("godwitd of {host} is killed"))?;
@@ -175,6 +258,69 @@ fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn link(args: &LinkArgs, lab: &Lab, json: bool) -> anyhow::Result<()> {
+    let steps = args.steps()?;
+    let [a, b] = &args.what[..] else {
+        ensure!(
+            steps.is_none(),
+            "between which hosts? Name two of the lab's: godwit lab link a b --rate 20mbit --delay 25ms"
+        );
+        let link: Option<Link> = args.what.first().map(|link| link.parse()).transpose()?;
+        lab.set_link(link)?;
+        let link = shape(link);
+        say(json, &[("link", &link)], &format!("links are {link}"))?;
+        return Ok(());
+    };
+    let steps = steps.with_context(|| {
+        format!("what is it to be like between {a} and {b}? Say so with --rate, --delay, --jitter, --loss, --preset or --trace, or --none")
+    })?;
+    lab.set_way(a, b, &steps)?;
+    let (words, sentence) = match &steps[..] {
+        [] => ("none".to_owned(), format!("the way between {a} and {b} is like their links")),
+        [only] => (only.conditions.to_string(), format!("between {a} and {b} it is {}", only.conditions)),
+        [first, .., last] => (
+            format!("{} to {}", first.conditions, last.conditions),
+            format!("between {a} and {b} it changes along {} lines, for {:?}", steps.len(), last.at),
+        ),
+    };
+    say(json, &[("between", a), ("and", b), ("conditions", &words)], &sentence)?;
+    Ok(())
+}
+
+fn selftest(json: bool) -> anyhow::Result<ExitCode> {
+    let mut all: Vec<Measured> = Vec::new();
+    let mut shown = Ok(());
+    selftest::run("selftest", |measured| {
+        if json {
+            shown = std::mem::replace(&mut shown, Ok(())).and_then(|()| output::json(measured));
+        }
+        all.push(measured.clone());
+    })?;
+    shown?;
+    if !json {
+        let mut table = Table::new(["LINK", "DELAY", "OFF BY", "P99", "RATE", "OFF BY", "LOST", "HOLDS"]);
+        for measured in &all {
+            table.row([
+                measured.link.clone(),
+                format!("{:.3} ms", measured.delay_ms),
+                format!("{:+.3} ms", measured.delay_error_ms),
+                format!("{:.3} ms", measured.delay_p99_ms),
+                measured.rate.map(|rate| format!("{:.2} Mbit/s", rate / 1e6)).unwrap_or_default(),
+                measured.rate_error.map(|error| format!("{:+.2} %", error * 100.0)).unwrap_or_default(),
+                if measured.asked.loss > 0.0 {
+                    format!("{:.2} %", measured.loss * 100.0)
+                } else {
+                    String::new()
+                },
+                if measured.holds { "yes" } else { "no" }.to_owned(),
+            ]);
+        }
+        table.print()?;
+    }
+    let good = all.iter().all(|measured| measured.holds);
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn down(name: &str, json: bool) -> anyhow::Result<()> {

@@ -17,7 +17,10 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::fabric::Counters;
-use crate::config::Link;
+use crate::{
+    conditions::{Conditions, Step},
+    config::Link,
+};
 
 /// The longest message; the figures of 81 ports fit several times.
 const MAX_MESSAGE: usize = 64 << 10;
@@ -34,6 +37,12 @@ pub enum Request {
     Heal(String, String),
     /// Another rate and delay for all access links.
     Link(Option<Link>),
+    /// The way between two hosts is like this from now on; without any step, like their own links.
+    Way(String, String, Vec<Step>),
+    /// More steps of that.
+    WayOn(String, String, Vec<Step>),
+    /// The ways that have conditions of their own.
+    Ways,
     /// The figures of every port.
     Figures,
     /// The pairs that are cut.
@@ -49,6 +58,15 @@ pub struct PortFigures {
     pub counters: Counters,
 }
 
+/// A way between two hosts that has conditions of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WayStatus {
+    /// The hosts.
+    pub between: (String, String),
+    /// What it is like now.
+    pub conditions: Conditions,
+}
+
 /// The answer to a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -56,6 +74,7 @@ pub(crate) enum Answer {
     Done,
     Figures(Vec<PortFigures>),
     Cuts(Vec<(String, String)>),
+    Ways(Vec<WayStatus>),
     Refused(String),
 }
 

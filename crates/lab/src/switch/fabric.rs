@@ -1,13 +1,19 @@
-//! The switch between the lanes: ports, learned addresses, cuts and figures.
+//! The switch between the lanes: ports, learned addresses, ways with conditions of their own, cuts and
+//! figures.
 
-use std::{collections::HashMap, rc::Rc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     frame,
     lane::{Lane, Nanos, Shape},
+    way::{Admitted, Way},
 };
+use crate::conditions::{Conditions, Step};
 
 /// Where frames come out.
 pub(crate) trait Output {
@@ -30,6 +36,8 @@ pub struct Counters {
     pub dropped_full: u64,
     /// Frames from this host dropped by a cut.
     pub dropped_cut: u64,
+    /// Frames from this host lost on a way that loses some.
+    pub dropped_lost: u64,
     /// Frames that the host's interface did not take.
     pub dropped_refused: u64,
     /// Nanoseconds by which frames of a shaped link were handed to the host later than the link says,
@@ -58,6 +66,8 @@ pub(crate) struct Fabric {
     shape: Shape,
     ports: Vec<Port>,
     places: HashMap<[u8; 6], usize>,
+    /// What lies between two ports, from the one to the other, where that is not nothing.
+    ways: BTreeMap<(usize, usize), Way<UnderWay>>,
     /// `cut[a * n + b]`: nothing passes from a to b.
     cut: Vec<bool>,
 }
@@ -68,6 +78,7 @@ impl Fabric {
             shape,
             ports: (0..ports).map(|_| Port::default()).collect(),
             places: HashMap::new(),
+            ways: BTreeMap::new(),
             cut: vec![false; ports * ports],
         }
     }
@@ -93,6 +104,43 @@ impl Fabric {
         self.cut.get(from * self.ports.len() + to).copied().unwrap_or(true)
     }
 
+    /// Gives the way between two ports conditions of its own, in both directions; without any step it has
+    /// none any more.
+    pub(crate) fn set_way(&mut self, now: Nanos, a: usize, b: usize, steps: &[Step]) {
+        for (from, to) in [(a, b), (b, a)] {
+            if steps.is_empty() {
+                let mut way = self.ways.remove(&(from, to));
+                // What is under way arrives all the same.
+                while let Some((at, frame)) = way.as_mut().and_then(|way| way.take_due(Nanos::MAX)) {
+                    self.arrive(at, to, frame);
+                }
+            } else {
+                let seed = (from * self.ports.len() + to) as u64;
+                self.ways.entry((from, to)).or_insert_with(|| Way::new(seed)).begin(now, steps);
+            }
+        }
+    }
+
+    /// More of the trace that [`Fabric::set_way`] began.
+    pub(crate) fn extend_way(&mut self, a: usize, b: usize, steps: &[Step]) {
+        for pair in [(a, b), (b, a)] {
+            if let Some(way) = self.ways.get_mut(&pair) {
+                way.extend(steps);
+            }
+        }
+    }
+
+    /// The ways that have conditions of their own, each once, with what they are.
+    pub(crate) fn ways(&self) -> impl Iterator<Item = (usize, usize, Conditions)> {
+        let once = self.ways.iter().filter(|((a, b), _)| a < b);
+        once.map(|((a, b), way)| (*a, *b, way.conditions()))
+    }
+
+    /// Whether what the host at `port` sends is treated frame by frame, so that it has to come so.
+    pub(crate) fn is_by_frame(&self, port: usize) -> bool {
+        self.ways.iter().any(|((from, _), way)| *from == port && way.is_by_frame())
+    }
+
     pub(crate) fn set_shape(&mut self, now: Nanos, shape: Shape) {
         self.shape = shape;
         for port in &mut self.ports {
@@ -107,7 +155,8 @@ impl Fabric {
 
     /// When the next frame has to move on.
     pub(crate) fn next(&self) -> Option<Nanos> {
-        self.ports.iter().flat_map(|port| [port.up.next(), port.down.next()]).flatten().min()
+        let ports = self.ports.iter().flat_map(|port| [port.up.next(), port.down.next()]);
+        ports.chain(self.ways.values().map(Way::next)).flatten().min()
     }
 
     /// Takes a frame that the host at `port` sent.
@@ -117,7 +166,7 @@ impl Fabric {
         let Some(from) = self.ports.get_mut(port) else { return };
         from.counters.frames_in += 1;
         from.counters.bytes_in += size.total as u64;
-        if shape.is_open() && self.next().is_none() {
+        if shape.is_open() && self.ways.is_empty() && self.next().is_none() {
             return self.switch(now, port, packet, size, None, output);
         }
         let Some(from) = self.ports.get_mut(port) else { return };
@@ -132,11 +181,24 @@ impl Fabric {
 
     /// Moves every frame on whose time has come.
     pub(crate) fn advance(&mut self, now: Nanos, output: &mut impl Output) {
+        for way in self.ways.values_mut() {
+            way.follow(now);
+        }
         // Frames of several hosts meet in the down lanes in the order of their arrival.
-        while let Some(port) = self.earliest_up(now) {
-            let due = self.ports.get_mut(port).and_then(|from| from.up.take_due(now));
-            if let Some((at, UnderWay { packet, size })) = due {
-                self.switch(at, port, &packet, size, Some(&packet), output);
+        loop {
+            match (self.earliest_up(now), self.earliest_way(now)) {
+                (Some((up, port)), way) if way.is_none_or(|(at, _)| up <= at) => {
+                    let due = self.ports.get_mut(port).and_then(|from| from.up.take_due(now));
+                    if let Some((at, UnderWay { packet, size })) = due {
+                        self.switch(at, port, &packet, size, Some(&packet), output);
+                    }
+                }
+                (_, Some((_, pair))) => {
+                    if let Some((at, frame)) = self.ways.get_mut(&pair).and_then(|way| way.take_due(now)) {
+                        self.arrive(at, pair.1, frame);
+                    }
+                }
+                _ => break,
             }
         }
         for port in 0..self.ports.len() {
@@ -148,9 +210,26 @@ impl Fabric {
         }
     }
 
-    fn earliest_up(&self, now: Nanos) -> Option<usize> {
+    fn earliest_up(&self, now: Nanos) -> Option<(Nanos, usize)> {
         let times = self.ports.iter().enumerate().filter_map(|(port, from)| Some((from.up.next()?, port)));
-        times.min().filter(|(at, _)| *at <= now).map(|(_, port)| port)
+        times.min().filter(|(at, _)| *at <= now)
+    }
+
+    fn earliest_way(&self, now: Nanos) -> Option<(Nanos, (usize, usize))> {
+        let times = self.ways.iter().filter_map(|(pair, way)| Some((way.next_frame()?, *pair)));
+        times.min().filter(|(at, _)| *at <= now)
+    }
+
+    /// A frame that has crossed a way with conditions of its own is before the host's own link. Its
+    /// segments have come one after the other: only the last is still to cross that.
+    fn arrive(&mut self, at: Nanos, to: usize, frame: UnderWay) {
+        let shape = self.shape;
+        let Some(port) = self.ports.get_mut(to) else { return };
+        let wire = shape.wire_time(frame.size.first as u64);
+        match port.down.admit(at, wire, shape.patience) {
+            Some(start) => port.down.send(start + wire, frame),
+            None => port.counters.dropped_full += 1,
+        }
     }
 
     /// Sends a frame that came from `from` at `at` on to where it belongs.
@@ -174,9 +253,7 @@ impl Fabric {
                 continue;
             }
             if self.is_cut(from, to) {
-                if let Some(from) = self.ports.get_mut(from) {
-                    from.counters.dropped_cut += 1;
-                }
+                self.count(from, |counters| counters.dropped_cut += 1);
                 continue;
             }
             let shape = self.shape;
@@ -184,6 +261,14 @@ impl Fabric {
                 self.hand_over(to, packet, size, 0, output);
                 continue;
             };
+            if let Some(way) = self.ways.get_mut(&(from, to)) {
+                match way.admit(at, size, UnderWay { packet: Rc::clone(shared), size }) {
+                    Admitted::At(_) => {}
+                    Admitted::Lost => self.count(from, |counters| counters.dropped_lost += 1),
+                    Admitted::Full => self.count(to, |counters| counters.dropped_full += 1),
+                }
+                continue;
+            }
             let Some(port) = self.ports.get_mut(to) else { continue };
             let wire = shape.wire_time(size.total as u64);
             match port.down.admit(at, wire, shape.patience) {
@@ -192,6 +277,12 @@ impl Fabric {
                 }
                 None => port.counters.dropped_full += 1,
             }
+        }
+    }
+
+    fn count(&mut self, port: usize, change: impl FnOnce(&mut Counters)) {
+        if let Some(port) = self.ports.get_mut(port) {
+            change(&mut port.counters);
         }
     }
 
@@ -323,5 +414,49 @@ mod tests {
             }
         }
         assert_eq!(at_one, [(16, 2), (24, 6), (32, 2), (40, 2), (48, 2)]);
+    }
+
+    fn times(fabric: &mut Fabric, seen: &mut Seen) -> Vec<(Nanos, usize)> {
+        let mut times = Vec::new();
+        while let Some(next) = fabric.next() {
+            fabric.advance(next, seen);
+            times.extend(seen.ports().into_iter().map(|port| (next, port)));
+        }
+        times
+    }
+
+    fn step(rate: u64, delay_ms: u64, loss: f64) -> [Step; 1] {
+        let delay = std::time::Duration::from_millis(delay_ms);
+        let conditions = Conditions { rate: Some(rate), delay, loss, ..Conditions::default() };
+        [Step { at: std::time::Duration::ZERO, conditions }]
+    }
+
+    #[test]
+    fn a_way_of_its_own_takes_the_place_of_the_delay_and_concerns_one_pair() {
+        // 8 ms for a frame on the hosts' own links, 80 ms on the way between 0 and 1.
+        let shape = Shape { rate: 1_000_000, delay: 5_000_000, patience: 1_000_000_000 };
+        let (mut fabric, mut seen) = (Fabric::new(3, shape), Seen::default());
+        fabric.set_way(0, 0, 1, &step(100_000, 25, 0.0));
+        fabric.receive(0, 0, &packet(BROADCAST, 2, 976), &mut seen);
+        assert_eq!(times(&mut fabric, &mut seen), [(21_000_000, 2), (121_000_000, 1)]);
+        let listed: Vec<_> = fabric.ways().map(|(a, b, conditions)| (a, b, conditions.rate)).collect();
+        assert_eq!(listed, [(0, 1, Some(100_000))]);
+        // The other way it is the same, and then as before.
+        let now = 1_000_000_000;
+        fabric.receive(now, 1, &packet(2, 4, 976), &mut seen);
+        fabric.set_way(now, 0, 1, &[]);
+        fabric.receive(now, 1, &packet(2, 4, 976), &mut seen);
+        assert_eq!(times(&mut fabric, &mut seen), [(now + 21_000_000, 0), (now + 29_000_000, 0)]);
+    }
+
+    #[test]
+    fn what_is_lost_is_counted_and_the_sender_has_to_cut_its_frames_up() {
+        let (mut fabric, mut seen) = (open(), Seen::default());
+        assert!(!fabric.is_by_frame(0));
+        fabric.set_way(0, 0, 1, &step(1_000_000, 0, 1.0));
+        assert!(fabric.is_by_frame(0) && fabric.is_by_frame(1) && !fabric.is_by_frame(2));
+        fabric.receive(0, 0, &packet(BROADCAST, 2, 976), &mut seen);
+        assert_eq!(times(&mut fabric, &mut seen), [(0, 2)]);
+        assert_eq!(fabric.counters(0).dropped_lost, 1);
     }
 }

@@ -25,6 +25,11 @@ const GSO_UDP_L4: u8 = 5;
 /// Flag beside the type: the segments carry ECN.
 const GSO_ECN: u8 = 0x80;
 
+/// Bytes on the wire of a frame with an IP packet of this length.
+pub(crate) fn frame_on_wire(packet: usize) -> usize {
+    (14 + packet).max(MIN_FRAME) + WIRE_OVERHEAD
+}
+
 /// What a frame occupies on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WireSize {

@@ -8,7 +8,8 @@
 //!
 //! - `frame`: how long a frame, or a large one that a network card would cut up, is on the wire.
 //! - `lane`: one direction of an access link, in virtual time.
-//! - `fabric`: ports, learned addresses, cuts; no input or output.
+//! - `way`: what lies between two hosts beside their links: rate, delay, jitter, loss, along a trace.
+//! - `fabric`: ports, learned addresses, ways, cuts; no input or output.
 //! - `tap`: the TAP devices, with checksum and segmentation left to be done "by hardware".
 //! - `control`: requests to the running program: cut, heal, change the link, figures.
 //! - `run`: the event loop of `godwit-lab-link`.
@@ -25,7 +26,9 @@ pub(crate) mod frame;
 pub(crate) mod lane;
 mod run;
 pub(crate) mod tap;
+pub(crate) mod way;
 
-pub use control::{PortFigures, Request};
+pub use control::{PortFigures, Request, WayStatus};
 pub use fabric::Counters;
+pub(crate) use frame::frame_on_wire;
 pub use run::{Arguments, run};

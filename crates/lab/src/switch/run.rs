@@ -13,7 +13,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
-    control::{self, Answer, PortFigures, Request},
+    control::{self, Answer, PortFigures, Request, WayStatus},
     fabric::{Fabric, Output},
     frame,
     lane::{Nanos, Shape, nanos},
@@ -158,6 +158,7 @@ impl Loop {
     }
 
     fn answer(&mut self, request: Request) -> Answer {
+        let name = |port: usize| self.names.get(port).cloned().unwrap_or_default();
         match request {
             Request::Cut(a, b) => self.set_cut(&a, &b, true),
             Request::Heal(a, b) => self.set_cut(&a, &b, false),
@@ -165,8 +166,19 @@ impl Loop {
                 self.fabric.set_shape(now(), Shape::new(link));
                 Answer::Done
             }
+            Request::Way(a, b, steps) => self.set_way(&a, &b, |fabric, a, b| {
+                fabric.set_way(now(), a, b, &steps);
+            }),
+            Request::WayOn(a, b, steps) => self.set_way(&a, &b, |fabric, a, b| {
+                fabric.extend_way(a, b, &steps);
+            }),
+            Request::Ways => Answer::Ways(
+                self.fabric
+                    .ways()
+                    .map(|(a, b, conditions)| WayStatus { between: (name(a), name(b)), conditions })
+                    .collect(),
+            ),
             Request::Cuts => {
-                let name = |port: usize| self.names.get(port).cloned().unwrap_or_default();
                 Answer::Cuts(self.fabric.cuts().into_iter().map(|(a, b)| (name(a), name(b))).collect())
             }
             Request::Figures => Answer::Figures(
@@ -183,13 +195,37 @@ impl Loop {
     }
 
     fn set_cut(&mut self, a: &str, b: &str, cut: bool) -> Answer {
-        let port = |host: &str| self.names.iter().position(|name| name == host);
-        match (port(a), port(b)) {
-            (Some(a), Some(b)) if a != b => {
+        match self.two(a, b) {
+            Ok((a, b)) => {
                 self.fabric.set_cut(a, b, cut);
                 Answer::Done
             }
-            _ => Answer::Refused(format!("{a} and {b} are not two hosts of this lab")),
+            Err(refused) => refused,
+        }
+    }
+
+    fn set_way(&mut self, a: &str, b: &str, change: impl FnOnce(&mut Fabric, usize, usize)) -> Answer {
+        let (a, b) = match self.two(a, b) {
+            Ok(pair) => pair,
+            Err(refused) => return refused,
+        };
+        change(&mut self.fabric, a, b);
+        for port in [a, b] {
+            if let Some(tap) = self.taps.0.get_mut(port)
+                && let Err(error) = tap.set_large(!self.fabric.is_by_frame(port))
+            {
+                return Answer::Refused(format!("the uplink of a host takes no other frame size: {error}"));
+            }
+        }
+        Answer::Done
+    }
+
+    /// The ports of two hosts.
+    fn two(&self, a: &str, b: &str) -> Result<(usize, usize), Answer> {
+        let port = |host: &str| self.names.iter().position(|name| name == host);
+        match (port(a), port(b)) {
+            (Some(a), Some(b)) if a != b => Ok((a, b)),
+            _ => Err(Answer::Refused(format!("{a} and {b} are not two hosts of this lab"))),
         }
     }
 }

@@ -63,6 +63,11 @@ impl Tap {
         }
     }
 
+    /// Whether the host may hand over large frames, to be cut up here, or has to do that by itself.
+    pub(crate) fn set_large(&mut self, large: bool) -> io::Result<()> {
+        Ok(if large { offload_all(&self.file) } else { offload(&self.file, libc::TUN_F_CSUM) }?)
+    }
+
     /// Hands a frame with its header to the host; false if its interface is down or it has no memory.
     pub(crate) fn write(&mut self, packet: &[u8]) -> bool {
         self.file.write(packet).is_ok_and(|length| length == packet.len())
@@ -95,11 +100,16 @@ fn configure(file: &File, name: &str) -> io::Result<()> {
         tun_set_header_size(descriptor, &raw const header)?;
         tun_set_little_endian(descriptor, &raw const one)?;
     }
-    // SAFETY: these requests take a number, not a pointer.
-    let offloads = |which: libc::c_uint| unsafe {
-        tun_set_offload(descriptor, libc::c_int::try_from(which).unwrap_or_default())
-    };
-    // Without segmentation the frames are small but the same.
-    offloads(OFFLOAD_TCP | OFFLOAD_UDP).or_else(|_| offloads(OFFLOAD_TCP))?;
-    Ok(())
+    Ok(offload_all(file)?)
+}
+
+/// All that this kernel knows. Without segmentation the frames are small but the same.
+fn offload_all(file: &File) -> nix::Result<()> {
+    offload(file, OFFLOAD_TCP | OFFLOAD_UDP).or_else(|_| offload(file, OFFLOAD_TCP))
+}
+
+fn offload(file: &File, which: libc::c_uint) -> nix::Result<()> {
+    let which = libc::c_int::try_from(which).unwrap_or_default();
+    // SAFETY: the request takes a number, not a pointer.
+    unsafe { tun_set_offload(file.as_raw_fd(), which) }.map(drop)
 }

@@ -21,9 +21,6 @@ pub struct Area {
     pub kind: AreaKind,
     /// Whether it is the kernel's code for the process, which has system calls in it.
     pub(crate) is_vdso: bool,
-    /// Whether the kernel may drop its pages (`MAP_DROPPABLE`): then userfaultfd does not take it. Only
-    /// `smaps` tells.
-    pub(crate) droppable: bool,
 }
 
 /// Who carries the pages of a mapping to the destination.
@@ -85,13 +82,9 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Area>, &str> {
     let mut skipped = false;
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let has = |name| flags.split_whitespace().any(|flag| flag == name);
-            if let (false, Some(area)) = (skipped, areas.last_mut()) {
-                // Kept by CRIU.
-                if has("lo") || has("ht") {
-                    area.kind = AreaKind::Other;
-                }
-                area.droppable = has("dp");
+            let kept_by_criu = flags.split_whitespace().any(|flag| flag == "lo" || flag == "ht");
+            if let (true, false, Some(area)) = (kept_by_criu, skipped, areas.last_mut()) {
+                area.kind = AreaKind::Other;
             }
             continue;
         }
@@ -130,7 +123,6 @@ fn parse_line(line: &str) -> Option<Area> {
         executable: execute == b'x',
         kind: if private { AreaKind::Private } else { AreaKind::Other },
         is_vdso: name == "[vdso]",
-        droppable: false,
     })
 }
 
@@ -185,19 +177,6 @@ Size:                  4 kB
 VmFlags: rd wr mr mw me lo ac 
 ";
         assert_eq!(private(smaps), [true, false]);
-    }
-
-    #[test]
-    fn areas_whose_pages_the_kernel_may_drop_are_told_by_smaps() {
-        let smaps = "\
-7f0000000000-7f0000001000 rw-p 00000000 00:00 0 
-VmFlags: rd wr mr mw me ac 
-7f0000001000-7f0000002000 rw-p 00000000 00:00 0 
-VmFlags: rd wr mr mw me nr wf dd dp 
-";
-        let droppable: Vec<_> =
-            parse(smaps).expect("understood").into_iter().map(|area| area.droppable).collect();
-        assert_eq!(droppable, [false, true]);
     }
 
     #[test]

@@ -14,9 +14,6 @@ const UFFD_API: u64 = 0xAA;
 const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
 const UFFDIO_REGISTER_MODE_WP: u64 = 2;
 
-/// How often to begin watching a range in which the process maps more and more.
-const WATCH_TRIES: u32 = 16;
-
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 2;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
@@ -94,6 +91,8 @@ mod calls {
 #[derive(Debug)]
 pub(super) struct Userfault {
     fd: OwnedFd,
+    /// Whether this kernel leaves the marks on pages that mremap(2) moves. Where they come into what is
+    /// watched later they would count as not written for ever.
     leaves_marks: bool,
 }
 
@@ -107,34 +106,19 @@ impl Userfault {
         Ok(Self { fd, leaves_marks: leaves_marks(&release) })
     }
 
-    /// Whether this kernel leaves the marks on pages that mremap(2) moves. Where they come into what
-    /// is watched later they would count as not written for ever.
-    pub(super) fn leaves_marks(&self) -> bool {
-        self.leaves_marks
-    }
-
-    /// Notes writes from now on in all that is mapped in this range. Of what was watched already
-    /// nothing is forgotten, unless [`Userfault::leaves_marks`].
-    pub(super) fn watch(&self, range: &Range) -> Result<(), Errno> {
-        let len = range.end - range.start;
-        for _ in 0..WATCH_TRIES {
-            let mut register =
-                UffdioRegister { start: range.start, len, mode: UFFDIO_REGISTER_MODE_WP, ioctls: 0 };
-            // SAFETY: as above. Registering for asynchronous write protection changes nothing that the
-            // process can notice.
-            unsafe { calls::uffdio_register(self.fd.as_raw_fd(), &raw mut register) }?;
-            if !self.leaves_marks {
-                return Ok(());
-            }
-            let mut unprotect = UffdioWriteprotect { start: range.start, len, mode: 0 };
+    /// Notes writes from now on in an area of a process that does not run.
+    pub(super) fn watch(&self, area: &Range) -> Result<(), Errno> {
+        let (start, len) = (area.start, area.end - area.start);
+        let mut register = UffdioRegister { start, len, mode: UFFDIO_REGISTER_MODE_WP, ioctls: 0 };
+        // SAFETY: as above. Registering for asynchronous write protection changes nothing that the
+        // process can notice.
+        unsafe { calls::uffdio_register(self.fd.as_raw_fd(), &raw mut register) }?;
+        if self.leaves_marks {
+            let mut unprotect = UffdioWriteprotect { start, len, mode: 0 };
             // SAFETY: as above.
-            match unsafe { calls::uffdio_writeprotect(self.fd.as_raw_fd(), &raw mut unprotect) } {
-                // Something was mapped there between the two.
-                Err(Errno::ENOENT) => {}
-                result => return result.map(drop),
-            }
+            unsafe { calls::uffdio_writeprotect(self.fd.as_raw_fd(), &raw mut unprotect) }?;
         }
-        Err(Errno::ENOENT)
+        Ok(())
     }
 }
 

@@ -19,8 +19,9 @@ pub(super) enum Watch {
     /// By a userfaultfd of its address space.
     Uffd {
         userfault: Userfault,
-        /// Areas that it cannot watch.
-        droppable: Vec<Range>,
+        /// Areas that it does not take, such as memory that the kernel may drop: glibc has had some in
+        /// each program since 2.41.
+        refused: Vec<Range>,
     },
     /// By soft-dirty bits.
     SoftDirty {
@@ -132,7 +133,7 @@ impl Watch {
         }
         *self = match inject::userfaultfd(process) {
             Ok(fd) => match Userfault::new(fd) {
-                Ok(userfault) => Self::Uffd { userfault, droppable: Vec::new() },
+                Ok(userfault) => Self::Uffd { userfault, refused: Vec::new() },
                 Err(errno) => Self::Refused {
                     reason: format!("this kernel's userfaultfd does not note writes: {}", errno.desc()),
                     lasting: true,
@@ -156,7 +157,7 @@ impl Watch {
         let pagemap = process.open_file("pagemap")?;
         let private: Vec<&Area> = areas.iter().filter(|area| area.kind == AreaKind::Private).collect();
         let mut pages: Vec<Option<Found>> = private.iter().map(|_| None).collect();
-        if let Self::Uffd { userfault, droppable } = self {
+        if let Self::Uffd { userfault, refused } = self {
             for (area, pages) in private.iter().zip(&mut pages) {
                 *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();
             }
@@ -168,7 +169,7 @@ impl Watch {
             };
             let (watched, mut unwatched) = (ranges(true), ranges(false));
             if manner != Manner::Frozen && !unwatched.is_empty() {
-                match begin(userfault, droppable, process, &watched, &mut unwatched) {
+                match begin(userfault, refused, process, &watched, &mut unwatched) {
                     Ok(()) => {}
                     Err(Begin::Process(error)) => return Err(error.into()),
                     Err(Begin::Replaced) if manner == Manner::First => return Ok(None),
@@ -241,79 +242,52 @@ enum Begin {
 
 /// Begins to watch areas, and leaves those in the list of which that is so.
 ///
-/// The process runs meanwhile. What is watched and what is not are two areas for the kernel, and
-/// mremap(2) fails over both. So whatever the process may have made of an area since it was listed,
-/// all of it must be watched or none: a whole stretch is, with its holes, from one area that is
-/// nobody's private memory, or that cannot be watched, to the next.
+/// What is watched and what is not are two areas for the kernel, and mremap(2) fails over both. So an
+/// area is watched as a whole, and for that nothing of the process runs between listing and watching:
+/// it would cut through what the process makes of it meanwhile.
 fn begin(
     userfault: &Userfault,
-    droppable: &mut Vec<Range>,
+    refused: &mut Vec<Range>,
     process: &Process,
     watched: &[Range],
     unwatched: &mut Vec<Range>,
 ) -> Result<(), Begin> {
-    let areas = process.areas_at_once().map_err(Begin::Process)?;
-    droppable.retain(|range| areas.iter().any(|area| area.range == *range));
-    // A page that has come to such an area with a mark on it would count as not written.
-    let mut walls = if userfault.leaves_marks() { watched.to_vec() } else { Vec::new() };
-    walls.extend_from_slice(droppable);
-    let mut failed = Vec::new();
-    for stretch in stretches(&areas, &walls) {
-        if !unwatched.iter().any(|range| overlap(range, &stretch)) || watch(userfault, &stretch)? {
-            continue;
-        }
-        // Something is in it that cannot be watched, or that the process watches by itself.
-        *droppable = process.droppable().map_err(Begin::Process)?;
-        for part in between(&stretch, droppable.iter().collect()) {
-            if watch(userfault, &part)? {
+    unwatched.retain(|range| !refused.contains(range));
+    if unwatched.is_empty() {
+        return Ok(());
+    }
+    let stopped = inject::while_stopped(process, || {
+        let areas = process.areas_at_once().map_err(Begin::Process)?;
+        let (mut begun, mut refused) = (Vec::new(), Vec::new());
+        for area in areas.into_iter().filter(|area| area.kind == AreaKind::Private) {
+            if watched
+                .binary_search_by_key(&area.range.start, |range| range.start)
+                .is_ok_and(|at| watched.get(at) == Some(&area.range))
+            {
                 continue;
             }
-            for range in unwatched.iter().filter(|range| overlap(range, &part)) {
-                if !watch(userfault, range)? {
-                    failed.push(range.clone());
-                }
+            match userfault.watch(&area.range) {
+                Ok(()) => begun.push(area.range),
+                Err(Errno::ENOMEM | Errno::ESRCH) => return Err(Begin::Replaced),
+                // It cannot be watched, or the process watches it by itself.
+                Err(_) => refused.push(area.range),
             }
         }
-    }
-    unwatched.retain(|range| !failed.contains(range) && !droppable.iter().any(|other| overlap(range, other)));
-    Ok(())
-}
-
-/// Whether watching began in this range.
-fn watch(userfault: &Userfault, range: &Range) -> Result<bool, Begin> {
-    match userfault.watch(range) {
-        Ok(()) => Ok(true),
-        Err(Errno::ENOMEM | Errno::ESRCH) => Err(Begin::Replaced),
-        Err(_) => Ok(false),
-    }
-}
-
-fn overlap(one: &Range, other: &Range) -> bool {
-    one.start < other.end && other.start < one.end
-}
-
-/// The stretches of an address space that hold private memory and holes only, without these ranges.
-fn stretches(areas: &[Area], without: &[Range]) -> Vec<Range> {
-    let (Some(first), Some(last)) = (areas.first(), areas.last()) else { return Vec::new() };
-    let others = areas.iter().filter(|area| area.kind != AreaKind::Private).map(|area| &area.range);
-    between(&(first.range.start..last.range.end), others.chain(without).collect())
-}
-
-/// What is left of a range between walls.
-fn between(range: &Range, mut walls: Vec<&Range>) -> Vec<Range> {
-    walls.sort_by_key(|wall| wall.start);
-    let mut left = Vec::new();
-    let mut start = range.start;
-    for wall in walls.into_iter().filter(|wall| overlap(wall, range)) {
-        if start < wall.start {
-            left.push(start..wall.start);
+        Ok((begun, refused))
+    });
+    match stopped {
+        Ok(outcome) => {
+            let begun;
+            (begun, *refused) = outcome?;
+            let whole =
+                |range: &Range| begun.iter().any(|area| area.start <= range.start && range.end <= area.end);
+            unwatched.retain(whole);
         }
-        start = start.max(wall.end);
+        Err(InjectError::Gone) => return Err(Begin::Process(ProcessError::Gone { pid: process.pid() })),
+        // The next look tries again.
+        Err(InjectError::Refused { .. }) => unwatched.clear(),
     }
-    if start < range.end {
-        left.push(start..range.end);
-    }
-    left
+    Ok(())
 }
 
 /// The pages of a range, and those that were written; all of them when `all` says so.
