@@ -38,11 +38,18 @@ pub struct Points {
 impl Points {
     /// Tells the daemons of the lab that is made from `config` about them.
     pub fn of(config: &mut LabConfig) -> Self {
+        Self::among(config, &POINTS)
+    }
+
+    /// Tells them about these only: some are passed with each batch of pages, and to look whether one is
+    /// held there takes time.
+    pub fn among(config: &mut LabConfig, some: &[&str]) -> Self {
         let points = Self { directory: tempfile::tempdir().unwrap() };
-        let places = POINTS.map(|point| {
+        let place = |point: &&str| {
             points.let_go(point);
             format!("{point}=wait:{}", points.directory.path().display())
-        });
+        };
+        let places: Vec<_> = some.iter().map(place).collect();
         config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), places.join(",")));
         points
     }

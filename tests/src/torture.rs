@@ -5,10 +5,10 @@
 
 use std::{
     env,
-    fs::{self, File},
+    fs::File,
     io::{Read, Seek},
     net::{Ipv4Addr, SocketAddrV4},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command},
     thread,
     time::{Duration, Instant},
@@ -20,6 +20,7 @@ use crate::{
     Bed, Report, Said,
     comparison::{Snapshot, processes, told},
     compile,
+    hold::Points,
 };
 
 const NAME: &str = "torture";
@@ -47,25 +48,22 @@ pub struct Torture {
     programs: Vec<(String, u64)>,
     on: &'static str,
     operations: u64,
-    faults: tempfile::TempDir,
+    points: Points,
 }
 
 impl Torture {
     /// Runs a process for each pair of case and seed on node `a`.
     pub fn start(test: &str, programs: &[(&str, u64)]) -> Self {
-        let faults = tempfile::tempdir().unwrap();
+        let mut points = None;
         let bed = Bed::up_with(test, |config| {
-            let points = [FROZEN, RESTORED].map(|point| {
-                fs::write(faults.path().join(format!("{point}.go")), b"").unwrap();
-                format!("{point}=wait:{}", faults.path().display())
-            });
-            config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), points.join(",")));
+            points = Some(Points::among(config, &[FROZEN, RESTORED]));
             config.programs.criu = env::var_os("GODWIT_TORTURE_CRIU").map(PathBuf::from);
         });
         let root = bed.scratch().join("root");
         Rootfs::new(&root).unwrap();
         compile("torture.c", &root.join("torture"));
-        let mut torture = Self { bed, root, programs: Vec::new(), on: "a", operations: 0, faults };
+        let mut torture =
+            Self { bed, root, programs: Vec::new(), on: "a", operations: 0, points: points.unwrap() };
         torture.run(programs);
         torture
     }
@@ -112,11 +110,11 @@ impl Torture {
     /// it was when it was frozen. Then it must go on and find everything as it should be.
     pub fn move_compared(&mut self, mode: &str) -> Report {
         self.moved(mode, |torture, moving| {
-            torture.hold(FROZEN);
-            torture.hold(RESTORED);
+            torture.points.hold(FROZEN);
+            torture.points.hold(RESTORED);
             let compared = torture.compare(moving, mode);
-            torture.let_go(FROZEN);
-            torture.let_go(RESTORED);
+            torture.points.let_go(FROZEN);
+            torture.points.let_go(RESTORED);
             compared
         })
     }
@@ -166,12 +164,12 @@ impl Torture {
     /// Compares the memory where a move is held; nothing when it ends before.
     fn compare(&self, moving: &mut Moving, mode: &str) -> Option<Compared> {
         let (lab, to) = (self.bed.lab().name(), if self.on == "a" { "b" } else { "a" });
-        moving.reaches(&self.mark(FROZEN))?;
+        moving.reaches(&self.points, FROZEN)?;
         let reading = Instant::now();
         let snapshot = Snapshot::take(&processes(lab, self.on, NAME));
         let took = reading.elapsed();
-        self.let_go(FROZEN);
-        moving.reaches(&self.mark(RESTORED))?;
+        self.points.let_go(FROZEN);
+        moving.reaches(&self.points, RESTORED)?;
         let comparing = Instant::now();
         let complete = matches!(mode, "precopy" | "cold");
         let differences = snapshot.differences(&processes(lab, to, NAME), complete);
@@ -183,19 +181,6 @@ impl Torture {
             comparing.elapsed().as_millis()
         );
         Some(Compared { said, differences })
-    }
-
-    fn mark(&self, point: &str) -> PathBuf {
-        self.faults.path().join(format!("{point}.reached"))
-    }
-
-    fn hold(&self, point: &str) {
-        let _ = fs::remove_file(self.mark(point));
-        fs::remove_file(self.faults.path().join(format!("{point}.go"))).unwrap();
-    }
-
-    fn let_go(&self, point: &str) {
-        fs::write(self.faults.path().join(format!("{point}.go")), b"").unwrap();
     }
 }
 
@@ -221,10 +206,11 @@ impl Moving {
         Self { child: command.spawn().unwrap(), stdout, stderr }
     }
 
-    /// Waits until the mark is there; nothing when the command ends before, which it does in any case.
-    fn reaches(&mut self, mark: &Path) -> Option<()> {
+    /// Waits until it is held at this point; nothing when the command ends before, which it does in any
+    /// case.
+    fn reaches(&mut self, points: &Points, point: &str) -> Option<()> {
         loop {
-            if mark.exists() {
+            if points.has_reached(point) {
                 return Some(());
             }
             if self.child.try_wait().unwrap().is_some() {

@@ -246,7 +246,7 @@ fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
             Lab::open(&lab)?.heal(&a, &b)?;
             say(json, &[("healed", &a), ("with", &b)], &format!("{a} and {b} reach each other"))?;
         }
-        BedVerb::Link(args) => link(&args, &Lab::open(&lab)?, json)?,
+        BedVerb::Link(args) => link(&args, &lab, json)?,
         BedVerb::Selftest => return selftest(json),
         BedVerb::Kill { host } => {
             Lab::open(&lab)?.stop_node(&host)?;
@@ -260,7 +260,7 @@ fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn link(args: &LinkArgs, lab: &Lab, json: bool) -> anyhow::Result<()> {
+fn link(args: &LinkArgs, lab: &str, json: bool) -> anyhow::Result<()> {
     let steps = args.steps()?;
     let [a, b] = &args.what[..] else {
         ensure!(
@@ -268,7 +268,7 @@ fn link(args: &LinkArgs, lab: &Lab, json: bool) -> anyhow::Result<()> {
             "between which hosts? Name two of the lab's: godwit lab link a b --rate 20mbit --delay 25ms"
         );
         let link: Option<Link> = args.what.first().map(|link| link.parse()).transpose()?;
-        lab.set_link(link)?;
+        Lab::open(lab)?.set_link(link)?;
         let link = shape(link);
         say(json, &[("link", &link)], &format!("links are {link}"))?;
         return Ok(());
@@ -276,7 +276,7 @@ fn link(args: &LinkArgs, lab: &Lab, json: bool) -> anyhow::Result<()> {
     let steps = steps.with_context(|| {
         format!("what is it to be like between {a} and {b}? Say so with --rate, --delay, --jitter, --loss, --preset or --trace, or --none")
     })?;
-    lab.set_way(a, b, &steps)?;
+    Lab::open(lab)?.set_way(a, b, &steps)?;
     let (words, sentence) = match &steps[..] {
         [] => ("none".to_owned(), format!("the way between {a} and {b} is like their links")),
         [only] => (only.conditions.to_string(), format!("between {a} and {b} it is {}", only.conditions)),
