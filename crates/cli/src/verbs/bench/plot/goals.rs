@@ -108,6 +108,10 @@ fn of_moves(data: &Data, group: &Group) -> Vec<Goal> {
             " ms",
         ));
     }
+    let stock = data.group("stock-cold", group.memory).and_then(|stock| stock.median("downtime_ms"));
+    if let (Some(stock), Some(downtime)) = (stock.filter(|_| group.series == "godwit-cold"), downtime) {
+        goals.push(Goal::at_most(what("downtime ÷ stock-cold's"), downtime / stock, 1.0, ""));
+    }
     if let Some(ratio) = group.page_ratio().filter(|_| ours && !group.series.ends_with("-return")) {
         goals.push(Goal::at_most(what("memory on the wire ÷ pages"), ratio, PAGES, ""));
     }
@@ -215,6 +219,8 @@ mod tests {
             row("godwit-precopy", 120.0),
             row("godwit-hybrid", 180.0),
             row("godwit-precopy-stock-criu", 330.0),
+            row("godwit-cold", 450.0),
+            row("stock-cold", 900.0),
             part("wire-precopy", "share_of_iperf", 0.95),
             part("faults", "fault_p99_ms", 7.7),
             part("scan", "cpu_ms", 6.4),
@@ -224,6 +230,7 @@ mod tests {
             "| godwit-precopy, 1.0 GiB: downtime ÷ floor | at most 1.300 | 1.200 | yes |",
             "| godwit-hybrid, 1.0 GiB: downtime ÷ floor | at most 1.200 | 1.800 | missed by 50.0 % |",
             "| godwit-precopy-stock-criu, 1.0 GiB: downtime more than with the patches | at most 200 ms | 210 ms | missed by 5.0 % |",
+            "| godwit-cold, 1.0 GiB: downtime ÷ stock-cold's | at most 1.000 | 0.500 | yes |",
             "| wire-precopy: pages ÷ iperf3 | at least 0.900 | 0.950 | yes |",
             "| faults: 99 of 100 | at most 7.000 ms | 7.700 ms | missed by 10.0 % |",
             "| scan: CPU time of a look | at most 20.0 ms | 6.400 ms | yes |",
