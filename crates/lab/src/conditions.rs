@@ -158,7 +158,7 @@ pub fn trace(text: &str) -> Result<Vec<Step>, LabError> {
         let [at, rate_, delay_, loss_] = words[..] else {
             return Err(wrong("a line has time, rate, delay and loss"));
         };
-        let at = scaled(&at.to_ascii_lowercase(), &TIMES).map_err(&wrong)?;
+        let at = scaled(&at.to_ascii_lowercase(), &TIMES).map_err(wrong)?;
         let at = Duration::try_from_secs_f64(at / 1e9).map_err(|_| wrong("the time is too long"))?;
         if steps.last().is_some_and(|last| last.at >= at) {
             return Err(wrong("it is not later than the line before"));
