@@ -13,7 +13,7 @@ const DOWNTIME: [(&str, f64); 3] =
     [("godwit-precopy", 1.3), ("godwit-hybrid", 1.2), ("godwit-postcopy", 1.2)];
 /// What memory may take on the wire, for each byte of the pages that had to cross.
 const PAGES: f64 = 1.02;
-/// What a CRIU without patches may cost more, milliseconds for each GiB.
+/// What a CRIU without patches may cost more, milliseconds for each GiB of the service's memory.
 const STOCK_CRIU: f64 = 200.0;
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -96,11 +96,15 @@ fn of_moves(data: &Data, group: &Group) -> Vec<Goal> {
     if let (Some(limit), Some(downtime), Some(floor)) = (limit, downtime, data.floor(group.memory)) {
         goals.push(Goal::at_most(what("downtime ÷ floor"), downtime / floor, limit, ""));
     }
-    let patched = group.series.strip_suffix("-stock-criu").and_then(|name| data.group(name, group.memory));
+    let patched = group.series.strip_suffix("-stock-criu");
+    // A cold move's dump has all of the memory in it, with patches or without.
+    let patched = patched.filter(|name| DOWNTIME.iter().any(|(series, _)| series == name));
+    let patched = patched.and_then(|name| data.group(name, group.memory));
     if let (Some(patched), Some(downtime)) =
         (patched.and_then(|patched| patched.median("downtime_ms")), downtime)
     {
-        let most = STOCK_CRIU * group.memory as f64 / GIB;
+        let memory = data.resident(group.memory).unwrap_or(group.memory as f64);
+        let most = STOCK_CRIU * memory / GIB;
         goals.push(Goal::at_most(
             what("downtime more than with the patches"),
             downtime - patched,
@@ -117,6 +121,10 @@ fn of_moves(data: &Data, group: &Group) -> Vec<Goal> {
     }
     if let Some(ratio) = group.median("throughput_ratio") {
         goals.push(Goal::at_least(what("answers a second while copying ÷ before"), ratio, 0.95, ""));
+        if let Some(iperf) = group.median("throughput_ratio_iperf") {
+            let beside = what("the same ÷ beside iperf3 on this link");
+            goals.push(Goal::at_least(beside, ratio / iperf, 0.95, ""));
+        }
     }
     goals
 }
