@@ -10,7 +10,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::LabError;
+use crate::{
+    conditions::{read_delay, read_rate},
+    error::LabError,
+};
 
 /// The host outside the nodes from which clients use the services.
 pub const CLIENT: &str = "client";
@@ -93,24 +96,13 @@ impl FromStr for Link {
     /// Reads `<rate>[,<delay>]`: `1gbit,1ms`, `500mbit`, `11.5mbit,120ms`, `1gbit,250us`.
     fn from_str(text: &str) -> Result<Self, LabError> {
         let bad = |reason| LabError::BadLink { given: text.to_owned(), reason };
-        let lower = text.trim().to_ascii_lowercase();
-        let (rate, delay) = match lower.split_once(',') {
-            Some((rate, delay)) => (rate.trim(), Some(delay.trim())),
-            None => (lower.as_str(), None),
+        let (rate, delay) = match text.split_once(',') {
+            Some((rate, delay)) => (rate, Some(delay)),
+            None => (text, None),
         };
-        let rate = scaled(rate, &[("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3), ("bit", 1.0)]).map_err(bad)?;
-        if !(1e4..=1e11).contains(&rate) {
-            return Err(bad("the rate must lie between 10kbit and 100gbit"));
-        }
-        let delay = match delay {
-            Some(delay) => scaled(delay, &[("ms", 1e6), ("us", 1e3), ("s", 1e9)]).map_err(bad)?,
-            None => 0.0,
-        };
-        if !(0.0..=1e10).contains(&delay) {
-            return Err(bad("the delay must lie between 0ms and 10s"));
-        }
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // both are bounded above
-        Ok(Self { rate: rate.round() as u64, delay: Duration::from_nanos(delay.round() as u64) })
+        let rate = read_rate(rate.trim()).map_err(bad)?;
+        let delay = delay.map_or(Ok(Duration::ZERO), |delay| read_delay(delay.trim())).map_err(bad)?;
+        Ok(Self { rate, delay })
     }
 }
 

@@ -124,7 +124,7 @@ enum BedVerb {
 const LINK_HELP: &str = "\
 Presets: lan (1gbit, 0.1ms), office (72mbit, 3.5ms), wifi (100mbit, 2ms ± 1ms, 0.1% lost),
 wan (100mbit, 20ms ± 1ms, 0.01% lost), lte (11mbit, 60ms). Delays are one-way. Of these lte and office
-are the links of \"Container Migration in the Fog\" (Puliafito et al., Sensors 19(7), 1488, 2019), rounded.
+approximate the links of \"Container Migration in the Fog\" (Puliafito et al., Sensors 19(7), 1488, 2019).
 
 A trace has a line for each change: time, rate, delay and loss, such as `1.5s 4mbit 60ms 0.5%`. Times
 begin with 0s when the command is given, and the last line holds from then on.

@@ -361,8 +361,8 @@ fn a_busy_program_is_right_in_the_end() {
 #[test]
 fn a_mapping_that_grows_as_it_is_looked_at_can_be_moved() {
     const MAP_DROPPABLE: i32 = 8;
-    let _alone = alone();
     const STEP: usize = 4 << 12;
+    let _alone = alone();
     let (orders, order) = pipe();
     let (answers, answer) = pipe();
     let mut child = Child::fork(|| {
