@@ -9,7 +9,7 @@ TEST_ARGS ?=
 BENCH_ARGS ?= --memory 256MiB,1GiB,4GiB --runs 5 --mode precopy,hybrid,postcopy --compress off \
 	--link 1gbit,1ms --baseline floor
 # What else does the job, where that ends in minutes; the moves beside it show what a stock CRIU costs.
-STOCK_ARGS ?= --memory 256MiB,1GiB --runs 3 --mode precopy,cold --stock-criu --compress off \
+STOCK_ARGS ?= --memory 256MiB,1GiB --runs 5 --mode precopy,cold --stock-criu --compress off \
 	--link 1gbit,1ms --baseline stock-cold,stock-lazy,floor --stock-lazy-max 256MiB
 RESULTS := bench/results
 

@@ -10,9 +10,11 @@
 //!   │ ◄─────────────────────────── LayerStored│
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs
 //!   │ ◄─────────────────────────── TreeApplied│
-//!   │ (lanes) Pages… ───────────────────────► │  rounds of memory, while the service runs
+//!   │ (lanes) Pages… ───────────────────────► │  rounds of memory, while the service runs, or
+//!   │ Pending… PendingEnd ──────────────────► │  only the names of pages that will come later
+//!   │ ◄──────────────────────────── PendingEnd│
 //!   │ (journal: frozen; freeze, close port)   │
-//!   │ Pending… PendingEnd ──────────────────► │  the pages that are still to come
+//!   │ Pending… PendingEnd ──────────────────► │  the others that are still to come
 //!   │ ◄──────────────────────────── PendingEnd│
 //!   │ (lanes) Pages… PagesEnd ──────────────► │  they come now, beside all that follows, or stay
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  files changed since

@@ -129,6 +129,7 @@ impl Seen {
 
 /// The clients of one Redis: one that filled it and will check the data, one that keeps it busy.
 pub(crate) struct Clients {
+    lab: Lab,
     data: RedisClient,
     load: RedisLoad,
     busy: Option<ClosedLoop>,
@@ -145,9 +146,8 @@ impl Clients {
     ) -> anyhow::Result<Self> {
         let redis = preset.at(ADDRESS);
         say(&format!("filling it with {}", output::bytes(memory)))?;
-        let there = lab.clone();
-        let data = blocking(move || {
-            let mut data = RedisClient::connect(&there, "client", redis, START)?;
+        let data = unhurried(lab, move |lab| {
+            let mut data = RedisClient::connect(lab, "client", redis, START)?;
             data.fill(memory)?;
             Ok(data)
         })
@@ -162,7 +162,7 @@ impl Clients {
         let load = move || Ok(RedisLoad::start_writing(&there, "client", redis, rate, memory)?);
         let load = blocking(load).await?;
         tokio::time::sleep(WATCHED).await;
-        Ok(Self { data, load, busy: None, memory })
+        Ok(Self { lab: lab.clone(), data, load, busy: None, memory })
     }
 
     /// Watches for a while longer; what the client saw since the start, or since this was asked last.
@@ -180,13 +180,13 @@ impl Clients {
         self,
         say: impl Fn(&str) -> std::io::Result<()>,
     ) -> anyhow::Result<LoadReport> {
-        let Self { mut data, load, memory, .. } = self;
+        let Self { lab, mut data, load, memory, .. } = self;
         tokio::time::sleep(WATCHED).await;
         let mut report = blocking(move || Ok(load.stop()?)).await?;
         if report.broken.is_none() {
             say("reading all data back from where it is now, over the connection that wrote it")?;
             let writes = report.writes.take().unwrap_or_else(|| Writes::new(0));
-            blocking(move || Ok(data.check_written(memory, &writes)?)).await?;
+            unhurried(&lab, move |_| Ok(data.check_written(memory, &writes)?)).await?;
         }
         Ok(report)
     }
@@ -328,6 +328,27 @@ impl Moments {
             }
         }
     }
+}
+
+/// Does what belongs to no measurement, over links without limits: at 1 Gbit/s the link would make most of
+/// the time that filling and reading back of some gigabytes takes.
+async fn unhurried<T: Send + 'static>(
+    lab: &Lab,
+    work: impl FnOnce(&Lab) -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let lab = lab.clone();
+    blocking(move || {
+        let link = lab.config().link;
+        if link.is_some() {
+            lab.set_link(None)?;
+        }
+        let value = work(&lab)?;
+        if link.is_some() {
+            lab.set_link(link)?;
+        }
+        Ok(value)
+    })
+    .await
 }
 
 /// The lab's functions block, so they run on a thread that may.

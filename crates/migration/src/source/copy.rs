@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::{Backend, Detected};
 
+use super::frozen::name;
 use super::lanes::Lanes;
 use super::pages::{Found, Hashes, Pages, PagesError, State};
 use super::{Source, SourceError};
 use crate::converge::{self, Goals, Next, Round};
 use crate::fault;
+use crate::link::Link;
 use crate::options::Mode;
 use crate::report::{Report, ms_since};
 
@@ -121,6 +123,7 @@ impl Source {
     /// Connects the lanes, and copies while the service runs until a freeze is due.
     pub(super) async fn copy(
         &self,
+        link: &mut Link,
         plan: Plan,
         kept: Hashes,
         report: &mut Report,
@@ -144,7 +147,10 @@ impl Source {
             Mode::Precopy | Mode::Hybrid => self.rounds(plan, pages, lanes, report).await,
             mode => {
                 if sampled {
-                    tokio::time::sleep(SAMPLE).await;
+                    // The more of them are named by now, the less is left to name while it is frozen.
+                    let sample = tokio::time::sleep(SAMPLE);
+                    name(link, &mut pages).await?;
+                    sample.await;
                 }
                 Ok(Copied { pages, lanes, leave: mode == Mode::Postcopy })
             }

@@ -178,8 +178,8 @@ impl Source {
         )
     }
 
-    /// Names the pages that are still to come, so that none of them is taken for empty; from here on
-    /// those that the restore or a process waits for are answered.
+    /// Names the pages that are still to come and were not named before, so that none is taken for empty;
+    /// from here on those that the restore or a process waits for are answered.
     async fn announce(
         &self,
         link: &mut Link,
@@ -187,16 +187,12 @@ impl Source {
         prepared: &mut Prepared,
         leave: bool,
     ) -> Result<(Pages, Answering), SourceError> {
-        let noted = pages.noted();
-        for ranges in noted.messages() {
-            link.send(Message::Pending(ranges)).await?;
-        }
-        link.send(Message::PendingEnd).await?;
-        match link.receive().await? {
-            Message::PendingEnd => {}
-            other => return Err(link.unexpected(&other, "PendingEnd").into()),
-        }
-        let stock = if leave { Stock::new(&noted, pages.leave()) } else { Stock::of_others(&noted) };
+        name(link, &mut pages).await?;
+        let processes = pages.processes();
+        let stock = match leave {
+            true => Stock::new(processes, pages.leave()),
+            false => Stock::of_others(processes),
+        };
         Ok((pages, Answering::start(stock, prepared.copied.lanes.take_faults())))
     }
 
@@ -216,5 +212,17 @@ impl Source {
             sent += data.len() as u64;
         }
         Ok(sent)
+    }
+}
+
+/// Tells the destination of pages that are to come, and that it has not been told of.
+pub(super) async fn name(link: &mut Link, pages: &mut Pages) -> Result<(), SourceError> {
+    for ranges in pages.unnamed().messages() {
+        link.send(Message::Pending(ranges)).await?;
+    }
+    link.send(Message::PendingEnd).await?;
+    match link.receive().await? {
+        Message::PendingEnd => Ok(()),
+        other => Err(link.unexpected(&other, "PendingEnd").into()),
     }
 }

@@ -7,6 +7,7 @@
 //! the content is remembered too, within a bound, and their differences are sent. Pages that the
 //! destination kept when the service left it are named, not sent.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -59,6 +60,9 @@ struct Todo {
     zero: RangeSet<u64>,
     /// Of the pages with content, those that CRIU may change for a moment while it dumps.
     executable: RangeSet<u64>,
+    /// Of the pages with content, those that the destination has not been told of, once it was told of
+    /// some.
+    unnamed: Option<RangeSet<u64>>,
 }
 
 /// What the service does while its pages are sent.
@@ -187,12 +191,10 @@ impl Pages {
             }
             let Some(todo) = self.todo.get_mut(&found.space) else { continue };
             for range in found.gone {
-                todo.data.remove(range.clone());
-                todo.zero.insert(range);
+                todo.gave_back(range);
             }
             for range in found.written {
-                todo.zero.remove(range.clone());
-                todo.data.insert(range);
+                todo.wrote(range);
             }
             todo.executable = found.executable.into_iter().collect();
         }
@@ -269,14 +271,23 @@ impl Pages {
         Ok(total)
     }
 
-    /// What is noted, by name.
-    pub(crate) fn noted(&self) -> Remaining {
-        let noted = self.todo.iter().filter(|(_, todo)| !todo.data.is_empty());
-        Remaining {
-            spaces: noted
-                .map(|(space, todo)| (*space, (Arc::clone(&todo.process), todo.data.clone())))
-                .collect(),
+    /// What is noted and was not asked for here before: the destination is to be told of it.
+    pub(crate) fn unnamed(&mut self) -> Remaining {
+        let mut unnamed = Remaining::default();
+        for (space, todo) in &mut self.todo {
+            let pages = match todo.unnamed.replace(RangeSet::new()) {
+                Some(pages) => pages,
+                None => todo.data.clone(),
+            };
+            unnamed.put(*space, &todo.process, pages);
         }
+        unnamed
+    }
+
+    /// Whose pages are noted.
+    pub(crate) fn processes(&self) -> BTreeMap<Space, Arc<Process>> {
+        let noted = self.todo.iter().filter(|(_, todo)| !todo.data.is_empty());
+        noted.map(|(space, todo)| (*space, Arc::clone(&todo.process))).collect()
     }
 
     /// Sends no pages with content any more: they stay here for after the commit, to be sent in
@@ -288,7 +299,7 @@ impl Pages {
             let mut rest = std::mem::take(&mut todo.data);
             let mut recent = RangeSet::new();
             if let Some(written) = self.recent.get(space) {
-                recent = written.intersection(&rest).collect();
+                recent = written.iter().flat_map(|range| within(&rest, range)).collect();
                 for range in recent.iter() {
                     rest.remove(range.clone());
                 }
@@ -308,7 +319,26 @@ impl Todo {
             data: RangeSet::new(),
             zero: RangeSet::new(),
             executable: RangeSet::new(),
+            unnamed: None,
         }
+    }
+
+    /// These pages have content that is to be sent.
+    fn wrote(&mut self, range: Range) {
+        self.zero.remove(range.clone());
+        if let Some(unnamed) = &mut self.unnamed {
+            unnamed.insert(range.clone());
+        }
+        self.data.insert(range);
+    }
+
+    /// These pages are gone.
+    fn gave_back(&mut self, range: Range) {
+        self.data.remove(range.clone());
+        if let Some(unnamed) = &mut self.unnamed {
+            unnamed.remove(range.clone());
+        }
+        self.zero.insert(range);
     }
 
     fn is_of(&self, process: &Arc<Process>) -> bool {
@@ -316,12 +346,19 @@ impl Todo {
     }
 
     fn take_executable(&mut self) -> RangeSet<u64> {
-        let later: RangeSet<u64> = self.data.intersection(&self.executable).collect();
+        let later: RangeSet<u64> =
+            self.executable.iter().flat_map(|range| within(&self.data, range)).collect();
         for range in later.iter() {
             self.data.remove(range.clone());
         }
         later
     }
+}
+
+/// The parts of a set that lie in a range. A set of all that gigabytes hold has hundreds of thousands of
+/// ranges, which [`RangeSet::intersection`] would walk over.
+fn within(set: &RangeSet<u64>, range: &Range) -> impl Iterator<Item = Range> {
+    set.overlapping(range).map(move |found| found.start.max(range.start)..found.end.min(range.end))
 }
 
 pub(crate) fn pages_of(set: &RangeSet<u64>) -> u64 {
@@ -536,8 +573,10 @@ impl Remaining {
     /// Adds pages of a process.
     pub(crate) fn put(&mut self, space: Space, process: &Arc<Process>, pages: RangeSet<u64>) {
         if !pages.is_empty() {
-            let entry = self.spaces.entry(space);
-            entry.or_insert_with(|| (Arc::clone(process), RangeSet::new())).1.extend(pages);
+            match self.spaces.entry(space) {
+                Entry::Vacant(entry) => drop(entry.insert((Arc::clone(process), pages))),
+                Entry::Occupied(mut entry) => entry.get_mut().1.extend(pages),
+            }
         }
     }
 
@@ -559,16 +598,9 @@ impl Remaining {
     /// Takes those of these pages that are there.
     pub(crate) fn remove(&mut self, space: Space, range: &Range) -> RangeSet<u64> {
         let Some((_, set)) = self.spaces.get_mut(&space) else { return RangeSet::new() };
-        let mut wanted = RangeSet::new();
-        wanted.insert(range.clone());
-        let taken = set.intersection(&wanted).collect();
+        let taken = within(set, range).collect();
         set.remove(range.clone());
         taken
-    }
-
-    /// Whose they are.
-    pub(crate) fn processes(&self) -> BTreeMap<Space, Arc<Process>> {
-        self.spaces.iter().map(|(space, (process, _))| (*space, Arc::clone(process))).collect()
     }
 
     /// How many.

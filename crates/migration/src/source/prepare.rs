@@ -123,7 +123,7 @@ impl Source {
         }
         report.pre_dump_transfer_ms = ms_since(sending);
         report.memory_bytes = memory;
-        let copied = self.copy(chosen, kept, report).await?;
+        let copied = self.copy(link, chosen, kept, report).await?;
         let room = Room::open(
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),

@@ -171,8 +171,8 @@ impl Serving<'_> {
             }
         }
         let mut lanes = Lanes::open(self.local.host.as_ref(), self.destination, self.id, 2).await?;
-        let leaving = Leaving { rest: remaining.clone(), ..Leaving::default() };
-        let stock = Answering::start(Stock::new(&remaining, leaving), lanes.take_faults());
+        let leaving = Leaving { rest: remaining, ..Leaving::default() };
+        let stock = Answering::start(Stock::new(processes, leaving), lanes.take_faults());
         Ok(Some(Conversation { link, lanes, stock }))
     }
 

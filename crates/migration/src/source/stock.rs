@@ -90,24 +90,24 @@ impl Shelf {
 impl Stock {
     /// Of these pages, in frozen processes, none is pushed: they go another way. What is asked for is
     /// answered.
-    pub(crate) fn of_others(noted: &Remaining) -> Self {
-        Self::with(Shelf::default(), noted, Hashes::new())
+    pub(crate) fn of_others(processes: BTreeMap<Space, Arc<Process>>) -> Self {
+        Self::with(Shelf::default(), processes, Hashes::new())
     }
 
     /// All of these, in frozen processes. Those that CRIU may change for a moment are not pushed before
     /// [`Stock::dumped`].
-    pub(crate) fn new(noted: &Remaining, leaving: Leaving) -> Self {
+    pub(crate) fn new(processes: BTreeMap<Space, Arc<Process>>, leaving: Leaving) -> Self {
         let Leaving { recent, rest, untouched, kept } = leaving;
         let pages = recent.pages() + rest.pages() + untouched.pages();
         let shelf = Shelf { first: recent, rest, untouched, pages, ..Shelf::default() };
-        Self::with(shelf, noted, kept)
+        Self::with(shelf, processes, kept)
     }
 
-    fn with(shelf: Shelf, noted: &Remaining, kept: Hashes) -> Self {
+    fn with(shelf: Shelf, processes: BTreeMap<Space, Arc<Process>>, kept: Hashes) -> Self {
         Self {
             shelf: Mutex::new(shelf),
             changed: Condvar::new(),
-            processes: noted.processes(),
+            processes,
             kept,
             beside: AtomicU64::new(BESIDE),
             bytes: AtomicU64::new(0),
@@ -221,11 +221,7 @@ mod tests {
             untouched: pages(&process, 200..210),
             kept: Hashes::new(),
         };
-        let mut noted = pages(&process, 0..10);
-        for more in [100..110, 200..210] {
-            noted.put(1, &process, pages(&process, more).spaces.remove(&1).unwrap().1);
-        }
-        Stock::new(&noted, leaving)
+        Stock::new(BTreeMap::from([(1, process)]), leaving)
     }
 
     /// The numbers of the pages that are taken next, until one would have to wait.

@@ -63,14 +63,14 @@ impl Both {
     /// These pages were found written.
     fn wrote(&mut self, numbers: &[usize]) {
         for range in numbers.iter().map(|number| self.range(*number)).collect::<Vec<_>>() {
-            self.todo().data.insert(range);
+            self.todo().wrote(range);
         }
     }
 
     /// This page was found to be gone.
     fn gave_back(&mut self, number: usize) {
         let range = self.range(number);
-        self.todo().zero.insert(range);
+        self.todo().gave_back(range);
     }
 
     /// The process has ended. Its number belongs to one that has these pages already.
@@ -239,4 +239,35 @@ fn a_page_that_was_given_back_crosses_again_with_what_it_held_before() {
     both.wrote(&[0]);
     assert_eq!(both.send(), [[vec![(0, Kind::Data)]]]);
     both.agrees();
+}
+
+#[test]
+fn a_page_is_named_once_unless_it_is_written_again() {
+    let mut both = Both::new(8, 1);
+    both.wrote(&[0, 1, 5]);
+    let named = |both: &mut Both| {
+        let first = both.address(0);
+        let unnamed = both.pages.unnamed();
+        let ranges = unnamed.spaces.values().flat_map(|(_, set)| set.iter());
+        ranges
+            .map(|range| ((range.start - first) / PAGE_SIZE, (range.end - first) / PAGE_SIZE))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(named(&mut both), [(0, 2), (5, 6)]);
+    assert_eq!(named(&mut both), []);
+    both.wrote(&[1, 7]);
+    assert_eq!(named(&mut both), [(1, 2), (7, 8)]);
+    // Another process with its number has other pages, of which nobody was told.
+    both.pages.todo.clear();
+    both.wrote(&[5]);
+    assert_eq!(named(&mut both), [(5, 6)]);
+}
+
+#[test]
+fn what_lies_in_a_range_is_found_with_its_borders_cut() {
+    let set: RangeSet<u64> = [0..10, 20..30, 40..50].into_iter().collect();
+    let found = |range: Range| within(&set, &range).collect::<Vec<_>>();
+    assert_eq!(found(5..45), [5..10, 20..30, 40..45]);
+    assert_eq!(found(22..45), [22..30, 40..45]);
+    assert!(found(10..20).is_empty());
 }
