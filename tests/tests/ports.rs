@@ -65,12 +65,24 @@ fn ten_moves_keep_ports_logs_limits_and_commands() {
     bed.run("a", "web", ADDRESS, &preset, &more);
     let at = |node: &str| SocketAddrV4::new(bed.lab().address(node).unwrap(), PUBLISHED);
     wait_for("the published port", || is_served(&bed, at("a")).then_some(()));
-    assert!(!is_served(&bed, at("b")), "the port is published where the service is not");
+    wait_for("the published port of the other node", || is_served(&bed, at("b")).then_some(()));
+    // Somebody else cannot have it, on either node.
+    let rootfs = preset.rootfs.to_str().unwrap();
+    for node in ["a", "b"] {
+        let other = bed.godwit(
+            node,
+            &["run", "--name", "other", "--publish", "8080:81", "--rootfs", rootfs, "--", "/bin/true"],
+        );
+        assert_ne!(other.code, 0);
+        let why = "port 8080/tcp is already published by service web on node a";
+        assert!(other.stderr.contains(why), "{}", other.stderr);
+    }
 
-    let (mut last, mut previous) = (0, "a".to_owned());
+    let mut last = 0;
     bed.ten_moves("web", |number, node| {
-        assert!(is_served(&bed, at(node)), "move {number}: the port of {node}");
-        assert!(!is_served(&bed, at(&previous)), "move {number}: the port of {previous} is still open");
+        for node in ["a", "b"] {
+            assert!(is_served(&bed, at(node)), "move {number}: the port of {node}");
+        }
         assert!(is_served(&bed, SocketAddrV4::new(ADDRESS, 80)), "move {number}: its own address");
         let goes_on = || {
             let now = check_log(&bed, node, "stdout", |n| n % 3 != 0);
@@ -95,7 +107,6 @@ fn ten_moves_keep_ports_logs_limits_and_commands() {
             assert_eq!(&service[field], value, "move {number}: {field}");
         }
         assert_eq!(limits(service["pid"].as_u64().unwrap()), (64 << 20, 0.5), "move {number}");
-        previous = node.to_owned();
     });
     println!("{last} lines in the log");
     // Who follows the log sees what is written now.
@@ -107,7 +118,39 @@ fn ten_moves_keep_ports_logs_limits_and_commands() {
     follow.wait().unwrap();
     assert!(seen.iter().all(|line| line.starts_with("line ")), "{seen:?}");
     bed.done("a", &["rm", "--force", "web"]);
-    assert!(!is_served(&bed, at("a")), "the port stays open after the service");
+    for node in ["a", "b"] {
+        wait_for("the port to close with the service", || (!is_served(&bed, at(node))).then_some(()));
+    }
+}
+
+#[test]
+fn connections_through_published_ports_go_on_after_moves() {
+    let bed = Bed::up("portsgoon");
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &["--publish", "16379:6379"]);
+    let at = |node: &str| SocketAddrV4::new(bed.lab().address(node).unwrap(), 16379);
+    // One through each node, and each is used before, between and after all moves.
+    let connect = |node| {
+        let once = || TcpStream::connect_timeout(&SocketAddr::V4(at(node)), Duration::from_secs(2)).ok();
+        wait_for("the published port", || bed.lab().inside(CLIENT, once).unwrap())
+    };
+    let mut connections = ["a", "b"].map(connect);
+    let mut count = 0;
+    let mut ask_all = |when: &str| {
+        for connection in &mut connections {
+            count += 1;
+            connection.set_read_timeout(Some(PATIENCE)).unwrap();
+            connection.write_all(b"INCR counter\r\n").unwrap();
+            let mut answer = String::new();
+            BufReader::new(&mut *connection).read_line(&mut answer).unwrap();
+            assert_eq!(answer, format!(":{count}\r\n"), "{when}");
+        }
+    };
+    ask_all("before");
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        bed.migrate("redis", from, to);
+        ask_all(&format!("after the move from {from} to {to}"));
+    }
 }
 
 /// Memory in bytes and CPUs that the kernel lets a process have, from its cgroups.

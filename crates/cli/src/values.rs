@@ -31,6 +31,8 @@ pub(crate) enum ValueError {
     Env,
     #[error("write NAME=VALUE")]
     Label,
+    #[error("write MOMENT=NAME, for example post-resume=announce")]
+    Hook,
     #[error("a mount needs type=bind or type=tmpfs")]
     MountType,
     #[error("'{key}' is no part of a {kind} mount; there are {known}")]
@@ -128,6 +130,16 @@ pub(crate) fn publish(text: &str) -> Result<PublishedPort, ValueError> {
         container_port: port(container)?,
         protocol: protocol.to_owned(),
     })
+}
+
+/// `MOMENT=NAME`; the daemon knows the moments.
+pub(crate) fn hook(text: &str) -> Result<(String, String), ValueError> {
+    match text.split_once('=') {
+        Some((moment, name)) if !moment.is_empty() && !name.is_empty() => {
+            Ok((moment.to_owned(), name.to_owned()))
+        }
+        _ => Err(ValueError::Hook),
+    }
 }
 
 /// `NAME=VALUE`, or `NAME` with the value of godwit's own environment (none: an empty text).

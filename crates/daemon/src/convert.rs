@@ -1,11 +1,13 @@
 //! Between the API's messages and the types inside; all checks of what users give are here.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use godwit_api::v1 as api;
 use godwit_engine::{Mount, MountKind};
-use godwit_migration::{Compress, Mode, Options, Port, Report, Service};
+use godwit_migration::hooks::{Hooks, Moment};
+use godwit_migration::{Attachment, Compress, Mode, Options, Port, Report, Service};
 use tonic::Status;
 
 /// The smallest memory limit with which a container starts at all.
@@ -67,6 +69,44 @@ fn mount(mount: &api::Mount) -> Result<Mount, Status> {
     Ok(Mount { kind, target, read_only: mount.read_only })
 }
 
+/// What a service is to be plugged into, as the user gave it: nothing, or `ns:PATH`.
+pub(crate) fn network(text: &str) -> Result<Attachment, Status> {
+    if text.is_empty() {
+        return Ok(Attachment::Overlay);
+    }
+    match text.strip_prefix("ns:").map(PathBuf::from) {
+        Some(path) if path.is_absolute() => Ok(Attachment::Namespace(path)),
+        _ => Err(Status::invalid_argument(format!(
+            "{text:?} is no network; give ns: and the absolute path of a network namespace"
+        ))),
+    }
+}
+
+/// Hooks by the names of their moments.
+pub(crate) fn hooks(named: &HashMap<String, String>) -> Result<Hooks, Status> {
+    let mut hooks = Hooks::default();
+    for (moment, name) in named {
+        let place = match moment.as_str() {
+            "pre-freeze" => &mut hooks.pre_freeze,
+            "post-resume" => &mut hooks.post_resume,
+            "kept" => &mut hooks.kept,
+            other => {
+                return Err(Status::invalid_argument(format!(
+                    "{other:?} is no moment of a move; hooks are run at pre-freeze, post-resume and kept"
+                )));
+            }
+        };
+        place.clone_from(name);
+    }
+    Ok(hooks)
+}
+
+fn shown_hooks(hooks: &Hooks) -> HashMap<String, String> {
+    let moments = [Moment::PreFreeze, Moment::PostResume, Moment::Kept];
+    let named = moments.into_iter().filter(|moment| !hooks.of(*moment).is_empty());
+    named.map(|moment| (moment.name().to_owned(), hooks.of(moment).to_owned())).collect()
+}
+
 /// Published ports as the user gave them.
 pub(crate) fn ports(ports: &[api::PublishedPort]) -> Result<Vec<Port>, Status> {
     ports
@@ -91,6 +131,16 @@ pub(crate) fn ports(ports: &[api::PublishedPort]) -> Result<Vec<Port>, Status> {
         .collect()
 }
 
+/// Published ports as the API shows them.
+pub(crate) fn shown_ports(ports: &[Port]) -> Vec<api::PublishedPort> {
+    let shown = |port: &Port| api::PublishedPort {
+        host_port: port.host.into(),
+        container_port: port.container.into(),
+        protocol: if port.udp { "udp".into() } else { "tcp".into() },
+    };
+    ports.iter().map(shown).collect()
+}
+
 /// Refuses limits under which nothing can run.
 pub(crate) fn check_limits(service: &Service) -> Result<(), Status> {
     if service.memory_bytes != 0 && service.memory_bytes < MIN_MEMORY_BYTES {
@@ -107,8 +157,13 @@ pub(crate) fn check_limits(service: &Service) -> Result<(), Status> {
 pub(crate) fn service(service: &Service, node: &str) -> api::Service {
     api::Service {
         name: service.name.clone(),
-        address: service.address.to_string(),
-        mac: mac(godwit_network::mac_of(service.address)),
+        address: shown_address(service),
+        mac: match service.network.namespace() {
+            None => mac(godwit_network::mac_of(service.address)),
+            Some(_) => String::new(),
+        },
+        network: service.network.namespace().map(|path| format!("ns:{}", path.display())).unwrap_or_default(),
+        hooks: shown_hooks(&service.hooks),
         node: node.to_string(),
         created_ms: service.created_ms,
         started_ms: service.started_ms,
@@ -118,15 +173,7 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
         mounts: service.mounts.iter().map(shown_mount).collect(),
         memory_bytes: service.memory_bytes,
         cpu_millis: service.cpu_millis,
-        publish: service
-            .publish
-            .iter()
-            .map(|port| api::PublishedPort {
-                host_port: port.host.into(),
-                container_port: port.container.into(),
-                protocol: if port.udp { "udp".into() } else { "tcp".into() },
-            })
-            .collect(),
+        publish: shown_ports(&service.publish),
         hostname: service.hostname.clone(),
         user: format!("{}:{}", service.user.uid, service.user.gid),
         workdir: service.workdir.display().to_string(),
@@ -148,6 +195,14 @@ fn shown_mount(mount: &Mount) -> api::Mount {
         target: mount.target.display().to_string(),
         read_only: mount.read_only,
         size_bytes,
+    }
+}
+
+/// Its address; nothing where its network is somebody else's.
+pub(crate) fn shown_address(service: &Service) -> String {
+    match service.network.namespace() {
+        None => service.address.to_string(),
+        Some(_) => String::new(),
     }
 }
 
@@ -173,6 +228,9 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         dump_transfer_ms: report.dump_transfer_ms,
         resume_ms: report.resume_ms,
         faulted_transfer_ms: report.faulted_transfer_ms,
+        cutover_ms: report.cutover_ms,
+        held_frames: report.held_frames,
+        held_dropped: report.held_dropped,
         pre_dump_bytes: report.pre_dump_bytes,
         dump_bytes: report.dump_bytes,
         faulted_bytes: report.faulted_bytes,
@@ -184,6 +242,7 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         phases: report.phases.into_iter().map(|p| api::PhaseTime { phase: p.phase, ms: p.ms }).collect(),
         id: report.id,
         criu: report.criu,
+        network_namespace: report.network_namespace,
         why: report.why,
         tracker: report.tracker,
         faults: report.faults,
@@ -220,6 +279,10 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
         throttle: request.allow_throttle,
         postcopy: request.allow_postcopy,
         lanes: some(request.lanes).map_or(default.lanes, |n| n as usize),
+        network: match network(&request.network) {
+            Ok(network) => network.namespace().map(Path::to_path_buf),
+            Err(status) => return Err(status.message().to_owned()),
+        },
     })
 }
 

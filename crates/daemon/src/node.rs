@@ -6,16 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use godwit_api::v1::{DecisionRequest, NodeInfo, Placement};
+use godwit_api::v1::{DecisionRequest, NodeInfo, Placement, PublishedPort};
 use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
-use godwit_migration::{Decision, Host, HostError, Progress, Service, error_chain};
-use godwit_network::Subnet;
+use godwit_migration::{Decision, Host, HostError, Port, Progress, Service, error_chain};
+use godwit_network::{NetworkError, Published, Subnet};
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::convert;
 use crate::events::Events;
 use crate::peers::Peers;
 use crate::state::{State, StateError};
@@ -229,7 +230,7 @@ impl Node {
         if let Err(error) = self.state.set_exit(&service.name, code, reason) {
             tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
         }
-        if let Err(error) = self.local().overlay.close(&service.endpoint()).await {
+        if let Err(error) = self.local().close_network(service).await {
             tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
         }
         let detail = if reason.is_empty() { format!("exit code {code}") } else { reason.to_string() };
@@ -261,6 +262,7 @@ impl Node {
             epoch,
             removed,
             id: service.id.clone(),
+            publish: convert::shown_ports(&service.publish),
         })?;
         self.news.notify_one();
         Ok(())
@@ -283,6 +285,10 @@ impl Node {
             tracing::warn!(service = %placement.service, address = %placement.address, "a peer told no address");
             return Ok(());
         };
+        if address.is_unspecified() {
+            // Its network is somebody else's.
+            return Ok(());
+        }
         if self.state.service(&placement.service)?.is_some_and(|owned| owned.service.id == placement.id) {
             // Still being let go here; the network is changed when that is done.
             return Ok(());
@@ -295,9 +301,12 @@ impl Node {
         let overlay = &self.local().overlay;
         let member = self.state.members()?.into_iter().find(|m| m.name == placement.node);
         let vtep = member.and_then(|m| m.vtep.parse::<Ipv4Addr>().ok());
-        let done = match vtep {
-            Some(vtep) if !placement.removed => overlay.set_remote(address, mac, vtep).await,
-            _ => overlay.set_absent(address, mac).await,
+        let done = match vtep.filter(|_| !placement.removed) {
+            Some(vtep) => match overlay.set_remote(address, mac, vtep).await {
+                Ok(()) => self.publish(placement, address).await,
+                failed => failed,
+            },
+            None => overlay.set_absent(address, mac).await,
         };
         if let Err(error) = done {
             tracing::warn!(service = %placement.service, error = %error_chain(&error), "the overlay cannot be pointed at it");
@@ -305,14 +314,30 @@ impl Node {
         Ok(())
     }
 
-    /// Why this node cannot have a service of this name and address; nothing if it can.
+    /// Ports of this node lead to a service that is elsewhere, as they do on every other.
+    async fn publish(&self, placement: &Placement, address: Ipv4Addr) -> Result<(), NetworkError> {
+        let ports = match convert::ports(&placement.publish) {
+            Ok(ports) => ports,
+            Err(status) => {
+                tracing::warn!(service = %placement.service, reason = status.message(), "a peer told no ports");
+                Vec::new()
+            }
+        };
+        let published: Vec<_> = ports.into_iter().map(Published::from).collect();
+        self.local().overlay.publish(&placement.service, address, &published).await
+    }
+
+    /// Why this node cannot have a service of this name, address and published ports; nothing if it can.
     pub(crate) fn conflict(
         &self,
         name: &str,
         address: Ipv4Addr,
+        ports: &[Port],
         id: &str,
     ) -> Result<Option<String>, StateError> {
-        if let Err(error) = self.subnet.check(address) {
+        if !address.is_unspecified()
+            && let Err(error) = self.subnet.check(address)
+        {
             return Ok(Some(error.to_string()));
         }
         for placement in self.state.placements()? {
@@ -322,10 +347,22 @@ impl Node {
             if placement.service == name {
                 return Ok(Some(format!("the name {name} is taken by a service on node {}", placement.node)));
             }
-            if placement.address == address.to_string() {
+            if !address.is_unspecified() && placement.address == address.to_string() {
                 return Ok(Some(format!(
                     "the address {address} is taken by service {} on node {}",
                     placement.service, placement.node
+                )));
+            }
+            let taken = convert::shown_ports(ports).into_iter().find(|port| {
+                let same = |other: &&PublishedPort| {
+                    other.host_port == port.host_port && other.protocol == port.protocol
+                };
+                placement.publish.iter().find(same).is_some()
+            });
+            if let Some(port) = taken {
+                return Ok(Some(format!(
+                    "port {}/{} is already published by service {} on node {}, and a published port leads to the same service on every node; choose another port",
+                    port.host_port, port.protocol, placement.service, placement.node
                 )));
             }
         }
@@ -336,6 +373,24 @@ impl Node {
             )));
         }
         Ok(None)
+    }
+}
+
+impl Node {
+    /// Which other service has the service's network namespace, if that is somebody else's, in a sentence:
+    /// each would be silenced with the other.
+    pub(crate) fn namespace_taken(&self, service: &Service) -> Result<Option<String>, StateError> {
+        let Some(path) = service.network.namespace() else { return Ok(None) };
+        let services = self.state.services()?.into_iter().map(|owned| owned.service);
+        let other = services.into_iter().find(|s| s.id != service.id && s.network == service.network);
+        Ok(other.map(|other| {
+            format!(
+                "service {} on node {} is in the network namespace {}",
+                other.name,
+                self.name,
+                path.display()
+            )
+        }))
     }
 }
 
@@ -385,12 +440,17 @@ impl Host for NodeHost {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
         node.let_leave(&service.name).await;
         node.settle(&service.name).await;
-        let mut objections = match node.conflict(&service.name, service.address, &service.id) {
-            Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
-            Err(error) => vec![error_chain(&error)],
-        };
+        let mut objections =
+            match node.conflict(&service.name, service.address, &service.publish, &service.id) {
+                Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
+                Err(error) => vec![error_chain(&error)],
+            };
         if node.state.service(&service.name).ok().flatten().is_some() {
             objections.push(format!("node {} still holds a service {}", node.name, service.name));
+        }
+        match node.namespace_taken(service) {
+            Ok(taken) => objections.extend(taken),
+            Err(error) => objections.push(error_chain(&error)),
         }
         if node.moment().in_doubt.contains_key(&service.name) {
             objections
@@ -470,6 +530,13 @@ impl Host for NodeHost {
         })
     }
 
+    fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError> {
+        let members = self.node()?.state.members().map_err(|e| host_error(&e))?;
+        let member = members.into_iter().find(|member| member.name == node);
+        let vtep = member.and_then(|member| member.vtep.parse().ok());
+        vtep.ok_or_else(|| HostError(format!("it is not known where node {node} takes frames for services")))
+    }
+
     async fn connect(&self, to: &str) -> Result<Connection, HostError> {
         let node = self.node()?;
         let address = node
@@ -479,6 +546,12 @@ impl Host for NodeHost {
         let peer = NodeName::new(to).map_err(|e| host_error(&e))?;
         let opened = Connection::open(node.peers.identity(), &address, &peer, &link::options()).await;
         opened.map_err(|e| host_error(&e))
+    }
+
+    async fn told(&self, service: &Service, what: &str) {
+        if let Ok(node) = self.node() {
+            node.events.tell("service", "told", &service.name, what);
+        }
     }
 
     async fn in_doubt(&self, service: &Service, source: &str, doubt: bool) {

@@ -70,8 +70,9 @@ impl Peer for PeerService {
             .address
             .parse()
             .map_err(|_| Status::invalid_argument(format!("{:?} is no IPv4 address", request.address)))?;
-        let conflict = self.0.conflict(&request.name, address, "").map_err(internal)?.unwrap_or_default();
-        Ok(Response::new(api::CheckResponse { conflict }))
+        let ports = crate::convert::ports(&request.publish)?;
+        let conflict = self.0.conflict(&request.name, address, &ports, "").map_err(internal)?;
+        Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
     }
 
     async fn migrate(

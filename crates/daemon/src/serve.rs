@@ -108,6 +108,12 @@ pub(crate) struct ServeArgs {
     /// Whether CRIU is asked for what godwit's patches bring it
     #[arg(long, value_enum, default_value_t = CriuPatches::Auto)]
     pub criu_patches: CriuPatches,
+    /// Directory in which network namespaces of others are mounted that services may be plugged into
+    #[arg(long, default_value = "/run/netns", value_name = "DIR")]
+    pub namespaces: PathBuf,
+    /// Directory of the programs that services may name as hooks
+    #[arg(long, default_value = "/etc/godwit/hooks", value_name = "DIR")]
+    pub hooks: PathBuf,
     /// File descriptor that gets one byte when the node serves
     #[arg(long, hide = true)]
     pub ready_fd: Option<i32>,
@@ -275,6 +281,8 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         },
         engine: Arc::new(engine),
         overlay: Arc::new(overlay),
+        namespaces: args.namespaces.clone(),
+        hooks: args.hooks.clone(),
         store: Arc::new(store),
         journal: Journal::open(&args.state.join("journal.db"))?,
         host: Arc::new(NodeHost(Arc::downgrade(&node))),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerStatus, EngineError, rootfs};
-use godwit_migration::{Service, error_chain};
+use godwit_migration::{Service, error_chain, hooks};
 use tonic::Status;
 
 use crate::convert;
@@ -57,16 +57,16 @@ fn occupied(name: &str) -> Status {
 /// Creates and starts a service.
 pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Service, Status> {
     convert::check_name(&request.name)?;
-    let conflict = |address| node.conflict(&request.name, address, "");
     let address = choose_address(node, &request)?;
-    if let Some(conflict) = conflict(address).map_err(internal)? {
+    let ports = convert::ports(&request.publish)?;
+    if let Some(conflict) = node.conflict(&request.name, address, &ports, "").map_err(internal)? {
         return Err(Status::already_exists(conflict));
     }
     let _occupied = node.occupy(&request.name).ok_or_else(|| occupied(&request.name))?;
-    ask_peers(node, &request.name, address).await?;
+    ask_peers(node, &request, address).await?;
 
     let (image, origin) = import(node, &request).await?;
-    let mut service = describe(&request, address, &image, origin)?;
+    let mut service = describe(node, &request, address, &image, origin)?;
     let user = if request.user.is_empty() { image.config.user } else { request.user };
     match start(node, &mut service, &user).await {
         Ok(()) => {}
@@ -85,6 +85,14 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
 }
 
 fn choose_address(node: &Node, request: &RunRequest) -> Result<Ipv4Addr, Status> {
+    if !request.network.is_empty() {
+        if !request.address.is_empty() || !request.publish.is_empty() {
+            return Err(Status::invalid_argument(
+                "a service in a network namespace of yours has the addresses that you give that; leave out --ip and --publish",
+            ));
+        }
+        return Ok(Ipv4Addr::UNSPECIFIED);
+    }
     if !request.address.is_empty() {
         let address = request.address.parse().map_err(|_| {
             Status::invalid_argument(format!(
@@ -103,13 +111,17 @@ fn choose_address(node: &Node, request: &RunRequest) -> Result<Ipv4Addr, Status>
         .ok_or_else(|| Status::resource_exhausted(format!("all addresses of {} are taken", node.subnet)))
 }
 
-/// Other nodes may know of a name or address that this one has not heard of yet.
-async fn ask_peers(node: &Arc<Node>, name: &str, address: Ipv4Addr) -> Result<(), Status> {
+/// Other nodes may know of a name, an address or a port that this one has not heard of yet.
+async fn ask_peers(node: &Arc<Node>, run: &RunRequest, address: Ipv4Addr) -> Result<(), Status> {
     for member in node.state.members().map_err(internal)? {
         if member.name == node.name {
             continue;
         }
-        let request = CheckRequest { name: name.to_string(), address: address.to_string() };
+        let request = CheckRequest {
+            name: run.name.clone(),
+            address: address.to_string(),
+            publish: run.publish.clone(),
+        };
         match node.peers.get(&member.name, &member.address).check(request).await {
             Ok(answer) if answer.get_ref().conflict.is_empty() => {}
             Ok(answer) => return Err(Status::already_exists(answer.into_inner().conflict)),
@@ -144,6 +156,7 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
 }
 
 fn describe(
+    node: &Node,
     request: &RunRequest,
     address: Ipv4Addr,
     image: &Image,
@@ -171,6 +184,8 @@ fn describe(
         id: ulid::Ulid::new().to_string(),
         name: request.name.clone(),
         address,
+        network: convert::network(&request.network)?,
+        hooks: convert::hooks(&request.hooks)?,
         epoch: 1,
         image: origin,
         layers: image.layers.iter().map(ToString::to_string).collect(),
@@ -188,6 +203,15 @@ fn describe(
         started_ms: now,
     };
     convert::check_limits(&service)?;
+    if let Some(path) = service.network.namespace() {
+        node.local().check_namespace(path).map_err(invalid)?;
+    }
+    if let Some(taken) = node.namespace_taken(&service).map_err(internal)? {
+        return Err(Status::already_exists(taken));
+    }
+    for hook in service.hooks.named() {
+        hooks::check(&node.local().hooks, hook).map_err(invalid)?;
+    }
     Ok(service)
 }
 
@@ -203,9 +227,9 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     };
     rootfs::find_command(&root, path, &service.command[0]).map_err(origin)?;
     service.user = rootfs::resolve_user(&root, user).map_err(origin)?;
-    local.overlay.create_endpoint(&service.endpoint()).await.map_err(internal)?;
+    local.plug(service).await.map_err(internal)?;
     // Open before the first instruction, so that a program that connects at once gets through.
-    local.overlay.open(&service.endpoint()).await.map_err(internal)?;
+    local.open_network(service).await.map_err(internal)?;
     local.engine.run(&local.config(service)).await.map_err(|error| match &error {
         EngineError::Command { .. } => invalid(error),
         _ => internal(error),
@@ -303,7 +327,7 @@ async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(
         }
     }
     .map_err(internal)?;
-    node.local().overlay.close(&service.endpoint()).await.map_err(internal)?;
+    node.local().close_network(service).await.map_err(internal)?;
     node.state.set_exit(&service.name, code, "stopped by `godwit stop`").map_err(internal)?;
     node.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
     Ok(())
@@ -337,8 +361,8 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
         let config = node.local().config(&service);
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {
-                node.local().overlay.create_endpoint(&service.endpoint()).await?;
-                node.local().overlay.open(&service.endpoint()).await?;
+                node.local().plug(&service).await?;
+                node.local().open_network(&service).await?;
                 node.watch(&service);
             }
             Ok(state) => {

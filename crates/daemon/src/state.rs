@@ -52,7 +52,7 @@ impl State {
             ) STRICT;
             CREATE TABLE IF NOT EXISTS placement (
                 service TEXT PRIMARY KEY, id TEXT NOT NULL, address TEXT NOT NULL, node TEXT NOT NULL,
-                epoch INTEGER NOT NULL, removed INTEGER NOT NULL
+                epoch INTEGER NOT NULL, removed INTEGER NOT NULL, publish TEXT NOT NULL
             ) STRICT;
             CREATE TABLE IF NOT EXISTS member (
                 name TEXT PRIMARY KEY, address TEXT NOT NULL, vtep TEXT NOT NULL, revision INTEGER NOT NULL
@@ -124,15 +124,17 @@ impl State {
     /// Takes over a placement if it is newer than what is known; whether it was.
     pub(crate) fn put_placement(&self, new: &Placement) -> Result<bool, StateError> {
         let epoch = i64::try_from(new.epoch).unwrap_or(i64::MAX);
+        let publish = serde_json::to_string(&new.publish)?;
         let rows = self.lock().execute(
-            "INSERT INTO placement (service, id, address, node, epoch, removed) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+            "INSERT INTO placement (service, id, address, node, epoch, removed, publish)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
              ON CONFLICT (service) DO UPDATE SET
                 id = excluded.id, address = excluded.address, node = excluded.node,
-                epoch = excluded.epoch, removed = excluded.removed
+                epoch = excluded.epoch, removed = excluded.removed, publish = excluded.publish
              WHERE (placement.id = excluded.id AND (excluded.epoch > placement.epoch
                     OR (excluded.epoch = placement.epoch AND excluded.removed > placement.removed)))
                 OR (placement.id <> excluded.id AND placement.removed = 1 AND excluded.id > placement.id)",
-            params![new.service, new.id, new.address, new.node, epoch, new.removed],
+            params![new.service, new.id, new.address, new.node, epoch, new.removed, publish],
         )?;
         Ok(rows > 0)
     }
@@ -140,10 +142,15 @@ impl State {
     /// Where all services are, including those removed.
     pub(crate) fn placements(&self) -> Result<Vec<Placement>, StateError> {
         let database = self.lock();
-        let mut statement = database
-            .prepare("SELECT service, id, address, node, epoch, removed FROM placement ORDER BY service")?;
+        let mut statement = database.prepare(
+            "SELECT service, id, address, node, epoch, removed, publish FROM placement ORDER BY service",
+        )?;
         let rows = statement.query_map([], |row| {
+            let publish: String = row.get(6)?;
             Ok(Placement {
+                publish: serde_json::from_str(&publish).map_err(|error| {
+                    rusqlite::Error::FromSqlConversionFailure(6, rusqlite::types::Type::Text, error.into())
+                })?,
                 service: row.get(0)?,
                 id: row.get(1)?,
                 address: row.get(2)?,
@@ -271,6 +278,8 @@ pub(crate) fn now_ms() -> i64 {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_api::v1::PublishedPort;
+
     use super::*;
 
     fn placement(id: &str, node: &str, epoch: u64, removed: bool) -> Placement {
@@ -281,6 +290,7 @@ mod tests {
             epoch,
             removed,
             id: id.into(),
+            publish: vec![PublishedPort { host_port: 80, container_port: 8080, protocol: "tcp".into() }],
         }
     }
 

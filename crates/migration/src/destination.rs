@@ -29,7 +29,7 @@ use crate::images;
 use crate::journal::Stage;
 use crate::link::{Link, LinkError};
 use crate::local::{Decision, Local, LocalError, from_local_causes};
-use crate::message::{Message, Open, Purpose, Reason, Refused};
+use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
 use crate::service::Service;
 use admit::admit;
 use intake::{Intake, IntakeError};
@@ -222,10 +222,13 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     };
     match decided {
         Some(Decision::Committed) => {
-            let started = start(local, &service, &id, &keep_stopped, &mut memory).await;
+            let (started, running) = match start(local, &service, &id, &keep_stopped, &mut memory).await {
+                Ok(running) => (Ok(()), running),
+                Err(error) => (Err(error), Running::default()),
+            };
             if started.is_ok() {
                 let word = match memory.lost() {
-                    None => Message::Running,
+                    None => Message::Running(running),
                     Some(reason) => Message::Abort(Reason { reason }),
                 };
                 // The source learns it from the closed connection too, only later or less well.
@@ -234,7 +237,8 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
             adopt(local, &service, &id, &keep_stopped, &mut memory, started).await;
             // The name and the memory are the service's own from here on.
             drop(admitted);
-            fill(local, &service, &id, memory, Some(link)).await;
+            let telling = own::tell_hook(local, &service, &id, &source);
+            tokio::join!(fill(local, &service, &id, memory, Some(link)), telling);
         }
         Some(Decision::Kept(reason)) => {
             link.close().await;
@@ -281,6 +285,7 @@ pub(crate) async fn drop_copy(
 ) -> Result<(), LocalError> {
     fault::point("destination.dropping").await;
     local.clear(service).await?;
+    local.hold_no_more(service).await?;
     images::remove(&local.layout.migration(id))?;
     match memory {
         Memory::Whole => {}

@@ -184,11 +184,15 @@ impl Journal {
         if rows == 1 { Ok(()) } else { Err(JournalError::Damaged(id.to_string())) }
     }
 
-    /// Notes which processes stay stopped after the move.
-    pub fn set_keep_stopped(&self, id: &str, pids: &[u32]) -> Result<(), JournalError> {
-        let pids = serde_json::to_string(pids).map_err(|_| JournalError::Damaged(id.to_string()))?;
-        self.lock().execute("UPDATE migration SET keep_stopped = ?2 WHERE id = ?1", params![id, pids])?;
-        Ok(())
+    /// Notes that the service is restored, stopped, and which of its processes stay so.
+    pub fn set_restored(&self, id: &str, keep_stopped: &[u32]) -> Result<(), JournalError> {
+        let damaged = || JournalError::Damaged(id.to_string());
+        let pids = serde_json::to_string(keep_stopped).map_err(|_| damaged())?;
+        let rows = self.lock().execute(
+            "UPDATE migration SET stage = ?2, keep_stopped = ?3, updated_ms = ?4 WHERE id = ?1",
+            params![id, Stage::Restored.name(), pids, now_ms()],
+        )?;
+        if rows == 1 { Ok(()) } else { Err(damaged()) }
     }
 
     /// One migration, if the journal knows it.
@@ -253,14 +257,14 @@ mod tests {
         journal.begin("01A", Role::Source, "b", &service()).unwrap();
         journal.begin("01B", Role::Destination, "c", &service()).unwrap();
         journal.set("01A", Stage::Frozen, "").unwrap();
-        journal.set_keep_stopped("01B", &[7, 9]).unwrap();
+        journal.set_restored("01B", &[7, 9]).unwrap();
         drop(journal);
 
         let journal = Journal::open(&path).unwrap();
         let left = journal.unfinished().unwrap();
         assert_eq!(left.len(), 2);
         assert_eq!((left[0].role, left[0].stage, left[0].peer.as_str()), (Role::Source, Stage::Frozen, "b"));
-        assert_eq!((left[1].role, left[1].stage), (Role::Destination, Stage::Reserved));
+        assert_eq!((left[1].role, left[1].stage), (Role::Destination, Stage::Restored));
         assert_eq!(left[1].keep_stopped, [7, 9]);
         assert_eq!(left[0].service, service());
     }

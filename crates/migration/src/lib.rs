@@ -3,10 +3,12 @@
 //! what is done after a crash ([`recovery`]), and the [`report`] every migration ends in.
 
 pub mod arrivals;
+pub mod attach;
 pub mod bulk;
 pub mod converge;
 pub mod destination;
 pub mod fault;
+pub mod hooks;
 pub mod images;
 pub mod journal;
 pub mod kept;
@@ -19,6 +21,7 @@ pub mod report;
 pub mod service;
 pub mod source;
 
+pub use attach::Attachment;
 pub use local::{Decision, Host, HostError, Local, LocalError};
 pub use options::{Compress, Mode, Options};
 pub use report::{Outcome, Report};

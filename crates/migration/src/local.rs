@@ -1,5 +1,6 @@
 //! This node as a migration sees it: its engine, network, images and journal, and the host above.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,10 +51,14 @@ pub trait Host: Send + Sync {
     fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError>;
     /// Asks the source of a migration what became of it.
     async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError>;
+    /// Where another node of the cluster takes frames for its services.
+    fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError>;
     /// Connects to another node of the cluster.
     async fn connect(&self, node: &str) -> Result<Connection, HostError>;
     /// This node's service is about to be killed for this reason, which is all that is left of it.
     async fn lost(&self, service: &Service, reason: &str);
+    /// Something about a service that its user should know.
+    async fn told(&self, service: &Service, what: &str);
     /// Says that a migration that arrived here is (not) waiting for the source's decision.
     async fn in_doubt(&self, service: &Service, source: &str, doubt: bool);
 }
@@ -131,6 +136,10 @@ pub struct Local {
     pub engine: Arc<dyn Engine>,
     /// Network.
     pub overlay: Arc<Overlay>,
+    /// Where network namespaces of others are mounted that services may be plugged into.
+    pub namespaces: PathBuf,
+    /// Where the operator's hooks are.
+    pub hooks: PathBuf,
     /// Layers.
     pub store: Arc<Store>,
     /// The checkpointer.
@@ -163,7 +172,11 @@ impl Local {
     /// What the engine is told of the service on this node.
     #[must_use]
     pub fn config(&self, service: &Service) -> ContainerConfig {
-        self.layout.container_config(service, &self.overlay.config().netns_dir.join(&service.name))
+        let namespace = match service.network.namespace() {
+            None => self.overlay.config().netns_dir.join(&service.name),
+            Some(path) => path.to_path_buf(),
+        };
+        self.layout.container_config(service, &namespace)
     }
 
     /// The service's log: the older file, then the one being written.
@@ -202,9 +215,10 @@ impl Local {
     /// Removes all that this node holds of a service. May be called at any time, also when only
     /// some of it is there; with `forget_files` also what it wrote.
     pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {
+        self.forget_connections(service).await?;
         self.engine.delete(&self.config(service)).await?;
         self.layout.root(&service.name, Vec::new()).unmount()?;
-        self.overlay.remove_endpoint(&service.name, service.address).await?;
+        self.unplug(service).await?;
         let path = self.layout.service(&service.name);
         let gone = path.clone();
         let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(gone)).await?;

@@ -248,6 +248,20 @@ pub struct Reason {
     pub reason: String,
 }
 
+/// What the destination's network did when the service went on.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Running {
+    /// How long it took, microseconds.
+    #[prost(uint32, tag = "1")]
+    pub cutover_us: u32,
+    /// Frames that had come for it and were handed in.
+    #[prost(uint64, tag = "2")]
+    pub held_frames: u64,
+    /// Frames for which there was no room.
+    #[prost(uint64, tag = "3")]
+    pub held_dropped: u64,
+}
+
 /// One frame's meaning.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
@@ -290,7 +304,7 @@ pub enum Message {
     /// Ownership has passed.
     Commit,
     /// The service runs at the destination.
-    Running,
+    Running(Running),
     /// No: the service stays at the source.
     Abort(Reason),
     /// First on a further connection.
@@ -358,7 +372,7 @@ impl Message {
             Self::ImagesEnd(_) => 15,
             Self::Restored => 16,
             Self::Commit => 17,
-            Self::Running => 18,
+            Self::Running(_) => 18,
             Self::Abort(_) => 19,
             Self::ImagesReceived => 20,
             Self::OldLogData(_) => 21,
@@ -392,6 +406,7 @@ impl Message {
             Self::Join(m) => m.encode_to_vec().into(),
             Self::FaultRequest(m) => m.encode_to_vec().into(),
             Self::KeptPages(m) => m.encode_to_vec().into(),
+            Self::Running(m) => m.encode_to_vec().into(),
             Self::Pending(m) | Self::Missing(m) => m.encode_to_vec().into(),
             Self::LayerData(data)
             | Self::TreeItem(data)
@@ -435,7 +450,7 @@ impl Message {
             15 => Self::ImagesEnd(typed(kind, payload)?),
             16 => Self::Restored,
             17 => Self::Commit,
-            18 => Self::Running,
+            18 => Self::Running(typed(kind, payload)?),
             19 => Self::Abort(typed(kind, payload)?),
             20 => Self::ImagesReceived,
             21 => Self::OldLogData(payload),
@@ -476,7 +491,7 @@ impl Message {
             Self::ImagesEnd(_) => "ImagesEnd",
             Self::Restored => "Restored",
             Self::Commit => "Commit",
-            Self::Running => "Running",
+            Self::Running(_) => "Running",
             Self::Abort(_) => "Abort",
             Self::ImagesReceived => "ImagesReceived",
             Self::OldLogData(_) => "OldLogData",
@@ -531,7 +546,7 @@ mod tests {
             Message::ImagesReceived,
             Message::Restored,
             Message::Commit,
-            Message::Running,
+            Message::Running(Running { cutover_us: 700, held_frames: 100, held_dropped: 1 }),
             Message::Abort(Reason { reason: "cancelled".into() }),
             Message::Join(Join { migration: "01A".into(), purpose: Purpose::Faults.into() }),
             Message::Pages(Bytes::from_static(b"batch")),

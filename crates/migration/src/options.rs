@@ -1,5 +1,6 @@
 //! What a user asks of a migration.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use crate::source::pace::Compress;
@@ -62,6 +63,9 @@ pub struct Options {
     pub postcopy: bool,
     /// Connections for pages.
     pub lanes: usize,
+    /// Where the network namespace is mounted at the destination, for a service in one of somebody else's;
+    /// else where it is at the source.
+    pub network: Option<PathBuf>,
 }
 
 /// Rounds that nobody needs more of: each either gains a tenth or is the last but one.
@@ -81,6 +85,7 @@ impl Default for Options {
             throttle: false,
             postcopy: false,
             lanes: LANES,
+            network: None,
         }
     }
 }

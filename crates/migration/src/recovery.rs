@@ -56,7 +56,7 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
             });
         }
         (Role::Source, _) => {
-            source::put_back(local, &service, &id, None, "godwitd was restarted before the commit").await?;
+            source::put_back(local, &service, &id, "godwitd was restarted before the commit").await?;
         }
         (Role::Destination, Stage::Committed) => {
             // Its own in the books first, so that nobody points the network elsewhere meanwhile.

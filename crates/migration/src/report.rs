@@ -67,6 +67,13 @@ pub struct Report {
     pub resume_ms: f64,
     /// From the resume until the destination had the pages that had stayed at the source.
     pub faulted_transfer_ms: f64,
+    /// What the network took of the frozen time, milliseconds: frames steered to the destination at the
+    /// freeze, the port closed at the source, frames handed in and the address taken over there.
+    pub cutover_ms: f64,
+    /// Frames that came for the service while it was frozen and were handed in when it went on.
+    pub held_frames: u64,
+    /// Those for which there was no room.
+    pub held_dropped: u64,
     /// Layers, files and pages sent before the freeze.
     pub pre_dump_bytes: u64,
     /// Images, files and pages sent while frozen.
@@ -88,6 +95,8 @@ pub struct Report {
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
     pub phases: Vec<Phase>,
+    /// Where the network namespace is at the destination, for a service in one of somebody else's.
+    pub network_namespace: String,
     /// The CRIU that dumped; with `+lazy-pages-external` where our patch let it pass over the memory.
     pub criu: String,
 }
@@ -115,6 +124,9 @@ impl Report {
             dump_transfer_ms: 0.0,
             resume_ms: 0.0,
             faulted_transfer_ms: 0.0,
+            cutover_ms: 0.0,
+            held_frames: 0,
+            held_dropped: 0,
             pre_dump_bytes: 0,
             dump_bytes: 0,
             faulted_bytes: 0,
@@ -126,6 +138,7 @@ impl Report {
             memory_bytes: 0,
             phases: Vec::new(),
             criu: String::new(),
+            network_namespace: String::new(),
         }
     }
 }

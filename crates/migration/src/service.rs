@@ -8,6 +8,9 @@ use godwit_engine::{ContainerConfig, Mount, User};
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
 
+use crate::attach::Attachment;
+use crate::hooks::Hooks;
+
 /// One service: the same on whatever node it is, but for paths, which [`Layout`] gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Service {
@@ -15,8 +18,14 @@ pub struct Service {
     pub id: String,
     /// Name, unique in the cluster.
     pub name: String,
-    /// Address that moves with it.
+    /// Address that moves with it; `0.0.0.0` in a network namespace of somebody else's.
     pub address: Ipv4Addr,
+    /// What it is plugged into.
+    #[serde(default)]
+    pub network: Attachment,
+    /// What is run when it moves.
+    #[serde(default)]
+    pub hooks: Hooks,
     /// Counts its moves; the higher epoch is the newer owner.
     pub epoch: u64,
     /// Where its image came from, in the user's words.
@@ -60,6 +69,16 @@ pub struct Port {
     pub udp: bool,
 }
 
+impl From<Port> for Published {
+    fn from(port: Port) -> Self {
+        Self {
+            host_port: port.host,
+            container_port: port.container,
+            protocol: if port.udp { Protocol::Udp } else { Protocol::Tcp },
+        }
+    }
+}
+
 impl Service {
     /// The service's end of the network.
     #[must_use]
@@ -68,15 +87,7 @@ impl Service {
             name: self.name.clone(),
             address: self.address,
             mac: godwit_network::mac_of(self.address),
-            published: self
-                .publish
-                .iter()
-                .map(|p| Published {
-                    host_port: p.host,
-                    container_port: p.container,
-                    protocol: if p.udp { Protocol::Udp } else { Protocol::Tcp },
-                })
-                .collect(),
+            published: self.publish.iter().copied().map(Published::from).collect(),
         }
     }
 }
@@ -168,6 +179,8 @@ pub(crate) mod tests {
             id: "01SERVICE".into(),
             name: "redis".into(),
             address: Ipv4Addr::new(10, 88, 0, 10),
+            network: Attachment::Overlay,
+            hooks: Hooks::default(),
             epoch: 3,
             image: "/images/redis.tar".into(),
             layers: vec!["sha256:00".into()],

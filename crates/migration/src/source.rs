@@ -29,11 +29,11 @@ use std::time::{Duration, Instant};
 
 use godwit_engine::EngineError;
 use godwit_engine::tree;
-use godwit_network::Held;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::fault;
+use crate::hooks::{self, Moment};
 use crate::images;
 use crate::journal::{Role, Stage};
 use crate::kept::Kept;
@@ -117,6 +117,9 @@ pub enum SourceError {
     /// Changed files could not be read.
     #[error("the changed files of the service cannot be sent")]
     Tree(#[from] tree::TreeError),
+    /// The operator's program for the moment before the freeze.
+    #[error(transparent)]
+    Hook(#[from] hooks::HookError),
     /// The user or the daemon's shutdown.
     #[error("it was cancelled")]
     Cancelled,
@@ -159,8 +162,6 @@ pub struct Source {
     options: Options,
     progress: watch::Sender<Progress>,
     cancel: CancellationToken,
-    /// Frames for the service that came since the freeze; they go where it runs next.
-    held: Mutex<Option<Held>>,
     /// Of the connections for pages, as soon as there are any.
     lane_traffic: Mutex<LaneTraffic>,
 }
@@ -186,8 +187,8 @@ impl Source {
         progress: watch::Sender<Progress>,
         cancel: CancellationToken,
     ) -> Self {
-        let (held, lane_traffic) = (Mutex::default(), Mutex::default());
-        Self { local, service, id, destination, options, progress, cancel, held, lane_traffic }
+        let lane_traffic = Mutex::default();
+        Self { local, service, id, destination, options, progress, cancel, lane_traffic }
     }
 
     /// Moves the service. The report says how it ended; an error is returned only when the service
@@ -245,6 +246,14 @@ impl Source {
                 let mut reason = crate::error_chain(&error);
                 tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
                 self.undo(&reason).await?;
+                if clock.is_some() || matches!(error, SourceError::Hook(_)) {
+                    let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
+                    if let Err(error) = hooks::run(&self.local, &self.service, Moment::Kept, ends).await {
+                        let error = crate::error_chain(&error);
+                        tracing::error!(migration = %self.id, %error, "a hook failed");
+                        reason = format!("{reason}; and {error}");
+                    }
+                }
                 if let Some(clock) = &mut clock {
                     clock.end("undo");
                 }
@@ -334,11 +343,11 @@ impl Source {
             report.resume_ms += clock.end("commit");
         }
         report.outcome = Outcome::Moved;
-        if let Some(held) = self.take_held() {
-            self.local.overlay.release(held)?;
-        }
         match running {
-            Ok(Message::Running) => {}
+            Ok(Message::Running(there)) => {
+                report.cutover_ms += f64::from(there.cutover_us) / 1e3;
+                (report.held_frames, report.held_dropped) = (there.held_frames, there.held_dropped);
+            }
             Ok(other) => {
                 tracing::warn!(migration = %self.id, got = other.name(), "no word that the service runs")
             }
@@ -409,11 +418,6 @@ impl Source {
     fn lanes_sent(&self) -> u64 {
         // It is replaced in one step.
         self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner).sent()
-    }
-
-    fn take_held(&self) -> Option<Held> {
-        // A panic while the lock was held leaves an option that is whole either way.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 

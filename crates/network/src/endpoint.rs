@@ -21,10 +21,11 @@ use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use serde::{Deserialize, Serialize};
 
+use crate::hold::Handed;
 use crate::netlink::{Link, LinkEvents, Netlink, PortState};
 use crate::netns::{self, Found, set_sysctl};
 use crate::overlay::{GATEWAY_MAC, PATIENCE};
-use crate::{Mac, NetworkError, Overlay, Subnet, arp, enter, publish};
+use crate::{Mac, NetworkError, Overlay, Subnet, arp, enter};
 
 /// The interface's name inside every service's namespace.
 const INSIDE: &str = "eth0";
@@ -163,7 +164,7 @@ impl Overlay {
             netns::create(&endpoint.netns).await?;
         }
         // From here on the endpoint is listed, so that whatever is interrupted can be removed.
-        publish::publish(&self.config.bridge, &service.name, service.address, &service.published).await?;
+        self.ports.publish(&self.config, &service.name, service.address, &service.published).await?;
         if missing != Missing::Nothing {
             self.plug(service, endpoint).await?;
         }
@@ -212,21 +213,27 @@ impl Overlay {
         self.netlink.set_port(index, port, PortState::Closed).await
     }
 
-    /// Lets frames pass, takes the service's address over from wherever it was, and announces it.
+    /// Lets frames pass, takes the service's address over from wherever it was, hands in what was held
+    /// for it, and announces it.
     ///
     /// # Errors
-    /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses.
-    pub async fn open(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
+    /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses. What was held is
+    /// held still.
+    pub async fn open(&self, service: &ServiceEndpoint) -> Result<Handed, NetworkError> {
         let link = self.port_of(&service.name).await?;
         let (netlink, vxlan, uplink) = (&self.netlink, &self.config.vxlan, &self.config.uplink);
-        netlink.delete_neighbour(self.vxlan, vxlan, service.address).await?;
-        netlink.delete_vxlan_entry(self.vxlan, vxlan, service.mac).await?;
         netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await?;
-        netlink.set_bridge_entry(link.index, &link.name, service.mac).await?;
-        netlink.set_proxy(self.uplink, uplink, service.address).await?;
-        // The moment: before it no frame reaches the service.
         netlink.set_port(link.index, &link.name, PortState::Open).await?;
-        self.announce(service)
+        let take_over = async {
+            // The moment: before it no frame reaches the service by itself.
+            netlink.set_bridge_entry(link.index, &link.name, service.mac).await?;
+            netlink.delete_neighbour(self.vxlan, vxlan, service.address).await?;
+            netlink.delete_vxlan_entry(self.vxlan, vxlan, service.mac).await?;
+            netlink.set_proxy(self.uplink, uplink, service.address).await
+        };
+        let handed = self.hand_in(&service.name, link.index, take_over).await?;
+        self.announce(service)?;
+        Ok(handed)
     }
 
     /// Says on the uplink and on the bridge that the service is here (gratuitous ARP, both forms).
@@ -260,7 +267,7 @@ impl Overlay {
 
     /// Says that the service with this address lives on the node at `vtep`: frames to it go there,
     /// and this node no longer answers for it. An endpoint that it had here stays, without
-    /// traffic and with its published ports, until [`Overlay::remove_endpoint`].
+    /// traffic, until [`Overlay::remove_endpoint`].
     ///
     /// # Errors
     /// When the address may not be a service's, `vtep` is this node, or the kernel refuses.
@@ -279,7 +286,7 @@ impl Overlay {
     }
 
     /// Says that no node has the service with this address: forgets what [`Overlay::set_remote`]
-    /// entered. Does not touch an endpoint here.
+    /// entered, and its published ports. Does not touch an endpoint here.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -291,21 +298,37 @@ impl Overlay {
         if was_remote {
             netlink.delete_neighbour(self.bridge, &self.config.bridge, address).await?;
         }
-        Ok(())
+        self.ports.unpublish(address).await
     }
 
-    /// Removes the service's endpoint: veth, namespace, published ports, and what answers for its
-    /// address. What [`Overlay::set_remote`] entered stays. No error when it is gone already.
+    /// Has exactly these ports of the node lead to the service, wherever that is.
+    ///
+    /// # Errors
+    /// When another service has one of them, or nft refuses.
+    pub async fn publish(
+        &self,
+        name: &str,
+        address: Ipv4Addr,
+        ports: &[Published],
+    ) -> Result<(), NetworkError> {
+        check_name(name)?;
+        self.ports.publish(&self.config, name, address, ports).await
+    }
+
+    /// Removes the service's endpoint: veth, namespace, and what answers for its address. What
+    /// [`Overlay::set_remote`] entered stays, and with it the published ports. No error when it is gone
+    /// already.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub async fn remove_endpoint(&self, name: &str, address: Ipv4Addr) -> Result<(), NetworkError> {
         check_name(name)?;
+        self.let_go(name);
         self.netlink.delete_link(&port_name(name)).await?;
         self.netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
-        publish::unpublish(address).await?;
         let remote = self.netlink.neighbours(self.vxlan, false).await?;
         if !remote.iter().any(|(there, _)| *there == address) {
+            self.ports.unpublish(address).await?;
             self.netlink.delete_neighbour(self.bridge, &self.config.bridge, address).await?;
         }
         // Last, as it keeps the endpoint listed until all else is gone.
@@ -367,14 +390,12 @@ impl Overlay {
     /// When the kernel refuses. It does not return otherwise.
     pub async fn follow_uplink(&self) -> Result<std::convert::Infallible, NetworkError> {
         let mut events = LinkEvents::new()?;
-        let mut was_up = false;
         loop {
-            let up = self.netlink.link(&self.config.uplink).await?.is_some_and(|link| link.up);
-            if up && !was_up {
+            // It may have been down and up again before the first word of that is heard.
+            if self.netlink.link(&self.config.uplink).await?.is_some_and(|link| link.up) {
                 self.answer_again().await?;
             }
-            was_up = up;
-            events.next().await?;
+            events.next_of(self.uplink).await?;
         }
     }
 
@@ -504,6 +525,7 @@ mod tests {
         fn can_move(_: impl Send) {}
         can_move(overlay.create_endpoint(service));
         can_move(overlay.open(service));
+        can_move(overlay.steer(service, service.address));
         can_move(overlay.close(service));
         can_move(overlay.set_remote(service.address, service.mac, service.address));
         can_move(overlay.remove_endpoint(&service.name, service.address));

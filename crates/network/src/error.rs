@@ -149,13 +149,36 @@ pub enum NetworkError {
         /// The node's port.
         port: u16,
         /// `tcp` or `udp`.
-        protocol: &'static str,
+        protocol: String,
         /// Who has it.
         owner: String,
     },
+    /// A service cannot be in this namespace.
+    #[error(
+        "a service cannot be in the network namespace {}: {reason}; make one with `ip netns add`, and name it",
+        path.display()
+    )]
+    NoNamespace {
+        /// Where it should be mounted.
+        path: PathBuf,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// A namespace that does not lie where the operator has them.
+    #[error(
+        "the network namespace {} is not directly in {}, where this node takes such from (godwitd --namespaces)",
+        path.display(), directory.display()
+    )]
+    NamespaceElsewhere {
+        /// The namespace.
+        path: PathBuf,
+        /// Where it should be.
+        directory: PathBuf,
+    },
     /// nftables' program is missing.
     #[error(
-        "published ports need the program `nft`, which could not be started; install the package nftables"
+        "published ports and namespaces of others need the program `nft`, which could not be started; \
+         install the package nftables"
     )]
     NoNft(#[source] io::Error),
     /// nftables refused a rule.

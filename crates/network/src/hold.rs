@@ -1,22 +1,45 @@
-//! Holding a service's frames while nobody can take them, instead of dropping them.
+//! The cut-over: frames for a service while it is frozen go on to the node that it goes to, and are held
+//! there, in order, instead of being dropped.
 //!
-//! A dropped segment costs its sender a retransmission time-out, 200 ms and doubling, which is
-//! more than a move itself may take. So before a port is closed, a packet socket starts to collect
-//! every frame that the node carries towards the service's link-layer address, wherever it enters:
+//! A dropped segment costs its sender a retransmission time-out, 200 ms and doubling, which is more than
+//! a move itself may take.
 //!
 //! ```text
-//!   uplink ──routed──► gw0 ──┐
-//!   other nodes ──► gwvx0 ───┼──► (bridge) ──► closed port: dropped here,
-//!   services here ──► gws… ──┘        │         and collected before, once
-//!                                     ▼
-//!                              queue of the socket
+//!                       source                                   destination
+//!                                                      [`Overlay::hold`]: what comes is kept
+//!   uplink ──► gw0 ──►┬► gws… ─► service (frozen)             │
+//!   services here ───►│ [`Overlay::steer`] moves this arrow   ▼
+//!                     └► gwvx0 ─────────────────────► gwvx0 ─► queue
+//!   other nodes ──► gwvx0 ─► passed on ─────────────► gwvx0 ─► queue
+//!                                                             │ [`Overlay::open`]
+//!                                                             ▼
+//!                                                      gws… ─► service
 //! ```
 //!
-//! The socket's own receive queue is the store: bounded, in order, and when it is full the oldest
-//! frames are kept and new ones are dropped. [`Overlay::release`] sends the frames from the bridge
-//! to wherever the service is by then: its port here, or another node.
+//! One entry in the bridge's table moves, so no frame is in two places, and nothing has to be held
+//! between: what the frozen service's sockets still send (what they had acknowledged, what was waiting to
+//! go) leaves the source as before, until [`Overlay::close`]. A bridge does not send a frame back out of
+//! the port it came in by, so frames of other nodes, which learn of the move later, are passed on by a
+//! task of this process.
+//!
+//! The source keeps a copy of what comes until the move is decided: if the service stays, it is handed in
+//! there by [`Overlay::open`], whatever has become of the destination.
+//!
+//! The sockets' receive queues are the stores: bounded, in order, and when one is full the oldest frames
+//! are kept and new ones are dropped and counted.
 
-use crate::packet::PacketSocket;
+use std::collections::HashMap;
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::packet::{PacketSocket, Which};
 use crate::{NetworkError, Overlay, ServiceEndpoint};
 
 /// How much memory the kernel may use for the frames of one service, in bytes (it doubles the
@@ -24,55 +47,175 @@ use crate::{NetworkError, Overlay, ServiceEndpoint};
 /// fits; one that waits for answers needs a few frames.
 const LARGEST_STORE: i32 = 16 << 20;
 
-/// Frames for a service, collected from the moment this is made. They are dropped with it, unless
-/// it is given to [`Overlay::release`].
+/// For how long frames are passed on that still come to a node which a service has left: other nodes
+/// learn its new place within a few round trips.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What was handed in to a service, by [`Overlay::open`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Handed {
+    /// Frames that had waited for it.
+    pub frames: u64,
+    /// Frames for which there was no room.
+    pub dropped: u64,
+}
+
+/// Frames that are held and passed on, by the service's name.
+#[derive(Debug, Default)]
+pub(crate) struct Holds(Mutex<HashMap<String, Hold>>);
+
 #[derive(Debug)]
-#[must_use = "what is held is lost when this is dropped"]
-pub struct Held {
-    socket: PacketSocket,
-    service: String,
+struct Hold {
+    /// None once the service has left.
+    store: Option<Arc<PacketSocket>>,
+    /// At the source, passes on what other nodes send. It ends before the service can come back: two nodes
+    /// that pass on to each other never stop.
+    passing: Option<Passing>,
+}
+
+#[derive(Debug)]
+struct Passing {
+    task: AbortOnDropHandle<()>,
+    /// Told when the service has left.
+    left: CancellationToken,
+}
+
+impl Holds {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Hold>> {
+        // Each change is one call.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, name: &str, store: Arc<PacketSocket>, passing: Option<Passing>) {
+        let mut all = self.lock();
+        all.retain(|_, hold| hold.passing.as_ref().is_none_or(|passing| !passing.task.is_finished()));
+        all.insert(name.to_owned(), Hold { store: Some(store), passing });
+    }
 }
 
 impl Overlay {
-    /// Starts to collect the frames that this node carries to the service. To be called just
-    /// before [`Overlay::close`]: a frame that is delivered in between is delivered once more by
-    /// [`Overlay::release`], as any network may do.
+    /// From now on the frames are kept that other nodes send here for the service, for the next
+    /// [`Overlay::open`]. To be called before any node may send some: while the service still runs
+    /// elsewhere.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn hold(&self, service: &ServiceEndpoint) -> Result<Held, NetworkError> {
-        let start = || {
-            let socket = PacketSocket::new()?;
-            socket.collect(service.mac, self.bridge, LARGEST_STORE)?;
-            Ok(socket)
-        };
-        let socket = start()
-            .map_err(NetworkError::system(format!("hold the frames of the service {}", service.name)))?;
-        Ok(Held { socket, service: service.name.clone() })
+    pub fn hold(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
+        let store = self.store(service, Which::CameBy(self.vxlan))?;
+        self.holds.put(&service.name, store, None);
+        Ok(())
     }
 
-    /// Sends what was held to where the service is now, in the order it came, and stops holding.
-    /// To be called right after [`Overlay::open`] or [`Overlay::set_remote`]: what comes in
-    /// between is both delivered and held. Returns the number of frames.
+    fn store(&self, service: &ServiceEndpoint, which: Which) -> Result<Arc<PacketSocket>, NetworkError> {
+        let start = || {
+            let socket = PacketSocket::new()?;
+            socket.collect(service.mac, which, LARGEST_STORE)?;
+            Ok(Arc::new(socket))
+        };
+        start().map_err(NetworkError::system(format!("hold the frames of the service {}", service.name)))
+    }
+
+    /// From now on frames for the service, which is frozen here, go to the node at `vtep`, which holds
+    /// them. This node still answers for the address, and what the service's sockets send still leaves
+    /// it. [`Overlay::open`] takes it back; [`Overlay::set_remote`] makes it final.
     ///
     /// # Errors
-    /// When the kernel refuses; the frames that are not yet sent are dropped.
-    pub fn release(&self, held: Held) -> Result<usize, NetworkError> {
-        let send_all = || -> std::io::Result<usize> {
-            // It would collect them again.
-            held.socket.collect_nothing()?;
-            let (mut count, mut buffer) = (0, Vec::new());
-            while let Some(frame) = held.socket.take(&mut buffer)? {
-                self.sender.send(self.bridge, frame)?;
-                count += 1;
+    /// When the kernel refuses, or `vtep` is this node.
+    pub async fn steer(&self, service: &ServiceEndpoint, vtep: Ipv4Addr) -> Result<(), NetworkError> {
+        let ServiceEndpoint { name, address, mac, .. } = service;
+        if vtep == self.config.vtep {
+            return Err(NetworkError::RemoteIsSelf { address: *address, vtep });
+        }
+        let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
+        netlink.set_vxlan_entry(self.vxlan, vxlan, *mac, vtep).await?;
+        // What comes between these and the moment is both delivered and held.
+        let passing = self.store(service, Which::CameBy(self.vxlan))?;
+        let store = self.store(service, Which::CameOrSentBy(self.bridge))?;
+        // The moment: before it frames reach the service's sockets.
+        netlink.set_bridge_entry(self.vxlan, vxlan, *mac).await?;
+        let (left, service) = (CancellationToken::new(), name.clone());
+        let passing = pass_on(passing, Arc::clone(&self.sender), self.vxlan, left.clone());
+        let task = tokio::spawn(async move {
+            if let Err(error) = passing.await {
+                tracing::warn!(service, %error, "frames that still come here for the service are not passed on");
             }
-            Ok(count)
+        });
+        let task = AbortOnDropHandle::new(task);
+        self.holds.put(name, store, Some(Passing { task, left }));
+        Ok(())
+    }
+
+    /// Hands in what waits for the service. Its port is open by now, so that its answers pass, but frames
+    /// still go elsewhere; `take_over` changes that.
+    pub(crate) async fn hand_in(
+        &self,
+        name: &str,
+        port: u32,
+        take_over: impl Future<Output = Result<(), NetworkError>>,
+    ) -> Result<Handed, NetworkError> {
+        let store = self.holds.lock().get(name).and_then(|hold| hold.store.clone());
+        let Some(store) = store else {
+            take_over.await?;
+            self.holds.lock().remove(name);
+            return Ok(Handed::default());
         };
-        let released = send_all()
-            .map_err(NetworkError::system(format!("release the frames of the service {}", held.service)))?;
-        tracing::debug!(service = held.service, frames = released, "released held frames");
-        // The kernel waits some milliseconds before it lets such a socket go.
-        tokio::task::spawn_blocking(move || drop(held));
-        Ok(released)
+        let refused = || NetworkError::system(format!("hand in the held frames of the service {name}"));
+        let mut handed = Handed::default();
+        // In order: these have come before those that come by themselves.
+        handed.frames += store.send_all(&self.sender, port).map_err(refused())?;
+        take_over.await?;
+        store.collect_nothing().map_err(refused())?;
+        handed.frames += store.send_all(&self.sender, port).map_err(refused())?;
+        handed.dropped = store.dropped().map_err(refused())?;
+        if handed.dropped > 0 {
+            tracing::warn!(
+                service = name,
+                ?handed,
+                "more came for the service in the pause than could be held"
+            );
+        }
+        self.holds.lock().remove(name);
+        Ok(handed)
+    }
+
+    /// The service is not here any more: what was held of it is elsewhere too, and what still comes is
+    /// passed on for a while.
+    pub(crate) fn let_go(&self, name: &str) {
+        let mut holds = self.holds.lock();
+        match holds.get_mut(name) {
+            Some(Hold { store, passing: Some(passing) }) => {
+                *store = None;
+                passing.left.cancel();
+            }
+            _ => drop(holds.remove(name)),
+        }
+    }
+}
+
+/// Sends on what other nodes send here for a service that is at another one, and for a while after it has
+/// been told that it left.
+async fn pass_on(
+    from: Arc<PacketSocket>,
+    to: Arc<PacketSocket>,
+    vxlan: u32,
+    left: CancellationToken,
+) -> io::Result<()> {
+    // SAFETY: the socket stays open, and the same descriptor, for as long as the AsyncFd holds it.
+    let from = unsafe { AsyncFd::register_with_interest(from, Interest::READABLE) };
+    let from = from.map_err(|error| error.into_parts().1)?;
+    let passing = async {
+        loop {
+            let mut ready = from.readable().await?;
+            from.get_ref().send_all(&to, vxlan)?;
+            ready.clear_ready();
+        }
+    };
+    let over = async {
+        left.cancelled().await;
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        failed = passing => failed,
+        () = over => Ok(()),
     }
 }

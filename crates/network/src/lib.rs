@@ -13,8 +13,8 @@
 //! - [`Overlay::create_endpoint`] makes a service's network namespace and its veth, closed: not a
 //!   frame passes. [`Overlay::open`] lets frames through, takes the address over and announces it;
 //!   [`Overlay::close`] stops them again without the service seeing its link go down.
-//! - [`Overlay::hold`] collects what arrives while an endpoint is closed, and [`Overlay::release`]
-//!   delivers it to wherever the service is by then.
+//! - [`Overlay::steer`] sends what comes for a service on to the node that it goes to, and
+//!   [`Overlay::hold`] keeps it there until [`Overlay::open`] hands it in.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
 //!
@@ -26,6 +26,7 @@
 mod arp;
 mod endpoint;
 mod error;
+mod foreign;
 mod hold;
 mod netlink;
 mod netns;
@@ -37,7 +38,8 @@ mod subnet;
 
 pub use endpoint::{Endpoint, ExistingEndpoint, Protocol, Published, ServiceEndpoint};
 pub use error::NetworkError;
-pub use hold::Held;
+pub use foreign::{check_namespace, forget_connections, silence, unsilence};
+pub use hold::Handed;
 pub use netns::{enter, enter_blocking};
 pub use overlay::{Overlay, OverlayConfig, underlay_address};
 pub use probe::{Fact, probe};

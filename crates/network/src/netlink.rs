@@ -359,14 +359,17 @@ impl LinkEvents {
         Ok(Self { messages, task: tokio::spawn(connection) })
     }
 
-    /// Waits for the next notification.
-    pub(crate) async fn next(&mut self) -> Result<(), NetworkError> {
-        match self.messages.next().await {
-            Some(_) => Ok(()),
-            None => Err(NetworkError::system("listen for changes of interfaces")(std::io::Error::other(
-                "the netlink socket was closed",
-            ))),
+    /// Waits for the next notification about this interface.
+    pub(crate) async fn next_of(&mut self, index: u32) -> Result<(), NetworkError> {
+        while let Some((message, _)) = self.messages.next().await {
+            if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) = message.payload
+                && link.header.index == index
+            {
+                return Ok(());
+            }
         }
+        let closed = std::io::Error::other("the netlink socket was closed");
+        Err(NetworkError::system("listen for changes of interfaces")(closed))
     }
 
     /// Waits until the interface is as wanted, having been told of each change. Returns false when

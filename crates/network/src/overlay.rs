@@ -14,6 +14,7 @@
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt;
@@ -22,10 +23,12 @@ use rtnetlink::packet_route::link::{BridgeStpState, InfoData, InfoKind, InfoVxla
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteScope, RouteType};
 use rtnetlink::{LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVxlan, RouteMessageBuilder};
 
+use crate::hold::Holds;
 use crate::netlink::{Link, LinkEvents, Netlink};
 use crate::netns::set_sysctl;
 use crate::packet::PacketSocket;
-use crate::{Mac, NetworkError, Subnet, publish};
+use crate::publish::{self, Ports};
+use crate::{Mac, NetworkError, Subnet};
 
 /// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
 pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
@@ -101,7 +104,10 @@ pub struct Overlay {
     pub(crate) config: OverlayConfig,
     pub(crate) netlink: Netlink,
     /// For frames that this node sends by itself.
-    pub(crate) sender: PacketSocket,
+    pub(crate) sender: Arc<PacketSocket>,
+    /// Frames that wait for services.
+    pub(crate) holds: Holds,
+    pub(crate) ports: Ports,
     /// The MTU of everything that carries the services' frames.
     pub(crate) mtu: u32,
     pub(crate) bridge: u32,
@@ -123,6 +129,7 @@ impl Overlay {
     pub async fn up(config: OverlayConfig) -> Result<Self, NetworkError> {
         let netlink = Netlink::new()?;
         let sender = PacketSocket::new().map_err(NetworkError::system("open a packet socket"))?;
+        let (sender, holds, ports) = (Arc::new(sender), Holds::default(), Ports::default());
         let uplink = netlink.need_link(&config.uplink).await?;
         if uplink.mtu < LEAST_MTU {
             return Err(NetworkError::SmallMtu { interface: uplink.name, mtu: uplink.mtu, least: LEAST_MTU });
@@ -144,7 +151,18 @@ impl Overlay {
             tracing::warn!(%error, uplink = config.uplink, "the uplink may answer for the gateway's address");
         }
         let uplink_mac = uplink.mac.unwrap_or_default();
-        Ok(Self { config, netlink, sender, mtu, bridge, vxlan, uplink: uplink.index, uplink_mac })
+        Ok(Self {
+            config,
+            netlink,
+            sender,
+            holds,
+            ports,
+            mtu,
+            bridge,
+            vxlan,
+            uplink: uplink.index,
+            uplink_mac,
+        })
     }
 
     /// Removes every endpoint and everything else that [`Overlay::up`] and its other methods made.

@@ -2,8 +2,8 @@
 //! here wraps, and nothing else.
 
 use std::io;
-use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::mem::{self, ManuallyDrop};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::Mac;
 
@@ -18,9 +18,20 @@ const BPF_RETURN: u16 = 0x06;
 /// A packet socket, which passes frames in and out with what offloading has left to do, and so
 /// unchanged. It receives nothing until [`PacketSocket::collect`].
 ///
-/// The kernel takes 10 ms and more to close one, so nobody should wait for that.
+/// The kernel takes 10 ms and more to close one: when it is dropped within a runtime, nobody waits for that.
 #[derive(Debug)]
-pub(crate) struct PacketSocket(OwnedFd);
+pub(crate) struct PacketSocket(ManuallyDrop<OwnedFd>);
+
+impl Drop for PacketSocket {
+    fn drop(&mut self) {
+        // SAFETY: it is taken here only, and never used again.
+        let fd = unsafe { ManuallyDrop::take(&mut self.0) };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(fd))),
+            Err(_) => drop(fd),
+        }
+    }
+}
 
 impl PacketSocket {
     pub(crate) fn new() -> io::Result<Self> {
@@ -31,17 +42,15 @@ impl PacketSocket {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor was just opened, and nobody else has it.
-        let socket = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        let socket = Self(ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) }));
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1_i32)?;
         Ok(socket)
     }
 
-    /// Starts to collect, in a queue of at most `memory` bytes, the frames to `mac` that come in
-    /// at any interface, and those that the interface `own` sends itself. What other interfaces
-    /// send has come in before.
-    pub(crate) fn collect(&self, mac: Mac, own: u32, memory: i32) -> io::Result<()> {
+    /// Starts to collect, in a queue of at most `memory` bytes, these frames to `mac`.
+    pub(crate) fn collect(&self, mac: Mac, which: Which, memory: i32) -> io::Result<()> {
         self.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &memory)?;
-        self.filter(&mut collecting(mac, own))?;
+        self.filter(&mut collecting(mac, which))?;
         let every = u16::try_from(libc::ETH_P_ALL).map_err(io::Error::other)?;
         let (address, length) = link_address(0, every, None)?;
         // SAFETY: `address` is readable for `length` bytes during the call.
@@ -52,6 +61,36 @@ impl PacketSocket {
     /// Stops collecting; what was collected stays in the queue.
     pub(crate) fn collect_nothing(&self) -> io::Result<()> {
         self.filter(&mut [libc::sock_filter { code: BPF_RETURN, jt: 0, jf: 0, k: 0 }])
+    }
+
+    /// Sends all that is in the queue from another socket on the interface; says how many frames. What
+    /// the interface does not take is lost, as on any wire.
+    pub(crate) fn send_all(&self, sender: &Self, index: u32) -> io::Result<u64> {
+        let (mut count, mut buffer) = (0, Vec::new());
+        while let Some(frame) = self.take(&mut buffer)? {
+            match sender.send(index, frame) {
+                Err(error) if error.raw_os_error() != Some(libc::ENOBUFS) => return Err(error),
+                _ => count += 1,
+            }
+        }
+        Ok(count)
+    }
+
+    /// Frames for which the queue had no room, since it was asked last.
+    pub(crate) fn dropped(&self) -> io::Result<u64> {
+        let mut figures = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut length = mem::size_of_val(&figures).try_into().map_err(io::Error::other)?;
+        // SAFETY: `figures` is writable for `length` bytes during the call.
+        let got = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut figures).cast(),
+                &raw mut length,
+            )
+        };
+        if got < 0 { Err(io::Error::last_os_error()) } else { Ok(figures.tp_drops.into()) }
     }
 
     /// Takes the oldest frame out of the queue; `None` when it is empty.
@@ -133,9 +172,19 @@ fn link_address(
     Ok((address, length))
 }
 
+/// Which frames are collected.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Which {
+    /// Those that come in by this interface.
+    CameBy(u32),
+    /// Those that come in by any interface, and those that this one sends itself. What other interfaces
+    /// send has come in before.
+    CameOrSentBy(u32),
+}
+
 /// The filter of [`PacketSocket::collect`], in the kernel's classic BPF (bpf(4), and
 /// `Documentation/networking/filter.rst` for the two negative offsets).
-fn collecting(mac: Mac, own: u32) -> [libc::sock_filter; 10] {
+fn collecting(mac: Mac, which: Which) -> [libc::sock_filter; 10] {
     const LOAD_WORD: u16 = 0x20;
     const LOAD_HALF: u16 = 0x28;
     const JUMP_IF_EQUAL: u16 = 0x15;
@@ -147,16 +196,27 @@ fn collecting(mac: Mac, own: u32) -> [libc::sock_filter; 10] {
     let [a, b, c, d, e, f] = mac;
     let op = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
     let equal = |k, jt, jf| libc::sock_filter { code: JUMP_IF_EQUAL, jt, jf, k };
+    // From the test of the packet's type: to "whole" is 2 further, to "nothing" 3, to the next 0.
+    let (interface, outgoing, coming) = match which {
+        Which::CameBy(index) => (index, 3, 0),
+        Which::CameOrSentBy(index) => (index, 0, 2),
+    };
     [
         op(LOAD_WORD, 0),
         equal(u32::from_be_bytes([a, b, c, d]), 0, 7),
         op(LOAD_HALF, 4),
         equal(u32::from(u16::from_be_bytes([e, f])), 0, 5),
         op(LOAD_WORD, PACKET_TYPE),
-        equal(OUTGOING, 0, 2),
+        equal(OUTGOING, outgoing, coming),
         op(LOAD_WORD, INTERFACE),
-        equal(own, 0, 1),
+        equal(interface, 0, 1),
         op(BPF_RETURN, WHOLE),
         op(BPF_RETURN, 0),
     ]
+}
+
+impl AsRawFd for PacketSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
 }

@@ -1,4 +1,8 @@
-//! Published ports: a port of the node leads to a port of a service, by destination NAT.
+//! Published ports: a port of every node leads to a port of a service, by destination NAT.
+//!
+//! The service sees the node that was asked as its client (source NAT), so that its answers pass that node
+//! again wherever the service is: a connection through a published port goes on when the service moves,
+//! and nothing of it has to move along.
 //!
 //! The rules are few and fixed, one table `ip godwit` with three chains; what varies are the
 //! elements of one map, `protocol . node's port : service's address . service's port`, with the
@@ -15,12 +19,13 @@ use std::process::Stdio;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
+use tokio::sync::Mutex;
 
-use crate::NetworkError;
 use crate::endpoint::{Protocol, Published};
+use crate::{NetworkError, OverlayConfig};
 
 /// Adds what is missing of the table; each statement is harmless when repeated.
-fn table(bridge: &str) -> String {
+fn table(bridge: &str, vtep: Ipv4Addr) -> String {
     format!(
         r#"add table ip godwit
 add map ip godwit published {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
@@ -32,14 +37,14 @@ flush chain ip godwit output
 flush chain ip godwit postrouting
 add rule ip godwit prerouting fib daddr type local dnat ip to meta l4proto . th dport map @published
 add rule ip godwit output ip daddr != 127.0.0.0/8 fib daddr type local dnat ip to meta l4proto . th dport map @published
-add rule ip godwit postrouting iifname "{bridge}" oifname "{bridge}" ct status dnat masquerade
+add rule ip godwit postrouting oifname "{bridge}" ct status dnat snat to {vtep}
 "#
     )
 }
 
 /// One element of the map.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Element {
+pub(crate) struct Element {
     owner: String,
     protocol: String,
     host_port: u16,
@@ -47,60 +52,101 @@ struct Element {
     container_port: u16,
 }
 
-/// Publishes exactly these ports of the service, and none that it had before.
-///
-/// # Errors
-/// [`NetworkError::PortTaken`] when another service has one of them.
-pub(crate) async fn publish(
-    bridge: &str,
-    name: &str,
-    address: Ipv4Addr,
-    ports: &[Published],
-) -> Result<(), NetworkError> {
-    if ports.is_empty() {
-        return unpublish(address).await;
-    }
-    let existing = elements().await?;
-    let mut script = table(bridge);
-    for element in existing.iter().filter(|element| element.address == address) {
-        script.push_str(&delete(element));
-    }
-    for port in ports {
-        let same = |e: &&Element| e.protocol == port.protocol.name() && e.host_port == port.host_port;
-        if let Some(other) = existing.iter().find(|e| same(e) && e.address != address) {
-            return Err(NetworkError::PortTaken {
-                port: port.host_port,
-                protocol: port.protocol.name(),
-                owner: other.owner.clone(),
-            });
+/// What is published, as the kernel has it: read once, and changed by nobody else.
+#[derive(Debug, Default)]
+pub(crate) struct Ports(Mutex<Option<Vec<Element>>>);
+
+impl Ports {
+    /// Publishes exactly these ports of the service, and none that it had before.
+    ///
+    /// # Errors
+    /// [`NetworkError::PortTaken`] when another service has one of them.
+    pub(crate) async fn publish(
+        &self,
+        config: &OverlayConfig,
+        name: &str,
+        address: Ipv4Addr,
+        ports: &[Published],
+    ) -> Result<(), NetworkError> {
+        if ports.is_empty() {
+            return self.unpublish(address).await;
         }
-        script.push_str(&format!(
-            "add element ip godwit published {{ {} . {} comment \"{name}\" : {address} . {} }}\n",
-            port.protocol.name(),
-            port.host_port,
-            port.container_port
-        ));
+        let mut known = self.0.lock().await;
+        let known = read(&mut known).await?;
+        let (old, others): (Vec<_>, Vec<_>) = known.iter().cloned().partition(|e| e.address == address);
+        let new: Vec<_> = ports.iter().map(|port| Element::new(name, address, *port)).collect();
+        if old == new {
+            return Ok(());
+        }
+        for element in &new {
+            let same = |e: &&Element| e.protocol == element.protocol && e.host_port == element.host_port;
+            if let Some(other) = others.iter().find(same) {
+                return Err(NetworkError::PortTaken {
+                    port: element.host_port,
+                    protocol: element.protocol.clone(),
+                    owner: other.owner.clone(),
+                });
+            }
+        }
+        let script: String = std::iter::once(table(&config.bridge, config.vtep))
+            .chain(old.iter().map(Element::delete))
+            .chain(new.iter().map(Element::add))
+            .collect();
+        run(&format!("publish the ports of the service {name}"), &script).await?;
+        *known = others.into_iter().chain(new).collect();
+        Ok(())
     }
-    run(&format!("publish the ports of the service {name}"), &script).await
+
+    /// Publishes no port of the service with this address any more.
+    pub(crate) async fn unpublish(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+        let mut known = self.0.lock().await;
+        let known = match read(&mut known).await {
+            // Without nft, nothing was ever published.
+            Err(NetworkError::NoNft(_)) => return Ok(()),
+            other => other?,
+        };
+        let (gone, stay): (Vec<_>, Vec<_>) = known.iter().cloned().partition(|e| e.address == address);
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let script = match stay.is_empty() {
+            true => "delete table ip godwit\n".to_owned(),
+            false => gone.iter().map(Element::delete).collect(),
+        };
+        run(&format!("take back the published ports of {address}"), &script).await?;
+        *known = stay;
+        Ok(())
+    }
 }
 
-/// Publishes no port of the service with this address any more.
-pub(crate) async fn unpublish(address: Ipv4Addr) -> Result<(), NetworkError> {
-    let existing = match elements().await {
-        // Without nft, nothing was ever published.
-        Err(NetworkError::NoNft(_)) => return Ok(()),
-        other => other?,
-    };
-    let (gone, stay): (Vec<_>, Vec<_>) = existing.iter().partition(|element| element.address == address);
-    if gone.is_empty() {
-        return Ok(());
+async fn read(known: &mut Option<Vec<Element>>) -> Result<&mut Vec<Element>, NetworkError> {
+    if known.is_none() {
+        *known = Some(elements().await?);
     }
-    let script = if stay.is_empty() {
-        "delete table ip godwit\n".to_owned()
-    } else {
-        gone.into_iter().map(delete).collect()
-    };
-    run(&format!("take back the published ports of {address}"), &script).await
+    Ok(known.get_or_insert_default())
+}
+
+impl Element {
+    fn new(owner: &str, address: Ipv4Addr, port: Published) -> Self {
+        Self {
+            owner: owner.to_owned(),
+            protocol: port.protocol.name().to_owned(),
+            host_port: port.host_port,
+            address,
+            container_port: port.container_port,
+        }
+    }
+
+    fn add(&self) -> String {
+        let Self { owner, protocol, host_port, address, container_port } = self;
+        format!(
+            "add element ip godwit published {{ {protocol} . {host_port} comment \"{owner}\" : {address} . {container_port} }}\n"
+        )
+    }
+
+    fn delete(&self) -> String {
+        format!("delete element ip godwit published {{ {} . {} }}\n", self.protocol, self.host_port)
+    }
 }
 
 /// Keeps the uplink from answering for the gateway's address.
@@ -128,16 +174,12 @@ pub(crate) async fn remove_tables() -> Result<(), NetworkError> {
 
 /// Says which nft there is, having let it check, not load, the rules of a published port.
 pub(crate) async fn check() -> Result<String, NetworkError> {
-    let checked = nft(&["--check", "-f", "-"], &table("gw0")).await?;
+    let checked = nft(&["--check", "-f", "-"], &table("gw0", Ipv4Addr::LOCALHOST)).await?;
     if !checked.status.success() {
         return Err(refused("check the rules of a published port", &checked.stderr));
     }
     let version = nft(&["--version"], "").await?;
     Ok(String::from_utf8_lossy(&version.stdout).trim().to_owned())
-}
-
-fn delete(element: &Element) -> String {
-    format!("delete element ip godwit published {{ {} . {} }}\n", element.protocol, element.host_port)
 }
 
 /// Reads the map back from the kernel; no table means no elements.

@@ -75,6 +75,13 @@ fn a_published_port_of_the_node_leads_to_the_service() {
     let refused = world.a.try_create(&other).unwrap_err();
     assert!(refused.contains("8080/tcp") && refused.contains("web"), "{refused}");
 
+    // It leads there from every node that knows of it, and a connection through it goes on.
+    let (name, address, ports) = (web.name.clone(), web.address, web.published.clone());
+    world.b.set_remote(&web, world.a.vtep);
+    world.b.with(async move |overlay: &Overlay| overlay.publish(&name, address, &ports).await.unwrap());
+    let mut through_b = connect(&world.client, (world.b.vtep, 8080).into(), SOON).unwrap();
+    assert!(echoes(&mut through_b, b"by the other node", SOON));
+
     world.a.remove(&web);
     let error = connect(&world.client, at, SOON).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);

@@ -44,6 +44,10 @@ pub(crate) struct Args {
     /// How its memory moves
     #[arg(long, value_enum, default_value_t)]
     mode: Mode,
+    /// Where the network namespace is at the destination, for a service in one of yours [default: where it
+    /// is at the source]
+    #[arg(long, value_name = "ns:PATH")]
+    network: Option<String>,
     #[command(flatten)]
     how: How,
 }
@@ -149,6 +153,7 @@ impl How {
             allow_throttle: self.allow.contains(&Allow::Throttle),
             allow_postcopy: self.allow.contains(&Allow::Postcopy),
             lanes: self.streams.unwrap_or(0),
+            network: String::new(),
         }
     }
 }
@@ -157,7 +162,9 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let connection = Connection::open(global).await?;
     let mut interrupts = Interrupts::new()?;
     let mut progress = Progress::events(&args.name, global.json);
-    let mut events = start(connection.clone(), args.how.request(args.mode, &args.name, &args.to));
+    let mut request = args.how.request(args.mode, &args.name, &args.to);
+    request.network = args.network.unwrap_or_default();
+    let mut events = start(connection.clone(), request);
     let mut cancelling = JoinSet::new();
     let mut interrupted = false;
     let report = loop {
@@ -263,6 +270,17 @@ fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyho
     } else if failure.is_none() {
         output::line(&format!("{} moved from {} to {}", report.name, report.source, report.destination))?;
         table(report).print()?;
+        if !report.network_namespace.is_empty() {
+            output::note(&format!(
+                "{name} runs in the network namespace {there} on {to} now. Its addresses are yours to move: \
+                 give them to an interface there and announce them, and take them from the one on {from}, \
+                 which stays silent until a service runs in it again",
+                name = report.name,
+                there = report.network_namespace,
+                to = report.destination,
+                from = report.source,
+            ));
+        }
     }
     if let Some(failure) = failure {
         output::note(&format!("Error: {failure}"));
@@ -299,6 +317,14 @@ fn table(report: &MigrationReport) -> Table {
     row("frozen time", output::millis(report.frozen_ms));
     for phase in &report.phases {
         row(&format!("  {}", phase.phase), output::millis(phase.ms));
+    }
+    row("network's part", output::millis(report.cutover_ms));
+    if report.held_frames > 0 || report.held_dropped > 0 {
+        let dropped = match report.held_dropped {
+            0 => String::new(),
+            dropped => format!(", {dropped} more had no room and were dropped"),
+        };
+        row("frames that waited", format!("{}{dropped}", report.held_frames));
     }
     row("total time", output::millis(report.total_ms));
     if report.rounds > 0 {

@@ -49,6 +49,12 @@ pub(crate) struct Args {
     /// Forward a port of the node to the service: HOST:CONTAINER[/udp]
     #[arg(short, long, value_name = "PORTS", value_parser = values::publish)]
     publish: Vec<PublishedPort>,
+    /// Network namespace of yours to run in, ns:PATH, in place of the overlay
+    #[arg(long, value_name = "ns:PATH")]
+    network: Option<String>,
+    /// Program in the nodes' directory of hooks to run at a moment of a move: pre-freeze, post-resume, kept
+    #[arg(long, value_name = "MOMENT=NAME", value_parser = values::hook)]
+    hook: Vec<(String, String)>,
     /// Host name inside the container [default: the service's name]
     #[arg(long, value_name = "NAME")]
     hostname: Option<String>,
@@ -88,6 +94,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         user: args.user.unwrap_or_default(),
         workdir: args.workdir.unwrap_or_default(),
         labels: args.label,
+        network: args.network.unwrap_or_default(),
+        hooks: args.hook.into_iter().collect(),
     };
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.run(request).await;

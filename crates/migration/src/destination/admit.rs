@@ -9,6 +9,7 @@ use godwit_engine::image::Digest;
 use super::DestinationError;
 use crate::arrivals::Arrival;
 use crate::fault;
+use crate::hooks;
 use crate::journal::Role;
 use crate::kept::Kept;
 use crate::link::Link;
@@ -74,6 +75,16 @@ pub(super) async fn admit(
                 "{}, which is mounted into the service, does not exist there",
                 source.display()
             ));
+        }
+    }
+    if let Some(path) = service.network.namespace()
+        && let Err(error) = local.check_namespace(path)
+    {
+        reasons.push(crate::error_chain(&error));
+    }
+    for hook in service.hooks.named() {
+        if let Err(error) = hooks::check(&local.hooks, hook) {
+            reasons.push(error.to_string());
         }
     }
     let missing = missing_layers(local, &open, &mut reasons)?;

@@ -1,15 +1,17 @@
 //! After the commit: the service is this node's. It is let go, written into every book, and waited for
 //! until its memory is complete; one whose memory never will be is ended.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_engine::{ContainerStatus, EngineError};
 
 use super::{Memory, intake, log_end};
 use crate::fault;
+use crate::hooks::{self, Moment};
 use crate::journal::Stage;
 use crate::link::Link;
 use crate::local::{Local, LocalError};
+use crate::message::Running;
 use crate::service::Service;
 
 /// First and last pause between two questions to a source that does not answer.
@@ -17,28 +19,47 @@ pub(super) const ASK_FIRST: Duration = Duration::from_millis(100);
 
 pub(super) const ASK_LAST: Duration = Duration::from_secs(2);
 
-/// The service is this node's: opens the port and lets it run. Safe to do again after a crash.
+/// The service is this node's: opens the port and lets it run; what the network did. Safe to do again
+/// after a crash.
 pub(super) async fn start(
     local: &Local,
     service: &Service,
     id: &str,
     keep_stopped: &[u32],
     memory: &mut Memory,
-) -> Result<(), LocalError> {
+) -> Result<Running, LocalError> {
     fault::point("destination.committing").await;
+    let running = match memory.lost() {
+        // It is this node's to end.
+        Some(_) => Running::default(),
+        None => let_run(local, service, keep_stopped).await?,
+    };
+    // Not before it runs: that it is this node's stands in the source's journal, which is asked if this
+    // node fails first.
     local.journal.set(id, Stage::Committed, "")?;
     fault::point("destination.committed").await;
-    if memory.lost().is_some() {
-        // It is this node's to end.
-        return Ok(());
-    }
+    Ok(running)
+}
+
+async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Result<Running, LocalError> {
     // Whoever goes on from here has all of it.
     local.keeper.forget(&service.id);
-    local.overlay.open(&service.endpoint()).await?;
-    match local.engine.cont(&local.config(service), keep_stopped).await {
+    let config = local.config(service);
+    let opening = async {
+        let begun = Instant::now();
+        (local.open_network(service).await, begun.elapsed())
+    };
+    // Both at once: its sockets take what is handed in before the processes run.
+    let ((opened, took), going_on) = tokio::join!(opening, local.engine.cont(&config, keep_stopped));
+    let handed = opened?;
+    match going_on {
         // The machine was restarted since: the service is this node's, and has ended.
-        Err(EngineError::NotFound(_)) => Ok(()),
-        done => Ok(done?),
+        Ok(()) | Err(EngineError::NotFound(_)) => Ok(Running {
+            cutover_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),
+            held_frames: handed.frames,
+            held_dropped: handed.dropped,
+        }),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -68,7 +89,15 @@ pub(super) async fn adopt(
         );
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(ASK_LAST);
-        started = start(local, service, id, keep_stopped, memory).await;
+        started = start(local, service, id, keep_stopped, memory).await.map(drop);
+    }
+}
+
+/// Runs the operator's program for a service that has arrived and runs. Once more after a crash, perhaps.
+pub(super) async fn tell_hook(local: &Local, service: &Service, id: &str, source: &str) {
+    if let Err(error) = hooks::run(local, service, Moment::PostResume, (id, source, &local.node)).await {
+        tracing::error!(migration = %id, service = %service.name, error = %crate::error_chain(&error), "a hook failed");
+        local.host.told(service, &format!("it runs here, but {}", crate::error_chain(&error))).await;
     }
 }
 

@@ -16,7 +16,6 @@ use super::intake::Intake;
 use super::{DestinationError, plain};
 use crate::fault;
 use crate::images::{self, Room};
-use crate::journal::Stage;
 use crate::link::Link;
 use crate::local::{Local, LocalError};
 use crate::message::{ImagesEnd, Layer, Message};
@@ -47,7 +46,9 @@ pub(super) async fn until_restored(
         link.send(Message::LayerStored).await?;
     }
     local.make_directories(service, true)?;
-    local.overlay.create_endpoint(&service.endpoint()).await?;
+    local.plug(service).await?;
+    // The source sends what comes for the service as soon as that is frozen.
+    local.hold_for(service).await?;
     let upper = local.layout.upper(&service.name);
     receive_tree(link, &upper).await?;
     sync(upper).await?;
@@ -62,8 +63,7 @@ pub(super) async fn until_restored(
     let restored = receive_and_restore(local, link, admitted, intake, &room).await;
     room.close(restored.is_ok())?;
     let keep_stopped = restored?;
-    local.journal.set_keep_stopped(&admitted.id, &keep_stopped)?;
-    local.journal.set(&admitted.id, Stage::Restored, "")?;
+    local.journal.set_restored(&admitted.id, &keep_stopped)?;
     fault::point("destination.restored").await;
     if admitted.userfaultfd {
         // What is lost from here on is lost for good.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::intake::Intake;
-use super::own::{ASK_FIRST, ASK_LAST, adopt, fill, start};
+use super::own::{ASK_FIRST, ASK_LAST, adopt, fill, start, tell_hook};
 use super::{Memory, drop_copy, log_end};
 use crate::arrivals::Arrival;
 use crate::journal::Role;
@@ -43,7 +43,7 @@ pub(crate) async fn take_over(
 
 async fn own(local: &Local, service: &Service, id: &str, keep_stopped: &[u32], memory: Memory) -> Memory {
     let mut memory = memory;
-    let started = start(local, service, id, keep_stopped, &mut memory).await;
+    let started = start(local, service, id, keep_stopped, &mut memory).await.map(drop);
     adopt(local, service, id, keep_stopped, &mut memory, started).await;
     memory
 }
@@ -74,7 +74,8 @@ pub(crate) async fn resolve(
                 // Not before it is this node's own in the books: somebody might point the network at
                 // its source meanwhile.
                 local.host.in_doubt(service, source, false).await;
-                fill(local, service, id, memory, None).await;
+                let telling = tell_hook(local, service, id, source);
+                tokio::join!(fill(local, service, id, memory, None), telling);
                 return;
             }
             Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason, memory).await,

@@ -6,7 +6,6 @@
 //! ```
 
 use std::path::Path;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use godwit_criu::{DumpOptions, Memory, MemoryWay};
@@ -22,6 +21,7 @@ use super::prepare::{CHUNK, Prepared, next_round, send_round};
 use super::stock::Stock;
 use super::{Source, SourceError};
 use crate::fault;
+use crate::hooks::{self, Moment};
 use crate::images;
 use crate::journal::Stage;
 use crate::link::Link;
@@ -43,6 +43,8 @@ impl Source {
         prepared: &mut Prepared,
     ) -> Result<(Answering, Pages), SourceError> {
         let config = self.local.config(&self.service);
+        let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
+        hooks::run(&self.local, &self.service, Moment::PreFreeze, ends).await?;
         self.step("freeze", 0, report.memory_bytes);
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         // Its start is nothing that a frozen service should wait for.
@@ -50,10 +52,10 @@ impl Source {
         let clock = clock.insert(PhaseClock::start());
         self.local.engine.freeze(&config).await?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
-        // is kept for the service, so that they need not wait out a retransmission.
-        let held = self.local.overlay.hold(&self.service.endpoint())?;
-        self.local.overlay.close(&self.service.endpoint()).await?;
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
+        // waits at the destination, so that they need not wait out a retransmission.
+        let cutting = Instant::now();
+        self.local.steer(&self.service, prepared.vtep).await?;
+        report.cutover_ms = ms_since(cutting);
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
         let target = self.local.engine.dump_target(&config).await?;
         for (name, content) in &target.extra_files {
@@ -152,6 +154,10 @@ impl Source {
             report.dump_bytes += sent.bytes;
             report.page_bytes += sent.found * PAGE_SIZE;
         }
+        // The destination's sockets speak from now on.
+        let cutting = Instant::now();
+        self.local.close_network(&self.service).await?;
+        report.cutover_ms += ms_since(cutting);
         let arriving = async { if leave { Ok(()) } else { Ok::<_, SourceError>(lanes.arrived().await?) } };
         let restoring = async {
             match link.receive().await? {

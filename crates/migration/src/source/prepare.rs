@@ -1,6 +1,7 @@
 //! Before the freeze, and while the service runs: whether it can move, the destination's word that it
 //! may come, layers and files; then [`copy`](super::copy) copies its memory.
 
+use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use godwit_engine::image::Digest;
@@ -9,6 +10,7 @@ use godwit_engine::{ContainerStatus, tree};
 use super::copy::Copied;
 use super::pages::Hashes;
 use super::{Source, SourceError};
+use crate::attach::Attachment;
 use crate::images::{KERNEL_STATE_BYTES, Room};
 use crate::kept;
 use crate::link::{Link, LinkError};
@@ -25,6 +27,8 @@ pub(super) struct Prepared {
     pub(super) tree: tree::Source,
     pub(super) room: Room,
     pub(super) copied: Copied,
+    /// Where the destination takes frames for the service.
+    pub(super) vtep: Ipv4Addr,
 }
 
 impl Source {
@@ -69,11 +73,25 @@ impl Source {
             let bytes = self.local.store.open_blob(&digest.parse::<Digest>()?).map_or(0, |(_, bytes)| bytes);
             layers.push(Layer { digest: digest.clone(), bytes });
         }
-        let service =
-            serde_json::to_string(&Service { epoch: self.service.epoch + 1, ..self.service.clone() })
-                .map_err(|e| {
-                    SourceError::NotEligible(vec![format!("the service cannot be described: {e}")])
-                })?;
+        let network = match (&self.options.network, &self.service.network) {
+            (Some(path), Attachment::Namespace(_)) => Attachment::Namespace(path.clone()),
+            (Some(_), Attachment::Overlay) => {
+                return Err(SourceError::NotEligible(vec![format!(
+                    "service {} is in the overlay, and moves with its address; --network is for one in a namespace of yours",
+                    self.service.name
+                )]));
+            }
+            (None, network) => network.clone(),
+        };
+        if let Some(path) = network.namespace() {
+            report.network_namespace = path.to_string_lossy().into_owned();
+        }
+        let service = serde_json::to_string(&Service {
+            epoch: self.service.epoch + 1,
+            network,
+            ..self.service.clone()
+        })
+        .map_err(|e| SourceError::NotEligible(vec![format!("the service cannot be described: {e}")]))?;
         let (chosen, kept);
         link.send(Message::Open(Open {
             protocol: PROTOCOL_VERSION,
@@ -123,13 +141,14 @@ impl Source {
         }
         report.pre_dump_transfer_ms = ms_since(sending);
         report.memory_bytes = memory;
+        let vtep = self.local.host.vtep(&self.destination)?;
         let copied = self.copy(link, chosen, kept, report).await?;
         let room = Room::open(
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),
             room_bytes,
         )?;
-        Ok(Prepared { tree, room, copied })
+        Ok(Prepared { tree, room, copied, vtep })
     }
 
     /// Which pages the destination has kept of an earlier visit.

@@ -13,8 +13,8 @@ use rangemap::RangeSet;
 
 use super::pages::{Hashes, Leaving, Remaining, pages_of};
 
-/// What lies around a page that is waited for and follows it, bytes, until it is known how much crosses
-/// while the next is asked for. A power of two.
+/// What lies behind a page that is waited for and follows it, bytes, until it is known how much crosses
+/// while the next is asked for.
 const BESIDE: u64 = 4 * PAGE_SIZE;
 
 /// Pages that stay until the commit unless they are asked for, however fast the link is: what comes
@@ -31,7 +31,7 @@ pub(crate) struct Stock {
     processes: BTreeMap<Space, Arc<Process>>,
     /// What the destination kept when the service left it.
     pub(super) kept: Hashes,
-    /// Bytes around a page that is asked for that follow it, a power of two.
+    /// Bytes behind a page that is asked for that follow it.
     pub(super) beside: AtomicU64,
     /// Bytes of pages that went.
     pub(super) bytes: AtomicU64,
@@ -169,7 +169,7 @@ impl Stock {
     }
 
     /// Takes one page, which may be under way already: then it goes once more, ahead of the others. And
-    /// those around it that have not been sent: who wants the one is likely to want them.
+    /// those behind it that have not been sent: who wants the head of something is likely to want the rest.
     /// Says whether it was still here.
     pub(super) fn want(&self, space: Space, page: u64) -> Option<(Arc<Process>, bool, RangeSet<u64>)> {
         self.faults.fetch_add(1, Ordering::Relaxed);
@@ -177,12 +177,11 @@ impl Stock {
         let start = page.checked_mul(PAGE_SIZE)?;
         let wanted = start..start.checked_add(PAGE_SIZE)?;
         let beside = self.beside.load(Ordering::Relaxed);
-        let first = start - start % beside;
-        let around = first..first.checked_add(beside)?;
+        let behind = wanted.end..wanted.end.checked_add(beside)?;
         let mut shelf = self.lock();
         let fresh = !shelf.remove(space, &wanted).is_empty();
         let beside = match shelf.loose() * PAGE_SIZE >= beside {
-            true => shelf.remove(space, &around),
+            true => shelf.remove(space, &behind),
             false => RangeSet::new(),
         };
         Some((Arc::clone(process), fresh, beside))
@@ -258,18 +257,18 @@ mod tests {
     }
 
     #[test]
-    fn pages_around_one_that_is_asked_for_follow_it_once() {
+    fn pages_behind_one_that_is_asked_for_follow_it_once() {
         let stock = stock();
         stock.beside.store(4 * PAGE_SIZE, Ordering::Relaxed);
-        let around = |page| {
+        let behind = |page| {
             let (_, _, beside) = stock.want(1, page).unwrap();
             beside.iter().map(numbers).collect::<Vec<_>>()
         };
-        assert_eq!(around(5), [(4, 5), (6, 8)]);
-        assert_eq!(around(5), []);
-        assert_eq!(around(109), [(108, 109)]);
-        assert_eq!(stock.pages(), 30 - 4 - 2);
-        assert_eq!(taken(&stock), [(100, 108)]);
+        assert_eq!(behind(4), [(5, 9)]);
+        assert_eq!(behind(4), []);
+        assert_eq!(behind(107), [(108, 110)]);
+        assert_eq!(stock.pages(), 30 - 5 - 3);
+        assert_eq!(taken(&stock), [(101, 107)], "the others are spared");
         assert!(stock.want(2, 5).is_none(), "there is no such process");
     }
 }

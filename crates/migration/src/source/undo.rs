@@ -1,7 +1,6 @@
 //! The way back before the commit: the service goes on here, with its connections.
 
 use godwit_engine::{ContainerStatus, EngineError};
-use godwit_network::Held;
 
 use super::Source;
 use crate::images;
@@ -12,7 +11,7 @@ use crate::service::Service;
 impl Source {
     /// Before the commit: the service goes on here as if nothing had been.
     pub(super) async fn undo(&self, reason: &str) -> Result<(), LocalError> {
-        put_back(&self.local, &self.service, &self.id, self.take_held(), reason).await
+        put_back(&self.local, &self.service, &self.id, reason).await
     }
 }
 
@@ -21,16 +20,12 @@ pub(crate) async fn put_back(
     local: &Local,
     service: &Service,
     id: &str,
-    held: Option<Held>,
     reason: &str,
 ) -> Result<(), LocalError> {
     let entry = local.journal.get(id)?;
     if entry.is_some_and(|e| e.stage == Stage::Frozen) && lives(local, service).await? {
-        // The port first: what comes in while the processes thaw waits in their sockets.
-        local.overlay.open(&service.endpoint()).await?;
-        if let Some(held) = held {
-            local.overlay.release(held)?;
-        }
+        // The port first: what came in the meantime waits in their sockets while the processes thaw.
+        local.open_network(service).await?;
         match local.engine.thaw(&local.config(service)).await {
             Err(EngineError::NotFound(_)) => {}
             done => done?,

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use godwit_network::{
-    Held, Overlay, OverlayConfig, Protocol, Published, ServiceEndpoint, enter_blocking, mac_of,
+    Handed, Overlay, OverlayConfig, Protocol, Published, ServiceEndpoint, enter_blocking, mac_of,
     underlay_address,
 };
 
@@ -86,7 +86,10 @@ impl Node {
         let path = host.path.clone();
         let thread = thread::spawn(move || {
             enter_blocking(&path, move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                // With a thread of its own, which is in this namespace too: frames are passed on beside
+                // what a test does.
+                let mut runtime = tokio::runtime::Builder::new_multi_thread();
+                let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
                 let mut overlay = None;
                 for job in queue {
                     job(&runtime, &mut overlay);
@@ -163,9 +166,9 @@ impl Node {
         })
     }
 
-    pub fn open(&self, service: &ServiceEndpoint) {
+    pub fn open(&self, service: &ServiceEndpoint) -> Handed {
         let service = service.clone();
-        self.with(async move |overlay: &Overlay| overlay.open(&service).await).unwrap();
+        self.with(async move |overlay: &Overlay| overlay.open(&service).await).unwrap()
     }
 
     pub fn close(&self, service: &ServiceEndpoint) {
@@ -173,9 +176,14 @@ impl Node {
         self.with(async move |overlay: &Overlay| overlay.close(&service).await).unwrap();
     }
 
-    pub fn hold(&self, service: &ServiceEndpoint) -> Held {
+    pub fn hold(&self, service: &ServiceEndpoint) {
         let service = service.clone();
-        self.with(async move |overlay: &Overlay| overlay.hold(&service)).unwrap()
+        self.with(async move |overlay: &Overlay| overlay.hold(&service)).unwrap();
+    }
+
+    pub fn steer(&self, service: &ServiceEndpoint, vtep: Ipv4Addr) {
+        let service = service.clone();
+        self.with(async move |overlay: &Overlay| overlay.steer(&service, vtep).await).unwrap();
     }
 
     pub fn is_open(&self, service: &ServiceEndpoint) -> bool {

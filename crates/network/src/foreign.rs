@@ -1,0 +1,152 @@
+//! Network namespaces that somebody else made, for services whose network is not godwit's to move.
+//!
+//! All that godwit does in them is to keep them silent while a service of theirs is frozen, or has left
+//! and somebody else has not yet taken its addresses away: an interface whose service is not there would
+//! answer its clients with resets. An nftables table of its own drops everything but the loopback's.
+
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use crate::netns::{self, Found};
+use crate::{NetworkError, enter};
+
+/// Comes before every other rule, and before connections are tracked.
+const SILENCE: &str = "\
+add table inet godwit-silence
+add chain inet godwit-silence in { type filter hook prerouting priority -400; }
+add chain inet godwit-silence out { type filter hook output priority -400; }
+flush table inet godwit-silence
+add rule inet godwit-silence in iifname != \"lo\" drop
+add rule inet godwit-silence out oifname != \"lo\" drop
+";
+/// Adding it first makes deleting it succeed in any case.
+const SOUND: &str = "add table inet godwit-silence\ndelete table inet godwit-silence\n";
+
+/// Whether a service may be in the namespace mounted there: it is one, and not this node's own.
+///
+/// # Errors
+/// [`NetworkError::NoNamespace`] if not, and when it cannot be looked at.
+pub fn check_namespace(netns: &Path) -> Result<(), NetworkError> {
+    let refused = |reason| NetworkError::NoNamespace { path: netns.to_owned(), reason };
+    match netns::look(netns)? {
+        Found::Namespace => {}
+        Found::Nothing => return Err(refused("nothing is there")),
+        Found::EmptyFile | Found::Other => return Err(refused("it is something else")),
+    }
+    let inode = |path: &Path| {
+        let metadata = std::fs::metadata(path);
+        metadata.map(|m| m.ino()).map_err(NetworkError::system(format!("look at {}", path.display())))
+    };
+    if inode(netns)? == inode(Path::new("/proc/self/ns/net"))? {
+        return Err(refused("it is the node's own"));
+    }
+    Ok(())
+}
+
+/// From here on no packet enters or leaves the namespace.
+///
+/// # Errors
+/// When it cannot be entered, or nft refuses.
+pub async fn silence(netns: &Path) -> Result<(), NetworkError> {
+    load(netns, "silence", SILENCE).await
+}
+
+/// Packets enter and leave it again; no error when they did.
+///
+/// # Errors
+/// As for [`silence`].
+pub async fn unsilence(netns: &Path) -> Result<(), NetworkError> {
+    load(netns, "end the silence in", SOUND).await
+}
+
+/// Has the processes' TCP connections end without a word when the processes do: whoever they are with goes
+/// on with somebody else who has them now, and the namespace, which stays, has room for them again.
+///
+/// # Errors
+/// When a process or its files cannot be looked at; no error for one that has ended.
+pub fn forget_connections(pids: &[u32]) -> Result<(), NetworkError> {
+    for pid in pids {
+        let gone = |error: &io::Error| {
+            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+        };
+        match forget_connections_of(*pid) {
+            Err(error) if !gone(&error) => {
+                return Err(NetworkError::system(format!("take the connections of process {pid}"))(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn forget_connections_of(pid: u32) -> io::Result<()> {
+    let owned = |fd: libc::c_long| {
+        let fd = i32::try_from(fd).map_err(io::Error::other)?;
+        // SAFETY: a descriptor that the kernel has just made for this process is nobody else's.
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
+    };
+    // SAFETY: it takes two integers.
+    let process = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let is_socket =
+            std::fs::read_link(entry.path())?.to_str().is_some_and(|to| to.starts_with("socket:"));
+        if !is_socket {
+            continue;
+        }
+        // SAFETY: it takes three integers.
+        let socket = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
+        let socket = owned(socket)?;
+        let on = 1_i32;
+        // SAFETY: `on` is readable for its size during the call.
+        let set = unsafe {
+            let length = libc::socklen_t::try_from(size_of_val(&on)).unwrap_or_default();
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_REPAIR,
+                (&raw const on).cast(),
+                length,
+            )
+        };
+        if set < 0 {
+            let error = io::Error::last_os_error();
+            // Not TCP; or listening, or not connected, with nobody to tell.
+            let other = [libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EINVAL, libc::EPERM];
+            if !error.raw_os_error().is_some_and(|errno| other.contains(&errno)) {
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn load(netns: &Path, action: &str, script: &'static str) -> Result<(), NetworkError> {
+    let output = enter(netns, move || nft(script)).await?.map_err(NetworkError::NoNft)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
+    Err(NetworkError::Nft { action: format!("{action} the namespace {}", netns.display()), message })
+}
+
+/// Runs it in the calling thread's namespace.
+fn nft(script: &str) -> io::Result<Output> {
+    let mut command = Command::new("nft");
+    command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        match stdin.write_all(script.as_bytes()) {
+            // It ended without reading; its own words say why.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            other => other?,
+        }
+    }
+    child.wait_with_output()
+}
