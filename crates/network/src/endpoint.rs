@@ -28,7 +28,7 @@ use crate::overlay::{GATEWAY_MAC, PATIENCE};
 use crate::{Mac, NetworkError, Overlay, Subnet, arp, enter};
 
 /// The interface's name inside every service's namespace.
-const INSIDE: &str = "eth0";
+pub(crate) const INSIDE: &str = "eth0";
 /// The start of every bridge port's name; a hash of the service's name follows.
 const PORT_PREFIX: &str = "gws";
 /// The start of every bridge port's alias.
@@ -134,6 +134,8 @@ impl Overlay {
             });
             return Err(error);
         }
+        // Before anything can run in it.
+        self.plug_captures_in(&service.name, service.address, &endpoint.netns, &endpoint.interface).await;
         Ok(endpoint)
     }
 
@@ -494,7 +496,7 @@ async fn address_inside(netlink: &Netlink, subnet: Subnet, address: Ipv4Addr) ->
 }
 
 /// The bridge port's name: the service's may be longer than the 15 bytes an interface may have.
-fn port_name(service: &str) -> String {
+pub(crate) fn port_name(service: &str) -> String {
     // FNV-1a, 64 bits, of which the upper 48 are kept: 3 + 12 bytes.
     let hash = service.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -507,7 +509,7 @@ fn parse_alias(alias: &str) -> Option<(Ipv4Addr, &str)> {
     Some((address.parse().ok()?, name))
 }
 
-fn check_name(name: &str) -> Result<(), NetworkError> {
+pub(crate) fn check_name(name: &str) -> Result<(), NetworkError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let good =
         !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(allowed) && !name.starts_with('.');

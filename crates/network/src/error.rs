@@ -189,6 +189,20 @@ pub enum NetworkError {
         /// Its own words.
         message: String,
     },
+    /// The text is no filter of packets.
+    #[error("\"{text}\" is no filter: {reason}")]
+    BadFilter {
+        /// What was given.
+        text: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// So many captures run that another one would take too much memory.
+    #[error("{most} captures run on this node already; end one of them first")]
+    TooManyCaptures {
+        /// How many may run.
+        most: usize,
+    },
     /// The kernel refused something asked for over netlink.
     #[error("the kernel refused to {action}; run as root and see `godwit doctor`")]
     Kernel {

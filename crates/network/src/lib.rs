@@ -17,6 +17,7 @@
 //!   [`Overlay::hold`] keeps it there until [`Overlay::open`] hands it in.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
+//! - [`Overlay::capture`] shows the packets of a service, [`Overlay::connections`] its connections.
 //!
 //! Nothing is learned and nothing is flooded between nodes: godwit writes each forwarding entry.
 //! All state is in the kernel ([`Overlay::list_endpoints`] reads it back), so a restarted daemon
@@ -24,8 +25,11 @@
 //! thread. Nothing here knows of migrations.
 
 mod arp;
+pub mod capture;
+pub mod connections;
 mod endpoint;
 mod error;
+mod filter;
 mod foreign;
 mod hold;
 mod netlink;
@@ -34,10 +38,12 @@ mod overlay;
 mod packet;
 mod probe;
 mod publish;
+mod select;
 mod subnet;
 
 pub use endpoint::{Endpoint, ExistingEndpoint, Protocol, Published, ServiceEndpoint};
 pub use error::NetworkError;
+pub use filter::Filter;
 pub use foreign::{check_namespace, forget_connections, silence, unsilence};
 pub use hold::Handed;
 pub use netns::{enter, enter_blocking};

@@ -23,6 +23,7 @@ use rtnetlink::packet_route::link::{BridgeStpState, InfoData, InfoKind, InfoVxla
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteScope, RouteType};
 use rtnetlink::{LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVxlan, RouteMessageBuilder};
 
+use crate::capture::Captures;
 use crate::hold::Holds;
 use crate::netlink::{Link, LinkEvents, Netlink};
 use crate::netns::set_sysctl;
@@ -108,6 +109,8 @@ pub struct Overlay {
     /// Frames that wait for services.
     pub(crate) holds: Holds,
     pub(crate) ports: Ports,
+    /// Who looks at services' packets here.
+    pub(crate) captures: Captures,
     /// The MTU of everything that carries the services' frames.
     pub(crate) mtu: u32,
     pub(crate) bridge: u32,
@@ -157,6 +160,7 @@ impl Overlay {
             sender,
             holds,
             ports,
+            captures: Captures::default(),
             mtu,
             bridge,
             vxlan,

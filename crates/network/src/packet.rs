@@ -1,6 +1,8 @@
 //! Packet sockets (packet(7)): whole frames, sent and collected. The system calls that no crate
 //! here wraps, and nothing else.
 
+pub(crate) mod watch;
+
 use std::io;
 use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

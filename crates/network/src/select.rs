@@ -1,0 +1,252 @@
+//! Which frames a capture's sockets take, as programs of the kernel's classic BPF
+//! (`Documentation/networking/filter.rst`): on an uplink that carries a migration, frames of others
+//! must not even be copied.
+
+use std::net::Ipv4Addr;
+
+use crate::Mac;
+
+const LOAD_WORD: u16 = 0x20;
+const LOAD_HALF: u16 = 0x28;
+const LOAD_BYTE: u16 = 0x30;
+const LOAD_WORD_BEHIND: u16 = 0x40;
+const LOAD_HALF_BEHIND: u16 = 0x48;
+/// X becomes four times the low half of a byte: the length of an IPv4 header.
+const MEASURE_HEADER: u16 = 0xb1;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const JUMP_IF_ANY_BIT: u16 = 0x45;
+const RETURN: u16 = 0x06;
+
+const KIND_IPV4: u32 = 0x0800;
+const KIND_ARP: u32 = 0x0806;
+const UDP: u32 = 17;
+
+/// Takes every frame, and `keep` bytes of it.
+pub(crate) fn everything(keep: u32) -> Vec<libc::sock_filter> {
+    assemble(&[Line::Do(RETURN, keep)])
+}
+
+/// Takes `keep` bytes of frames from and to the service: by its link-layer address, by its address
+/// in ARP and IPv4, and those that VXLAN wraps, by its link-layer address.
+pub(crate) fn of_service(mac: Mac, address: Ipv4Addr, port: u16, keep: u32) -> Vec<libc::sock_filter> {
+    use Line::{Do, If, Mark};
+    let [a, b, c, d, e, f] = mac;
+    let (high, low) = (u32::from_be_bytes([a, b, c, d]), u32::from(u16::from_be_bytes([e, f])));
+    let address = u32::from(address);
+    let port = u32::from(port);
+    assemble(&[
+        Do(LOAD_WORD, 0),
+        If(JUMP_IF_EQUAL, high, NEXT, "source"),
+        Do(LOAD_HALF, 4),
+        If(JUMP_IF_EQUAL, low, TAKE, NEXT),
+        Mark("source"),
+        Do(LOAD_WORD, 6),
+        If(JUMP_IF_EQUAL, high, NEXT, "kind"),
+        Do(LOAD_HALF, 10),
+        If(JUMP_IF_EQUAL, low, TAKE, NEXT),
+        Mark("kind"),
+        Do(LOAD_HALF, 12),
+        If(JUMP_IF_EQUAL, KIND_IPV4, "ipv4", NEXT),
+        If(JUMP_IF_EQUAL, KIND_ARP, NEXT, LEAVE),
+        // Sender and target of ARP.
+        Do(LOAD_WORD, 28),
+        If(JUMP_IF_EQUAL, address, TAKE, NEXT),
+        Do(LOAD_WORD, 38),
+        If(JUMP_IF_EQUAL, address, TAKE, LEAVE),
+        Mark("ipv4"),
+        Do(LOAD_WORD, 26),
+        If(JUMP_IF_EQUAL, address, TAKE, NEXT),
+        Do(LOAD_WORD, 30),
+        If(JUMP_IF_EQUAL, address, TAKE, NEXT),
+        // VXLAN: UDP, the first fragment, the port; then 8 bytes of UDP and 8 of VXLAN.
+        Do(LOAD_BYTE, 23),
+        If(JUMP_IF_EQUAL, UDP, NEXT, LEAVE),
+        Do(LOAD_HALF, 20),
+        If(JUMP_IF_ANY_BIT, 0x1fff, LEAVE, NEXT),
+        Do(MEASURE_HEADER, 14),
+        Do(LOAD_HALF_BEHIND, 14 + 2),
+        If(JUMP_IF_EQUAL, port, NEXT, LEAVE),
+        Do(LOAD_WORD_BEHIND, 14 + 16),
+        If(JUMP_IF_EQUAL, high, NEXT, "wrapped source"),
+        Do(LOAD_HALF_BEHIND, 14 + 16 + 4),
+        If(JUMP_IF_EQUAL, low, TAKE, NEXT),
+        Mark("wrapped source"),
+        Do(LOAD_WORD_BEHIND, 14 + 16 + 6),
+        If(JUMP_IF_EQUAL, high, NEXT, LEAVE),
+        Do(LOAD_HALF_BEHIND, 14 + 16 + 10),
+        If(JUMP_IF_EQUAL, low, TAKE, LEAVE),
+        Mark(LEAVE),
+        Do(RETURN, 0),
+        Mark(TAKE),
+        Do(RETURN, keep),
+    ])
+}
+
+/// The line that follows.
+const NEXT: &str = "";
+const TAKE: &str = "take";
+const LEAVE: &str = "leave";
+
+/// A line of a program whose jumps go to marks.
+enum Line {
+    Do(u16, u32),
+    /// Where to go on if the test holds, and if not.
+    If(u16, u32, &'static str, &'static str),
+    Mark(&'static str),
+}
+
+fn assemble(lines: &[Line]) -> Vec<libc::sock_filter> {
+    let mut marks = Vec::new();
+    let mut length = 0_usize;
+    for line in lines {
+        match line {
+            Line::Mark(mark) => marks.push((*mark, length)),
+            Line::Do(..) | Line::If(..) => length += 1,
+        }
+    }
+    let mut program = Vec::with_capacity(length);
+    for line in lines {
+        let here = program.len() + 1;
+        // All marks lie ahead, and near: the programs are the two above.
+        let way = |to: &str| {
+            let at = marks.iter().find(|(mark, _)| *mark == to).map_or(here, |(_, at)| *at);
+            u8::try_from(at.saturating_sub(here)).unwrap_or(u8::MAX)
+        };
+        match line {
+            Line::Mark(_) => {}
+            Line::Do(code, k) => program.push(libc::sock_filter { code: *code, jt: 0, jf: 0, k: *k }),
+            Line::If(code, k, yes, no) => {
+                program.push(libc::sock_filter { code: *code, jt: way(yes), jf: way(no), k: *k });
+            }
+        }
+    }
+    program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::tests::{in_vxlan, ipv4_frame};
+    use crate::mac_of;
+
+    const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
+    const OTHER: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 11);
+    const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 100);
+    const TCP: u8 = 6;
+
+    /// What the kernel does with a program: bytes that it takes of the frame.
+    fn run(program: &[libc::sock_filter], frame: &[u8]) -> u32 {
+        let (mut a, mut x, mut at) = (0_u32, 0_usize, 0_usize);
+        let load = |at: usize, bytes: usize| {
+            let bytes = frame.get(at..at + bytes)?;
+            Some(bytes.iter().fold(0_u32, |value, byte| value << 8 | u32::from(*byte)))
+        };
+        loop {
+            let line = program[at];
+            let k = line.k as usize;
+            at += 1;
+            let loaded = match line.code {
+                LOAD_WORD => load(k, 4),
+                LOAD_HALF => load(k, 2),
+                LOAD_BYTE => load(k, 1),
+                LOAD_WORD_BEHIND => load(x + k, 4),
+                LOAD_HALF_BEHIND => load(x + k, 2),
+                MEASURE_HEADER => {
+                    let Some(first) = frame.get(k) else { return 0 };
+                    x = usize::from(first & 0x0f) * 4;
+                    continue;
+                }
+                JUMP_IF_EQUAL | JUMP_IF_ANY_BIT => {
+                    let holds = if line.code == JUMP_IF_EQUAL { a == line.k } else { a & line.k != 0 };
+                    at += usize::from(if holds { line.jt } else { line.jf });
+                    continue;
+                }
+                RETURN => return line.k,
+                other => panic!("the kernel's {other:#x} is not known here"),
+            };
+            // Beyond the frame's end the kernel leaves it.
+            let Some(loaded) = loaded else { return 0 };
+            a = loaded;
+        }
+    }
+
+    fn taken(frame: &[u8]) -> bool {
+        let program = of_service(mac_of(SERVICE), SERVICE, 4789, 96);
+        match run(&program, frame) {
+            0 => false,
+            kept => {
+                assert_eq!(kept, 96);
+                true
+            }
+        }
+    }
+
+    fn with_macs(mut frame: Vec<u8>, to: Mac, from: Mac) -> Vec<u8> {
+        frame[..6].copy_from_slice(&to);
+        frame[6..12].copy_from_slice(&from);
+        frame
+    }
+
+    fn between(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+        ipv4_frame(TCP, (from.octets(), 1), (to.octets(), 2))
+    }
+
+    fn arp(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+        let mut frame = vec![2; 12];
+        frame.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1, 2, 2, 2, 2, 2, 2]);
+        frame.extend(from.octets().iter().chain(&[0; 6]).chain(&to.octets()));
+        frame
+    }
+
+    #[test]
+    fn frames_of_the_service_are_taken_by_either_address() {
+        let (service, other) = (mac_of(SERVICE), mac_of(OTHER));
+        for yes in [
+            between(CLIENT, SERVICE),
+            between(SERVICE, CLIENT),
+            arp(CLIENT, SERVICE),
+            arp(SERVICE, CLIENT),
+            with_macs(arp(CLIENT, OTHER), [0xff; 6], service),
+            with_macs(between(CLIENT, CLIENT), service, other),
+        ] {
+            assert!(taken(&yes), "{yes:02x?}");
+        }
+        for no in [
+            between(CLIENT, OTHER),
+            arp(CLIENT, OTHER),
+            with_macs(between(CLIENT, OTHER), other, [2; 6]),
+            // The first four bytes of all services' are alike where their networks are.
+            with_macs(arp(OTHER, CLIENT), [0xff; 6], other),
+            vec![2; 14],
+            Vec::new(),
+        ] {
+            assert!(!taken(&no), "{no:02x?}");
+        }
+    }
+
+    #[test]
+    fn frames_in_vxlan_are_taken_by_the_address_of_what_is_inside() {
+        let (service, other) = (mac_of(SERVICE), mac_of(OTHER));
+        let inner = |to, from| in_vxlan(&with_macs(between(CLIENT, CLIENT), to, from));
+        assert!(taken(&inner(service, other)));
+        assert!(taken(&inner(other, service)));
+        assert!(!taken(&inner(other, other)));
+        let mut elsewhere = inner(service, other);
+        // The destination port of UDP.
+        elsewhere[36..38].copy_from_slice(&4790_u16.to_be_bytes());
+        assert!(!taken(&elsewhere));
+        let mut fragment = inner(service, other);
+        fragment[21] = 1;
+        assert!(!taken(&fragment));
+        let whole = inner(service, other);
+        for length in 0..whole.len() {
+            // Cut anywhere it ends, and is not taken without the address.
+            assert_eq!(taken(&whole[..length]), length >= 14 + 20 + 16 + 6, "{length}");
+        }
+    }
+
+    #[test]
+    fn everything_is_everything() {
+        assert_eq!(run(&everything(7), &[]), 7);
+    }
+}
