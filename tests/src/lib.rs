@@ -17,6 +17,7 @@ pub mod hold;
 pub mod leftovers;
 pub mod matrix;
 pub mod mqtt;
+pub mod pcapng;
 pub mod torture;
 pub mod victim;
 pub mod writer;

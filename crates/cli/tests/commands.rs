@@ -129,15 +129,88 @@ async fn ps_lists_in_a_table_as_names_and_as_json() {
 }
 
 #[tokio::test]
-async fn inspect_prints_json_and_names_an_unknown_service() {
+async fn inspect_prints_json_and_connections_and_names_an_unknown_service() {
     let fake = Fake::start();
     let finished = fake.run(&["inspect", "redis"]).await;
-    assert_eq!(finished.json()["pid"], 42);
-    assert!(finished.stdout.lines().count() > 10);
-    assert_eq!(fake.run(&["--json", "inspect", "redis"]).await.stdout.lines().count(), 1);
+    let end = finished.stdout.find("\n}\n").unwrap() + 3;
+    let (json, connections) = finished.stdout.split_at(end);
+    assert_eq!(serde_json::from_str::<serde_json::Value>(json).unwrap()["pid"], 42);
+    assert!(json.lines().count() > 10);
+    assert!(
+        connections.starts_with("connections: 25 tcp established; the first 20 of 25:\n"),
+        "{connections}"
+    );
+    assert_eq!(connections.matches("10.99.0.100:40000").count(), 20, "{connections}");
+    let finished = fake.run(&["--json", "inspect", "redis"]).await;
+    assert_eq!(finished.stdout.lines().count(), 1);
+    let connections = &finished.json()["connections"];
+    assert_eq!(connections["states"]["tcp"]["established"], 25);
+    assert_eq!(connections["list"].as_array().unwrap().len(), 25);
     let finished = fake.run(&["inspect", "nix"]).await;
     assert_eq!(finished.code, 1);
     assert_eq!(finished.stderr, "Error: there is no service named nix: 'godwit ps -a' lists them\n");
+}
+
+/// The packets of a pcapng file: the number of the interface, and the data.
+fn packets(file: &[u8]) -> Vec<(u32, String)> {
+    let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
+    let (mut at, mut packets) = (0, Vec::new());
+    while at < file.len() {
+        if word(at) == 6 {
+            let data = &file[at + 28..at + 28 + word(at + 20) as usize];
+            packets.push((word(at + 8), String::from_utf8(data.to_vec()).unwrap()));
+        }
+        at += word(at + 4) as usize;
+    }
+    packets
+}
+
+#[tokio::test]
+async fn capture_writes_the_packets_of_all_nodes_in_the_order_of_time() {
+    let fake = Fake::start();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("redis.pcapng");
+    let file = path.to_str().unwrap();
+    let arguments =
+        ["capture", "redis", "-o", file, "--count", "3", "--at", "service,uplink", "tcp", "port", "6379"];
+    let finished = fake.run(&arguments).await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    assert!(finished.stderr.contains("capturing redis on a, b"), "{finished:?}");
+    assert!(finished.stderr.contains("8 packets were dropped"), "{finished:?}");
+    assert!(finished.stdout.starts_with(&format!("3 packets in {file}\n")), "{finished:?}");
+    assert!(finished.stdout.contains("b:eth0     service  1        4"), "{finished:?}");
+    let asked = fake.asked.capture.lock().unwrap().take().unwrap();
+    assert_eq!((asked.at, asked.filter.as_str(), asked.snaplen), (vec![1, 4], "tcp port 6379", 256 << 10));
+    let expected = [(0, "a at 10"), (1, "b at 20"), (0, "a at 30")].map(|(n, text)| (n, text.to_owned()));
+    assert_eq!(packets(&std::fs::read(&path).unwrap()), expected);
+
+    let finished = fake.run(&["--json", "capture", "redis", "-o", file, "--count", "2"]).await;
+    let lines = finished.json_lines();
+    assert_eq!(lines[0]["event"], "capturing");
+    assert_eq!(lines[1]["event"], "captured");
+    assert_eq!(lines[1]["packets"], 2);
+    assert_eq!(lines[1]["dropped"], 8);
+}
+
+#[tokio::test]
+async fn a_capture_that_breaks_keeps_what_it_has_and_one_that_is_refused_writes_nothing() {
+    let fake = Fake::start();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("redis.pcapng");
+    let file = path.to_str().unwrap();
+    // Whoever serves it ends it, which nobody has asked for.
+    let finished = fake.run(&["capture", "redis", "-o", file]).await;
+    assert_eq!(finished.code, 1, "{finished:?}");
+    assert!(finished.stderr.contains("the capture is not complete"), "{finished:?}");
+    assert_eq!(packets(&std::fs::read(&path).unwrap()).len(), 3);
+
+    let before = std::fs::read(&path).unwrap();
+    let finished = fake.run(&["capture", "nix", "-o", file]).await;
+    assert_eq!(finished.code, 1);
+    assert_eq!(finished.stderr, "Error: there is no service named nix: 'godwit ps -a' lists them\n");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    let finished = fake.run(&["--json", "capture", "redis", "-o", "-"]).await;
+    assert!(finished.stderr.contains("name a file"), "{finished:?}");
 }
 
 #[tokio::test]
@@ -563,6 +636,7 @@ async fn every_verb_has_a_man_page_and_completions_know_them() {
         "nodes",
         "events",
         "doctor",
+        "capture",
         "cluster",
         "cluster-init",
         "cluster-token",

@@ -1,6 +1,8 @@
 //! `godwitd`: one node of a cluster. Founds or joins a cluster, and serves the node.
 
+mod capture;
 mod cluster;
+mod connections;
 mod convert;
 mod doctor;
 mod events;

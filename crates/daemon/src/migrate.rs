@@ -144,7 +144,7 @@ fn stream(
 }
 
 /// The node that has the service, when that is another one.
-fn elsewhere(node: &Node, name: &str) -> Result<Option<(String, String)>, Status> {
+pub(crate) fn elsewhere(node: &Node, name: &str) -> Result<Option<(String, String)>, Status> {
     let internal = |e: crate::state::StateError| status(Status::internal, &e);
     if node.state.service(name).map_err(internal)?.is_some() {
         return Ok(None);

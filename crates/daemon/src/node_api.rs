@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::node::Node;
 use crate::services::{self, status};
-use crate::{cluster, doctor, exec, join, logs, migrate};
+use crate::{capture, cluster, connections, doctor, exec, join, logs, migrate};
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,6 +28,7 @@ fn internal(error: impl std::error::Error + 'static) -> Status {
 
 #[tonic::async_trait]
 impl NodeApi for NodeService {
+    type CaptureStream = Out<api::CaptureEvent>;
     type LogsStream = Out<api::LogEntry>;
     type ExecStream = Out<api::ExecOutput>;
     type MigrateStream = Out<api::MigrationEvent>;
@@ -47,6 +48,21 @@ impl NodeApi for NodeService {
 
     async fn inspect(&self, request: Request<api::ServiceRequest>) -> Result<Response<api::Service>, Status> {
         Ok(Response::new(services::inspect(&self.0, &request.into_inner().name).await?))
+    }
+
+    async fn connections(
+        &self,
+        request: Request<api::ServiceRequest>,
+    ) -> Result<Response<api::ConnectionsResponse>, Status> {
+        Ok(Response::new(connections::anywhere(&self.0, &request.into_inner().name).await?))
+    }
+
+    async fn capture(
+        &self,
+        request: Request<api::CaptureRequest>,
+    ) -> Result<Response<Self::CaptureStream>, Status> {
+        let events = capture::everywhere(&self.0, request.into_inner()).await?;
+        Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 
     async fn logs(&self, request: Request<api::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::node::Node;
 use crate::services::status;
-use crate::{cluster, migrate};
+use crate::{capture, cluster, connections, migrate};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>);
@@ -33,6 +33,7 @@ fn caller<T>(request: &Request<T>) -> Result<String, Status> {
 
 #[tonic::async_trait]
 impl Peer for PeerService {
+    type CaptureStream = capture::Batches;
     type MigrateStream = Pin<Box<dyn Stream<Item = Result<api::MigrationEvent, Status>> + Send>>;
 
     async fn sync(&self, request: Request<api::SyncMessage>) -> Result<Response<api::SyncMessage>, Status> {
@@ -91,5 +92,21 @@ impl Peer for PeerService {
     ) -> Result<Response<api::CancelResponse>, Status> {
         caller(&request)?;
         Ok(Response::new(migrate::cancel(&self.0, &request.into_inner().name).await?))
+    }
+
+    async fn connections(
+        &self,
+        request: Request<api::ServiceRequest>,
+    ) -> Result<Response<api::ConnectionsResponse>, Status> {
+        caller(&request)?;
+        Ok(Response::new(connections::here(&self.0, &request.into_inner().name).await?))
+    }
+
+    async fn capture(
+        &self,
+        request: Request<api::CaptureRequest>,
+    ) -> Result<Response<Self::CaptureStream>, Status> {
+        caller(&request)?;
+        Ok(Response::new(capture::here(&self.0, &request.into_inner()).await?))
     }
 }

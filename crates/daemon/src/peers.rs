@@ -15,6 +15,10 @@ pub(crate) const CONNECT: Duration = Duration::from_secs(3);
 /// How long a peer may take to answer a question.
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// What may be on its way of a stream that lasts: a stream of packets fills a fast link also where
+/// the round trip is long.
+const WINDOW: u32 = 4 << 20;
+
 /// One client per peer; connections are made when first needed and again after they broke.
 pub(crate) struct Peers {
     identity: Arc<Identity>,
@@ -52,9 +56,10 @@ impl Peers {
         let (node, address) = (node.to_string(), address.to_string());
         // The URI only fills HTTP/2's :authority; the connector knows where to go.
         let mut endpoint = Endpoint::from_static("http://peer.godwit").connect_timeout(CONNECT);
-        if let Some(answer) = answer {
-            endpoint = endpoint.timeout(answer);
-        }
+        endpoint = match answer {
+            Some(answer) => endpoint.timeout(answer),
+            None => endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW),
+        };
         endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
             let (identity, node, address) = (Arc::clone(&identity), node.clone(), address.clone());
             async move {

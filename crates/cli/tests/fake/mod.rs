@@ -9,11 +9,13 @@ use std::{
 };
 
 use godwit_api::v1::{
-    self, CancelResponse, Check, CreateTokenRequest, CreateTokenResponse, DoctorRequest, DoctorResponse,
-    Event, EventsRequest, ExecInput, ExecOutput, ListRequest, ListResponse, LogEntry, LogsRequest,
-    MigrateRequest, MigrationEvent, MigrationProgress, MigrationReport, NodeInfo, NodesRequest,
-    NodesResponse, PhaseTime, RemoveRequest, RemoveResponse, RunRequest, Service, ServiceRequest,
-    ServiceState, StopRequest, exec_input, exec_output, migration_event,
+    self, CancelResponse, CaptureBatch, CaptureCount, CaptureEvent, CaptureInterface, CapturePlace,
+    CaptureRequest, CaptureStart, CapturedPacket, Check, ConnectionCount, ConnectionsResponse,
+    CreateTokenRequest, CreateTokenResponse, DoctorRequest, DoctorResponse, Event, EventsRequest, ExecInput,
+    ExecOutput, ListRequest, ListResponse, LogEntry, LogsRequest, MigrateRequest, MigrationEvent,
+    MigrationProgress, MigrationReport, NodeInfo, NodesRequest, NodesResponse, PhaseTime, RemoveRequest,
+    RemoveResponse, RunRequest, Service, ServiceRequest, ServiceState, StopRequest, capture_event,
+    exec_input, exec_output, migration_event,
     node_server::{Node, NodeServer},
 };
 use tokio::{net::UnixListener, process::Command, sync::Notify};
@@ -26,6 +28,7 @@ pub struct Asked {
     pub run: Mutex<Option<RunRequest>>,
     pub exec: Mutex<Option<v1::ExecStart>>,
     pub logs: Mutex<Option<LogsRequest>>,
+    pub capture: Mutex<Option<CaptureRequest>>,
     pub token: Mutex<Option<CreateTokenRequest>>,
     pub stop: Mutex<Vec<StopRequest>>,
     pub cancelled: Mutex<Vec<String>>,
@@ -219,6 +222,58 @@ impl Node for Answers {
             "redis" => Ok(Response::new(redis())),
             name => Err(unknown(name)),
         }
+    }
+
+    async fn connections(&self, request: Request<ServiceRequest>) -> Answer<ConnectionsResponse> {
+        if request.into_inner().name != "redis" {
+            return Err(unknown("it"));
+        }
+        let client = v1::Connection {
+            protocol: "tcp".into(),
+            state: "established".into(),
+            local: "10.88.0.10:6379".into(),
+            remote: "10.99.0.100:40000".into(),
+            ..v1::Connection::default()
+        };
+        let count = ConnectionCount { protocol: "tcp".into(), state: "established".into(), count: 25 };
+        Ok(Response::new(ConnectionsResponse {
+            list: vec![client; 25],
+            states: vec![count],
+            unavailable: Vec::new(),
+        }))
+    }
+
+    type CaptureStream = Items<CaptureEvent>;
+    /// Three packets of two nodes, those of the node `b` between those of `a`.
+    async fn capture(&self, request: Request<CaptureRequest>) -> Answer<Self::CaptureStream> {
+        let request = request.into_inner();
+        let name = request.name.clone();
+        *self.asked.capture.lock().unwrap() = Some(request);
+        if name != "redis" {
+            return Err(unknown(&name));
+        }
+        let event = |kind| CaptureEvent { kind: Some(kind) };
+        let nodes = vec!["a".into(), "b".into()];
+        let start = CaptureStart { name, address: "10.88.0.10".into(), nodes };
+        let batch = |node: &str, times: &[i64]| {
+            let place = CapturePlace::Service.into();
+            let packet = |time_ns: &i64| CapturedPacket {
+                place,
+                time_ns: *time_ns,
+                length: 1500,
+                data: format!("{node} at {time_ns}").into(),
+                outgoing: false,
+            };
+            event(capture_event::Kind::Batch(CaptureBatch {
+                node: node.into(),
+                interfaces: vec![CaptureInterface { place, name: "eth0".into() }],
+                packets: times.iter().map(packet).collect(),
+                up_to_ns: 40,
+                counts: vec![CaptureCount { place, received: 9, dropped: 4 }],
+                troubles: Vec::new(),
+            }))
+        };
+        items(vec![event(capture_event::Kind::Start(start)), batch("a", &[10, 30]), batch("b", &[20])])
     }
 
     type LogsStream = Items<LogEntry>;
