@@ -23,6 +23,9 @@ const LABS: &str = "/run/godwit/labs";
 const PIDS: &str = "pids";
 /// The longest answer taken: a cluster's services with all their settings stay far below it.
 const MAX_ANSWER: usize = 64 << 20;
+/// What may be on its way of a stream, bytes: packets of a capture come faster than a busy machine wakes
+/// both sides for every 64 KiB.
+const WINDOW: u32 = 4 << 20;
 
 /// Why the daemon could not be asked, or what it answered instead.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +109,8 @@ impl Connection {
             }
         });
         let channel = Endpoint::from_static("http://godwitd")
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
             .connect_with_connector(connector)
             .await
             .map_err(|error| ClientError::Lost { socket: socket.clone(), cause: innermost(&error) })?;
