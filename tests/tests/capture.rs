@@ -10,6 +10,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, channel},
     },
     thread,
     time::Duration,
@@ -17,7 +18,7 @@ use std::{
 
 use godwit_lab::workload::Workload;
 use godwit_tests::{
-    Bed,
+    Bed, PATIENCE,
     pcapng::{Capture, stream},
     programs,
 };
@@ -33,7 +34,11 @@ const THINKING: Duration = Duration::from_millis(2);
 const DISORDER_NS: u64 = 100_000_000;
 
 /// A capture that runs; it ends with the test.
-struct Running(Child);
+struct Running {
+    process: Child,
+    /// The lines of its standard error.
+    said: Receiver<String>,
+}
 
 impl Running {
     /// Begins one, and returns when all nodes look.
@@ -41,30 +46,38 @@ impl Running {
         let mut command = Command::new(programs().join("godwit"));
         command.arg("capture").args(arguments).env("GODWIT_LAB", bed.lab().name()).env("GODWIT_NODE", node);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut running = Self(command.spawn().unwrap());
-        let mut said = BufReader::new(running.0.stderr.take().unwrap());
-        let mut all = String::new();
-        while !all.contains("capturing ") {
-            assert!(said.read_line(&mut all).unwrap() > 0, "it ended: {all}");
-        }
-        // Whatever else it says is shown with the test's own output.
-        thread::spawn(move || {
-            said.lines().map_while(Result::ok).for_each(|line| eprintln!("capture: {line}"))
-        });
+        let mut process = command.spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let (sender, said) = channel();
+        // A test that no longer listens has heard enough.
+        thread::spawn(move || lines.try_for_each(|line| sender.send(line)));
+        let running = Self { process, said };
+        running.wait_for("capturing ");
         running
+    }
+
+    /// Waits until it says a line with these words.
+    fn wait_for(&self, words: &str) {
+        loop {
+            let line = self.said.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{words}: {error}"));
+            println!("capture: {line}");
+            if line.contains(words) {
+                return;
+            }
+        }
     }
 
     /// Ends it as Ctrl-C does; what it printed.
     fn interrupt(self) -> String {
-        kill_process(Pid::from_child(&self.0), Signal::INT).unwrap();
+        kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
         self.end()
     }
 
     /// Waits for its end; what it printed.
     fn end(mut self) -> String {
         let mut printed = String::new();
-        self.0.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
-        let status = self.0.wait().unwrap();
+        self.process.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
+        let status = self.process.wait().unwrap();
         assert!(status.success(), "{status}: {printed}");
         printed
     }
@@ -73,8 +86,8 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // It has ended already, unless the test fails.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -189,6 +202,29 @@ fn a_capture_follows_a_service_over_moves_without_a_gap() {
         assert!(pair[0].time_ns <= pair[1].time_ns + DISORDER_NS, "in the order of time");
     }
     assert!(printed.starts_with(&format!("{} packets in ", capture.packets.len())), "{printed}");
+}
+
+#[test]
+fn a_capture_goes_on_without_a_node_and_with_it_when_it_is_back() {
+    let bed = Bed::up("capt-node");
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &[]);
+    let path = bed.scratch().join("redis.pcapng");
+    let running = Running::start(&bed, "a", &["redis", "-o", path.to_str().unwrap()]);
+    let mut client = Client::connect(&bed, preset.at(ADDRESS));
+    client.round();
+    bed.lab().stop_node("b").unwrap();
+    running.wait_for("node b: ");
+    client.round();
+    bed.lab().start_node("b").unwrap();
+    running.wait_for("node b looks again");
+    bed.migrate("redis", "a", "b");
+    client.round();
+    running.interrupt();
+    let capture = Capture::read(&path);
+    assert_eq!(capture.interfaces.len(), 2, "{:?}", capture.interfaces);
+    assert_whole(&capture, &client, preset.at(ADDRESS), &["a:eth0", "b:eth0"]);
+    assert!(capture.at(&["b:eth0"]).count() > 0);
 }
 
 /// Sockets of a service as `godwit inspect` tells them.

@@ -217,7 +217,10 @@ fn reason(status: &Status) -> String {
         innermost = source;
     }
     if std::error::Error::source(status).is_some() {
-        return format!("it cannot be reached: {innermost}");
+        let cause = innermost.to_string();
+        // Some errors end with the address of a manual page about them.
+        let cause = cause.split(": https://").next().unwrap_or_default();
+        return format!("it cannot be reached: {cause}");
     }
     status.message().to_owned()
 }

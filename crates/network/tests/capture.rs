@@ -83,6 +83,9 @@ fn a_capture_sees_a_service_from_its_first_frame_at_every_place() {
             && packets.iter().any(|packet| carries(packet, Place::Overlay, b"from the other node"))
     });
     assert!(!packets.iter().any(|packet| carries(packet, Place::Overlay, b"from the client")));
+    // The node's announcement of the address is the first that passes an open port.
+    let first = packets.iter().filter(|packet| packet.place == Place::Service).min_by_key(|p| p.time_ns);
+    assert_eq!(first.unwrap().data[12..14], [0x08, 0x06], "{first:?}");
     // At the service's own interface each way is seen once, and as what it is.
     let ways: Vec<_> = packets
         .iter()

@@ -215,6 +215,8 @@ struct Recording<W: Write> {
     nodes: Option<Vec<String>>,
     /// Of these, the ones that look or that cannot.
     answered: HashSet<String>,
+    /// Nodes that cannot be asked now.
+    missing: HashSet<String>,
 }
 
 /// An interface of the file.
@@ -243,6 +245,7 @@ impl<W: Write> Recording<W> {
             places: BTreeMap::new(),
             nodes: None,
             answered: HashSet::new(),
+            missing: HashSet::new(),
         })
     }
 
@@ -253,7 +256,8 @@ impl<W: Write> Recording<W> {
             Some(Kind::Note(note)) => {
                 output::note(&format!("node {}: {}", note.node, note.text));
                 self.merge.leave(&note.node);
-                self.answered.insert(note.node);
+                self.answered.insert(note.node.clone());
+                self.missing.insert(note.node);
             }
             None => {}
         }
@@ -268,6 +272,9 @@ impl<W: Write> Recording<W> {
 
     fn take_batch(&mut self, batch: CaptureBatch) -> io::Result<()> {
         let now = Instant::now();
+        if self.missing.remove(&batch.node) {
+            output::note(&format!("node {} looks again", batch.node));
+        }
         for interface in &batch.interfaces {
             let seen = self.seen(&batch.node, interface.place, &interface.name)?;
             seen.earlier.0 += std::mem::take(&mut seen.received);
