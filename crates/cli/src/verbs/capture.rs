@@ -14,6 +14,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fs::File,
     io::{self, BufWriter, Write},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -134,7 +135,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let out: Box<dyn Write> = if to_stdout {
         Box::new(io::stdout())
     } else {
-        let made = File::create(&args.output);
+        // What services say to their clients is not for the machine's other users.
+        let made = File::options().write(true).create(true).truncate(true).mode(0o600).open(&args.output);
         Box::new(made.with_context(|| format!("cannot write {}", args.output.display()))?)
     };
     let mut recording = Recording::begin(BufWriter::new(out), &request, args.count)?;
