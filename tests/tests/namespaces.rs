@@ -135,6 +135,10 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(1));
     let service: Value = bed.json("a", &["inspect", "redis"]);
     assert_eq!((&service["network"], &service["address"]), (&inside.as_str().into(), &"".into()));
+    let established = &service["connections"]["states"]["tcp"]["established"];
+    assert!(established.as_u64().is_some_and(|count| count >= 1), "{service}");
+    let refused = bed.godwit("a", &["capture", "redis", "-o", &path(bed.scratch(), "none.pcapng")]);
+    assert!(refused.code == 1 && refused.stderr.contains("nsenter"), "{}", refused.stderr);
 
     // Nobody has made the other one known: it is refused before anything happens.
     let unknown = bed.godwit("a", &["migrate", "redis", "--to", "b", "--network", &format!("{inside}-not")]);

@@ -94,6 +94,12 @@ pub(crate) async fn everywhere(
             request.name
         ))
     })?;
+    if placement.address == Ipv4Addr::UNSPECIFIED.to_string() {
+        return Err(Status::failed_precondition(format!(
+            "service {} is in a network namespace of somebody else's, whose packets are not godwit's to show; capture inside it with `nsenter --net=PATH tcpdump` (`godwit inspect {}` tells the path)",
+            request.name, request.name
+        )));
+    }
     request.address = placement.address;
     // Listening starts before the members are read, so that nobody joins in between.
     let joined = node.events.listen();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use godwit_api::v1 as api;
 use godwit_network::Protocol;
-use godwit_network::connections::{Connection, Connections, MOST_LISTED};
+use godwit_network::connections::{self, Connection, Connections, MOST_LISTED};
 use tonic::Status;
 
 use crate::migrate::elsewhere;
@@ -31,8 +31,8 @@ pub(crate) async fn anywhere(node: &Arc<Node>, name: &str) -> Result<api::Connec
 
 /// The sockets of a service of this node.
 pub(crate) async fn here(node: &Node, name: &str) -> Result<api::ConnectionsResponse, Status> {
-    owned(node, name)?;
-    let found = node.local().overlay.connections(name).await;
+    let service = owned(node, name)?.service;
+    let found = connections::inside(&node.local().config(&service).network_namespace).await;
     Ok(shown(found.map_err(|error| status(Status::internal, &error))?))
 }
 

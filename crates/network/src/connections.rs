@@ -11,13 +11,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 use rtnetlink::sys::{Socket, SocketAddr as NetlinkAddress};
 
-use crate::endpoint::check_name;
-use crate::netns::{self, Found};
-use crate::{NetworkError, Overlay, Protocol, enter};
+use crate::{NetworkError, Protocol, enter};
 
 /// Connections that are listed; all are counted.
 pub const MOST_LISTED: usize = 65_536;
@@ -89,20 +88,13 @@ pub struct TcpDetails {
     pub congestion_window: u32,
 }
 
-impl Overlay {
-    /// The connections of a service that has its endpoint on this node.
-    ///
-    /// # Errors
-    /// [`NetworkError::NoEndpoint`] when it has none here, or when the kernel refuses.
-    pub async fn connections(&self, name: &str) -> Result<Connections, NetworkError> {
-        check_name(name)?;
-        let netns = self.config.netns_dir.join(name);
-        if netns::look(&netns)? != Found::Namespace {
-            return Err(NetworkError::NoEndpoint { name: name.to_owned() });
-        }
-        let listed = enter(&netns, list).await?;
-        listed.map_err(NetworkError::system(format!("list the connections of the service {name}")))
-    }
+/// The sockets in the network namespace that is mounted there.
+///
+/// # Errors
+/// When it cannot be entered, or the kernel refuses.
+pub async fn inside(netns: &Path) -> Result<Connections, NetworkError> {
+    let listed = enter(netns, list).await?;
+    listed.map_err(NetworkError::system(format!("list the connections in {}", netns.display())))
 }
 
 /// Lists the sockets of the calling thread's network namespace.

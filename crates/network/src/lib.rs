@@ -17,7 +17,7 @@
 //!   [`Overlay::hold`] keeps it there until [`Overlay::open`] hands it in.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
-//! - [`Overlay::capture`] shows the packets of a service, [`Overlay::connections`] its connections.
+//! - [`Overlay::capture`] shows the packets of a service, [`connections::inside`] its connections.
 //!
 //! Nothing is learned and nothing is flooded between nodes: godwit writes each forwarding entry.
 //! All state is in the kernel ([`Overlay::list_endpoints`] reads it back), so a restarted daemon
