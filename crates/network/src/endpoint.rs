@@ -170,8 +170,13 @@ impl Overlay {
         if missing != Missing::Nothing {
             self.plug(service, endpoint).await?;
         }
-        inside(&endpoint.netns, Inside::Address { subnet: self.config.subnet, address: service.address })
-            .await?;
+        // One that exists may be older than the overlay's MTU of now: longer packets would be lost.
+        let port = self.netlink.need_link(&endpoint.interface).await?;
+        if port.mtu != self.mtu {
+            self.netlink.set_mtu(port.index, &port.name, self.mtu).await?;
+        }
+        let (subnet, address, mtu) = (self.config.subnet, service.address, self.mtu);
+        inside(&endpoint.netns, Inside::Address { subnet, address, mtu }).await?;
         self.netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await
     }
 
@@ -436,7 +441,7 @@ enum Inside {
     /// Bring the interfaces up.
     Up,
     /// Give the service its address and the way out.
-    Address { subnet: Subnet, address: Ipv4Addr },
+    Address { subnet: Subnet, address: Ipv4Addr, mtu: u32 },
 }
 
 async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkError> {
@@ -449,7 +454,13 @@ async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkErro
                 }
                 Ok(())
             }
-            Inside::Address { subnet, address } => address_inside(&netlink, subnet, address).await,
+            Inside::Address { subnet, address, mtu } => {
+                let link = netlink.need_link(INSIDE).await?;
+                if link.mtu != mtu {
+                    netlink.set_mtu(link.index, INSIDE, mtu).await?;
+                }
+                address_inside(&netlink, subnet, address).await
+            }
         }
     })
     .await

@@ -57,6 +57,34 @@ pub enum NetworkError {
         /// The uplink.
         interface: String,
     },
+    /// Something else has VXLAN's port.
+    #[error(
+        "UDP port {port}, at which the overlay's device {interface} takes other nodes' frames, is in use by \
+         {holder}; end that, or give the overlay another port on all nodes (godwitd serve --vxlan-port)"
+    )]
+    PortInUse {
+        /// The port.
+        port: u16,
+        /// The VXLAN device that needs it.
+        interface: String,
+        /// Who has it, as far as it can be told.
+        holder: String,
+    },
+    /// The bridge or the VXLAN device was made anew by somebody else.
+    #[error(
+        "the interface {interface} is not the one that godwitd made: somebody removed it and made another; \
+         restart godwitd on this node"
+    )]
+    Replaced {
+        /// The interface.
+        interface: String,
+    },
+    /// The kernel has no devices for the tunnel.
+    #[error(
+        "the overlay's packets cannot be encrypted here, as /dev/net/tun cannot be opened; load the module \
+         tun, or start godwitd on all nodes with `--encrypt off`"
+    )]
+    NoTun(#[source] io::Error),
     /// The uplink's frames are too small for the overlay.
     #[error("the uplink {interface} has an MTU of {mtu}, the overlay needs at least {least}; raise it")]
     SmallMtu {
@@ -176,10 +204,7 @@ pub enum NetworkError {
         directory: PathBuf,
     },
     /// nftables' program is missing.
-    #[error(
-        "published ports and namespaces of others need the program `nft`, which could not be started; \
-         install the package nftables"
-    )]
+    #[error("the program `nft` could not be started; install the package nftables")]
     NoNft(#[source] io::Error),
     /// nftables refused a rule.
     #[error("nft could not {action}: {message}")]

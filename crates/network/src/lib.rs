@@ -15,6 +15,9 @@
 //!   [`Overlay::close`] stops them again without the service seeing its link go down.
 //! - [`Overlay::steer`] sends what comes for a service on to the node that it goes to, and
 //!   [`Overlay::hold`] keeps it there until [`Overlay::open`] hands it in.
+//! - [`Guard`] lets frames in from known nodes only, [`Tunnel`] makes what nodes send each other
+//!   private; both are made before the overlay. [`Overlay::mend`] makes again what somebody removed.
+//! - [`Overlay::find_foreign`] asks whether somebody else has a service's address.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
 //! - [`Overlay::capture`] shows the packets of a service, [`connections::inside`] its connections.
@@ -31,25 +34,32 @@ mod endpoint;
 mod error;
 mod filter;
 mod foreign;
+mod guard;
 mod hold;
+mod mend;
 mod netlink;
 mod netns;
+mod obstacle;
 mod overlay;
 mod packet;
 mod probe;
 mod publish;
+mod segment;
 mod select;
 mod subnet;
+mod tunnel;
 
 pub use endpoint::{Endpoint, ExistingEndpoint, Protocol, Published, ServiceEndpoint};
 pub use error::NetworkError;
 pub use filter::Filter;
 pub use foreign::{check_namespace, forget_connections, silence, unsilence};
+pub use guard::{Guard, Guarding};
 pub use hold::Handed;
 pub use netns::{enter, enter_blocking};
 pub use overlay::{Overlay, OverlayConfig, underlay_address};
 pub use probe::{Fact, probe};
 pub use subnet::{Subnet, mac_of};
+pub use tunnel::{Encryption, Keyed, Secret, Session, Stopped, Tunnel, TunnelConfig};
 
 /// A link-layer (Ethernet) address.
 pub type Mac = [u8; 6];

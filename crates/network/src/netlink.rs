@@ -175,6 +175,13 @@ impl Netlink {
         up.map_err(NetworkError::kernel(format!("bring the interface {name} up")))
     }
 
+    /// Sets the longest packet that an interface carries.
+    pub(crate) async fn set_mtu(&self, index: u32, name: &str, mtu: u32) -> Result<(), NetworkError> {
+        let message = LinkUnspec::new_with_index(index).mtu(mtu).build();
+        let set = self.handle.link().change(message).execute().await;
+        set.map_err(NetworkError::kernel(format!("set the MTU of the interface {name} to {mtu}")))
+    }
+
     /// Opens or closes a bridge port: one message.
     pub(crate) async fn set_port(
         &self,

@@ -29,7 +29,7 @@ use crate::netlink::{Link, LinkEvents, Netlink};
 use crate::netns::set_sysctl;
 use crate::packet::PacketSocket;
 use crate::publish::{self, Ports};
-use crate::{Mac, NetworkError, Subnet};
+use crate::{Encryption, Mac, NetworkError, Subnet, obstacle};
 
 /// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
 pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
@@ -60,6 +60,8 @@ pub struct OverlayConfig {
     pub vxlan: String,
     /// Where the services' network namespaces are mounted.
     pub netns_dir: PathBuf,
+    /// Whether the packets between nodes are encrypted, the same on every node.
+    pub encryption: Encryption,
 }
 
 impl OverlayConfig {
@@ -76,6 +78,7 @@ impl OverlayConfig {
             bridge: "gw0".into(),
             vxlan: "gwvx0".into(),
             netns_dir: "/run/godwit/netns".into(),
+            encryption: Encryption::Off,
         }
     }
 }
@@ -134,15 +137,17 @@ impl Overlay {
         let sender = PacketSocket::new().map_err(NetworkError::system("open a packet socket"))?;
         let (sender, holds, ports) = (Arc::new(sender), Holds::default(), Ports::default());
         let uplink = netlink.need_link(&config.uplink).await?;
-        if uplink.mtu < LEAST_MTU {
-            return Err(NetworkError::SmallMtu { interface: uplink.name, mtu: uplink.mtu, least: LEAST_MTU });
+        let overhead = VXLAN_OVERHEAD + config.encryption.overhead();
+        let least = LEAST_MTU + config.encryption.overhead();
+        if uplink.mtu < least {
+            return Err(NetworkError::SmallMtu { interface: uplink.name, mtu: uplink.mtu, least });
         }
-        let mtu = uplink.mtu - VXLAN_OVERHEAD;
+        let mtu = uplink.mtu - overhead;
         refuse_overlap(&netlink, &config).await?;
 
         let mut events = LinkEvents::new()?;
-        let bridge = bring_bridge_up(&netlink, &config, mtu).await?;
-        let vxlan = bring_vxlan_up(&netlink, &config, mtu, bridge).await?;
+        let bridge = bring_bridge_up(&netlink, &config, mtu, 0).await?;
+        let vxlan = bring_vxlan_up(&netlink, &config, mtu, bridge, 0).await?;
         // Only now, with a port, has the bridge a carrier.
         if !events.wait_until(&netlink, &config.bridge, PATIENCE, |link| link.running).await? {
             return Err(NetworkError::NotUp { interface: config.bridge, seconds: PATIENCE.as_secs() });
@@ -231,12 +236,20 @@ async fn refuse_overlap(netlink: &Netlink, config: &OverlayConfig) -> Result<(),
     Ok(())
 }
 
-async fn bring_bridge_up(netlink: &Netlink, config: &OverlayConfig, mtu: u32) -> Result<u32, NetworkError> {
+/// Makes the bridge, where it is missing with this number (0: any), and sets it up; its number.
+pub(crate) async fn bring_bridge_up(
+    netlink: &Netlink,
+    config: &OverlayConfig,
+    mtu: u32,
+    index: u32,
+) -> Result<u32, NetworkError> {
     let name = &config.bridge;
     match netlink.link(name).await? {
         Some(link) => need_kind(&link, InfoKind::Bridge)?,
         None => {
-            let message = LinkMessageBuilder::<LinkBridge>::new(name).address(GATEWAY_MAC.to_vec()).build();
+            let message =
+                LinkMessageBuilder::<LinkBridge>::new(name).index(index).address(GATEWAY_MAC.to_vec());
+            let message = message.build();
             let added = netlink.handle.link().add(message).execute().await;
             added.map_err(NetworkError::kernel(format!("make the bridge {name}")))?;
         }
@@ -256,11 +269,13 @@ async fn bring_bridge_up(netlink: &Netlink, config: &OverlayConfig, mtu: u32) ->
     Ok(netlink.need_link(name).await?.index)
 }
 
-async fn bring_vxlan_up(
+/// As [`bring_bridge_up`], for the VXLAN device.
+pub(crate) async fn bring_vxlan_up(
     netlink: &Netlink,
     config: &OverlayConfig,
     mtu: u32,
     bridge: u32,
+    index: u32,
 ) -> Result<u32, NetworkError> {
     let name = &config.vxlan;
     if let Some(link) = netlink.link(name).await? {
@@ -276,18 +291,23 @@ async fn bring_vxlan_up(
             .port(config.port)
             .learning(false)
             .proxy(true)
+            .index(index)
             .build();
-        let added = netlink.handle.link().add(message).execute().await;
-        added.map_err(NetworkError::kernel(format!(
-            "make the VXLAN device {name} (network {}, UDP port {}, from {})",
-            config.vni, config.port, config.vtep
-        )))?;
+        if let Err(error) = netlink.handle.link().add(message).execute().await {
+            let action = format!(
+                "make the VXLAN device {name} (network {}, UDP port {}, from {})",
+                config.vni, config.port, config.vtep
+            );
+            return Err(obstacle::explain(netlink, config, action, error).await);
+        }
     }
     set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
     let index = netlink.need_link(name).await?.index;
     let message = LinkUnspec::new_with_index(index).mtu(mtu).controller(bridge).up().build();
-    let changed = netlink.handle.link().change(message).execute().await;
-    changed.map_err(NetworkError::kernel(format!("plug {name} into the bridge {}", config.bridge)))?;
+    if let Err(error) = netlink.handle.link().change(message).execute().await {
+        let action = format!("plug {name} into the bridge {}", config.bridge);
+        return Err(obstacle::explain(netlink, config, action, error).await);
+    }
     netlink.set_static_port(index, name).await?;
     Ok(index)
 }
@@ -324,7 +344,11 @@ fn is_as_configured(link: &Link, config: &OverlayConfig) -> bool {
 
 /// Gives the bridge the gateway's address, and routes the subnet to it with this node's underlay
 /// address as the source (see the head of this file).
-async fn address_bridge(netlink: &Netlink, config: &OverlayConfig, bridge: u32) -> Result<(), NetworkError> {
+pub(crate) async fn address_bridge(
+    netlink: &Netlink,
+    config: &OverlayConfig,
+    bridge: u32,
+) -> Result<(), NetworkError> {
     let (subnet, gateway, name) = (config.subnet, config.subnet.gateway(), &config.bridge);
     let mut request = netlink.handle.address().add(bridge, gateway.into(), subnet.prefix()).replace();
     request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Noprefixroute));
@@ -342,7 +366,7 @@ async fn address_bridge(netlink: &Netlink, config: &OverlayConfig, bridge: u32) 
 }
 
 /// Kernel settings without which services are not reached.
-fn apply_settings(config: &OverlayConfig) -> Result<(), NetworkError> {
+pub(crate) fn apply_settings(config: &OverlayConfig) -> Result<(), NetworkError> {
     let (uplink, bridge) = (&config.uplink, &config.bridge);
     set_sysctl("ipv4/ip_forward", "1")?;
     // Redirects would send clients past the node that holds the service. The kernel sends them if

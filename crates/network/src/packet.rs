@@ -7,6 +7,9 @@ use std::io;
 use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
 use crate::Mac;
 
 /// The length of `struct virtio_net_hdr`, which stands before each frame: check sums and segments
@@ -58,6 +61,21 @@ impl PacketSocket {
         // SAFETY: `address` is readable for `length` bytes during the call.
         let bound = unsafe { libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), length) };
         if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Starts to collect the frames of an Ethernet type that come in at the interface.
+    pub(crate) fn listen(&self, index: u32, ethertype: u16) -> io::Result<()> {
+        let (address, length) = link_address(index, ethertype, None)?;
+        // SAFETY: `address` is readable for `length` bytes during the call.
+        let bound = unsafe { libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), length) };
+        if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// The socket with what waits for its frames; to be called within a runtime.
+    pub(crate) fn awaited(self) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: the descriptor is open, is the same whenever it is asked for, and is closed by
+        // nobody before the socket is dropped.
+        unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }.map_err(io::Error::from)
     }
 
     /// Stops collecting; what was collected stays in the queue.
@@ -153,6 +171,12 @@ impl PacketSocket {
             libc::setsockopt(self.0.as_raw_fd(), level, option, (&raw const *value).cast(), length)
         };
         if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsRawFd for PacketSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 }
 

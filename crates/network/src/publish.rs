@@ -218,12 +218,14 @@ fn element(pair: &Value) -> Option<Element> {
     })
 }
 
-async fn run(action: &str, script: &str) -> Result<(), NetworkError> {
+/// Has nft do one transaction.
+pub(crate) async fn run(action: &str, script: &str) -> Result<(), NetworkError> {
     let output = nft(&["-f", "-"], script).await?;
     if output.status.success() { Ok(()) } else { Err(refused(action, &output.stderr)) }
 }
 
-fn refused(action: &str, stderr: &[u8]) -> NetworkError {
+/// Why nft did not, in its own words.
+pub(crate) fn refused(action: &str, stderr: &[u8]) -> NetworkError {
     let text = String::from_utf8_lossy(stderr);
     let message = text.lines().next().unwrap_or("it gave no reason").trim().to_owned();
     NetworkError::Nft { action: action.to_owned(), message }
