@@ -45,6 +45,8 @@ use godwit_memory::{PAGE_SIZE, Range, Space};
 use godwit_transfer::frame::SELF_CHECKED;
 use prost::Message as _;
 
+use crate::terms::OverlayTerms;
+
 /// The version of this conversation; both sides must speak the same.
 pub const PROTOCOL_VERSION: u32 = 2;
 
@@ -81,6 +83,9 @@ pub struct Open {
     /// Connections that will bring pages.
     #[prost(uint32, tag = "10")]
     pub lanes: u32,
+    /// The source's overlay; nothing from a node that cannot tell.
+    #[prost(message, optional, tag = "11")]
+    pub overlay: Option<OverlayTerms>,
 }
 
 /// A layer the service stands on.

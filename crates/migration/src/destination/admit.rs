@@ -16,6 +16,7 @@ use crate::link::Link;
 use crate::local::{Local, Place, cpu_flags, machine};
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::service::Service;
+use crate::terms::OverlayTerms;
 
 /// How long CRIU may take to tell its version: it does so in milliseconds.
 const CRIU_ANSWER: Duration = Duration::from_secs(5);
@@ -58,6 +59,10 @@ pub(super) async fn admit(
         Err(objections) => (None, objections),
     };
     reasons.extend(machine_objections(local, &open));
+    if let Some(theirs) = &open.overlay {
+        let ours = OverlayTerms::of(&local.overlay);
+        reasons.extend(ours.objections(&local.node, theirs, link.node()));
+    }
     match tokio::time::timeout(CRIU_ANSWER, local.criu.version()).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),

@@ -18,6 +18,7 @@ use crate::local::{LocalError, cpu_flags, machine};
 use crate::message::{Layer, Message, Open, PROTOCOL_VERSION};
 use crate::report::{Report, ms_since};
 use crate::service::Service;
+use crate::terms::OverlayTerms;
 
 /// What a layer or log is cut into on the wire.
 pub(super) const CHUNK: usize = 256 * 1024;
@@ -104,6 +105,7 @@ impl Source {
             machine: machine(),
             cpu_flags: cpu_flags(),
             lanes: u32::try_from(self.options.lanes).unwrap_or(1),
+            overlay: Some(OverlayTerms::of(&self.local.overlay)),
         }))
         .await?;
         let missing = match link.receive().await? {
