@@ -11,6 +11,7 @@ use godwit_migration::error_chain;
 
 use crate::node::Node;
 use crate::state::{StateError, now_ms};
+use crate::{keys, network};
 
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -28,15 +29,26 @@ pub(crate) async fn run(node: Arc<Node>) {
     loop {
         if put_right.elapsed() >= PUT_RIGHT {
             put_right = Instant::now();
-            if let Err(error) = forward_all(&node).await {
-                tracing::error!(error = %error_chain(&error), "the overlay cannot be put right");
-            }
+            put_right_all(&node).await;
         }
         if let Err(error) = exchange(&node).await {
             tracing::error!(error = %error_chain(&error), "the cluster cannot be told what this node knows");
         }
         // Either the period ends or there is news; both mean another round.
         let _ = tokio::time::timeout(PERIOD, node.news.notified()).await;
+    }
+}
+
+/// Puts right what somebody else changed of this node's network.
+async fn put_right_all(node: &Arc<Node>) {
+    if let Err(error) = network::guard(node).await {
+        tracing::error!(error = %error_chain(&error), "who may send to the overlay cannot be told");
+    }
+    if let Err(reason) = network::mend(node).await {
+        tracing::error!(%reason, "the overlay is broken");
+    }
+    if let Err(error) = forward_all(node).await {
+        tracing::error!(error = %error_chain(&error), "the overlay cannot be put right");
     }
 }
 
@@ -60,6 +72,7 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
                     if let Err(error) = take_in(&node, answer.into_inner()).await {
                         tracing::error!(error = %error_chain(&error), "news cannot be kept");
                     }
+                    keys::exchange(&node, &member).await;
                 }
                 Err(status) => tracing::debug!(peer = %member.name, %status, "no exchange"),
             }
@@ -86,6 +99,7 @@ pub(crate) async fn take_in(node: &Arc<Node>, message: SyncMessage) -> Result<()
     for member in message.members {
         // A node speaks for itself: nobody else knows its address better.
         if member.name != node.name && node.state.put_member(&member)? {
+            network::guard(node).await?;
             node.events.tell("node", "joined", &member.name, &member.address);
             for placement in node.state.placements()?.iter().filter(|p| p.node == member.name) {
                 node.forward(placement).await?;
@@ -116,6 +130,7 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         services: u32::try_from(node.state.services()?.len()).unwrap_or(u32::MAX),
         last_seen_ms: now_ms(),
         is_self: true,
+        network: Some(network::own(node)),
     })
 }
 

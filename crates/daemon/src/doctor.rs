@@ -7,6 +7,7 @@ use godwit_criu::Criu;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
 
+use crate::network;
 use crate::node::Node;
 
 /// Below this much free disk, images and changed files may not fit.
@@ -52,16 +53,51 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(soft_dirty());
     checks.push(cgroups());
     checks.push(capabilities());
-    for fact in godwit_network::probe(&network.uplink, &network.bridge).await {
+    for fact in godwit_network::probe(&network.uplink, &network.bridge, network.encryption).await {
         checks.push(match (fact.ok, fact.optional) {
             (true, _) => ok(fact.name, fact.detail),
             (false, true) => degraded(fact.name, "not as it could be", fact.detail),
             (false, false) => missing(fact.name, "not as it must be", fact.detail),
         });
     }
+    checks.push(guard(node).await);
+    checks.push(encryption(node));
     checks.push(clock());
     checks.push(disk(&local.layout.state));
     checks
+}
+
+/// Whether strangers are kept out of the overlay.
+async fn guard(node: &Node) -> Check {
+    let name = "overlay guard";
+    match network::guarding(node).await {
+        Ok(guarding) => ok(
+            name,
+            format!(
+                "frames of {} known nodes are taken, {} others dropped",
+                guarding.nodes.len(),
+                guarding.dropped
+            ),
+        ),
+        Err(reason) => degraded(
+            name,
+            format!(
+                "any host that reaches UDP port {} can send frames to services",
+                node.local().overlay.config().port
+            ),
+            reason,
+        ),
+    }
+}
+
+/// Whether what nodes send each other is private.
+fn encryption(node: &Node) -> Check {
+    let name = "encryption";
+    match node.network.keys() {
+        None => ok(name, "off: what nodes send each other for services is in the clear"),
+        Some(keys) if keys.tunnel.is_running() => ok(name, "tunnel: ChaCha20-Poly1305 in user space"),
+        Some(_) => missing(name, "the tunnel's device is gone", "restart godwitd on this node"),
+    }
 }
 
 async fn criu(criu: &Criu) -> Vec<Check> {

@@ -12,6 +12,7 @@ use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{ClusterAuthority, ConnectOptions, JoinToken, NodeName, SecureStream};
 use tonic::Status;
 
+use crate::network::Encrypt;
 use crate::node::Node;
 use crate::state::{State, now_ms};
 
@@ -34,14 +35,24 @@ fn member(name: &str, listen: &str) -> anyhow::Result<Member> {
 }
 
 /// Founds a cluster on this node.
-pub(crate) fn init(state_dir: &Path, cluster: &str, node: &str, listen: &str) -> anyhow::Result<()> {
+pub(crate) fn init(
+    state_dir: &Path,
+    cluster: &str,
+    node: &str,
+    listen: &str,
+    encrypt: Option<Encrypt>,
+) -> anyhow::Result<()> {
+    // What this node cannot do, it shall not ask of the others.
+    encrypt.map(Encrypt::resolve).transpose()?;
     let name = NodeName::new(node)?;
     let member = member(node, listen)?;
     let identity = state_dir.join(IDENTITY);
     std::fs::create_dir_all(state_dir).with_context(|| format!("cannot create {}", state_dir.display()))?;
     let authority = ClusterAuthority::create(&identity, cluster)?;
     authority.issue_own(&identity, &name)?;
-    State::open(&state_dir.join("node.db"))?.put_member(&member)?;
+    let state = State::open(&state_dir.join("node.db"))?;
+    state.put_settings(&encrypt.map(Encrypt::setting).into_iter().collect())?;
+    state.put_member(&member)?;
     Ok(())
 }
 
@@ -59,6 +70,7 @@ pub(crate) async fn join(state_dir: &Path, node: &str, listen: &str, token: &str
     std::fs::create_dir_all(state_dir).with_context(|| format!("cannot create {}", state_dir.display()))?;
     let joined = join::join(&token, &identity, ConnectOptions::default()).await?;
     let state = State::open(&state_dir.join("node.db"))?;
+    state.put_settings(&joined.settings)?;
     state.put_member(&own)?;
     // Revision 0: whatever the inviter says of itself later is newer.
     let inviter = member(joined.inviter.as_str(), &joined.inviter_address)?;
@@ -150,5 +162,6 @@ fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String>
         certificate_pem,
         inviter: NodeName::new(&node.name).map_err(|e| error_chain(&e))?,
         inviter_address: node.member_address(&node.name).map_err(|e| error_chain(&e))?.unwrap_or_default(),
+        settings: node.state.settings().map_err(|e| error_chain(&e))?,
     })
 }

@@ -8,8 +8,10 @@ mod doctor;
 mod events;
 mod exec;
 mod join;
+mod keys;
 mod logs;
 mod migrate;
+mod network;
 mod node;
 mod node_api;
 mod peer_api;
@@ -55,6 +57,9 @@ enum Verb {
         /// Address and port other nodes reach this one at
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: std::net::SocketAddr,
+        /// Whether what nodes send each other for services is encrypted, on this node and on all that join
+        #[arg(long, value_enum)]
+        encrypt: Option<network::Encrypt>,
     },
     /// Join the cluster that a token invites to
     Join {
@@ -86,8 +91,8 @@ fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match cli.verb {
             Verb::Serve(args) => serve::serve(args).await,
-            Verb::Init { state, cluster, node, listen } => {
-                join::init(&state, &cluster, &node, &listen.to_string())
+            Verb::Init { state, cluster, node, listen, encrypt } => {
+                join::init(&state, &cluster, &node, &listen.to_string(), encrypt)
             }
             Verb::Join { state, node, listen, token } => {
                 join::join(&state, &node, &listen.to_string(), &token).await

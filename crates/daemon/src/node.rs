@@ -10,7 +10,7 @@ use godwit_api::v1::{DecisionRequest, NodeInfo, Placement, PublishedPort};
 use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
 use godwit_migration::{Decision, Host, HostError, Port, Progress, Service, error_chain};
-use godwit_network::{NetworkError, Published, Subnet};
+use godwit_network::{Mac, NetworkError, Published, Subnet};
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::convert;
 use crate::events::Events;
+use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
 
@@ -66,6 +67,8 @@ pub(crate) struct Node {
     pub events: Events,
     /// The other nodes.
     pub peers: Peers,
+    /// What is around its overlay.
+    pub network: Network,
     /// Raised when others should hear news at once.
     pub news: Notify,
     /// Raised when a name is no longer occupied.
@@ -76,7 +79,7 @@ pub(crate) struct Node {
 
 impl Node {
     /// A node whose means are given later by [`Node::equip`].
-    pub(crate) fn new(name: &str, subnet: Subnet, state: Arc<State>, peers: Peers) -> Self {
+    pub(crate) fn new(name: &str, subnet: Subnet, state: Arc<State>, peers: Peers, network: Network) -> Self {
         let events = Events::new(name, Arc::clone(&state));
         Self {
             name: name.to_string(),
@@ -84,6 +87,7 @@ impl Node {
             state,
             events,
             peers,
+            network,
             news: Notify::new(),
             freed: Notify::new(),
             local: std::sync::OnceLock::new(),
@@ -195,6 +199,13 @@ impl Node {
     /// What a peer last told of itself.
     pub(crate) fn heard(&self, name: &str) -> Option<NodeInfo> {
         self.moment().heard.get(name).cloned()
+    }
+
+    /// The link-layer addresses with which nodes answer for their services.
+    pub(crate) fn known_macs(&self) -> Vec<Mac> {
+        let moment = self.moment();
+        let told = moment.heard.values().filter_map(|info| info.network.as_ref());
+        told.filter_map(|network| network::parse_mac(&network.uplink_mac)).collect()
     }
 
     /// Watches for the end of a service that runs here.
@@ -456,6 +467,7 @@ impl Host for NodeHost {
             objections
                 .push(format!("node {} still waits for the end of an earlier migration of it", node.name));
         }
+        objections.extend(network::objections(&node, service).await);
         if !objections.is_empty() {
             return Err(objections);
         }

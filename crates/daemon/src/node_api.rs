@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::node::Node;
 use crate::services::{self, status};
-use crate::{capture, cluster, connections, doctor, exec, join, logs, migrate};
+use crate::{capture, cluster, connections, doctor, exec, join, logs, migrate, network};
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -147,6 +147,13 @@ impl NodeApi for NodeService {
     async fn doctor(&self, _: Request<api::DoctorRequest>) -> Result<Response<api::DoctorResponse>, Status> {
         let checks = doctor::examine(&self.0).await;
         Ok(Response::new(api::DoctorResponse { node: self.0.name.clone(), checks }))
+    }
+
+    async fn network_inspect(
+        &self,
+        _: Request<api::NetworkInspectRequest>,
+    ) -> Result<Response<api::NetworkInfo>, Status> {
+        Ok(Response::new(network::inspect(&self.0).await.map_err(internal)?))
     }
 
     async fn create_token(

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::node::Node;
 use crate::services::status;
-use crate::{capture, cluster, connections, migrate};
+use crate::{capture, cluster, connections, keys, migrate};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>);
@@ -74,6 +74,11 @@ impl Peer for PeerService {
         let ports = crate::convert::ports(&request.publish)?;
         let conflict = self.0.conflict(&request.name, address, &ports, "").map_err(internal)?;
         Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
+    }
+
+    async fn keys(&self, request: Request<api::KeysRequest>) -> Result<Response<api::KeysResponse>, Status> {
+        let from = caller(&request)?;
+        Ok(Response::new(keys::answer(&self.0, &from, &request.into_inner())?))
     }
 
     async fn migrate(

@@ -4,6 +4,7 @@
 //!   unix socket ── Node API (users)             TCP 7117 ── mutual TLS ─┬─ h2: Peer API (nodes)
 //!                                                                       └─ data: migrations
 //!                                               TCP 7118 ── join (invited hosts)
+//!                                               UDP 7119 ── the overlay's packets, encrypted
 //! ```
 //! Ending the daemon ends neither services nor their logs: each has a shim of its own.
 
@@ -45,6 +46,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
+use crate::network::{Encrypt, Network};
 use crate::node::{Node, NodeHost};
 use crate::node_api::NodeService;
 use crate::peer_api::PeerService;
@@ -55,9 +57,8 @@ use crate::{cluster, join, services};
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
 
-/// VXLAN network id and UDP port (RFC 7348's assigned one) of the overlay.
+/// VXLAN network id of the overlay.
 const VNI: u32 = 88;
-const VXLAN_PORT: u16 = 4789;
 
 /// How `godwitd serve` was called.
 #[derive(Debug, Clone, clap::Args)]
@@ -80,6 +81,16 @@ pub(crate) struct ServeArgs {
     /// Addresses of services, the same on all nodes
     #[arg(long, default_value = "10.88.0.0/16")]
     pub subnet: Subnet,
+    /// UDP port at which nodes take the overlay's frames, the same on all nodes
+    #[arg(long, default_value_t = 4789, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub vxlan_port: u16,
+    /// Whether what nodes send each other for services is encrypted, the same on all nodes [default: as
+    /// the cluster was founded, or off]
+    #[arg(long, value_enum)]
+    pub encrypt: Option<Encrypt>,
+    /// Whether it is asked on the uplink who has the address of a service that is to come
+    #[arg(long, value_enum, default_value_t = AddressProbe::Auto)]
+    pub address_probe: AddressProbe,
     /// CRIU
     #[arg(long, default_value = "/usr/local/lib/godwit/bin/criu")]
     pub criu: PathBuf,
@@ -130,6 +141,15 @@ pub(crate) enum Track {
     SoftDirty,
     /// None: only modes cold and postcopy
     None,
+}
+
+/// Whether the uplink's hosts are asked for a service's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum AddressProbe {
+    /// Before a service is let in
+    Auto,
+    /// Never: there is a router that answers for addresses that nobody has
+    Off,
 }
 
 /// Whether userfaultfd is used.
@@ -249,13 +269,18 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         vtep: vtep.to_string(),
         revision: u64::try_from(now_ms()).unwrap_or(1),
     })?;
-    let overlay = Overlay::up(OverlayConfig {
+    let encrypt = args.encrypt.map_or_else(|| Encrypt::of_cluster(&state), Ok)?;
+    let config = OverlayConfig {
         vni: VNI,
-        port: VXLAN_PORT,
+        port: args.vxlan_port,
         netns_dir: args.run.join("netns"),
+        encryption: encrypt.resolve()?,
         ..OverlayConfig::new(args.subnet, &args.uplink, vtep)
-    })
-    .await?;
+    };
+    // Before the overlay takes its first frame.
+    let (tunnel_port, probes) = (args.listen.port().checked_add(2), args.address_probe == AddressProbe::Auto);
+    let network = Network::raise(&config, &args.node, tunnel_port, probes, &state).await?;
+    let overlay = Overlay::up(config).await?;
     let store = Store::open(&args.state.join("images"))?;
     let engine = Runc::new(RuncConfig {
         runc: args.runc.clone(),
@@ -271,7 +296,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         // It works without, only slower; a CRIU that does not work at all is said by the doctor.
         tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");
     }
-    let node = Arc::new(Node::new(&args.node, args.subnet, state, Peers::new(identity)));
+    let node = Arc::new(Node::new(&args.node, args.subnet, state, Peers::new(identity), network));
     let local = Local {
         node: args.node.clone(),
         layout: Layout {

@@ -1,6 +1,7 @@
 //! What a node knows, on disk: its services, where all services of the cluster are, the cluster's
 //! members, join tokens, and the last events. One SQLite file, `node.db`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -62,6 +63,9 @@ impl State {
             ) STRICT;
             CREATE TABLE IF NOT EXISTS granted (
                 node TEXT PRIMARY KEY, time_ms INTEGER NOT NULL
+            ) STRICT;
+            CREATE TABLE IF NOT EXISTS setting (
+                name TEXT PRIMARY KEY, value TEXT NOT NULL
             ) STRICT;
             CREATE TABLE IF NOT EXISTS event (
                 id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, node TEXT NOT NULL,
@@ -236,6 +240,26 @@ impl State {
         Ok(found.optional()?)
     }
 
+    /// Keeps what all nodes of the cluster do alike.
+    pub(crate) fn put_settings(&self, settings: &BTreeMap<String, String>) -> Result<(), StateError> {
+        let database = self.lock();
+        for (name, value) in settings {
+            database.execute(
+                "INSERT OR REPLACE INTO setting (name, value) VALUES (?1, ?2)",
+                params![name, value],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// What all nodes of the cluster do alike, by name.
+    pub(crate) fn settings(&self) -> Result<BTreeMap<String, String>, StateError> {
+        let database = self.lock();
+        let mut statement = database.prepare("SELECT name, value FROM setting")?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
     /// Keeps an event.
     pub(crate) fn put_event(&self, event: &Event) -> Result<(), StateError> {
         let database = self.lock();
@@ -309,6 +333,19 @@ mod tests {
         assert!(!state.put_placement(&placement("0", "c", 1, false)).unwrap(), "one made before the removal");
         assert!(state.put_placement(&placement("2", "c", 1, false)).unwrap(), "the name is free again");
         assert_eq!(state.placements().unwrap()[0].node, "c");
+    }
+
+    #[test]
+    fn settings_are_kept_and_replaced_one_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(&dir.path().join("node.db")).unwrap();
+        assert!(state.settings().unwrap().is_empty());
+        let pair = |name: &str, value: &str| [(name.to_owned(), value.to_owned())];
+        state.put_settings(&pair("encrypt", "off").into()).unwrap();
+        state.put_settings(&pair("other", "1").into()).unwrap();
+        state.put_settings(&pair("encrypt", "auto").into()).unwrap();
+        let expected = [pair("encrypt", "auto"), pair("other", "1")].concat().into_iter().collect();
+        assert_eq!(state.settings().unwrap(), expected);
     }
 
     #[test]

@@ -240,9 +240,3 @@ fn collecting(mac: Mac, which: Which) -> [libc::sock_filter; 10] {
         op(BPF_RETURN, 0),
     ]
 }
-
-impl AsRawFd for PacketSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}

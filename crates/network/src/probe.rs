@@ -20,7 +20,7 @@ use tokio::process::Command;
 use crate::netlink::{Netlink, has_errno};
 use crate::netns::on_thread;
 use crate::overlay::{LEAST_MTU, VXLAN_OVERHEAD, underlay_address};
-use crate::{NetworkError, publish};
+use crate::{Encryption, NetworkError, publish};
 
 /// One finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,8 +47,8 @@ impl Fact {
 
 /// Looks at the node's network, in the network namespace of the calling thread: the uplink, what
 /// the kernel and nftables can do, and packet filters that would swallow services' frames.
-pub async fn probe(uplink: &str, bridge: &str) -> Vec<Fact> {
-    let mut facts = uplink_facts(uplink).await;
+pub async fn probe(uplink: &str, bridge: &str, encryption: Encryption) -> Vec<Fact> {
+    let mut facts = uplink_facts(uplink, encryption).await;
     facts.extend(kernel_facts().await);
     facts.push(nft_fact().await);
     facts.push(openvswitch_fact().await);
@@ -56,7 +56,7 @@ pub async fn probe(uplink: &str, bridge: &str) -> Vec<Fact> {
     facts
 }
 
-async fn uplink_facts(uplink: &str) -> Vec<Fact> {
+async fn uplink_facts(uplink: &str, encryption: Encryption) -> Vec<Fact> {
     let found = async {
         let link = Netlink::new()?.need_link(uplink).await?;
         Ok::<_, NetworkError>((link, underlay_address(uplink).await))
@@ -72,14 +72,15 @@ async fn uplink_facts(uplink: &str) -> Vec<Fact> {
         Ok(_) => Fact::new("uplink", false, format!("{uplink} is down; bring it up")),
         Err(error) => Fact::new("uplink", false, describe(&error)),
     };
-    let mtu = if link.mtu < LEAST_MTU {
+    let least = LEAST_MTU + encryption.overhead();
+    let mtu = if link.mtu < least {
         Fact::new(
             "mtu",
             false,
-            format!("{uplink} has {}, the overlay needs at least {LEAST_MTU}; raise it", link.mtu),
+            format!("{uplink} has {}, the overlay needs at least {least}; raise it", link.mtu),
         )
     } else {
-        let inner = link.mtu - VXLAN_OVERHEAD;
+        let inner = link.mtu - VXLAN_OVERHEAD - encryption.overhead();
         Fact::new("mtu", true, format!("{uplink} has {}, services get {inner}", link.mtu))
     };
     vec![address, mtu]
@@ -167,7 +168,8 @@ async fn nft_fact() -> Fact {
     let fact = match checked {
         Ok(version) => Fact::new("nftables", true, version),
         Err(error) => {
-            Fact::new("nftables", false, format!("{}; without it no port can be published", describe(&error)))
+            let lost = "without it no port can be published, and any host may send to the overlay";
+            Fact::new("nftables", false, format!("{}; {lost}", describe(&error)))
         }
     };
     fact.optional()

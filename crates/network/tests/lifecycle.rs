@@ -4,7 +4,7 @@
 mod common;
 
 use common::{A_WHILE, SOON, World, connect, echo_server, published, service};
-use godwit_network::{Overlay, OverlayConfig, probe};
+use godwit_network::{Encryption, Overlay, OverlayConfig, probe};
 
 #[test]
 fn nothing_is_left_after_removing_services_and_taking_the_overlay_down() {
@@ -251,7 +251,7 @@ fn doctor_sees_the_uplink_and_a_filter_that_swallows_services_frames() {
     let world = World::new();
     let look = || {
         world.a.with(async |_: &Overlay| {
-            let facts = probe("uplink0", "gw0").await;
+            let facts = probe("uplink0", "gw0", Encryption::Off).await;
             facts
                 .into_iter()
                 .map(|fact| (fact.name, (fact.ok, fact.detail)))

@@ -9,6 +9,7 @@
 //!
 //! Each message is a u32 length (big-endian, at most [`MAX_MESSAGE`]) and JSON.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -115,6 +116,9 @@ pub enum JoinAnswer {
         inviter: NodeName,
         /// `host:port` of the inviter's peer API.
         inviter_address: String,
+        /// What all nodes of the cluster do alike, by name.
+        #[serde(default)]
+        settings: BTreeMap<String, String>,
     },
     /// The node is not let in.
     Refused {
@@ -132,6 +136,8 @@ pub struct Joined {
     pub inviter: NodeName,
     /// `host:port` of that node's peer API.
     pub inviter_address: String,
+    /// What all nodes of the cluster do alike, by name.
+    pub settings: BTreeMap<String, String>,
 }
 
 /// Joins the cluster of `token`: makes a key in `dir`, asks for a certificate, installs it.
@@ -148,7 +154,7 @@ pub async fn join(token: &JoinToken, dir: &Path, options: ConnectOptions) -> Res
         .await?;
     match read_message(&mut stream, address).await? {
         JoinAnswer::Refused { reason } => Err(JoinError::Refused { node: token.node.clone(), reason }),
-        JoinAnswer::Granted { ca_pem, certificate_pem, inviter, inviter_address } => {
+        JoinAnswer::Granted { ca_pem, certificate_pem, inviter, inviter_address, settings } => {
             let wrong = || JoinError::WrongAnswer { address: address.to_owned() };
             let certificate = parse_certificate(certificate_pem.as_bytes(), "the answer")?;
             let named = node_of(&certificate);
@@ -160,7 +166,7 @@ pub async fn join(token: &JoinToken, dir: &Path, options: ConnectOptions) -> Res
                 return Err(wrong());
             }
             let identity = Identity::install(dir, &ca_pem, &certificate_pem)?;
-            Ok(Joined { identity, inviter, inviter_address })
+            Ok(Joined { identity, inviter, inviter_address, settings })
         }
     }
 }

@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+
 use godwit_transfer::join::{JoinAnswer, JoinError, answer, join, read_request};
 use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{ConnectError, ConnectOptions, Fingerprint, Identity, JoinToken, ListenOptions};
@@ -35,6 +37,7 @@ async fn a_node_joins_with_its_token() {
             certificate_pem: cluster.authority.issue(&request.node, &request.request_pem).unwrap(),
             inviter: node("a"),
             inviter_address: "10.99.0.11:7117".to_owned(),
+            settings: [("encrypt".to_owned(), "auto".to_owned())].into(),
         };
         answer(&mut stream, &from, &granted).await.unwrap();
     };
@@ -44,6 +47,7 @@ async fn a_node_joins_with_its_token() {
     let joined = joined.unwrap();
     assert_eq!((joined.identity.node(), joined.inviter), (&node("b"), node("a")));
     assert_eq!(joined.inviter_address, "10.99.0.11:7117");
+    assert_eq!(joined.settings["encrypt"], "auto");
     assert_eq!(Identity::load(&dir).unwrap().ca_fingerprint(), cluster.authority.fingerprint());
 }
 
@@ -132,6 +136,7 @@ fn granted(cluster: &Cluster, name: &str, inviter: &str) -> JoinAnswer {
         certificate_pem: cluster.issue_odd(&support::Odd::proper(name)).certificate,
         inviter: node(inviter),
         inviter_address: "10.99.0.11:7117".to_owned(),
+        settings: BTreeMap::new(),
     }
 }
 

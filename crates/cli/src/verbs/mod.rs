@@ -15,6 +15,7 @@ pub(crate) mod lab;
 pub(crate) mod logs;
 pub(crate) mod man;
 pub(crate) mod migrate;
+pub(crate) mod network;
 pub(crate) mod nodes;
 pub(crate) mod progress;
 pub(crate) mod ps;

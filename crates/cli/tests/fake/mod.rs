@@ -410,6 +410,40 @@ impl Node for Answers {
         }])
     }
 
+    async fn network_inspect(&self, _: Request<v1::NetworkInspectRequest>) -> Answer<v1::NetworkInfo> {
+        let node = |name: &str, state: &str, reason: &str| v1::NetworkNode {
+            name: name.into(),
+            vtep: "10.99.0.11".into(),
+            state: state.into(),
+            reason: reason.into(),
+            is_self: state == "self",
+            ..v1::NetworkNode::default()
+        };
+        let keyed = v1::NetworkNode {
+            mtu: 1390,
+            encryption: "tunnel".into(),
+            keys_age_s: 12,
+            packets: 345,
+            ..node("b", "encrypted", "")
+        };
+        Ok(Response::new(v1::NetworkInfo {
+            node: "a".into(),
+            backend: "vxlan".into(),
+            subnet: "10.88.0.0/16".into(),
+            gateway: "10.88.0.1".into(),
+            mtu: 1390,
+            vni: 88,
+            vxlan_port: 4789,
+            uplink: "eth0".into(),
+            bridge: "gw0".into(),
+            encryption: "tunnel".into(),
+            guarded: true,
+            dropped: 7,
+            nodes: vec![node("a", "self", ""), keyed, node("c", "unknown", "not heard of")],
+            ..v1::NetworkInfo::default()
+        }))
+    }
+
     async fn doctor(&self, _: Request<DoctorRequest>) -> Answer<DoctorResponse> {
         let check = |name: &str, status: &str, found: &str, advice: &str| Check {
             name: name.into(),
