@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use godwit_lab::workload::{Preset, Workload};
+use godwit_lab::{
+    Lab,
+    workload::{Preset, Workload},
+};
 use godwit_tests::{Bed, CLIENT, PATIENCE, Said, wait_for};
 use serde_json::Value;
 
@@ -256,6 +259,37 @@ fn encryption_that_this_godwit_does_not_have_is_refused_at_the_start() {
     let sentence =
         "Error: this godwit does not encrypt by WireGuard; start godwitd on all nodes with `--encrypt auto`";
     assert!(message.contains(sentence), "{message}");
+    bed.lab().start_node("b").unwrap();
+    moves_in_the_end(&bed);
+}
+
+#[test]
+fn of_two_nodes_only_one_encrypts_and_both_say_so() {
+    let (bed, _) = bed("differs", &[]);
+    bed.lab().stop_node("b").unwrap();
+    let record = bed.lab().state("b").unwrap().with_file_name("lab.json");
+    let clear = std::fs::read_to_string(&record).unwrap();
+    let mut changed: Value = serde_json::from_str(&clear).unwrap();
+    changed["config"]["programs"]["serve_arguments"] = serde_json::json!(["--encrypt", "tunnel"]);
+    std::fs::write(&record, changed.to_string()).unwrap();
+    Lab::open(bed.lab().name()).unwrap().start_node("b").unwrap();
+    let reason = kept(&bed);
+    assert_eq!(
+        reason,
+        "node b refuses: node b encrypts packets and node a sends packets in the clear; start godwitd on all \
+         nodes with the same --encrypt"
+    );
+    for (at, of, words) in [("a", "b", "node a sends packets in the clear"), ("b", "a", "node b encrypts")] {
+        let info: Value = wait_for("what the nodes have heard of each other", || {
+            let info: Value = bed.json(at, &["network", "inspect"]);
+            (node(&info, of)["mtu"] != 0 && node(&info, of)["state"] != "clear").then_some(info)
+        });
+        let node = node(&info, of);
+        assert_eq!(node["state"], "differs", "{node}");
+        assert!(node["reason"].as_str().unwrap().contains(words), "{node}");
+    }
+    bed.lab().stop_node("b").unwrap();
+    std::fs::write(&record, clear).unwrap();
     bed.lab().start_node("b").unwrap();
     moves_in_the_end(&bed);
 }

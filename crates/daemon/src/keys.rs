@@ -42,10 +42,36 @@ struct Pair {
     trouble: String,
 }
 
+/// What takes and uses sessions.
+pub(crate) trait Sessions {
+    /// Takes packets of this session from now on.
+    fn install(&self, at: SocketAddrV4, session: Session);
+    /// Whether packets of it are taken.
+    fn knows(&self, session: u64) -> bool;
+    /// Encrypts packets to the node of this session with it.
+    fn send_with(&self, session: u64);
+}
+
+impl Sessions for Tunnel {
+    fn install(&self, at: SocketAddrV4, session: Session) {
+        Self::install(self, at, session);
+    }
+
+    fn knows(&self, session: u64) -> bool {
+        Self::knows(self, session)
+    }
+
+    fn send_with(&self, session: u64) {
+        Self::send_with(self, session);
+    }
+}
+
 /// The keys of a node.
-pub(crate) struct Keys {
+pub(crate) struct Keys<T = Tunnel> {
     /// What they are for.
-    pub tunnel: Tunnel,
+    pub tunnel: T,
+    /// Where this node takes encrypted packets.
+    port: u16,
     node: String,
     pairs: Mutex<HashMap<String, Pair>>,
 }
@@ -54,9 +80,10 @@ fn no_random(error: &std::io::Error) -> Status {
     Status::internal(format!("no keys can be made: {error}"))
 }
 
-impl Keys {
-    pub(crate) fn new(node: &str, tunnel: Tunnel) -> Self {
-        Self { tunnel, node: node.to_owned(), pairs: Mutex::default() }
+impl<T: Sessions> Keys<T> {
+    /// None yet.
+    pub(crate) fn new(node: &str, port: u16, tunnel: T) -> Self {
+        Self { tunnel, port, node: node.to_owned(), pairs: Mutex::default() }
     }
 
     fn pairs(&self) -> MutexGuard<'_, HashMap<String, Pair>> {
@@ -99,6 +126,32 @@ impl Keys {
         id
     }
 
+    /// What another node is asked.
+    fn request(
+        &self,
+        other: &str,
+        vtep: Ipv4Addr,
+        renew: impl FnOnce(Duration) -> bool,
+    ) -> std::io::Result<(Secret, KeysRequest)> {
+        let (own, session) = self.own(other, vtep, renew)?;
+        let secret = own.as_bytes().to_vec().into();
+        Ok((own, KeysRequest { secret, session, port: self.port.into() }))
+    }
+
+    /// Takes another node's answer to a request with this secret.
+    fn answered(
+        &self,
+        own: &Secret,
+        other: &str,
+        vtep: Ipv4Addr,
+        answer: &KeysResponse,
+    ) -> Result<(), Status> {
+        let (at, theirs) = understood(vtep, &answer.secret, answer.port)?;
+        // It has the session since before it answered.
+        self.tunnel.send_with(self.agree(own, other, at, &theirs));
+        Ok(())
+    }
+
     /// Answers another node.
     pub(crate) fn answer(
         &self,
@@ -113,7 +166,7 @@ impl Keys {
             self.tunnel.send_with(id);
         }
         let secret = own.as_bytes().to_vec().into();
-        Ok(KeysResponse { secret, port: self.tunnel.config().port.into() })
+        Ok(KeysResponse { secret, port: self.port.into() })
     }
 
     /// Why there are no keys for a node; empty where there are, or nothing is known yet.
@@ -148,28 +201,19 @@ pub(crate) fn vtep_of(member: &Member) -> Option<Ipv4Addr> {
 pub(crate) async fn exchange(node: &Node, member: &Member) {
     let Some(keys) = node.network.keys() else { return };
     let Some(vtep) = vtep_of(member) else { return };
-    let (own, session) = match keys.own(&member.name, vtep, |age| age >= RENEW) {
-        Ok(own) => own,
+    let (own, request) = match keys.request(&member.name, vtep, |age| age >= RENEW) {
+        Ok(request) => request,
         Err(error) => {
             tracing::error!(%error, "no keys can be made");
             return;
         }
     };
-    let request = KeysRequest {
-        secret: own.as_bytes().to_vec().into(),
-        session,
-        port: keys.tunnel.config().port.into(),
-    };
     let answered = match node.peers.get(&member.name, &member.address).keys(request).await {
-        Ok(answer) => {
-            let answer = answer.into_inner();
-            understood(vtep, &answer.secret, answer.port)
-        }
+        Ok(answer) => keys.answered(&own, &member.name, vtep, &answer.into_inner()),
         Err(status) => Err(status),
     };
-    match answered {
-        Ok((at, theirs)) => keys.tunnel.send_with(keys.agree(&own, &member.name, at, &theirs)),
-        Err(status) => keys.failed(&member.name, status.message()),
+    if let Err(status) = answered {
+        keys.failed(&member.name, status.message());
     }
 }
 
@@ -187,4 +231,137 @@ pub(crate) fn answer(node: &Node, from: &str, request: &KeysRequest) -> Result<K
         Status::unavailable(format!("node {} has not heard yet where node {from} is", node.name))
     })?;
     keys.answer(from, vtep, request)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const A: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 11);
+    const B: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 12);
+
+    /// Remembers sessions in place of a tunnel.
+    #[derive(Default)]
+    struct Noted {
+        known: Mutex<Vec<u64>>,
+        sends: Mutex<u64>,
+    }
+
+    impl Sessions for Noted {
+        fn install(&self, _: SocketAddrV4, session: Session) {
+            self.known.lock().unwrap().push(session.id());
+        }
+
+        fn knows(&self, session: u64) -> bool {
+            self.known.lock().unwrap().contains(&session)
+        }
+
+        fn send_with(&self, session: u64) {
+            assert!(self.knows(session), "{session:x} is not known");
+            *self.sends.lock().unwrap() = session;
+        }
+    }
+
+    fn keys(node: &str) -> Keys<Noted> {
+        Keys::new(node, 7119, Noted::default())
+    }
+
+    fn sends(keys: &Keys<Noted>) -> u64 {
+        *keys.tunnel.sends.lock().unwrap()
+    }
+
+    /// One turn of `a` with `b`: its request, and the answer as it is on its way back.
+    fn asks(a: &Keys<Noted>, b: &Keys<Noted>, renew: bool) -> (Secret, KeysResponse) {
+        let (own, request) = a.request("b", B, |_| renew).unwrap();
+        (own, b.answer("a", A, &request).unwrap())
+    }
+
+    fn turn(a: &Keys<Noted>, b: &Keys<Noted>, renew: bool) {
+        let (own, answer) = asks(a, b, renew);
+        a.answered(&own, "b", B, &answer).unwrap();
+    }
+
+    #[test]
+    fn two_nodes_agree_at_their_first_turn_and_turns_change_nothing() {
+        let (a, b) = (keys("a"), keys("b"));
+        turn(&a, &b, false);
+        let first = sends(&a);
+        assert_eq!(sends(&b), first);
+        for _ in 0..3 {
+            turn(&a, &b, false);
+            let (own, request) = b.request("a", A, |_| false).unwrap();
+            let answer = a.answer("b", B, &request).unwrap();
+            b.answered(&own, "a", A, &answer).unwrap();
+        }
+        assert_eq!((sends(&a), sends(&b)), (first, first));
+    }
+
+    #[test]
+    fn neither_node_sends_with_newer_keys_before_the_other_takes_them() {
+        let (a, b) = (keys("a"), keys("b"));
+        turn(&a, &b, false);
+        let older = sends(&a);
+        let (own, answer) = asks(&a, &b, true);
+        // The answer is on its way: what b sends must be understood.
+        assert_eq!(sends(&b), older);
+        a.answered(&own, "b", B, &answer).unwrap();
+        let newer = sends(&a);
+        assert_ne!(newer, older);
+        assert!(b.tunnel.knows(newer) && a.tunnel.knows(older));
+        assert_eq!(sends(&b), older, "b does not know yet that a has it");
+        turn(&a, &b, false);
+        assert_eq!((sends(&a), sends(&b)), (newer, newer));
+
+        // An answer that is lost costs nothing either.
+        asks(&a, &b, true);
+        assert_eq!((sends(&a), sends(&b)), (newer, newer));
+        turn(&a, &b, false);
+        turn(&a, &b, false);
+        assert_eq!(sends(&a), sends(&b));
+        assert_ne!(sends(&a), newer);
+    }
+
+    #[test]
+    fn a_node_that_was_restarted_is_sent_new_keys_at_once_whoever_asks() {
+        let (a, b) = (keys("a"), keys("b"));
+        turn(&a, &b, false);
+        let older = sends(&b);
+        let a = keys("a");
+        turn(&a, &b, false);
+        assert_ne!(sends(&b), older, "the older keys are gone with the node's earlier life");
+        assert_eq!(sends(&a), sends(&b));
+        let b = keys("b");
+        turn(&a, &b, false);
+        assert_eq!(sends(&a), sends(&b));
+    }
+
+    #[test]
+    fn a_node_that_has_moved_gets_another_session() {
+        let (a, b) = (keys("a"), keys("b"));
+        turn(&a, &b, false);
+        let before = sends(&b);
+        let (own, request) = a.request("b", B, |_| false).unwrap();
+        let answer = b.answer("a", Ipv4Addr::new(10, 99, 0, 13), &request).unwrap();
+        a.answered(&own, "b", B, &answer).unwrap();
+        assert_ne!(sends(&a), before);
+    }
+
+    #[test]
+    fn what_is_no_secret_is_refused() {
+        let (a, b) = (keys("a"), keys("b"));
+        let (_, good) = a.request("b", B, |_| false).unwrap();
+        for bad in [
+            KeysRequest { secret: vec![1; 31].into(), ..good.clone() },
+            KeysRequest { port: 0, ..good.clone() },
+            KeysRequest { port: 65_536, ..good },
+        ] {
+            assert_eq!(b.answer("a", A, &bad).unwrap_err().code(), tonic::Code::InvalidArgument);
+        }
+        assert_eq!(b.tunnel.known.lock().unwrap().len(), 0);
+        assert_eq!(
+            format!("{:?}", KeysRequest { secret: vec![7; 32].into(), ..KeysRequest::default() }),
+            "KeysRequest { .. }"
+        );
+    }
 }

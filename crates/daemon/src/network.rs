@@ -120,8 +120,13 @@ impl Network {
         };
         let keys = match tunnel {
             Some(tunnel) => {
+                let port = tunnel.port;
                 let up = Tunnel::up(tunnel).await;
-                Some(Keys::new(node, up.context("what nodes send each other cannot be encrypted here")?))
+                Some(Keys::new(
+                    node,
+                    port,
+                    up.context("what nodes send each other cannot be encrypted here")?,
+                ))
             }
             None => {
                 // An earlier life of the daemon may have encrypted.
