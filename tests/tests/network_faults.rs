@@ -5,6 +5,7 @@
 use std::{
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
+    process::{Child, Command},
     time::Duration,
 };
 
@@ -292,4 +293,59 @@ fn of_two_nodes_only_one_encrypts_and_both_say_so() {
     std::fs::write(&record, clear).unwrap();
     bed.lab().start_node("b").unwrap();
     moves_in_the_end(&bed);
+}
+
+/// A daemon that the test started by itself; it ends with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `godwitd VERB` for a node of a lab without daemons.
+fn godwitd(bed: &Bed, node: &str, verb: &str) -> Command {
+    let mut command = bed.lab().command(node, godwit_tests::programs().join("godwitd")).unwrap();
+    command.arg(verb).arg("--state").arg(bed.lab().state(node).unwrap()).args(["--node", node]);
+    command.args(["--listen", &format!("{}:7117", bed.lab().address(node).unwrap())]);
+    command
+}
+
+fn start(bed: &Bed, node: &str) -> Daemon {
+    let run = bed.lab().socket(node).unwrap().parent().unwrap().to_owned();
+    std::fs::create_dir_all(&run).unwrap();
+    let log = std::fs::File::create(bed.lab().log(node).unwrap()).unwrap();
+    let mut command = godwitd(bed, node, "serve");
+    command.arg("--run").arg(run).args(["--uplink", "uplink0"]).stderr(log);
+    let daemon = Daemon(command.spawn().unwrap());
+    wait_for("the daemon", || (bed.godwit(node, &["nodes"]).code == 0).then_some(()));
+    daemon
+}
+
+#[test]
+fn who_joins_a_cluster_that_encrypts_encrypts_without_being_told() {
+    let bed = Bed::up_with("founded", |config| config.daemons = false);
+    for node in ["a", "b"] {
+        std::fs::create_dir_all(bed.lab().state(node).unwrap()).unwrap();
+    }
+    let output = godwitd(&bed, "a", "init").args(["--encrypt", "ipsec"]).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("does not encrypt by IPsec"), "{message}");
+    let output = godwitd(&bed, "a", "init").args(["--encrypt", "auto"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let _a = start(&bed, "a");
+    let token = bed.done("a", &["cluster", "token", "b"]);
+    let output = godwitd(&bed, "b", "join").args(["--", token.trim()]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let _b = start(&bed, "b");
+    for (at, of) in [("a", "b"), ("b", "a")] {
+        wait_for("keys", || {
+            let info: Value = bed.json(at, &["network", "inspect"]);
+            assert_eq!(info["encryption"], "tunnel", "{info}");
+            let nodes = info["nodes"].as_array().unwrap();
+            nodes.iter().any(|node| node["name"] == of && node["state"] == "encrypted").then_some(())
+        });
+    }
 }
