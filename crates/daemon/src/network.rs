@@ -197,8 +197,9 @@ async fn plug_in(node: &Arc<Node>, all: bool) -> Result<(), StateError> {
     let overlay = &node.local().overlay;
     for owned in node.state.services()?.into_iter().filter(|owned| owned.exit_code.is_none()) {
         let (service, name) = (&owned.service, &owned.service.name);
-        if node.migration(name).is_some() || node.is_busy(name) {
-            // Whoever works on it says whether its port is open.
+        let elsewhere = service.network.namespace().is_some();
+        // Whoever works on a service says whether its port is open.
+        if elsewhere || node.migration(name).is_some() || node.is_busy(name) {
             continue;
         }
         let lost = matches!(overlay.is_open(name).await, Err(NetworkError::NoEndpoint { .. }));
@@ -224,6 +225,10 @@ async fn plug_in(node: &Arc<Node>, all: bool) -> Result<(), StateError> {
 
 /// Why the network of this node cannot take a service: every reason.
 pub(crate) async fn objections(node: &Arc<Node>, service: &Service) -> Vec<String> {
+    if service.network.namespace().is_some() {
+        // Its network is somebody else's.
+        return Vec::new();
+    }
     if let Err(reason) = mend(node).await {
         return vec![format!("the overlay of node {} is broken: {reason}", node.name)];
     }

@@ -59,7 +59,7 @@ pub(super) async fn admit(
         Err(objections) => (None, objections),
     };
     reasons.extend(machine_objections(local, &open));
-    if let Some(theirs) = &open.overlay {
+    if let Some(theirs) = open.overlay.as_ref().filter(|_| service.network.namespace().is_none()) {
         let ours = OverlayTerms::of(&local.overlay);
         reasons.extend(ours.objections(&local.node, theirs, link.node()));
     }
