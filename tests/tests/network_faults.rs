@@ -13,7 +13,11 @@ use godwit_lab::{
     Lab,
     workload::{Preset, Workload},
 };
-use godwit_tests::{Bed, CLIENT, PATIENCE, Said, wait_for};
+use godwit_tests::{
+    Bed, CLIENT, PATIENCE, Said,
+    victim::{self, Victim},
+    wait_for,
+};
 use serde_json::Value;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 70);
@@ -243,6 +247,20 @@ fn encrypted_services_move_and_are_reached_between_nodes_also_after_a_restart() 
     let log = std::fs::read_to_string(bed.lab().log("b").unwrap()).unwrap();
     assert!(!log.to_lowercase().contains("secret"), "{log}");
     moves_in_the_end(&bed);
+}
+
+#[test]
+fn a_busy_client_notices_nothing_of_moves_between_nodes_that_encrypt() {
+    let victim = Victim::up_with(
+        "privbusy",
+        |config, _| config.programs.serve_arguments.extend(["--encrypt", "auto"].map(str::to_owned)),
+        |_| Vec::new(),
+    );
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        victim.bed.migrate(victim::NAME, from, to);
+        victim.runs_at(to);
+    }
+    victim.moves_in_the_end();
 }
 
 #[test]
