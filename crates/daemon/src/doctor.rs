@@ -74,7 +74,7 @@ async fn guard(node: &Node) -> Check {
         Ok(guarding) => ok(
             name,
             format!(
-                "frames of {} known nodes are taken, {} others dropped",
+                "known nodes: {}; packets of others that were dropped: {}",
                 guarding.nodes.len(),
                 guarding.dropped
             ),
