@@ -189,6 +189,12 @@ pub enum NetworkError {
         /// Its own words.
         message: String,
     },
+    /// The switch that was brought up is no longer there, or is another one.
+    #[error("the bridge {bridge} is gone; start godwitd again, which sets it up")]
+    SwitchGone {
+        /// The bridge.
+        bridge: String,
+    },
     /// The kernel refused something asked for over netlink.
     #[error("the kernel refused to {action}; run as root and see `godwit doctor`")]
     Kernel {

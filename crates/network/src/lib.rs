@@ -24,18 +24,21 @@
 //! thread. Nothing here knows of migrations.
 
 mod arp;
+mod datapath;
 mod endpoint;
 mod error;
 mod foreign;
 mod hold;
 mod netlink;
 mod netns;
+mod offload;
 mod overlay;
 mod packet;
 mod probe;
 mod publish;
 mod subnet;
 
+pub use datapath::Backend;
 pub use endpoint::{Endpoint, ExistingEndpoint, Protocol, Published, ServiceEndpoint};
 pub use error::NetworkError;
 pub use foreign::{check_namespace, forget_connections, silence, unsilence};
