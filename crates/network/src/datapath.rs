@@ -1,15 +1,17 @@
-//! The switch of a node: what depends on which one it is.
+//! The switch of a node: what differs between the kernel's bridge and Open vSwitch.
 //!
-//! All do the same. Services' veths are its ports, the gateway's interface is one of its ends, the tunnel
+//! Both do the same. Services' veths are its ports, the gateway's interface is one of its ends, the tunnel
 //! to the other nodes is another; what comes in by an open port goes to where an entry says that its
 //! destination is, or nowhere. Namespaces, addresses, neighbours, published ports and the tunnel's own
 //! entries are common, and no business of a [`Datapath`].
 
 mod kernel;
+mod openvswitch;
 
 use std::collections::HashSet;
 use std::fmt;
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -17,18 +19,27 @@ use async_trait::async_trait;
 use crate::netlink::{Link, Netlink, PortState};
 use crate::{Mac, NetworkError, OverlayConfig};
 
+pub(crate) use openvswitch::examine;
+
 /// Which switch a node has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Backend {
     /// The kernel's bridge.
     #[default]
     Kernel,
+    /// Open vSwitch, with its kernel module where that is loaded, else with its userspace datapath.
+    OpenVswitch {
+        /// Where its daemons have their sockets; `None`: where they are by default, or where the
+        /// environment variable `OVS_RUNDIR` says.
+        run: Option<PathBuf>,
+    },
 }
 
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Kernel => "kernel",
+            Self::OpenVswitch { .. } => "openvswitch",
         })
     }
 }
@@ -70,8 +81,8 @@ pub(crate) trait Datapath: fmt::Debug + Send + Sync {
     /// The names of those among these interfaces that are open ports.
     async fn open_ports(&self, among: &[Link]) -> Result<HashSet<String>, NetworkError>;
 
-    /// Opens or closes a port for frames in both directions; its link stays up. That it is closed holds
-    /// when this returns; that it is open, at the latest after the next [`Datapath::set_entry`].
+    /// Opens or closes a port for frames in both directions; its link stays up. It holds when this
+    /// returns.
     async fn set_port(&self, port: &Link, state: PortState) -> Result<(), NetworkError>;
 
     /// Enters where the service with this address is, in place of what was entered before: one change.
@@ -99,5 +110,8 @@ pub(crate) async fn up(
     let netlink = Arc::clone(netlink);
     Ok(match &config.backend {
         Backend::Kernel => Box::new(kernel::Kernel::up(netlink, config, mtu).await?),
+        Backend::OpenVswitch { run } => {
+            Box::new(openvswitch::OpenVswitch::up(netlink, config, mtu, run.clone()).await?)
+        }
     })
 }

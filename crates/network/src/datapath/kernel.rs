@@ -1,5 +1,5 @@
-//! The kernel's bridge, with the VXLAN device as one of its ports; and the two devices themselves, which
-//! Open vSwitch needs as well.
+//! The kernel's bridge, with the VXLAN device as one of its ports; and that device itself, which Open
+//! vSwitch needs as well.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -33,8 +33,8 @@ impl Kernel {
         config: &OverlayConfig,
         mtu: u32,
     ) -> Result<Self, NetworkError> {
-        let bridge = bring_bridge_up(&netlink, &config.bridge, Some(GATEWAY_MAC), mtu).await?;
-        let vxlan = bring_vxlan_up(&netlink, config, mtu, (bridge, &config.bridge)).await?;
+        let bridge = bring_bridge_up(&netlink, &config.bridge, mtu).await?;
+        let vxlan = bring_vxlan_up(&netlink, config, mtu, Some(bridge)).await?;
         netlink.set_static_port(vxlan, &config.vxlan).await?;
         let (bridge_name, vxlan_name) = (config.bridge.clone(), config.vxlan.clone());
         Ok(Self { netlink, bridge, bridge_name, vxlan, vxlan_name })
@@ -116,21 +116,11 @@ fn is_open(link: &Link) -> bool {
     link.port == Some(BridgePortState::Forwarding)
 }
 
-/// Makes a bridge, or corrects one that exists; without `mac` it has one of its own.
-pub(super) async fn bring_bridge_up(
-    netlink: &Netlink,
-    name: &str,
-    mac: Option<Mac>,
-    mtu: u32,
-) -> Result<u32, NetworkError> {
-    let with_mac = |message: LinkMessageBuilder<LinkBridge>| match mac {
-        Some(mac) => message.address(mac.to_vec()),
-        None => message,
-    };
+async fn bring_bridge_up(netlink: &Netlink, name: &str, mtu: u32) -> Result<u32, NetworkError> {
     match netlink.link(name).await? {
         Some(link) => need_kind(&link, InfoKind::Bridge)?,
         None => {
-            let message = with_mac(LinkMessageBuilder::<LinkBridge>::new(name)).build();
+            let message = LinkMessageBuilder::<LinkBridge>::new(name).address(GATEWAY_MAC.to_vec()).build();
             let added = netlink.handle.link().add(message).execute().await;
             added.map_err(NetworkError::kernel(format!("make the bridge {name}")))?;
         }
@@ -140,19 +130,22 @@ pub(super) async fn bring_bridge_up(
     let message = LinkMessageBuilder::<LinkBridge>::new(name)
         .stp_state(BridgeStpState::Disabled)
         .forward_delay(0)
-        .mcast_snooping(false);
-    let message = with_mac(message).mtu(mtu).up().build();
+        .mcast_snooping(false)
+        .address(GATEWAY_MAC.to_vec())
+        .mtu(mtu)
+        .up()
+        .build();
     let changed = netlink.handle.link().change(message).execute().await;
     changed.map_err(NetworkError::kernel(format!("set up the bridge {name}")))?;
     Ok(netlink.need_link(name).await?.index)
 }
 
-/// Makes the VXLAN device, or corrects the one that exists, and makes it a port of the bridge.
+/// Makes the VXLAN device, or corrects the one that exists, and makes it a port of the bridge, or of none.
 pub(super) async fn bring_vxlan_up(
     netlink: &Netlink,
     config: &OverlayConfig,
     mtu: u32,
-    bridge: (u32, &str),
+    bridge: Option<u32>,
 ) -> Result<u32, NetworkError> {
     let name = &config.vxlan;
     if let Some(link) = netlink.link(name).await? {
@@ -177,9 +170,9 @@ pub(super) async fn bring_vxlan_up(
     }
     set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
     let index = netlink.need_link(name).await?.index;
-    let message = LinkUnspec::new_with_index(index).mtu(mtu).controller(bridge.0).up().build();
+    let message = LinkUnspec::new_with_index(index).mtu(mtu).controller(bridge.unwrap_or(0)).up().build();
     let changed = netlink.handle.link().change(message).execute().await;
-    changed.map_err(NetworkError::kernel(format!("plug {name} into the bridge {}", bridge.1)))?;
+    changed.map_err(NetworkError::kernel(format!("set up the VXLAN device {name}")))?;
     Ok(index)
 }
 
