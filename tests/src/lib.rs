@@ -44,6 +44,9 @@ pub const CLIENT: &str = "client";
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Seconds after which a command of godwit is ended: longer than its own time limits.
 const COMMAND_SECONDS: u32 = 90;
+/// The environment variable that says with which network backend the tests run: `kernel`, which is also
+/// the default, or `openvswitch`.
+pub const BACKEND_VARIABLE: &str = "GODWIT_TEST_BACKEND";
 /// Lines of a daemon's log that a failed test shows.
 const LOG_TAIL: usize = 40;
 
@@ -171,6 +174,9 @@ impl Bed {
         sweep(test);
         let mut config = LabConfig::new(format!("t-{test}-{}", std::process::id()), ["a", "b"]);
         config.programs.directory = Some(programs());
+        if let Ok(backend) = std::env::var(BACKEND_VARIABLE) {
+            config.network_backend = backend.parse().unwrap_or_else(|error| panic!("{error}"));
+        }
         change(&mut config);
         let lab = Lab::up(&config).unwrap_or_else(|error| panic!("{error}"));
         Self { lab, scratch: tempfile::tempdir().unwrap() }

@@ -44,7 +44,6 @@ fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> C
 /// Looks at everything godwit stands on.
 pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
-    let network = local.overlay.config();
     let mut checks = criu(&local.criu).await;
     checks.push(tracker(&local.tracker));
     checks.push(lazy_restore(local.userfaultfd));
@@ -53,7 +52,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(soft_dirty());
     checks.push(cgroups());
     checks.push(capabilities());
-    for fact in godwit_network::probe(&network.uplink, &network.bridge, network.encryption).await {
+    for fact in godwit_network::probe(local.overlay.config()).await {
         checks.push(match (fact.ok, fact.optional) {
             (true, _) => ok(fact.name, fact.detail),
             (false, true) => degraded(fact.name, "not as it could be", fact.detail),

@@ -21,9 +21,6 @@ use crate::keys::{Keys, vtep_of};
 use crate::node::Node;
 use crate::state::{State, StateError};
 
-/// What carries frames between nodes.
-const BACKEND: &str = "vxlan";
-
 /// What `--encrypt` can say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Encrypt {
@@ -292,7 +289,7 @@ pub(crate) async fn inspect(node: &Node) -> Result<NetworkInfo, StateError> {
     let heard = |name: &str| infos.iter().find(|info| info.name == name).cloned().unwrap_or_default();
     Ok(NetworkInfo {
         node: node.name.clone(),
-        backend: BACKEND.into(),
+        backend: config.backend.to_string(),
         subnet: config.subnet.to_string(),
         gateway: config.subnet.gateway().to_string(),
         mtu: overlay.mtu(),

@@ -78,6 +78,9 @@ pub(crate) struct ServeArgs {
     /// Interface that carries the overlay and on which clients reach services
     #[arg(long, default_value = "eth0")]
     pub uplink: String,
+    /// The switch that services are plugged into
+    #[arg(long, value_enum, default_value_t = NetworkBackend::Kernel)]
+    pub network_backend: NetworkBackend,
     /// Addresses of services, the same on all nodes
     #[arg(long, default_value = "10.88.0.0/16")]
     pub subnet: Subnet,
@@ -128,6 +131,26 @@ pub(crate) struct ServeArgs {
     /// File descriptor that gets one byte when the node serves
     #[arg(long, hide = true)]
     pub ready_fd: Option<i32>,
+}
+
+/// The names of [`godwit_network::Backend`]s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum NetworkBackend {
+    /// The kernel's bridge
+    Kernel,
+    /// Open vSwitch, whose daemons run here already (their sockets: OVS_RUNDIR)
+    #[value(name = "openvswitch")]
+    OpenVswitch,
+}
+
+impl From<NetworkBackend> for godwit_network::Backend {
+    fn from(name: NetworkBackend) -> Self {
+        match name {
+            NetworkBackend::Kernel => Self::Kernel,
+            // The programs find the sockets by this process's environment.
+            NetworkBackend::OpenVswitch => Self::OpenVswitch { run: None },
+        }
+    }
 }
 
 /// The names of [`Backend`]s.
@@ -275,6 +298,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         port: args.vxlan_port,
         netns_dir: args.run.join("netns"),
         encryption: encrypt.resolve()?,
+        backend: args.network_backend.into(),
         ..OverlayConfig::new(args.subnet, &args.uplink, vtep)
     };
     // Before the overlay takes its first frame.

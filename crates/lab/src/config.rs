@@ -132,6 +132,35 @@ pub struct Programs {
     pub serve_environment: Vec<(String, String)>,
 }
 
+/// The switch of the nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkBackend {
+    /// The kernel's bridge
+    #[default]
+    Kernel,
+    /// Open vSwitch, one for each node
+    #[value(name = "openvswitch")]
+    OpenVswitch,
+}
+
+impl fmt::Display for NetworkBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kernel => "kernel",
+            Self::OpenVswitch => "openvswitch",
+        })
+    }
+}
+
+impl FromStr for NetworkBackend {
+    type Err = LabError;
+
+    fn from_str(text: &str) -> Result<Self, LabError> {
+        <Self as clap::ValueEnum>::from_str(text, false).map_err(|_| LabError::BadBackend(text.to_owned()))
+    }
+}
+
 /// What [`crate::Lab::up`] shall make.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabConfig {
@@ -143,6 +172,9 @@ pub struct LabConfig {
     pub link: Option<Link>,
     /// Whether `godwitd` runs on each node.
     pub daemons: bool,
+    /// The switch of the nodes.
+    #[serde(default)]
+    pub network_backend: NetworkBackend,
     /// The programs to start.
     #[serde(default)]
     pub programs: Programs,
@@ -156,6 +188,7 @@ impl LabConfig {
             nodes: nodes.into_iter().map(Into::into).collect(),
             link: None,
             daemons: true,
+            network_backend: NetworkBackend::default(),
             programs: Programs::default(),
         }
     }
@@ -259,6 +292,15 @@ impl Paths {
         self.node_state(node).join("godwitd.log")
     }
 
+    /// Where the sockets and the database of a node's Open vSwitch are.
+    pub(crate) fn openvswitch(&self, node: &str) -> PathBuf {
+        self.node_run(node).join("openvswitch")
+    }
+
+    pub(crate) fn openvswitch_log(&self, node: &str) -> PathBuf {
+        self.node_state(node).join("openvswitch.log")
+    }
+
     pub(crate) fn registry(&self) -> PathBuf {
         self.state().join("lab.json")
     }
@@ -322,6 +364,16 @@ mod tests {
             let message = text.parse::<Link>().unwrap_err().to_string();
             assert!(message.contains("1gbit,1ms"), "{text}: {message}");
         }
+    }
+
+    #[test]
+    fn backends_are_read_and_written() {
+        for backend in [NetworkBackend::Kernel, NetworkBackend::OpenVswitch] {
+            assert_eq!(backend.to_string().parse::<NetworkBackend>().unwrap(), backend);
+            assert_eq!(serde_json::to_value(backend).unwrap(), backend.to_string());
+        }
+        let message = "ovs".parse::<NetworkBackend>().unwrap_err().to_string();
+        assert!(message.contains("openvswitch"), "{message}");
     }
 
     #[test]

@@ -14,10 +14,10 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::{
-    config::{PEER_PORT, SERVICE_SUBNET, UPLINK},
+    config::{NetworkBackend, PEER_PORT, SERVICE_SUBNET, UPLINK},
     error::{Context, LabError},
     lab::Lab,
-    netns, process, registry, up,
+    netns, openvswitch, process, registry, up,
 };
 
 const PROGRAM: &str = "godwitd";
@@ -64,7 +64,10 @@ fn prepare(lab: &Lab, node: &str) -> Result<(), LabError> {
     for directory in [lab.paths.node_state(node), lab.paths.node_run(node)] {
         fs::create_dir_all(&directory).context("creating", directory.display())?;
     }
-    Ok(())
+    match lab.config.network_backend {
+        NetworkBackend::Kernel => Ok(()),
+        NetworkBackend::OpenVswitch => openvswitch::start(lab, node),
+    }
 }
 
 fn listen(lab: &Lab, node: &str) -> Result<String, LabError> {
@@ -107,6 +110,7 @@ pub(crate) fn serve(lab: &Lab, node: &str) -> Result<(), LabError> {
     command.arg("--run").arg(lab.paths.node_run(node));
     command.args(["--node", node, "--listen", &listen(lab, node)?, "--uplink", UPLINK]);
     command.args(["--subnet", &format!("{}/{}", SERVICE_SUBNET.0, SERVICE_SUBNET.1)]);
+    command.args(["--network-backend", &lab.config.network_backend.to_string()]);
     command.arg("--cgroup-parent").arg(Path::new("/").join(lab.paths.cgroup()).join(node));
     for (option, path) in [("--criu", &programs.criu), ("--runc", &programs.runc)] {
         if let Some(path) = path {

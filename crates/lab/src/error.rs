@@ -60,6 +60,15 @@ pub enum LabError {
         /// Directory that was searched.
         beside: PathBuf,
     },
+    /// A program of Open vSwitch is missing.
+    #[error(
+        "the lab needs the program {0} for Open vSwitch; install the package openvswitch-switch \
+         (scripts/setup does), or use --network-backend kernel"
+    )]
+    NoOpenVswitch(String),
+    /// A network backend that there is not.
+    #[error("there is no network backend {0:?}; choose kernel or openvswitch")]
+    BadBackend(String),
     /// One of our own programs ended early or failed.
     #[error("{program} of lab {lab} ended with {status}: {output}")]
     Program {

@@ -14,10 +14,13 @@ use serde::Serialize;
 
 use crate::{
     conditions::Step,
-    config::{CLIENT, LabConfig, Link, Paths, RUN_ROOT, STATE_ROOT, check_lab_name, parse_netns_name},
+    config::{
+        CLIENT, LabConfig, Link, NetworkBackend, Paths, RUN_ROOT, STATE_ROOT, check_lab_name,
+        parse_netns_name,
+    },
     daemon, down,
     error::{Context, LabError},
-    host, netns,
+    host, netns, openvswitch,
     registry::{self, Lock, Record},
     switch::{
         PortFigures, Request, WayStatus,
@@ -227,7 +230,7 @@ impl Lab {
     }
 
     /// A command that will run in a host's network namespace, with `GODWIT_LAB` set, and on a node
-    /// `GODWIT_NODE` too. Everything else is as in [`Command`].
+    /// `GODWIT_NODE` too (and `OVS_RUNDIR`, where it has an Open vSwitch). Everything else is as in [`Command`].
     ///
     /// # Errors
     /// There is no such host, or its namespace is gone.
@@ -240,6 +243,9 @@ impl Lab {
             command.env_remove("GODWIT_NODE");
         } else {
             command.env("GODWIT_NODE", host);
+            if self.config.network_backend == NetworkBackend::OpenVswitch {
+                command.env(openvswitch::RUN_VARIABLE, self.paths.openvswitch(host));
+            }
         }
         // SAFETY: setns is a bare system call, safe between fork and exec.
         unsafe {

@@ -27,6 +27,7 @@ mod host;
 mod lab;
 mod mounts;
 mod netns;
+mod openvswitch;
 mod process;
 mod registry;
 pub mod selftest;
@@ -35,7 +36,7 @@ mod up;
 pub mod workload;
 
 pub use conditions::{Conditions, Step};
-pub use config::{LabConfig, Link, Programs};
+pub use config::{LabConfig, Link, NetworkBackend, Programs};
 pub use error::LabError;
 pub use lab::{HostStatus, Lab, LabStatus};
 pub use netns::inside;

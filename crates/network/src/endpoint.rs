@@ -16,21 +16,22 @@
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-use rtnetlink::packet_route::link::{BridgePortState, InfoData, InfoVeth, LinkAttribute};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
 use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use serde::{Deserialize, Serialize};
 
+use crate::datapath::Behind;
 use crate::hold::Handed;
 use crate::netlink::{Link, LinkEvents, Netlink, PortState};
 use crate::netns::{self, Found, set_sysctl};
-use crate::overlay::{GATEWAY_MAC, PATIENCE};
-use crate::{Mac, NetworkError, Overlay, Subnet, arp, enter};
+use crate::overlay::GATEWAY_MAC;
+use crate::{Mac, NetworkError, Overlay, Subnet, arp, enter, offload};
 
 /// The interface's name inside every service's namespace.
 pub(crate) const INSIDE: &str = "eth0";
 /// The start of every bridge port's name; a hash of the service's name follows.
-const PORT_PREFIX: &str = "gws";
+pub(crate) const PORT_PREFIX: &str = "gws";
 /// The start of every bridge port's alias.
 const ALIAS_PREFIX: &str = "godwit ";
 /// nft's limit for a comment is 128 bytes, the kernel's for an alias 255.
@@ -126,7 +127,7 @@ impl Overlay {
         if let Err(error) = self.make(service, &endpoint, missing).await {
             let undone = match missing {
                 Missing::Everything => self.remove_endpoint(&service.name, service.address).await,
-                Missing::Veth => self.netlink.delete_link(&endpoint.interface).await,
+                Missing::Veth => self.remove_port(&endpoint.interface).await,
                 Missing::Nothing => Ok(()),
             };
             undone.unwrap_or_else(|second| {
@@ -144,9 +145,12 @@ impl Overlay {
         if namespace != Found::Namespace {
             return Ok(Missing::Everything);
         }
-        let plugged = self.netlink.link(&endpoint.interface).await?.is_some_and(|link| {
-            link.master == Some(self.bridge) && link.alias.as_deref().and_then(parse_alias).is_some()
-        });
+        let link = self.netlink.link(&endpoint.interface).await?;
+        let marked = link.filter(|link| link.alias.as_deref().and_then(parse_alias).is_some());
+        let plugged = match marked {
+            Some(link) => self.datapath.is_plugged(&link).await?,
+            None => false,
+        };
         let whole = plugged && has_inside(&endpoint.netns).await?;
         Ok(if whole { Missing::Nothing } else { Missing::Veth })
     }
@@ -159,7 +163,7 @@ impl Overlay {
     ) -> Result<(), NetworkError> {
         if missing != Missing::Nothing {
             // What is left of an older one would be in the way.
-            self.netlink.delete_link(&endpoint.interface).await?;
+            self.remove_port(&endpoint.interface).await?;
         }
         if missing == Missing::Everything {
             netns::remove(&endpoint.netns)?;
@@ -176,7 +180,8 @@ impl Overlay {
             self.netlink.set_mtu(port.index, &port.name, self.mtu).await?;
         }
         let (subnet, address, mtu) = (self.config.subnet, service.address, self.mtu);
-        inside(&endpoint.netns, Inside::Address { subnet, address, mtu }).await?;
+        let whole_frames = self.datapath.wants_whole_frames();
+        inside(&endpoint.netns, Inside::Address { subnet, address, mtu, whole_frames }).await?;
         self.netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await
     }
 
@@ -200,24 +205,21 @@ impl Overlay {
         let refused = |what: &str| NetworkError::kernel(format!("{what} of the service {}", service.name));
         handle.link().add(message).execute().await.map_err(refused("make the veth"))?;
         set_sysctl(&format!("ipv6/conf/{port}/disable_ipv6"), "1")?;
-        let index = self.netlink.need_link(port).await?.index;
+        let link = self.netlink.need_link(port).await?;
 
         inside(&endpoint.netns, Inside::Up).await?;
-        let mut events = LinkEvents::new()?;
         let alias = format!("{ALIAS_PREFIX}{} {}", service.address, service.name);
-        let message = LinkUnspec::new_with_index(index)
+        let message = LinkUnspec::new_with_index(link.index)
             .append_extra_attribute(LinkAttribute::IfAlias(alias))
-            .controller(self.bridge)
-            .up()
             .build();
-        handle.link().change(message).execute().await.map_err(refused("plug in the veth"))?;
-        // The port opens by itself when the link comes up; only then can it be closed.
-        let opened = |link: &Link| link.port == Some(BridgePortState::Forwarding);
-        if !events.wait_until(&self.netlink, port, PATIENCE, opened).await? {
-            return Err(NetworkError::NotUp { interface: port.to_owned(), seconds: PATIENCE.as_secs() });
-        }
-        self.netlink.set_static_port(index, port).await?;
-        self.netlink.set_port(index, port, PortState::Closed).await
+        handle.link().change(message).execute().await.map_err(refused("mark the veth"))?;
+        self.datapath.plug(&link).await
+    }
+
+    /// Takes a port out of the switch and removes its veth.
+    async fn remove_port(&self, port: &str) -> Result<(), NetworkError> {
+        self.datapath.unplug(port).await?;
+        self.netlink.delete_link(port).await
     }
 
     /// Lets frames pass, takes the service's address over from wherever it was, hands in what was held
@@ -230,10 +232,10 @@ impl Overlay {
         let link = self.port_of(&service.name).await?;
         let (netlink, vxlan, uplink) = (&self.netlink, &self.config.vxlan, &self.config.uplink);
         netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await?;
-        netlink.set_port(link.index, &link.name, PortState::Open).await?;
+        self.datapath.set_port(&link, PortState::Open).await?;
         let take_over = async {
             // The moment: before it no frame reaches the service by itself.
-            netlink.set_bridge_entry(link.index, &link.name, service.mac).await?;
+            self.datapath.set_entry(service.address, service.mac, Behind::Port(&link)).await?;
             netlink.delete_neighbour(self.vxlan, vxlan, service.address).await?;
             netlink.delete_vxlan_entry(self.vxlan, vxlan, service.mac).await?;
             netlink.set_proxy(self.uplink, uplink, service.address).await
@@ -261,7 +263,7 @@ impl Overlay {
     /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses.
     pub async fn close(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
         let link = self.port_of(&service.name).await?;
-        self.netlink.set_port(link.index, &link.name, PortState::Closed).await
+        self.datapath.set_port(&link, PortState::Closed).await
     }
 
     /// Whether frames pass.
@@ -269,7 +271,9 @@ impl Overlay {
     /// # Errors
     /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses.
     pub async fn is_open(&self, name: &str) -> Result<bool, NetworkError> {
-        Ok(self.port_of(name).await?.port == Some(BridgePortState::Forwarding))
+        let link = self.port_of(name).await?;
+        let open = self.datapath.open_ports(std::slice::from_ref(&link)).await?;
+        Ok(open.contains(&link.name))
     }
 
     /// Says that the service with this address lives on the node at `vtep`: frames to it go there,
@@ -289,7 +293,7 @@ impl Overlay {
         netlink.set_neighbour(self.bridge, &self.config.bridge, address, mac).await?;
         netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
         // The moment: before it frames go where they went.
-        netlink.set_bridge_entry(self.vxlan, vxlan, mac).await
+        self.datapath.set_entry(address, mac, Behind::Tunnel).await
     }
 
     /// Says that no node has the service with this address: forgets what [`Overlay::set_remote`]
@@ -301,7 +305,7 @@ impl Overlay {
         let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
         let was_remote = netlink.delete_neighbour(self.vxlan, vxlan, address).await?;
         netlink.delete_vxlan_entry(self.vxlan, vxlan, mac).await?;
-        netlink.delete_bridge_entry(self.vxlan, vxlan, mac).await?;
+        self.datapath.delete_tunnel_entry(address, mac).await?;
         if was_remote {
             netlink.delete_neighbour(self.bridge, &self.config.bridge, address).await?;
         }
@@ -331,7 +335,7 @@ impl Overlay {
     pub async fn remove_endpoint(&self, name: &str, address: Ipv4Addr) -> Result<(), NetworkError> {
         check_name(name)?;
         self.let_go(name);
-        self.netlink.delete_link(&port_name(name)).await?;
+        self.remove_port(&port_name(name)).await?;
         self.netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
         let remote = self.netlink.neighbours(self.vxlan, false).await?;
         if !remote.iter().any(|(there, _)| *there == address) {
@@ -348,14 +352,16 @@ impl Overlay {
     /// When the kernel refuses, or the directory of namespaces cannot be read.
     pub async fn list_endpoints(&self) -> Result<Vec<ExistingEndpoint>, NetworkError> {
         let mut found: Vec<ExistingEndpoint> = Vec::new();
-        for link in self.netlink.links().await? {
+        let links = self.netlink.links().await?;
+        let open = self.datapath.open_ports(&links).await?;
+        for link in links {
             let Some((address, name)) = link.alias.as_deref().and_then(parse_alias) else { continue };
             if link.name == port_name(name) {
                 found.push(ExistingEndpoint {
                     name: name.to_owned(),
                     address: Some(address),
                     netns: self.config.netns_dir.join(name),
-                    open: link.port == Some(BridgePortState::Forwarding),
+                    open: open.contains(&link.name),
                 });
             }
         }
@@ -385,7 +391,7 @@ impl Overlay {
 
     /// Only the veth and the namespace, for [`Overlay::down`], which removes the rest at once.
     pub(crate) async fn unplug(&self, name: &str) -> Result<(), NetworkError> {
-        self.netlink.delete_link(&port_name(name)).await?;
+        self.remove_port(&port_name(name)).await?;
         netns::remove(&self.config.netns_dir.join(name))
     }
 
@@ -394,15 +400,16 @@ impl Overlay {
     /// running in a task of its own.
     ///
     /// # Errors
-    /// When the kernel refuses. It does not return otherwise.
+    /// When the kernel refuses, or [`NetworkError::SwitchGone`]. It does not return otherwise.
     pub async fn follow_uplink(&self) -> Result<std::convert::Infallible, NetworkError> {
         let mut events = LinkEvents::new()?;
         loop {
+            self.datapath.check_unchanged().await?;
             // It may have been down and up again before the first word of that is heard.
             if self.netlink.link(&self.config.uplink).await?.is_some_and(|link| link.up) {
                 self.answer_again().await?;
             }
-            events.next_of(self.uplink).await?;
+            events.next_of(&[self.uplink, self.bridge]).await?;
         }
     }
 
@@ -420,9 +427,12 @@ impl Overlay {
     }
 
     async fn port_of(&self, name: &str) -> Result<Link, NetworkError> {
-        let link = self.netlink.link(&port_name(name)).await?;
-        link.filter(|link| link.master == Some(self.bridge))
-            .ok_or_else(|| NetworkError::NoEndpoint { name: name.to_owned() })
+        if let Some(link) = self.netlink.link(&port_name(name)).await?
+            && self.datapath.is_plugged(&link).await?
+        {
+            return Ok(link);
+        }
+        Err(NetworkError::NoEndpoint { name: name.to_owned() })
     }
 }
 
@@ -441,7 +451,13 @@ enum Inside {
     /// Bring the interfaces up.
     Up,
     /// Give the service its address and the way out.
-    Address { subnet: Subnet, address: Ipv4Addr, mtu: u32 },
+    Address {
+        subnet: Subnet,
+        address: Ipv4Addr,
+        mtu: u32,
+        /// Whether what the service sends must be cut into segments and have its check sums.
+        whole_frames: bool,
+    },
 }
 
 async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkError> {
@@ -454,10 +470,13 @@ async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkErro
                 }
                 Ok(())
             }
-            Inside::Address { subnet, address, mtu } => {
+            Inside::Address { subnet, address, mtu, whole_frames } => {
                 let link = netlink.need_link(INSIDE).await?;
                 if link.mtu != mtu {
                     netlink.set_mtu(link.index, INSIDE, mtu).await?;
+                }
+                if whole_frames {
+                    offload::make_frames_whole(INSIDE)?;
                 }
                 address_inside(&netlink, subnet, address).await
             }

@@ -72,7 +72,7 @@ pub enum NetworkError {
     },
     /// The bridge or the VXLAN device was made anew by somebody else.
     #[error(
-        "the interface {interface} is not the one that godwitd made: somebody removed it and made another; \
+        "the interface {interface} is gone, down, or not the one that godwitd made, since somebody changed it; \
          restart godwitd on this node"
     )]
     Replaced {
@@ -227,6 +227,59 @@ pub enum NetworkError {
     TooManyCaptures {
         /// How many may run.
         most: usize,
+    },
+    /// A program of Open vSwitch is missing.
+    #[error(
+        "Open vSwitch needs the program `{program}`, which could not be started; install the package \
+         openvswitch-switch, or use the kernel's bridge (--network-backend kernel)"
+    )]
+    NoOpenVswitch {
+        /// The program.
+        program: &'static str,
+        /// Why it could not be started.
+        #[source]
+        source: io::Error,
+    },
+    /// A daemon of Open vSwitch does not answer.
+    #[error(
+        "{server} of Open vSwitch does not answer ({message}); start it (`systemctl start openvswitch-switch`), \
+         or set OVS_RUNDIR if its sockets are elsewhere"
+    )]
+    OpenVswitchStopped {
+        /// The daemon.
+        server: &'static str,
+        /// What the program said that tried to reach it.
+        message: String,
+    },
+    /// Open vSwitch did not do something in time.
+    #[error(
+        "Open vSwitch could not {action}: `{program}` did not end within {seconds} s; see whether \
+         ovs-vswitchd runs, and what its log says"
+    )]
+    OpenVswitchLate {
+        /// What it was asked to do.
+        action: String,
+        /// The program that was called.
+        program: &'static str,
+        /// Its time limit in seconds.
+        seconds: u64,
+    },
+    /// Open vSwitch refused something.
+    #[error("Open vSwitch could not {action}: {message}")]
+    OpenVswitch {
+        /// What it was asked to do.
+        action: String,
+        /// Its own words.
+        message: String,
+    },
+    /// The switch that was brought up is no longer there, or is another one.
+    #[error(
+        "the bridge {bridge} of Open vSwitch or its flows are gone, for instance because Open vSwitch was \
+         restarted; start godwitd again, which sets it up"
+    )]
+    SwitchGone {
+        /// The bridge.
+        bridge: String,
     },
     /// The kernel refused something asked for over netlink.
     #[error("the kernel refused to {action}; run as root and see `godwit doctor`")]

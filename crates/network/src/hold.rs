@@ -39,6 +39,7 @@ use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::datapath::Behind;
 use crate::packet::{PacketSocket, Which};
 use crate::{NetworkError, Overlay, ServiceEndpoint};
 
@@ -106,7 +107,7 @@ impl Overlay {
         Ok(())
     }
 
-    fn store(&self, service: &ServiceEndpoint, which: Which) -> Result<Arc<PacketSocket>, NetworkError> {
+    fn store(&self, service: &ServiceEndpoint, which: Which<'_>) -> Result<Arc<PacketSocket>, NetworkError> {
         let start = || {
             let socket = PacketSocket::new()?;
             socket.collect(service.mac, which, LARGEST_STORE)?;
@@ -130,9 +131,9 @@ impl Overlay {
         netlink.set_vxlan_entry(self.vxlan, vxlan, *mac, vtep).await?;
         // What comes between these and the moment is both delivered and held.
         let passing = self.store(service, Which::CameBy(self.vxlan))?;
-        let store = self.store(service, Which::CameOrSentBy(self.bridge))?;
+        let store = self.store(service, Which::CameOrSentBy(self.bridge, self.datapath.passages()))?;
         // The moment: before it frames reach the service's sockets.
-        netlink.set_bridge_entry(self.vxlan, vxlan, *mac).await?;
+        self.datapath.set_entry(*address, *mac, Behind::Tunnel).await?;
         let (left, service) = (CancellationToken::new(), name.clone());
         let passing = pass_on(passing, Arc::clone(&self.sender), self.vxlan, left.clone());
         let task = tokio::spawn(async move {

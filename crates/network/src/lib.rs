@@ -30,6 +30,7 @@
 mod arp;
 pub mod capture;
 pub mod connections;
+mod datapath;
 mod endpoint;
 mod error;
 mod filter;
@@ -40,6 +41,7 @@ mod mend;
 mod netlink;
 mod netns;
 mod obstacle;
+mod offload;
 mod overlay;
 mod packet;
 mod probe;
@@ -49,6 +51,7 @@ mod select;
 mod subnet;
 mod tunnel;
 
+pub use datapath::Backend;
 pub use endpoint::{Endpoint, ExistingEndpoint, Protocol, Published, ServiceEndpoint};
 pub use error::NetworkError;
 pub use filter::Filter;

@@ -73,6 +73,8 @@ pub(crate) struct Link {
     pub(crate) up: bool,
     /// Whether it has a carrier, and carries frames.
     pub(crate) running: bool,
+    /// How often it got or lost its carrier.
+    pub(crate) carrier_changes: u32,
 }
 
 impl From<LinkMessage> for Link {
@@ -89,6 +91,7 @@ impl From<LinkMessage> for Link {
             info: Vec::new(),
             up: message.header.flags.contains(LinkFlags::Up),
             running: message.header.flags.contains(LinkFlags::LowerUp),
+            carrier_changes: 0,
         };
         for attribute in message.attributes {
             match attribute {
@@ -97,6 +100,7 @@ impl From<LinkMessage> for Link {
                 LinkAttribute::Address(mac) => link.mac = mac.try_into().ok(),
                 LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
                 LinkAttribute::Controller(master) => link.master = Some(master),
+                LinkAttribute::CarrierChanges(count) => link.carrier_changes = count,
                 LinkAttribute::LinkInfo(infos) => link.info = infos,
                 _ => {}
             }
@@ -366,11 +370,13 @@ impl LinkEvents {
         Ok(Self { messages, task: tokio::spawn(connection) })
     }
 
-    /// Waits for the next notification about this interface.
-    pub(crate) async fn next_of(&mut self, index: u32) -> Result<(), NetworkError> {
+    /// Waits for the next notification about one of these interfaces.
+    pub(crate) async fn next_of(&mut self, indices: &[u32]) -> Result<(), NetworkError> {
         while let Some((message, _)) = self.messages.next().await {
-            if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) = message.payload
-                && link.header.index == index
+            if let NetlinkPayload::InnerMessage(
+                RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link),
+            ) = message.payload
+                && indices.contains(&link.header.index)
             {
                 return Ok(());
             }

@@ -1,5 +1,5 @@
 //! A node's part of the overlay: the bridge that services are plugged into, and the VXLAN device
-//! that joins it to the other nodes' bridges.
+//! that joins it to the other nodes' bridges. How the bridge works is in `datapath.rs`.
 //!
 //! **The gateway.** Every node's bridge has the same address and the same link-layer address, so
 //! that a service finds the gateway it knows wherever it wakes up. Nothing of it may leave the
@@ -18,18 +18,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt;
+use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
-use rtnetlink::packet_route::link::{BridgeStpState, InfoData, InfoKind, InfoVxlan, LinkInfo};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteScope, RouteType};
-use rtnetlink::{LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVxlan, RouteMessageBuilder};
 
 use crate::capture::Captures;
+use crate::datapath::{self, Backend, Datapath};
 use crate::hold::Holds;
-use crate::netlink::{Link, LinkEvents, Netlink};
+use crate::netlink::{LinkEvents, Netlink};
 use crate::netns::set_sysctl;
 use crate::packet::PacketSocket;
 use crate::publish::{self, Ports};
-use crate::{Encryption, Mac, NetworkError, Subnet, obstacle};
+use crate::{Encryption, Mac, NetworkError, Subnet};
 
 /// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
 pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
@@ -62,11 +62,13 @@ pub struct OverlayConfig {
     pub netns_dir: PathBuf,
     /// Whether the packets between nodes are encrypted, the same on every node.
     pub encryption: Encryption,
+    /// Which switch the bridge is.
+    pub backend: Backend,
 }
 
 impl OverlayConfig {
     /// The usual names and numbers: `gw0`, `gwvx0`, network 88, UDP port 4789 (RFC 7348),
-    /// namespaces in `/run/godwit/netns`.
+    /// namespaces in `/run/godwit/netns`; the kernel's bridge.
     #[must_use]
     pub fn new(subnet: Subnet, uplink: impl Into<String>, vtep: Ipv4Addr) -> Self {
         Self {
@@ -79,6 +81,7 @@ impl OverlayConfig {
             vxlan: "gwvx0".into(),
             netns_dir: "/run/godwit/netns".into(),
             encryption: Encryption::Off,
+            backend: Backend::default(),
         }
     }
 }
@@ -106,7 +109,8 @@ pub async fn underlay_address(uplink: &str) -> Result<Ipv4Addr, NetworkError> {
 #[derive(Debug)]
 pub struct Overlay {
     pub(crate) config: OverlayConfig,
-    pub(crate) netlink: Netlink,
+    pub(crate) netlink: Arc<Netlink>,
+    pub(crate) datapath: Box<dyn Datapath>,
     /// For frames that this node sends by itself.
     pub(crate) sender: Arc<PacketSocket>,
     /// Frames that wait for services.
@@ -133,7 +137,7 @@ impl Overlay {
     /// When the uplink is missing or too small, something else has a name it needs, a route
     /// overlaps the subnet, or the kernel refuses.
     pub async fn up(config: OverlayConfig) -> Result<Self, NetworkError> {
-        let netlink = Netlink::new()?;
+        let netlink = Arc::new(Netlink::new()?);
         let sender = PacketSocket::new().map_err(NetworkError::system("open a packet socket"))?;
         let (sender, holds, ports) = (Arc::new(sender), Holds::default(), Ports::default());
         let uplink = netlink.need_link(&config.uplink).await?;
@@ -146,8 +150,8 @@ impl Overlay {
         refuse_overlap(&netlink, &config).await?;
 
         let mut events = LinkEvents::new()?;
-        let bridge = bring_bridge_up(&netlink, &config, mtu, 0).await?;
-        let vxlan = bring_vxlan_up(&netlink, &config, mtu, bridge, 0).await?;
+        let datapath = datapath::up(&netlink, &config, mtu).await?;
+        let (bridge, vxlan) = (datapath.bridge(), datapath.vxlan());
         // Only now, with a port, has the bridge a carrier.
         if !events.wait_until(&netlink, &config.bridge, PATIENCE, |link| link.running).await? {
             return Err(NetworkError::NotUp { interface: config.bridge, seconds: PATIENCE.as_secs() });
@@ -162,6 +166,7 @@ impl Overlay {
         Ok(Self {
             config,
             netlink,
+            datapath,
             sender,
             holds,
             ports,
@@ -188,8 +193,7 @@ impl Overlay {
             }
         }
         publish::remove_tables().await?;
-        self.netlink.delete_link(&self.config.vxlan).await?;
-        self.netlink.delete_link(&self.config.bridge).await
+        self.datapath.down().await
     }
 
     /// How it was configured.
@@ -234,112 +238,6 @@ async fn refuse_overlap(netlink: &Netlink, config: &OverlayConfig) -> Result<(),
         }
     }
     Ok(())
-}
-
-/// Makes the bridge, where it is missing with this number (0: any), and sets it up; its number.
-pub(crate) async fn bring_bridge_up(
-    netlink: &Netlink,
-    config: &OverlayConfig,
-    mtu: u32,
-    index: u32,
-) -> Result<u32, NetworkError> {
-    let name = &config.bridge;
-    match netlink.link(name).await? {
-        Some(link) => need_kind(&link, InfoKind::Bridge)?,
-        None => {
-            let message =
-                LinkMessageBuilder::<LinkBridge>::new(name).index(index).address(GATEWAY_MAC.to_vec());
-            let message = message.build();
-            let added = netlink.handle.link().add(message).execute().await;
-            added.map_err(NetworkError::kernel(format!("make the bridge {name}")))?;
-        }
-    }
-    set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
-    // A forward delay of zero: a port opens at once, and a closed one stays closed (netlink.rs).
-    let message = LinkMessageBuilder::<LinkBridge>::new(name)
-        .stp_state(BridgeStpState::Disabled)
-        .forward_delay(0)
-        .mcast_snooping(false)
-        .address(GATEWAY_MAC.to_vec())
-        .mtu(mtu)
-        .up()
-        .build();
-    let changed = netlink.handle.link().change(message).execute().await;
-    changed.map_err(NetworkError::kernel(format!("set up the bridge {name}")))?;
-    Ok(netlink.need_link(name).await?.index)
-}
-
-/// As [`bring_bridge_up`], for the VXLAN device.
-pub(crate) async fn bring_vxlan_up(
-    netlink: &Netlink,
-    config: &OverlayConfig,
-    mtu: u32,
-    bridge: u32,
-    index: u32,
-) -> Result<u32, NetworkError> {
-    let name = &config.vxlan;
-    if let Some(link) = netlink.link(name).await? {
-        need_kind(&link, InfoKind::Vxlan)?;
-        if !is_as_configured(&link, config) {
-            // Most of a VXLAN device's settings cannot be changed while it exists.
-            netlink.delete_link(name).await?;
-        }
-    }
-    if netlink.link(name).await?.is_none() {
-        let message = LinkVxlan::new(name, config.vni)
-            .local(config.vtep)
-            .port(config.port)
-            .learning(false)
-            .proxy(true)
-            .index(index)
-            .build();
-        if let Err(error) = netlink.handle.link().add(message).execute().await {
-            let action = format!(
-                "make the VXLAN device {name} (network {}, UDP port {}, from {})",
-                config.vni, config.port, config.vtep
-            );
-            return Err(obstacle::explain(netlink, config, action, error).await);
-        }
-    }
-    set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
-    let index = netlink.need_link(name).await?.index;
-    let message = LinkUnspec::new_with_index(index).mtu(mtu).controller(bridge).up().build();
-    if let Err(error) = netlink.handle.link().change(message).execute().await {
-        let action = format!("plug {name} into the bridge {}", config.bridge);
-        return Err(obstacle::explain(netlink, config, action, error).await);
-    }
-    netlink.set_static_port(index, name).await?;
-    Ok(index)
-}
-
-fn need_kind(link: &Link, wanted: InfoKind) -> Result<(), NetworkError> {
-    if link.kind.as_ref() == Some(&wanted) {
-        return Ok(());
-    }
-    Err(NetworkError::InterfaceInTheWay {
-        interface: link.name.clone(),
-        found: link
-            .kind
-            .as_ref()
-            .map_or_else(|| "a plain interface".into(), |kind| format!("of the kind {kind}")),
-        wanted: format!("of the kind {wanted}"),
-    })
-}
-
-/// Whether an existing VXLAN device has the settings that cannot be changed.
-fn is_as_configured(link: &Link, config: &OverlayConfig) -> bool {
-    let data = link.info.iter().find_map(|info| match info {
-        LinkInfo::Data(InfoData::Vxlan(data)) => Some(data.as_slice()),
-        _ => None,
-    });
-    let wanted = [
-        InfoVxlan::Id(config.vni),
-        InfoVxlan::Local(config.vtep),
-        InfoVxlan::Port(config.port),
-        InfoVxlan::Learning(false),
-        InfoVxlan::Proxy(true),
-    ];
-    data.is_some_and(|data| wanted.iter().all(|setting| data.contains(setting)))
 }
 
 /// Gives the bridge the gateway's address, and routes the subnet to it with this node's underlay

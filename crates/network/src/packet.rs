@@ -53,7 +53,7 @@ impl PacketSocket {
     }
 
     /// Starts to collect, in a queue of at most `memory` bytes, these frames to `mac`.
-    pub(crate) fn collect(&self, mac: Mac, which: Which, memory: i32) -> io::Result<()> {
+    pub(crate) fn collect(&self, mac: Mac, which: Which<'_>, memory: i32) -> io::Result<()> {
         self.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &memory)?;
         self.filter(&mut collecting(mac, which))?;
         let every = u16::try_from(libc::ETH_P_ALL).map_err(io::Error::other)?;
@@ -200,17 +200,17 @@ fn link_address(
 
 /// Which frames are collected.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Which {
+pub(crate) enum Which<'a> {
     /// Those that come in by this interface.
     CameBy(u32),
-    /// Those that come in by any interface, and those that this one sends itself. What other interfaces
-    /// send has come in before.
-    CameOrSentBy(u32),
+    /// Those that come in by any interface but the listed ones, and those that this one sends itself. What
+    /// other interfaces send has come in before, and so has what comes in by the listed ones.
+    CameOrSentBy(u32, &'a [u32]),
 }
 
 /// The filter of [`PacketSocket::collect`], in the kernel's classic BPF (bpf(4), and
 /// `Documentation/networking/filter.rst` for the two negative offsets).
-fn collecting(mac: Mac, which: Which) -> [libc::sock_filter; 10] {
+fn collecting(mac: Mac, which: Which<'_>) -> Vec<libc::sock_filter> {
     const LOAD_WORD: u16 = 0x20;
     const LOAD_HALF: u16 = 0x28;
     const JUMP_IF_EQUAL: u16 = 0x15;
@@ -219,24 +219,29 @@ fn collecting(mac: Mac, which: Which) -> [libc::sock_filter; 10] {
     const OUTGOING: u32 = 4;
     const WHOLE: u32 = u32::MAX;
 
-    let [a, b, c, d, e, f] = mac;
     let op = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
-    let equal = |k, jt, jf| libc::sock_filter { code: JUMP_IF_EQUAL, jt, jf, k };
-    // From the test of the packet's type: to "whole" is 2 further, to "nothing" 3, to the next 0.
-    let (interface, outgoing, coming) = match which {
-        Which::CameBy(index) => (index, 3, 0),
-        Which::CameOrSentBy(index) => (index, 0, 2),
-    };
-    [
+    let (whole, nothing) = (op(BPF_RETURN, WHOLE), op(BPF_RETURN, 0));
+    // Each passes over the one instruction that follows it.
+    let skip_if = |k| libc::sock_filter { code: JUMP_IF_EQUAL, jt: 1, jf: 0, k };
+    let skip_unless = |k| libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 1, k };
+
+    let [a, b, c, d, e, f] = mac;
+    let mut program = vec![
         op(LOAD_WORD, 0),
-        equal(u32::from_be_bytes([a, b, c, d]), 0, 7),
+        skip_if(u32::from_be_bytes([a, b, c, d])),
+        nothing,
         op(LOAD_HALF, 4),
-        equal(u32::from(u16::from_be_bytes([e, f])), 0, 5),
-        op(LOAD_WORD, PACKET_TYPE),
-        equal(OUTGOING, outgoing, coming),
+        skip_if(u32::from(u16::from_be_bytes([e, f]))),
+        nothing,
         op(LOAD_WORD, INTERFACE),
-        equal(interface, 0, 1),
-        op(BPF_RETURN, WHOLE),
-        op(BPF_RETURN, 0),
-    ]
+    ];
+    match which {
+        Which::CameBy(interface) => program.extend([skip_if(interface), nothing]),
+        Which::CameOrSentBy(interface, passages) => {
+            program.extend([skip_unless(interface), whole]);
+            program.extend(passages.iter().flat_map(|passage| [skip_unless(*passage), nothing]));
+        }
+    }
+    program.extend([op(LOAD_WORD, PACKET_TYPE), skip_unless(OUTGOING), nothing, whole]);
+    program
 }

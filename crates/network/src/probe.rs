@@ -20,7 +20,7 @@ use tokio::process::Command;
 use crate::netlink::{Netlink, has_errno};
 use crate::netns::on_thread;
 use crate::overlay::{LEAST_MTU, VXLAN_OVERHEAD, underlay_address};
-use crate::{Encryption, NetworkError, publish};
+use crate::{Backend, Encryption, NetworkError, OverlayConfig, datapath, publish};
 
 /// One finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,13 +46,20 @@ impl Fact {
 }
 
 /// Looks at the node's network, in the network namespace of the calling thread: the uplink, what
-/// the kernel and nftables can do, and packet filters that would swallow services' frames.
-pub async fn probe(uplink: &str, bridge: &str, encryption: Encryption) -> Vec<Fact> {
-    let mut facts = uplink_facts(uplink, encryption).await;
+/// the kernel, nftables and the chosen switch can do, and packet filters that would swallow services'
+/// frames.
+pub async fn probe(config: &OverlayConfig) -> Vec<Fact> {
+    let mut facts = uplink_facts(&config.uplink, config.encryption).await;
     facts.extend(kernel_facts().await);
     facts.push(nft_fact().await);
-    facts.push(openvswitch_fact().await);
-    facts.push(filter_fact(bridge).await);
+    facts.push(match &config.backend {
+        Backend::Kernel => openvswitch_fact().await,
+        Backend::OpenVswitch { run } => match datapath::examine(&config.bridge, run.clone()).await {
+            Ok(found) => Fact::new("openvswitch", true, found),
+            Err(error) => Fact::new("openvswitch", false, describe(&error)),
+        },
+    });
+    facts.push(filter_fact(&config.bridge).await);
     facts
 }
 
@@ -186,9 +193,7 @@ async fn openvswitch_fact() -> Fact {
         (Some(version), false) => {
             Fact::new("openvswitch", true, format!("{version}, without its kernel module"))
         }
-        (None, _) => {
-            Fact::new("openvswitch", false, "not installed; godwit uses the kernel's bridge and VXLAN")
-        }
+        (None, _) => Fact::new("openvswitch", false, "not installed; godwit uses the kernel's bridge"),
     };
     fact.optional()
 }

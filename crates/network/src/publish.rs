@@ -218,7 +218,7 @@ fn element(pair: &Value) -> Option<Element> {
     })
 }
 
-/// Has nft do one transaction.
+/// Has nft do what the script says, all of it or, with an error, nothing.
 pub(crate) async fn run(action: &str, script: &str) -> Result<(), NetworkError> {
     let output = nft(&["-f", "-"], script).await?;
     if output.status.success() { Ok(()) } else { Err(refused(action, &output.stderr)) }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use godwit_network::capture::{Batch, Capture, Packet, Place, Wanted};
 use godwit_network::{Filter, Overlay, ServiceEndpoint, connections};
 
-use common::{Node, SOON, World, connect, describe, echo_server, echoes, service};
+use common::{Node, SOON, Switch, World, connect, describe, echo_server, echoes, service};
 
 fn wanted(service: &ServiceEndpoint, snaplen: u32, filter: &str) -> Wanted {
     Wanted {
@@ -55,7 +55,7 @@ fn carries(packet: &Packet, place: Place, bytes: &[u8]) -> bool {
 
 #[test]
 fn a_capture_sees_a_service_from_its_first_frame_at_every_place() {
-    let world = World::new();
+    let world = World::new(Switch::Kernel);
     let web = service("web", 40);
     // There is nothing of it yet.
     let mut at_a = looking(&world.a, wanted(&web, 0, ""));
@@ -107,7 +107,7 @@ fn a_capture_sees_a_service_from_its_first_frame_at_every_place() {
 
 #[test]
 fn a_capture_goes_on_where_a_service_is_made_again() {
-    let world = World::new();
+    let world = World::new(Switch::Kernel);
     let web = service("web", 41);
     let mut capture = looking(&world.a, wanted(&web, 0, ""));
     for word in [&b"the first"[..], b"the second"] {
@@ -123,7 +123,7 @@ fn a_capture_goes_on_where_a_service_is_made_again() {
 
 #[test]
 fn only_what_passes_the_filter_is_kept_and_no_more_of_it_than_wanted() {
-    let world = World::new();
+    let world = World::new(Switch::Kernel);
     let web = service("web", 42);
     let inside = world.a.create(&web);
     world.a.open(&web);
@@ -140,7 +140,7 @@ fn only_what_passes_the_filter_is_kept_and_no_more_of_it_than_wanted() {
 
 #[test]
 fn captures_are_limited_in_number_and_make_room_when_they_end() {
-    let world = World::new();
+    let world = World::new(Switch::Kernel);
     let web = service("web", 43);
     let mut captures = Vec::new();
     let refused = loop {
@@ -162,7 +162,7 @@ fn captures_are_limited_in_number_and_make_room_when_they_end() {
 
 #[test]
 fn connections_are_those_inside_the_service_s_namespace() {
-    let world = World::new();
+    let world = World::new(Switch::Kernel);
     let web = service("web", 44);
     let inside = world.a.create(&web);
     world.a.open(&web);

@@ -3,12 +3,23 @@
 
 mod common;
 
-use common::{A_WHILE, SOON, World, connect, echo_server, published, service};
-use godwit_network::{Encryption, Overlay, OverlayConfig, probe};
+use common::{A_WHILE, SOON, Switch, World, connect, echo_server, published, service};
+use godwit_network::{Overlay, OverlayConfig, probe};
 
-#[test]
-fn nothing_is_left_after_removing_services_and_taking_the_overlay_down() {
-    let world = World::bare();
+common::on_every_switch!(
+    nothing_is_left_after_removing_services_and_taking_the_overlay_down,
+    doing_it_again_changes_nothing,
+    a_closed_port_stays_closed_whatever_is_done_to_its_device,
+    what_was_half_made_is_completed,
+    a_restarted_daemon_finds_what_exists,
+    what_cannot_be_is_refused_with_a_sentence_and_leaves_nothing,
+    an_overlay_that_cannot_be_is_refused_with_a_sentence,
+    changed_settings_are_corrected,
+    doctor_sees_the_uplink_and_a_filter_that_swallows_services_frames,
+);
+
+fn nothing_is_left_after_removing_services_and_taking_the_overlay_down(switch: Switch) {
+    let world = World::bare(switch);
     world.a.up();
     world.a.down();
     // The kernel keeps its settings, so the state before the first time is not the measure.
@@ -40,9 +51,8 @@ fn nothing_is_left_after_removing_services_and_taking_the_overlay_down() {
     assert_eq!(world.a.state(), before);
 }
 
-#[test]
-fn doing_it_again_changes_nothing() {
-    let world = World::new();
+fn doing_it_again_changes_nothing(switch: Switch) {
+    let world = World::new(switch);
     let web = published("web", 42, 8080, 80);
     let inside = world.a.create(&web);
     world.a.open(&web);
@@ -63,18 +73,22 @@ fn doing_it_again_changes_nothing() {
     assert!(!world.a.is_open(&web), "creating again must not open");
 }
 
-#[test]
-fn a_closed_port_stays_closed_whatever_is_done_to_its_device() {
-    let world = World::new();
+fn a_closed_port_stays_closed_whatever_is_done_to_its_device(switch: Switch) {
+    let world = World::new(switch);
     let web = service("web", 43);
     world.a.create(&web);
     let port = world.a.port(&web);
     for change in ["txqueuelen 500", "mtu 1400", "group 7", "type bridge_slave learning off", "promisc on"] {
+        if switch != Switch::Kernel && change.contains("bridge_slave") {
+            continue;
+        }
         world.a.host.sh(&format!("ip link set dev {port} {change}"));
         assert!(!world.a.is_open(&web), "{change}");
     }
     world.a.host.sh("ip link set dev gw0 mtu 1400");
-    world.a.host.sh("ip link set dev gwvx0 type bridge_slave learning off");
+    if switch == Switch::Kernel {
+        world.a.host.sh("ip link set dev gwvx0 type bridge_slave learning off");
+    }
     assert!(!world.a.is_open(&web));
     world.a.open(&web);
     world.a.close(&web);
@@ -82,9 +96,8 @@ fn a_closed_port_stays_closed_whatever_is_done_to_its_device() {
     assert!(!world.a.is_open(&web));
 }
 
-#[test]
-fn what_was_half_made_is_completed() {
-    let world = World::new();
+fn what_was_half_made_is_completed(switch: Switch) {
+    let world = World::new(switch);
     let web = service("web", 44);
     let inside = world.a.create(&web);
     world.a.open(&web);
@@ -107,7 +120,7 @@ fn what_was_half_made_is_completed() {
     assert!(common::echoes(&mut running, b"survived", SOON));
     common::sh(&format!("nsenter --net={netns} ip address flush dev eth0"));
     works("without its address");
-    world.a.host.sh("ip link del gw0");
+    world.a.break_switch();
     world.a.up();
     works("without its bridge");
     world.a.host.sh("ip link del gwvx0");
@@ -120,9 +133,8 @@ fn what_was_half_made_is_completed() {
     works("without its file");
 }
 
-#[test]
-fn a_restarted_daemon_finds_what_exists() {
-    let world = World::new();
+fn a_restarted_daemon_finds_what_exists(switch: Switch) {
+    let world = World::new(switch);
     let (web, db) = (service("web", 45), service("db-with-a-name-longer-than-an-interface", 46));
     world.a.create(&web);
     world.a.create(&db);
@@ -140,9 +152,8 @@ fn a_restarted_daemon_finds_what_exists() {
     assert_eq!(found, expected);
 }
 
-#[test]
-fn what_cannot_be_is_refused_with_a_sentence_and_leaves_nothing() {
-    let world = World::new();
+fn what_cannot_be_is_refused_with_a_sentence_and_leaves_nothing(switch: Switch) {
+    let world = World::new(switch);
     let web = service("web", 47);
     world.a.create(&web);
     std::fs::write(world.a.netns_dir.join("notes"), "not ours").unwrap();
@@ -172,9 +183,8 @@ fn what_cannot_be_is_refused_with_a_sentence_and_leaves_nothing() {
     assert!(message.contains("10.99.0.11") && message.contains("itself"), "{message}");
 }
 
-#[test]
-fn an_overlay_that_cannot_be_is_refused_with_a_sentence() {
-    let world = World::bare();
+fn an_overlay_that_cannot_be_is_refused_with_a_sentence(switch: Switch) {
+    let world = World::bare(switch);
     let node = &world.a;
     let refused = |config: OverlayConfig, words: &[&str]| {
         let message = node.up_with(config).unwrap_err();
@@ -197,16 +207,26 @@ fn an_overlay_that_cannot_be_is_refused_with_a_sentence() {
     node.up();
 }
 
-#[test]
-fn changed_settings_are_corrected() {
-    let world = World::new();
+fn changed_settings_are_corrected(switch: Switch) {
+    let world = World::new(switch);
     let node = &world.a;
     node.up_with(OverlayConfig { vni: 99, port: 4790, ..node.config() }).unwrap();
     let link = node.host.sh("ip -d link show gwvx0");
     assert!(link.contains("vxlan id 99") && link.contains("dstport 4790"), "{link}");
 
-    node.host.sh("ip link set dev gw0 address 02:00:00:00:00:01 mtu 1000 type bridge forward_delay 1500");
-    node.host.sh("ip link set dev gwvx0 nomaster");
+    node.host.sh("ip link set dev gw0 address 02:00:00:00:00:01 mtu 1000");
+    match &node.openvswitch {
+        None => node.host.sh("ip link set dev gw0 type bridge forward_delay 1500"),
+        Some(openvswitch) => {
+            openvswitch.sh("ovs-vsctl set Bridge gw0 fail_mode=standalone -- del-port gw0 gwvx0-o");
+            openvswitch.sh("ovs-ofctl -O OpenFlow14 del-flows gw0")
+        }
+    };
+    if switch == Switch::Kernel {
+        node.host.sh("ip link set dev gwvx0 nomaster");
+    } else {
+        node.host.sh("nft delete table netdev godwit");
+    }
     let settings = [
         ("ip_forward", "0", "1"),
         ("conf.uplink0.forwarding", "0", "1"),
@@ -225,18 +245,29 @@ fn changed_settings_are_corrected() {
         assert_eq!(node.host.sh(&format!("sysctl -n net.ipv4.{name}")).trim(), right, "{name}");
     }
     let bridge = node.host.sh("ip -d link show gw0");
-    for setting in ["02:67:ff:00:00:01", "mtu 1450", "forward_delay 0"] {
+    let kernels = if switch == Switch::Kernel { "forward_delay 0" } else { "" };
+    for setting in ["02:67:ff:00:00:01", "mtu 1450", kernels] {
         assert!(bridge.contains(setting), "{setting}: {bridge}");
     }
     let link = node.host.sh("ip -d link show gwvx0");
-    for setting in ["vxlan id 88", "master gw0", "mtu 1450", "nolearning", "proxy", "local 10.99.0.11"] {
+    let master = if switch == Switch::Kernel { "master gw0 " } else { "" };
+    for setting in ["vxlan id 88", master, "mtu 1450", "nolearning", "proxy", "local 10.99.0.11"] {
         assert!(link.contains(setting), "{setting}: {link}");
     }
     let (web, db) = (service("web", 50), service("db", 51));
     let inside = node.create(&web);
-    for port in ["gwvx0", &node.port(&web)] {
-        let flags = node.host.sh(&format!("bridge -d link show dev {port}"));
-        assert!(flags.contains("learning off flood off"), "{flags}");
+    let port = node.port(&web);
+    match &node.openvswitch {
+        None => {
+            for port in ["gwvx0", &port] {
+                let flags = node.host.sh(&format!("bridge -d link show dev {port}"));
+                assert!(flags.contains("learning off flood off"), "{flags}");
+            }
+        }
+        Some(openvswitch) => {
+            assert_eq!(openvswitch.sh("ovs-vsctl get Bridge gw0 fail_mode").trim(), "secure");
+            assert!(openvswitch.sh("ovs-vsctl list-ports gw0").contains("gwvx0-o"));
+        }
     }
     node.open(&web);
     world.b.create(&db);
@@ -246,12 +277,11 @@ fn changed_settings_are_corrected() {
     assert!(connect(&world.client, at, SOON).is_ok());
 }
 
-#[test]
-fn doctor_sees_the_uplink_and_a_filter_that_swallows_services_frames() {
-    let world = World::new();
+fn doctor_sees_the_uplink_and_a_filter_that_swallows_services_frames(switch: Switch) {
+    let world = World::new(switch);
     let look = || {
-        world.a.with(async |_: &Overlay| {
-            let facts = probe("uplink0", "gw0", Encryption::Off).await;
+        world.a.with(async |overlay: &Overlay| {
+            let facts = probe(overlay.config()).await;
             facts
                 .into_iter()
                 .map(|fact| (fact.name, (fact.ok, fact.detail)))

@@ -5,12 +5,17 @@ mod common;
 
 use std::net::UdpSocket;
 
-use common::{SOON, World, connect, echo_server, echoes, service};
+use common::{SOON, Switch, World, connect, echo_server, echoes, service};
 use godwit_network::{Mac, Overlay};
+
+common::on_every_switch!(
+    a_service_that_exists_gets_the_overlays_mtu_of_now,
+    a_host_that_has_a_services_address_is_found_and_a_node_that_answers_for_it_is_not,
+);
 
 #[test]
 fn a_vxlan_port_that_is_taken_is_named_with_who_has_it() {
-    let world = World::bare();
+    let world = World::bare(Switch::Kernel);
     let node = &world.a;
     let holder = node.host.run(|| UdpSocket::bind("0.0.0.0:4789").unwrap());
     let message = node.up_with(node.config()).unwrap_err();
@@ -42,7 +47,7 @@ fn a_vxlan_port_that_is_taken_is_named_with_who_has_it() {
 
 #[test]
 fn a_bridge_and_a_vxlan_device_that_were_removed_are_made_again() {
-    let world = World::new();
+    let world = World::new(Switch::Kernel);
     let (web, db) = (service("web", 80), service("db", 81));
     let inside = world.a.create(&web);
     world.a.open(&web);
@@ -95,7 +100,7 @@ fn a_bridge_and_a_vxlan_device_that_were_removed_are_made_again() {
 
 #[test]
 fn what_somebody_else_put_in_its_place_is_not_taken_for_the_bridge() {
-    let world = World::new();
+    let world = World::new(Switch::Kernel);
     let mend =
         || world.a.with(async |overlay: &Overlay| overlay.mend().await.map_err(|e| common::describe(&e)));
     for other in ["type bridge", "type veth peer name other"] {
@@ -108,9 +113,8 @@ fn what_somebody_else_put_in_its_place_is_not_taken_for_the_bridge() {
     }
 }
 
-#[test]
-fn a_service_that_exists_gets_the_overlays_mtu_of_now() {
-    let world = World::new();
+fn a_service_that_exists_gets_the_overlays_mtu_of_now(switch: Switch) {
+    let world = World::new(switch);
     let (web, closed) = (service("web", 84), service("closed", 85));
     let insides = [world.a.create(&web), world.a.create(&closed)];
     world.a.open(&web);
@@ -142,9 +146,8 @@ fn find_foreign(world: &World, last: u8, known: Vec<Mac>) -> Option<Mac> {
     world.a.with(async move |overlay: &Overlay| overlay.find_foreign(address, &known).await.unwrap())
 }
 
-#[test]
-fn a_host_that_has_a_services_address_is_found_and_a_node_that_answers_for_it_is_not() {
-    let world = World::new();
+fn a_host_that_has_a_services_address_is_found_and_a_node_that_answers_for_it_is_not(switch: Switch) {
+    let world = World::new(switch);
     let web = service("web", 82);
     let inside = world.b.create(&web);
     world.b.open(&web);

@@ -3,13 +3,23 @@
 
 mod common;
 
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+
 use godwit_network::Overlay;
 
-use common::{A_WHILE, SOON, World, comes_back, connect, echo_server, echoes, published, service};
+use common::{A_WHILE, SOON, Switch, World, comes_back, connect, echo_server, echoes, published, service};
 
-#[test]
-fn a_client_reaches_a_service_only_while_it_is_open() {
-    let world = World::new();
+common::on_every_switch!(
+    a_client_reaches_a_service_only_while_it_is_open,
+    services_on_two_nodes_reach_each_other_and_nodes_reach_both,
+    a_published_port_of_the_node_leads_to_the_service,
+    a_service_is_reached_again_after_the_uplink_was_down,
+    the_largest_frame_passes_and_a_larger_one_is_refused_where_it_is_sent,
+);
+
+fn a_client_reaches_a_service_only_while_it_is_open(switch: Switch) {
+    let world = World::new(switch);
     let redis = service("redis", 10);
     let inside = world.a.create(&redis);
     let at = echo_server(&inside, redis.address, 7);
@@ -30,9 +40,8 @@ fn a_client_reaches_a_service_only_while_it_is_open() {
     assert_eq!(carrier_changes(&inside), carrier);
 }
 
-#[test]
-fn services_on_two_nodes_reach_each_other_and_nodes_reach_both() {
-    let world = World::new();
+fn services_on_two_nodes_reach_each_other_and_nodes_reach_both(switch: Switch) {
+    let world = World::new(switch);
     let (web, db) = (service("web", 20), service("db", 21));
     let inside_web = world.a.create(&web);
     let inside_db = world.b.create(&db);
@@ -55,9 +64,8 @@ fn services_on_two_nodes_reach_each_other_and_nodes_reach_both() {
     }
 }
 
-#[test]
-fn a_published_port_of_the_node_leads_to_the_service() {
-    let world = World::new();
+fn a_published_port_of_the_node_leads_to_the_service(switch: Switch) {
+    let world = World::new(switch);
     let web = published("web", 30, 8080, 80);
     let inside = world.a.create(&web);
     echo_server(&inside, web.address, 80);
@@ -88,9 +96,8 @@ fn a_published_port_of_the_node_leads_to_the_service() {
     assert!(!world.a.host.sh("nft list ruleset").contains("published"));
 }
 
-#[test]
-fn a_service_is_reached_again_after_the_uplink_was_down() {
-    let world = World::new();
+fn a_service_is_reached_again_after_the_uplink_was_down(switch: Switch) {
+    let world = World::new(switch);
     let (web, closed) = (service("web", 33), service("closed", 34));
     let inside = world.a.create(&web);
     world.a.create(&closed);
@@ -117,6 +124,47 @@ fn a_service_is_reached_again_after_the_uplink_was_down() {
     world.client.sh("ip neigh flush dev uplink0");
     assert!(connect(&world.client, at, SOON).is_ok());
     assert!(!world.a.host.sh("ip neigh show proxy").contains("10.88.0.34"), "a closed service has no say");
+}
+
+fn the_largest_frame_passes_and_a_larger_one_is_refused_where_it_is_sent(switch: Switch) {
+    let world = World::new(switch);
+    let (web, near, far) = (service("web", 35), service("near", 36), service("far", 37));
+    let inside = world.a.create(&web);
+    let (inside_near, inside_far) = (world.a.create(&near), world.b.create(&far));
+    for (node, service) in [(&world.a, &web), (&world.a, &near), (&world.b, &far)] {
+        node.open(service);
+    }
+    world.a.set_remote(&far, world.b.vtep);
+    world.b.set_remote(&web, world.a.vtep);
+    let at = (web.address, 53);
+    let there = inside.run(|| UdpSocket::bind(at).unwrap());
+    there.set_read_timeout(Some(SOON)).unwrap();
+    // An uplink of 1500, less what VXLAN adds, less the headers of IPv4 and UDP.
+    let most = 1500 - 50 - 28;
+    for from in [&inside_near, &inside_far] {
+        let socket = from.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+        never_break_up(&socket);
+        socket.send_to(&vec![1; most], at).unwrap();
+        assert_eq!(there.recv(&mut [0; 2000]).unwrap(), most, "{}", from.name);
+        let refused = socket.send_to(&vec![1; most + 1], at).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EMSGSIZE), "{}", from.name);
+    }
+}
+
+/// Datagrams of this socket are refused where they do not fit into one frame.
+fn never_break_up(socket: &UdpSocket) {
+    let value = libc::IP_PMTUDISC_DO;
+    // SAFETY: `value` is readable for the length given during the call.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            (&raw const value).cast(),
+            size_of_val(&value).try_into().unwrap(),
+        )
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
 /// How often the link of the service's interface went up or down since it exists.

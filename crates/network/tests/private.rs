@@ -7,7 +7,7 @@ mod common;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use common::{A_WHILE, Host, Node, SOON, UPLINK, World, connect, echo_server, echoes, service};
+use common::{A_WHILE, Host, Node, SOON, Switch, UPLINK, World, connect, echo_server, echoes, service};
 use godwit_network::{
     Encryption, Guard, NetworkError, Overlay, OverlayConfig, Secret, Session, Tunnel, TunnelConfig,
 };
@@ -15,6 +15,13 @@ use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, setsockopt, socket, sockopt,
 };
+
+common::on_every_switch!(
+    what_nodes_send_each_other_passes_and_cannot_be_read,
+    the_same_without_a_tunnel_can_be_read,
+    without_the_right_keys_nothing_passes_and_nothing_leaves_in_the_clear,
+    where_there_is_a_tunnel_a_frame_in_the_clear_is_dropped_also_from_a_nodes_address,
+);
 
 const TUNNEL: u16 = 7119;
 const VXLAN: u16 = 4789;
@@ -33,8 +40,8 @@ fn at(address: Ipv4Addr) -> SocketAddrV4 {
 }
 
 /// Two nodes with a tunnel each, which have no keys yet.
-fn world() -> (World, Tunnel, Tunnel) {
-    let world = World::bare();
+fn world(switch: Switch) -> (World, Tunnel, Tunnel) {
+    let world = World::bare(switch);
     for node in [&world.a, &world.b] {
         node.up_with(config(node)).unwrap();
     }
@@ -103,9 +110,8 @@ fn contains(frame: &[u8], bytes: &[u8]) -> bool {
     frame.windows(bytes.len()).any(|window| window == bytes)
 }
 
-#[test]
-fn what_nodes_send_each_other_passes_and_cannot_be_read() {
-    let (world, a, b) = world();
+fn what_nodes_send_each_other_passes_and_cannot_be_read(switch: Switch) {
+    let (world, a, b) = world(switch);
     agree(&world, (&a, &Secret::new().unwrap()), (&b, &Secret::new().unwrap()));
     let to = service_on_b(&world, 70);
     let client = service("client", 90);
@@ -131,9 +137,8 @@ fn what_nodes_send_each_other_passes_and_cannot_be_read() {
     assert!(world.a.host.sh("ip link show gwvx0").contains("mtu 1390"));
 }
 
-#[test]
-fn the_same_without_a_tunnel_can_be_read() {
-    let world = World::new();
+fn the_same_without_a_tunnel_can_be_read(switch: Switch) {
+    let world = World::new(switch);
     let to = service_on_b(&world, 71);
     let wire = Wire::tap(&world.b.host);
     let mut connection = connect(&world.a.host, to, SOON).unwrap();
@@ -144,9 +149,8 @@ fn the_same_without_a_tunnel_can_be_read() {
     );
 }
 
-#[test]
-fn without_the_right_keys_nothing_passes_and_nothing_leaves_in_the_clear() {
-    let (world, a, b) = world();
+fn without_the_right_keys_nothing_passes_and_nothing_leaves_in_the_clear(switch: Switch) {
+    let (world, a, b) = world(switch);
     let to = service_on_b(&world, 72);
     let wire = Wire::tap(&world.b.host);
     let blocked = |why: &str| {
@@ -184,9 +188,8 @@ fn without_the_right_keys_nothing_passes_and_nothing_leaves_in_the_clear() {
     assert!(echoes(&mut connection, b"after a restart", SOON));
 }
 
-#[test]
-fn where_there_is_a_tunnel_a_frame_in_the_clear_is_dropped_also_from_a_nodes_address() {
-    let (world, a, b) = world();
+fn where_there_is_a_tunnel_a_frame_in_the_clear_is_dropped_also_from_a_nodes_address(switch: Switch) {
+    let (world, a, b) = world(switch);
     let to = service_on_b(&world, 73);
     let guard = |node: &Node, other: Ipv4Addr, tunnel: Option<&str>| {
         let (bridge, tunnel) = ("gw0".to_owned(), tunnel.map(str::to_owned));
@@ -211,7 +214,7 @@ fn where_there_is_a_tunnel_a_frame_in_the_clear_is_dropped_also_from_a_nodes_add
 
 #[test]
 fn a_tunnel_leaves_nothing_and_its_port_is_named_when_it_is_taken() {
-    let world = World::new();
+    let world = World::new(Switch::Kernel);
     let before = world.a.state();
     let rules = || world.a.host.sh("ip rule show");
     let no_rules = rules();
@@ -234,7 +237,7 @@ fn a_tunnel_leaves_nothing_and_its_port_is_named_when_it_is_taken() {
 
 #[test]
 fn an_overlay_that_encrypts_needs_more_of_the_uplink() {
-    let world = World::bare();
+    let world = World::bare(Switch::Kernel);
     world.a.host.sh(&format!("ip link set dev {UPLINK} mtu 640"));
     let refused = world.a.up_with(config(&world.a)).unwrap_err();
     assert!(refused.contains("640") && refused.contains("686"), "{refused}");

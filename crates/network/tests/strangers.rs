@@ -6,8 +6,16 @@ mod common;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{A_WHILE, CLIENT, Host, Node, SOON, World, service, sh};
+use common::{A_WHILE, CLIENT, Host, Node, SOON, Switch, World, service, sh};
 use godwit_network::{Guard, Overlay, ServiceEndpoint, mac_to_string};
+
+common::on_every_switch!(
+    a_stranger_that_sends_vxlan_frames_reaches_no_service_and_a_known_node_does,
+    a_strangers_packet_in_fragments_is_dropped_as_well,
+    a_service_cannot_play_a_node,
+    known_nodes_lose_nothing_while_the_guard_changes,
+    a_guard_that_is_taken_away_is_missed_and_leaves_nothing,
+);
 
 const PORT: u16 = 5000;
 
@@ -68,9 +76,8 @@ fn play_a_node(
     godwit_network::enter_blocking(netns, || UdpSocket::bind((as_if, 0)).unwrap()).unwrap()
 }
 
-#[test]
-fn a_stranger_that_sends_vxlan_frames_reaches_no_service_and_a_known_node_does() {
-    let world = World::new();
+fn a_stranger_that_sends_vxlan_frames_reaches_no_service_and_a_known_node_does(switch: Switch) {
+    let world = World::new(switch);
     let web = service("web", 60);
     let inside = world.a.create(&web);
     world.a.open(&web);
@@ -93,9 +100,8 @@ fn a_stranger_that_sends_vxlan_frames_reaches_no_service_and_a_known_node_does()
     assert!(!reaches(&known, &at, &web, A_WHILE));
 }
 
-#[test]
-fn a_strangers_packet_in_fragments_is_dropped_as_well() {
-    let world = World::new();
+fn a_strangers_packet_in_fragments_is_dropped_as_well(switch: Switch) {
+    let world = World::new(switch);
     let web = service("web", 64);
     let inside = world.a.create(&web);
     world.a.open(&web);
@@ -110,9 +116,8 @@ fn a_strangers_packet_in_fragments_is_dropped_as_well() {
     assert!(!reaches_whole(&stranger, &at, &web, 1000, A_WHILE));
 }
 
-#[test]
-fn a_service_cannot_play_a_node() {
-    let world = World::new();
+fn a_service_cannot_play_a_node(switch: Switch) {
+    let world = World::new(switch);
     let (web, bad) = (service("web", 61), service("bad", 62));
     let (inside, inside_bad) = (world.a.create(&web), world.a.create(&bad));
     world.a.open(&web);
@@ -127,9 +132,8 @@ fn a_service_cannot_play_a_node() {
     assert!(!reaches(&stranger, &at, &web, A_WHILE));
 }
 
-#[test]
-fn known_nodes_lose_nothing_while_the_guard_changes() {
-    let world = World::new();
+fn known_nodes_lose_nothing_while_the_guard_changes(switch: Switch) {
+    let world = World::new(switch);
     let web = service("web", 63);
     let inside = world.a.create(&web);
     world.a.open(&web);
@@ -155,9 +159,8 @@ fn known_nodes_lose_nothing_while_the_guard_changes() {
     });
 }
 
-#[test]
-fn a_guard_that_is_taken_away_is_missed_and_leaves_nothing() {
-    let world = World::new();
+fn a_guard_that_is_taken_away_is_missed_and_leaves_nothing(switch: Switch) {
+    let world = World::new(switch);
     let before = world.a.state();
     let look = || world.a.with(async |_: &Overlay| Guard::in_force().await.unwrap());
     assert_eq!(look(), None);

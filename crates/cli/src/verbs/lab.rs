@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use clap::Subcommand;
 use godwit_lab::{
-    Conditions, Lab, LabConfig, LabStatus, Link, Step, conditions,
+    Conditions, Lab, LabConfig, LabStatus, Link, NetworkBackend, Step, conditions,
     selftest::{self, Measured},
 };
 
@@ -62,6 +62,9 @@ enum BedVerb {
         /// Rate and one-way delay of each host's link: 1gbit,1ms [default: unshaped]
         #[arg(long, value_name = "RATE[,DELAY]")]
         link: Option<Link>,
+        /// The nodes' switch; for Open vSwitch each gets one of its own
+        #[arg(long, value_enum, default_value_t)]
+        network_backend: NetworkBackend,
     },
     /// Take a lab down with everything in it, also what a crash left of it
     Down {
@@ -205,9 +208,10 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
 
 fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
     match verb {
-        BedVerb::Up { name, nodes, link } => {
+        BedVerb::Up { name, nodes, link, network_backend } => {
             let mut config = LabConfig::new(name.unwrap_or(lab), nodes);
             config.link = link;
+            config.network_backend = network_backend;
             let lab = Lab::up(&config)?;
             let status = Lab::status(lab.name())?;
             if json {

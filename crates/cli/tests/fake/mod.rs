@@ -428,7 +428,7 @@ impl Node for Answers {
         };
         Ok(Response::new(v1::NetworkInfo {
             node: "a".into(),
-            backend: "vxlan".into(),
+            backend: "kernel".into(),
             subnet: "10.88.0.0/16".into(),
             gateway: "10.88.0.1".into(),
             mtu: 1390,

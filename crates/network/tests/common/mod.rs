@@ -2,6 +2,7 @@
 //! other test has. Everything goes away with the [`World`], also when a test panics.
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+pub mod openvswitch;
 pub mod repair;
 
 use std::io::{Read, Write};
@@ -14,9 +15,33 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use godwit_network::{
-    Handed, Overlay, OverlayConfig, Protocol, Published, ServiceEndpoint, enter_blocking, mac_of,
+    Backend, Handed, Overlay, OverlayConfig, Protocol, Published, ServiceEndpoint, enter_blocking, mac_of,
     underlay_address,
 };
+
+use openvswitch::OpenVswitch;
+
+/// The switch that a test is run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    Kernel,
+    OpenVswitch,
+}
+
+/// Makes each function a test for each switch: `kernel::NAME` and `openvswitch::NAME`.
+#[allow(unused_macros)]
+macro_rules! on_every_switch {
+    ($($name:ident),+ $(,)?) => {
+        mod kernel {
+            $(#[test] fn $name() { super::$name(super::common::Switch::Kernel); })+
+        }
+        mod openvswitch {
+            $(#[test] fn $name() { super::$name(super::common::Switch::OpenVswitch); })+
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use on_every_switch;
 
 pub const UPLINK: &str = "uplink0";
 pub const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 100);
@@ -73,6 +98,8 @@ type Job = Box<dyn FnOnce(&tokio::runtime::Runtime, &mut Option<Overlay>) + Send
 pub struct Node {
     pub vtep: Ipv4Addr,
     pub netns_dir: PathBuf,
+    /// None: it has the kernel's bridge.
+    pub openvswitch: Option<OpenVswitch>,
     jobs: Option<Sender<Job>>,
     thread: Option<thread::JoinHandle<()>>,
     pub host: Host,
@@ -80,8 +107,12 @@ pub struct Node {
 }
 
 impl Node {
-    fn new(host: Host, vtep: Ipv4Addr) -> Self {
+    fn new(host: Host, vtep: Ipv4Addr, switch: Switch) -> Self {
         let scratch = tempfile::tempdir().unwrap();
+        let openvswitch = match switch {
+            Switch::Kernel => None,
+            Switch::OpenVswitch => Some(OpenVswitch::start(&host.name, scratch.path().join("openvswitch"))),
+        };
         let (jobs, queue): (Sender<Job>, Receiver<Job>) = channel();
         let path = host.path.clone();
         let thread = thread::spawn(move || {
@@ -100,7 +131,7 @@ impl Node {
             .unwrap();
         });
         let netns_dir = scratch.path().join("netns");
-        Self { vtep, netns_dir, jobs: Some(jobs), thread: Some(thread), host, scratch }
+        Self { vtep, netns_dir, openvswitch, jobs: Some(jobs), thread: Some(thread), host, scratch }
     }
 
     fn submit<T: Send + 'static>(
@@ -118,6 +149,10 @@ impl Node {
     pub fn config(&self) -> OverlayConfig {
         OverlayConfig {
             netns_dir: self.netns_dir.clone(),
+            backend: match &self.openvswitch {
+                None => Backend::Kernel,
+                Some(openvswitch) => Backend::OpenVswitch { run: Some(openvswitch.run.clone()) },
+            },
             ..OverlayConfig::new("10.88.0.0/16".parse().unwrap(), UPLINK, self.vtep)
         }
     }
@@ -211,14 +246,31 @@ impl Node {
         head.split([':', '@']).nth(1).unwrap().trim().to_owned()
     }
 
+    /// Removes the switch behind the overlay's back.
+    pub fn break_switch(&self) {
+        match &self.openvswitch {
+            None => self.host.sh("ip link del gw0"),
+            Some(openvswitch) => openvswitch.sh("ovs-vsctl del-br gw0"),
+        };
+    }
+
     /// All of the host's network state that godwit could leave something in.
     pub fn state(&self) -> String {
         let script = "ip -o link | cut -d' ' -f2 | cut -d@ -f1; ip address show | grep inet; ip route show table all; \
                       ip neighbour show nud permanent; ip neighbour show proxy; bridge fdb show; nft list ruleset";
         let network = self.host.sh(&format!("sh -c \"{script}\""));
+        let switch = self.openvswitch.as_ref().map(|openvswitch| {
+            let flows = "ovs-ofctl -O OpenFlow14 --no-stats dump-flows";
+            let bridges = openvswitch.sh("ovs-vsctl list-br");
+            let of = |bridge: &str| {
+                let ports = openvswitch.sh(&format!("ovs-vsctl list-ports {bridge}"));
+                ports + &openvswitch.sh(&format!("{flows} {bridge} | grep -v xid | sort"))
+            };
+            bridges.lines().map(of).collect::<String>()
+        });
         let files: Vec<_> =
             std::fs::read_dir(&self.netns_dir).into_iter().flatten().map(|f| f.unwrap().path()).collect();
-        format!("{network}{files:?}\n{}", mounts_below(self.scratch.path()))
+        format!("{network}{switch:?}{files:?}\n{}", mounts_below(self.scratch.path()))
     }
 }
 
@@ -226,6 +278,13 @@ impl Drop for Node {
     fn drop(&mut self) {
         drop(self.jobs.take());
         let _ = self.thread.take().map(thread::JoinHandle::join);
+        if thread::panicking()
+            && let Some(openvswitch) = &self.openvswitch
+        {
+            let log = std::fs::read_to_string(openvswitch.run.join("log")).unwrap_or_default();
+            let troubles: Vec<_> = log.lines().filter(|line| !line.contains("|INFO|")).collect();
+            eprintln!("--- Open vSwitch of {}\n{}", self.host.name, troubles.join("\n"));
+        }
         for file in std::fs::read_dir(&self.netns_dir).into_iter().flatten().flatten() {
             let _ = nix::mount::umount2(&file.path(), nix::mount::MntFlags::MNT_DETACH);
         }
@@ -257,7 +316,13 @@ pub struct World {
 
 impl World {
     /// Nodes `a` and `b` without their overlays, and a client, on one switch.
-    pub fn bare() -> Self {
+    pub fn bare(switch: Switch) -> Self {
+        Self::bare_with(switch, switch)
+    }
+
+    /// The same, with a switch of its own at each node.
+    pub fn bare_with(at_a: Switch, at_b: Switch) -> Self {
+        let switches = [at_a, at_b];
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let world = format!("gwnet{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let switch = Host::new(&world, "sw");
@@ -275,8 +340,8 @@ impl World {
             host
         };
         let (at_a, at_b) = (Ipv4Addr::new(10, 99, 0, 11), Ipv4Addr::new(10, 99, 0, 12));
-        let a = Node::new(join("a", at_a), at_a);
-        let b = Node::new(join("b", at_b), at_b);
+        let a = Node::new(join("a", at_a), at_a, switches[0]);
+        let b = Node::new(join("b", at_b), at_b, switches[1]);
         let client = join("client", CLIENT);
         sh(&format!("ip -n {} route add 10.88.0.0/16 dev {UPLINK}", client.name));
         let world = Self { a, b, client, switch };
@@ -287,8 +352,13 @@ impl World {
     }
 
     /// The same with both overlays up.
-    pub fn new() -> Self {
-        let world = Self::bare();
+    pub fn new(switch: Switch) -> Self {
+        Self::new_with(switch, switch)
+    }
+
+    /// The same, with a switch of its own at each node.
+    pub fn new_with(at_a: Switch, at_b: Switch) -> Self {
+        let world = Self::bare_with(at_a, at_b);
         world.a.up();
         world.b.up();
         world
