@@ -49,6 +49,7 @@ impl Source {
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         // Its start is nothing that a frozen service should wait for.
         let criu = self.local.criu.prepare()?;
+        let listeners = self.listeners(&config).await?;
         let clock = clock.insert(PhaseClock::start());
         self.local.engine.freeze(&config).await?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
@@ -56,6 +57,7 @@ impl Source {
         let cutting = Instant::now();
         self.local.steer(&self.service, prepared.vtep).await?;
         report.cutover_ms = ms_since(cutting);
+        self.accept_waiting(&config, &listeners).await?;
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
         let target = self.local.engine.dump_target(&config).await?;
         for (name, content) in &target.extra_files {
