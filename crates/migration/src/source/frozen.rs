@@ -78,6 +78,12 @@ impl Source {
         fault::point("source.frozen").await;
 
         self.step("dump", 0, report.memory_bytes);
+        // The destination's sockets go on with the clocks (TCP timestamps) that the dump finds. CRIU leaves
+        // the sockets here with a probe to their other ends, each with a later time: if these heard it, they
+        // would take nothing from the destination that seems to be older (PAWS, RFC 7323).
+        let cutting = Instant::now();
+        self.local.close_network(&self.service).await?;
+        report.cutover_ms += ms_since(cutting);
         let options = DumpOptions {
             external_mounts: target.external_mounts,
             external_network: Some(target.network_namespace.1),
@@ -156,10 +162,6 @@ impl Source {
             report.dump_bytes += sent.bytes;
             report.page_bytes += sent.found * PAGE_SIZE;
         }
-        // The destination's sockets speak from now on.
-        let cutting = Instant::now();
-        self.local.close_network(&self.service).await?;
-        report.cutover_ms += ms_since(cutting);
         let arriving = async { if leave { Ok(()) } else { Ok::<_, SourceError>(lanes.arrived().await?) } };
         let restoring = async {
             match link.receive().await? {
