@@ -385,6 +385,24 @@ fn connections_that_nobody_has_accepted_keep_the_service_where_it_is() {
 }
 
 #[test]
+fn what_comes_from_the_destination_is_never_older_than_what_came_from_the_source() {
+    let mut echo = Echo::up("clocks");
+    let service = SocketAddrV4::new(ADDRESS, PORT);
+    let load = EchoLoad::start(echo.bed.lab(), CLIENT, service, 100, 1000).unwrap();
+    for mode in MODES {
+        let before = echo.bed.lab().tcp_counters(CLIENT).unwrap();
+        load.all().unwrap();
+        echo.moves(mode);
+        load.all().unwrap();
+        echo.connect().goes_on();
+        let counted = echo.bed.lab().tcp_counters(CLIENT).unwrap().since(&before);
+        assert_eq!((counted.outdated, counted.resets), (0, 0), "{mode}: {counted:?}");
+    }
+    let seen = load.stop().unwrap();
+    assert!(seen.is_clean() && seen.sent == seen.answered, "{seen:?}");
+}
+
+#[test]
 fn ten_thousand_connections_move_and_none_is_lost() {
     const CONNECTIONS: u32 = 10_000;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();

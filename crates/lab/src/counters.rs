@@ -20,6 +20,8 @@ pub struct TcpCounters {
     pub openings: u64,
     /// Resets that came (`EstabResets`).
     pub resets: u64,
+    /// Segments that were dropped because they seemed to be older than others (`PAWSEstab`, RFC 7323).
+    pub outdated: u64,
 }
 
 impl TcpCounters {
@@ -40,6 +42,7 @@ impl TcpCounters {
             loss_probes: self.loss_probes.saturating_sub(earlier.loss_probes),
             openings: self.openings.saturating_sub(earlier.openings),
             resets: self.resets.saturating_sub(earlier.resets),
+            outdated: self.outdated.saturating_sub(earlier.outdated),
         }
     }
 
@@ -60,6 +63,7 @@ impl TcpCounters {
             loss_probes: counter(extended, "TcpExt:", "TCPLossProbes")?,
             openings: counter(extended, "TcpExt:", "TCPSynRetrans")?,
             resets: counter(plain, "Tcp:", "EstabResets")?,
+            outdated: counter(extended, "TcpExt:", "PAWSEstab")?,
         })
     }
 }
@@ -90,11 +94,17 @@ mod tests {
 
     #[test]
     fn counters_are_found_by_their_names_in_their_groups() {
-        let extended = "TcpExt: SyncookiesSent TCPTimeouts TCPLossProbes TCPSynRetrans\n\
+        let extended = "TcpExt: PAWSEstab TCPTimeouts TCPLossProbes TCPSynRetrans\n\
             TcpExt: 1 22 3 4\nIpExt: TCPTimeouts\nIpExt: 5\n";
         let plain = "Ip: RetransSegs\nIp: 9\nTcp: EstabResets RetransSegs\nTcp: 6 77\n";
-        let expected =
-            TcpCounters { timeouts: 22, retransmissions: 77, loss_probes: 3, openings: 4, resets: 6 };
+        let expected = TcpCounters {
+            timeouts: 22,
+            retransmissions: 77,
+            loss_probes: 3,
+            openings: 4,
+            resets: 6,
+            outdated: 1,
+        };
         assert_eq!(TcpCounters::of(extended, plain), Some(expected));
         assert_eq!(TcpCounters::of(plain, extended), None);
     }
