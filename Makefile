@@ -62,6 +62,8 @@ bench: setup release ## measure moves beside stock tools, and draw them in bench
 	@target/release/godwit bench migrate $(BENCH_ARGS) --out $(RESULTS)/moves.jsonl
 	@target/release/godwit bench migrate $(STOCK_ARGS) --out $(RESULTS)/stock.jsonl
 	@target/release/godwit bench migrate --memory 256MiB --mode precopy --link 1gbit,1ms --busy --out $(RESULTS)/busy.jsonl
+	$(SAY) "measuring the cut-over"
+	@target/release/godwit bench cutover --out $(RESULTS)/cutover.jsonl
 	$(SAY) "measuring parts"
 	@target/release/godwit bench wire --out $(RESULTS)/wire.jsonl
 	@target/release/godwit bench wire --veth --out $(RESULTS)/wire-veth.jsonl

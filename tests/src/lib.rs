@@ -13,11 +13,13 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod comparison;
+pub mod echo;
 pub mod hold;
 pub mod leftovers;
 pub mod matrix;
 pub mod mqtt;
 pub mod pcapng;
+pub mod sockets;
 pub mod torture;
 pub mod victim;
 pub mod writer;

@@ -8,12 +8,19 @@
 //! ```
 //!
 //! The subscriber says itself when it acknowledges, so that a test can have messages in flight and
-//! queued in the broker.
+//! queued in the broker. [`Subscribers`] are many that do so at once, in one thread.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
 };
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 /// Packet types with the flags they must have.
 const CONNECT: u8 = 0x10;
@@ -38,6 +45,20 @@ pub struct Message {
     pub id: u16,
     /// Whether the broker says that it has sent it before.
     pub again: bool,
+}
+
+impl Message {
+    fn read(kind: u8, body: &[u8]) -> Self {
+        assert_eq!(kind & !DUP, PUBLISH | QOS_1, "{body:?}");
+        let length = usize::from(u16::from_be_bytes([body[0], body[1]]));
+        let (topic, rest) = body[2..].split_at(length);
+        Self {
+            topic: String::from_utf8(topic.to_vec()).unwrap(),
+            id: u16::from_be_bytes([rest[0], rest[1]]),
+            text: String::from_utf8(rest[2..].to_vec()).unwrap(),
+            again: kind & DUP != 0,
+        }
+    }
 }
 
 /// A client with a connection.
@@ -92,15 +113,7 @@ impl MqttClient {
     /// The next message, not acknowledged yet.
     pub fn message(&mut self) -> Message {
         let (kind, body) = self.receive();
-        assert_eq!(kind & !DUP, PUBLISH | QOS_1, "{body:?}");
-        let length = usize::from(u16::from_be_bytes([body[0], body[1]]));
-        let (topic, rest) = body[2..].split_at(length);
-        Message {
-            topic: String::from_utf8(topic.to_vec()).unwrap(),
-            id: u16::from_be_bytes([rest[0], rest[1]]),
-            text: String::from_utf8(rest[2..].to_vec()).unwrap(),
-            again: kind & DUP != 0,
-        }
+        Message::read(kind, &body)
     }
 
     /// Acknowledges a message.
@@ -159,4 +172,146 @@ impl MqttClient {
 fn string(packet: &mut Vec<u8>, text: &str) {
     packet.extend(u16::try_from(text.len()).unwrap().to_be_bytes());
     packet.extend(text.as_bytes());
+}
+
+/// Milliseconds after which a thread of [`Subscribers`] looks whether it shall end.
+const LOOK: u16 = 100;
+
+/// Clients that have subscribed to one topic, whose messages must be `0`, `1`, `2`, … for each of them:
+/// each once, in order, and none sent again. They acknowledge each.
+#[derive(Debug)]
+pub struct Subscribers {
+    /// Messages that every one of them has.
+    all_have: Arc<AtomicUsize>,
+    enough: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+/// One of them.
+struct Subscriber {
+    stream: TcpStream,
+    received: Vec<u8>,
+    /// The number of its next message.
+    next: usize,
+}
+
+impl Subscribers {
+    /// These clients, which have subscribed already.
+    pub fn of(clients: Vec<MqttClient>, topic: &str) -> Self {
+        let (all_have, enough) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+        let subscriber = |(number, client): (u64, MqttClient)| {
+            client.stream.set_nonblocking(true).unwrap();
+            epoll.add(&client.stream, EpollEvent::new(EpollFlags::EPOLLIN, number)).unwrap();
+            Subscriber { stream: client.stream, received: Vec::new(), next: 0 }
+        };
+        let subscribers: Vec<_> = (0..).zip(clients).map(subscriber).collect();
+        let thread = thread::spawn({
+            let (all_have, enough, topic) = (Arc::clone(&all_have), Arc::clone(&enough), topic.to_owned());
+            move || serve(&epoll, subscribers, &topic, &all_have, &enough)
+        });
+        Self { all_have, enough, thread }
+    }
+
+    /// Messages that every one of them has. Ends the test if one of them got a wrong one.
+    pub fn all_have(&self) -> usize {
+        assert!(!self.thread.is_finished(), "a subscriber has failed; what happened to it is said above");
+        self.all_have.load(Ordering::Relaxed)
+    }
+
+    /// Ends; messages that every one of them has had.
+    pub fn end(self) -> usize {
+        self.enough.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap();
+        self.all_have.load(Ordering::Relaxed)
+    }
+}
+
+fn serve(
+    epoll: &Epoll,
+    mut subscribers: Vec<Subscriber>,
+    topic: &str,
+    all_have: &AtomicUsize,
+    enough: &AtomicBool,
+) {
+    let mut events = [EpollEvent::empty(); 64];
+    // How many have got each message that not all have yet; the first is number `all_have`.
+    let mut having = std::collections::VecDeque::new();
+    while !enough.load(Ordering::Relaxed) {
+        // An interruption is a wake-up like any other.
+        let count = epoll.wait(&mut events, EpollTimeout::from(LOOK)).unwrap_or(0);
+        for event in &events[..count] {
+            let number = usize::try_from(event.data()).unwrap();
+            let first = subscribers[number].next;
+            subscribers[number].take(number, topic);
+            for message in first..subscribers[number].next {
+                let place = message - all_have.load(Ordering::Relaxed);
+                having.resize(having.len().max(place + 1), 0);
+                having[place] += 1;
+            }
+            while having.front() == Some(&subscribers.len()) {
+                having.pop_front();
+                all_have.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Subscriber {
+    /// Takes what has come, and acknowledges it.
+    fn take(&mut self, number: usize, topic: &str) {
+        let mut buffer = [0; 4096];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => panic!("the broker has closed the connection of subscriber {number}"),
+                Ok(length) => self.received.extend_from_slice(&buffer[..length]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => panic!("subscriber {number}: {error}"),
+            }
+        }
+        while let Some((kind, body)) = packet(&mut self.received) {
+            let Message { topic: of, text, id, again } = Message::read(kind, &body);
+            let seen = (of.as_str(), text.as_str(), again);
+            assert_eq!(seen, (topic, self.next.to_string().as_str(), false), "subscriber {number}");
+            // Four bytes find room: no more messages are in flight than it has acknowledged before.
+            let [high, low] = id.to_be_bytes();
+            self.stream.write_all(&[PUBACK, 2, high, low]).unwrap();
+            self.next += 1;
+        }
+    }
+}
+
+/// Takes a whole packet from the front of what has come.
+fn packet(received: &mut Vec<u8>) -> Option<(u8, Vec<u8>)> {
+    let kind = *received.first()?;
+    let (mut length, mut at) = (0, 1);
+    loop {
+        let byte = *received.get(at)?;
+        length |= usize::from(byte & 0x7f) << (7 * (at - 1));
+        at += 1;
+        if byte & 0x80 == 0 {
+            break;
+        }
+    }
+    let body = received.get(at..at + length)?.to_vec();
+    received.drain(..at + length);
+    Some((kind, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_is_taken_when_all_of_it_has_come() {
+        let body = vec![7; 200];
+        let mut whole = vec![0x32, 0xc8, 0x01];
+        whole.extend(&body);
+        for length in 0..whole.len() {
+            assert_eq!(packet(&mut whole[..length].to_vec()), None, "{length}");
+        }
+        whole.push(0x40);
+        assert_eq!(packet(&mut whole), Some((0x32, body)));
+        assert_eq!(whole, [0x40]);
+    }
 }

@@ -113,3 +113,44 @@ fn what_copying_takes_from_a_service_is_told_beside_what_iperf_takes() {
         assert!((of(ratio) * before - of(answered)).abs() < 1.0, "{row}");
     }
 }
+
+#[test]
+fn pauses_with_frames_held_and_dropped_take_turns_and_are_drawn() {
+    let (lab, directory) = (format!("cut{}", std::process::id()), tempfile::tempdir().unwrap());
+    let how = ["cutover", "--name", &lab, "--runs", "1", "--link", "1gbit,1ms"];
+    let many = directory.path().join("many.jsonl");
+    bench(&[&how[..], &["--connections", "50"]].concat(), &many);
+    let one = directory.path().join("one.jsonl");
+    bench(&[&how[..], &["--connections", "1", "--cutover", "hold"]].concat(), &one);
+    let rows = [lines(&many), lines(&one)].concat();
+    let seen: Vec<_> = rows.iter().map(|row| [&row["series"], &row["cutover"]]).collect();
+    assert_eq!(seen, [["many", "hold"], ["many", "drop"], ["idle", "hold"], ["busy", "hold"]]);
+    for row in &rows {
+        assert_eq!(
+            (&row["outcome"], &row["lost_ops"], &row["broken"]),
+            (&"moved".into(), &0.into(), &0.into())
+        );
+        let connections = if row["series"] == "many" { 50 } else { 1 };
+        assert_eq!(row["connections"], connections, "{row}");
+        for field in ["downtime_ms", "frozen_ms", "usual_ms", "memory_bytes", "requests"] {
+            assert!(row[field].as_f64() > Some(0.0), "{field}: {row}");
+        }
+        for who in ["", "node_", "service_"] {
+            for what in ["timeouts", "retransmissions", "loss_probes"] {
+                assert!(row[format!("{who}{what}")].is_u64(), "{who}{what}: {row}");
+            }
+        }
+    }
+    // A thousand requests a second do not get through a pause in which all are dropped.
+    assert!(rows[1]["retransmissions"].as_u64() > Some(0), "{}", rows[1]);
+
+    let drawn = directory.path().join("drawn");
+    bench(&["plot", many.to_str().unwrap(), one.to_str().unwrap()], &drawn);
+    let picture = fs::read_to_string(drawn.join("cutover.svg")).unwrap();
+    assert!(picture.contains("50 connections") && picture.contains("dropped"), "{picture:.300}");
+    let summary = fs::read_to_string(drawn.join("summary.md")).unwrap();
+    assert!(summary.contains("| one idle connection | held | 1 |"), "{summary}");
+    assert!(summary.contains("| cut-over, 50 connections: time-outs |"), "{summary}");
+    let left = leftovers::of(&lab);
+    assert!(left.is_empty(), "{left:?}");
+}

@@ -1,4 +1,5 @@
-//! mosquitto: a stream of messages at QoS 1 and messages that wait in the broker. Needs root.
+//! mosquitto: a stream of messages at QoS 1, messages that wait in the broker, and many subscribers.
+//! Needs root.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -8,10 +9,15 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
-use godwit_lab::workload::Workload;
-use godwit_tests::{Bed, mqtt::MqttClient, wait_for};
+use godwit_lab::{Conditions, Step, workload::Workload};
+use godwit_tests::{
+    Bed,
+    mqtt::{MqttClient, Subscribers},
+    wait_for,
+};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 20);
 /// Messages that wait in the broker while it moves: more than the 100 that it has in flight.
@@ -98,4 +104,58 @@ fn ten_moves_deliver_each_message_once_and_in_order() {
     let mut away = client("away", false);
     assert!(away.session_present, "the broker forgot a session");
     take(&mut away, "away", 0..QUEUED);
+}
+
+#[test]
+fn five_hundred_subscribers_get_each_message_once_over_a_slow_link() {
+    const SUBSCRIBERS: usize = 500;
+    /// Between two messages. Each is sent to all: 10,000 a second.
+    const PERIOD: Duration = Duration::from_millis(50);
+    /// Messages that may be on their way: as many as the broker has in flight at once.
+    const AHEAD: usize = 20;
+    /// Messages that all have to get before each move, so that it meets a stream.
+    const BETWEEN: usize = 10;
+    let bed = Bed::up("subscribers");
+    let preset = bed.build(Workload::Mosquitto);
+    bed.run("a", "broker", ADDRESS, &preset, &[]);
+    let lte = Step { at: Duration::ZERO, conditions: Conditions::named("lte").unwrap() };
+    bed.lab().set_way("a", "b", &[lte]).unwrap();
+    let client = |name: &str| MqttClient::new(bed.connect(preset.at(ADDRESS)), name, true);
+    let subscribed = |number: usize| {
+        let mut client = client(&format!("subscriber-{number}"));
+        client.subscribe("news");
+        client
+    };
+    let subscribers = Subscribers::of((0..SUBSCRIBERS).map(subscribed).collect(), "news");
+    let mut publisher = client("publisher");
+    let (enough, published) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        let publishing = scope.spawn(|| {
+            while !enough.load(Ordering::Relaxed) {
+                let number = published.load(Ordering::Relaxed);
+                if number < subscribers.all_have() + AHEAD {
+                    publisher.publish("news", &number.to_string());
+                    published.fetch_add(1, Ordering::Relaxed);
+                }
+                thread::sleep(PERIOD);
+            }
+        });
+        let all_get = |count: usize| {
+            let due = published.load(Ordering::Relaxed) + count;
+            let got = || (subscribers.all_have() >= due || publishing.is_finished()).then_some(());
+            wait_for("messages to all subscribers", got);
+        };
+        // Whatever fails, the publisher ends, so that what failed is told.
+        let moves = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            all_get(BETWEEN);
+            bed.ten_moves("broker", |_, _| all_get(BETWEEN));
+        }));
+        enough.store(true, Ordering::Relaxed);
+        publishing.join().unwrap();
+        moves.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    let published = published.into_inner();
+    wait_for("the last message", || (subscribers.all_have() == published).then_some(()));
+    assert_eq!(subscribers.end(), published);
+    println!("{published} messages, each to {SUBSCRIBERS} subscribers");
 }

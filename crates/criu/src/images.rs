@@ -10,6 +10,7 @@
 //! that are not named here are passed over. What is read may come from another node, so lengths
 //! are checked before anything is allocated.
 
+mod connection;
 mod memory;
 mod plain;
 
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
+pub use connection::scale_windows;
 pub use memory::{Area, LazyAreas, PageRun, Pagemap, areas, lazy_areas, page_size, pagemap};
 pub use plain::{LazyPages, make_plain};
 

@@ -41,6 +41,10 @@ const HINTS: &[(&str, &str)] = &[
     ("Unknown anon inode", "the service uses a kernel object that CRIU cannot dump"),
     ("Can't dump file", "the service has a file open whose kind CRIU cannot dump"),
     ("SCTP", "the service uses SCTP, which CRIU cannot dump"),
+    (
+        "In-flight connection (l)",
+        "connections wait for the service to accept them, and CRIU cannot dump those; try again when it has",
+    ),
     ("Unsupported proto", UNSUPPORTED_SOCKET),
     ("Unsupported socket", UNSUPPORTED_SOCKET),
     ("Unknown socket collected", UNSUPPORTED_SOCKET),

@@ -128,6 +128,9 @@ pub(crate) struct ServeArgs {
     /// Directory of the programs that services may name as hooks
     #[arg(long, default_value = "/etc/godwit/hooks", value_name = "DIR")]
     pub hooks: PathBuf,
+    /// What becomes of frames for a service that is on its way from here: dropping them is for comparison
+    #[arg(long, value_enum, default_value_t = CutOver::Hold, hide = true)]
+    pub cutover: CutOver,
     /// File descriptor that gets one byte when the node serves
     #[arg(long, hide = true)]
     pub ready_fd: Option<i32>,
@@ -193,6 +196,15 @@ pub(crate) enum CriuPatches {
     Off,
 }
 
+/// What becomes of frames for a service during the pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CutOver {
+    /// They are held, and handed in where it runs next
+    Hold,
+    /// They are dropped, as without godwit
+    Drop,
+}
+
 /// What finds written pages here.
 fn tracker(wanted: Track) -> Detected {
     let forced = |backend| Detected { backend, reasons: vec!["godwitd was told so (--tracker)".into()] };
@@ -224,6 +236,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("godwitd must run as root: it makes containers, mounts and network devices");
     }
+    allow_open_files();
     let identity = Arc::new(Identity::load(&args.state.join(join::IDENTITY)).context(
         "this node has no identity; found a cluster with `godwit cluster init` or join one with `godwit cluster join`",
     )?);
@@ -278,6 +291,17 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     shut_down(&node).await;
     let _ = std::fs::remove_file(&socket);
     ended
+}
+
+/// A service's connections are an image file each, and CRIU has each of them open, too: as many files may
+/// be open as this process may allow itself. The usual limit of 1,024 is for programs with select(2).
+fn allow_open_files() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "services with many connections or files cannot be moved: the limit of open files cannot be raised");
+    }
 }
 
 /// Largest message of a peer: 16 MiB hold the placements of some 100,000 services.
@@ -343,6 +367,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         pager: beside_us("godwit-pager")?,
         userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,
         tracker: tracker(args.tracker),
+        holds: args.cutover == CutOver::Hold,
         ending: CancellationToken::new(),
         criu,
     };

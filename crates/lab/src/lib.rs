@@ -19,6 +19,7 @@
 
 pub mod conditions;
 pub mod config;
+mod counters;
 mod daemon;
 mod down;
 pub mod error;
@@ -37,6 +38,7 @@ pub mod workload;
 
 pub use conditions::{Conditions, Step};
 pub use config::{LabConfig, Link, NetworkBackend, Programs};
+pub use counters::TcpCounters;
 pub use error::LabError;
 pub use lab::{HostStatus, Lab, LabStatus};
 pub use netns::inside;

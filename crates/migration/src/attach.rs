@@ -70,6 +70,7 @@ impl Local {
     /// The service is on its way here.
     pub(crate) async fn hold_for(&self, service: &Service) -> Result<(), NetworkError> {
         match service.network.namespace() {
+            None if !self.holds => Ok(()),
             None => self.overlay.hold(&service.endpoint()),
             Some(path) => silence(path).await,
         }
@@ -86,6 +87,7 @@ impl Local {
     /// The service is frozen, and on its way to the node at `vtep`.
     pub(crate) async fn steer(&self, service: &Service, vtep: Ipv4Addr) -> Result<(), NetworkError> {
         match service.network.namespace() {
+            None if !self.holds => self.overlay.close(&service.endpoint()).await,
             None => self.overlay.steer(&service.endpoint(), vtep).await,
             Some(path) => silence(path).await,
         }

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use futures::StreamExt;
-use inotify::{Inotify, WatchMask};
+use godwit_criu::images::scale_windows;
+use inotify::{EventMask, Inotify, WatchMask};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::message::{ImageData, ImageFile, Message};
@@ -63,6 +64,9 @@ pub enum ImagesError {
         /// There.
         want: u64,
     },
+    /// An image of a connection is not what it should be.
+    #[error(transparent)]
+    Connection(#[from] godwit_criu::images::ImageError),
     /// The conversation ended while images were sent.
     #[error("the connection ended while images were sent")]
     Closed,
@@ -175,28 +179,38 @@ impl<'a> Sender<'a> {
         Self { directory: directory.to_path_buf(), heard, outgoing, open: BTreeMap::new(), bytes: 0 }
     }
 
-    /// Sends page files as they grow, until `writing` ends (which is not waited for here: the
-    /// caller cancels this future), so that the wire works while CRIU does. Never returns early.
+    /// Sends page files as they grow and TCP connections as they are done, until `writing` ends (which is
+    /// not waited for here: the caller cancels this future), so that the wire works while CRIU does. Never
+    /// returns early.
     pub async fn follow(&mut self) -> Result<std::convert::Infallible, ImagesError> {
         let directory = self.directory.clone();
         let inotify = Inotify::init().map_err(io_error("watch", &directory))?;
         inotify
             .watches()
-            .add(&directory, WatchMask::CREATE | WatchMask::MODIFY)
+            .add(&directory, WatchMask::MODIFY | WatchMask::CLOSE_WRITE)
             .map_err(io_error("watch", &directory))?;
         let mut events = inotify.into_event_stream([0u8; 4096]).map_err(io_error("watch", &directory))?;
+        // What came before the watch.
+        let mut names = file_names(&directory)?;
         loop {
-            for name in file_names(&directory)? {
-                // Only page files are appended to and never looked at again by CRIU.
-                if name.starts_with("pages-") {
-                    self.send_new(&name).await?;
-                }
+            for name in names.drain(..).filter(|name| grows(name)) {
+                self.send_new(&name).await?;
             }
-            match events.next().await {
-                Some(Ok(_)) => {}
-                Some(Err(e)) => return Err(io_error("watch", &directory)(e)),
+            let event = match events.next().await {
+                Some(event) => event.map_err(io_error("watch", &directory))?,
                 None => return Err(ImagesError::Closed),
+            };
+            // Thousands of connections are thousands of files, so that only what an event names is looked
+            // at, or all of them when there were too many events.
+            if event.mask.contains(EventMask::Q_OVERFLOW) {
+                names = file_names(&directory)?;
+                continue;
             }
+            let Some(name) = event.name.map(|name| name.to_string_lossy().into_owned()) else { continue };
+            if event.mask.contains(EventMask::CLOSE_WRITE) && is_connection(&name) {
+                self.send_new(&name).await?;
+            }
+            names.push(name);
         }
     }
 
@@ -219,6 +233,9 @@ impl<'a> Sender<'a> {
     async fn send_new(&mut self, name: &str) -> Result<u64, ImagesError> {
         let path = self.directory.join(name);
         if !self.open.contains_key(name) {
+            if is_connection(name) {
+                scale_windows(&path)?;
+            }
             let file =
                 OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("open", &path))?;
             self.open.insert(name.to_string(), (file, 0));
@@ -243,6 +260,16 @@ impl<'a> Sender<'a> {
         }
         Ok(length)
     }
+}
+
+/// Page files are appended to and never looked at again by CRIU.
+fn grows(name: &str) -> bool {
+    name.starts_with("pages-")
+}
+
+/// An image that is written at once and never again.
+fn is_connection(name: &str) -> bool {
+    name.starts_with("tcp-stream-")
 }
 
 /// Gives the memory of a sent stretch back to the system.

@@ -164,6 +164,8 @@ pub struct Local {
     pub remembered: usize,
     /// How written pages are found here.
     pub tracker: Detected,
+    /// Whether frames for a service are held during the pause; what drops them is for comparison only.
+    pub holds: bool,
     /// Cancelled when this daemon ends: what can go on in its next life stops.
     pub ending: CancellationToken,
 }

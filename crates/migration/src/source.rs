@@ -12,6 +12,7 @@
 //! - [`undo`]: the way back, before the commit.
 //! - [`pages`], [`lanes`], [`pace`], [`queue`]: what these send memory with.
 
+mod accept;
 mod answer;
 mod copy;
 mod frozen;
@@ -108,6 +109,16 @@ pub enum SourceError {
     /// CRIU hangs.
     #[error("the dump took longer than {} s", frozen::DUMP_LIMIT.as_secs())]
     Slow,
+    /// CRIU cannot dump what is in no process.
+    #[error(
+        "{connections} connections to port {port} wait for the service to accept them, which it does not do; a service moves when none wait"
+    )]
+    NotAccepted {
+        /// The port.
+        port: u16,
+        /// How many wait there.
+        connections: u32,
+    },
     /// The memory could not be sent.
     #[error(transparent)]
     Pages(#[from] pages::PagesError),

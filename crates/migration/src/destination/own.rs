@@ -45,14 +45,12 @@ async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Resu
     // Whoever goes on from here has all of it.
     local.keeper.forget(&service.id);
     let config = local.config(service);
-    let opening = async {
-        let begun = Instant::now();
-        (local.open_network(service).await, begun.elapsed())
-    };
-    // Both at once: its sockets take what is handed in before the processes run.
-    let ((opened, took), going_on) = tokio::join!(opening, local.engine.cont(&config, keep_stopped));
-    let handed = opened?;
-    match going_on {
+    // Its sockets take what is handed in before the processes run; and what these say first, of what was
+    // unread when they were frozen, finds the way open.
+    let begun = Instant::now();
+    let handed = local.open_network(service).await?;
+    let took = begun.elapsed();
+    match local.engine.cont(&config, keep_stopped).await {
         // The machine was restarted since: the service is this node's, and has ended.
         Ok(()) | Err(EngineError::NotFound(_)) => Ok(Running {
             cutover_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),

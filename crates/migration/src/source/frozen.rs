@@ -49,6 +49,7 @@ impl Source {
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         // Its start is nothing that a frozen service should wait for.
         let criu = self.local.criu.prepare()?;
+        let listeners = self.listeners(&config).await?;
         let clock = clock.insert(PhaseClock::start());
         self.local.engine.freeze(&config).await?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
@@ -56,6 +57,7 @@ impl Source {
         let cutting = Instant::now();
         self.local.steer(&self.service, prepared.vtep).await?;
         report.cutover_ms = ms_since(cutting);
+        self.accept_waiting(&config, &listeners).await?;
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
         let target = self.local.engine.dump_target(&config).await?;
         for (name, content) in &target.extra_files {
@@ -76,6 +78,12 @@ impl Source {
         fault::point("source.frozen").await;
 
         self.step("dump", 0, report.memory_bytes);
+        // The destination's sockets go on with the clocks (TCP timestamps) that the dump finds. CRIU leaves
+        // the sockets here with a probe to their other ends, each with a later time: if these heard it, they
+        // would take nothing from the destination that seems to be older (PAWS, RFC 7323).
+        let cutting = Instant::now();
+        self.local.close_network(&self.service).await?;
+        report.cutover_ms += ms_since(cutting);
         let options = DumpOptions {
             external_mounts: target.external_mounts,
             external_network: Some(target.network_namespace.1),
@@ -154,10 +162,6 @@ impl Source {
             report.dump_bytes += sent.bytes;
             report.page_bytes += sent.found * PAGE_SIZE;
         }
-        // The destination's sockets speak from now on.
-        let cutting = Instant::now();
-        self.local.close_network(&self.service).await?;
-        report.cutover_ms += ms_since(cutting);
         let arriving = async { if leave { Ok(()) } else { Ok::<_, SourceError>(lanes.arrived().await?) } };
         let restoring = async {
             match link.receive().await? {

@@ -6,8 +6,12 @@
 //! - [`returns`]: what crosses when a service comes back.
 //! - [`lanes`]: what the mover's own work costs, without TLS and with it.
 //! - [`touch`]: the service that those move.
+//! - [`cutover`]: what clients of one connection and of many notice when frames are held, or dropped.
+//! - [`echo`]: the service whose clients they are.
 //! - [`plot`]: pictures and a table of what the others measured.
 
+mod cutover;
+mod echo;
 mod lanes;
 mod moves;
 mod parts;
@@ -70,17 +74,28 @@ enum BenchVerb {
     Return(parts::LinkArgs),
     /// Measure the CPU time of finding what a process wrote
     Scan(parts::ScanArgs),
+    /// Measure what clients notice of a pause whose frames are held, beside one whose frames are dropped
+    ///
+    /// With --json each move is a line: the report's fields, and series (idle, busy or many), cutover,
+    /// connections, run, downtime_ms, timeouts, retransmissions, loss_probes and lost_ops. Ends with 1 if a
+    /// move with held frames failed or lost an answer.
+    Cutover(cutover::Args),
     /// Hold memory and touch it: the service of wire, faults, return and scan
     #[command(hide = true)]
     Touch(touch::Args),
+    /// Give back what comes over many connections: the service of cutover
+    #[command(hide = true)]
+    Echo(echo::Args),
     /// Draw what was measured: SVG pictures and a table in Markdown
     Plot(plot::Args),
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    if let BenchVerb::Touch(args) = &args.verb {
-        // No lab, and no signals but the usual: it runs inside a container.
-        return touch::run(args);
+    // No lab, and no signals but the usual: they run inside a container.
+    match &args.verb {
+        BenchVerb::Touch(args) => return touch::run(args),
+        BenchVerb::Echo(args) => return echo::run(args),
+        _ => {}
     }
     let mut interrupts = Interrupts::new()?;
     let name = args.name;
@@ -92,7 +107,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             BenchVerb::Faults(args) => parts::faults(args, &name, global).await,
             BenchVerb::Return(args) => returns::measure(args, &name, global).await,
             BenchVerb::Scan(args) => parts::scan(args, global),
-            BenchVerb::Touch(_) => unreachable!("it ran above"),
+            BenchVerb::Cutover(args) => cutover::measure(args, &name, global).await,
+            BenchVerb::Touch(_) | BenchVerb::Echo(_) => unreachable!("they ran above"),
             BenchVerb::Plot(args) => plot::run(args),
         }
     };

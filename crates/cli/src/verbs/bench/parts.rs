@@ -304,7 +304,7 @@ impl Drop for Victim {
 pub(super) struct Orders(BufReader<TcpStream>);
 
 impl Orders {
-    fn connect(connect: impl Fn() -> anyhow::Result<TcpStream>) -> anyhow::Result<Self> {
+    pub(super) fn connect(connect: impl Fn() -> anyhow::Result<TcpStream>) -> anyhow::Result<Self> {
         let deadline = Instant::now() + START;
         loop {
             match connect() {

@@ -14,8 +14,8 @@ use crate::output;
 type Draw = fn(&Data, &Path) -> anyhow::Result<bool>;
 
 /// Name and drawer of each picture; a drawer says whether there was anything to draw.
-pub(super) const ALL: [(&str, Draw); 3] =
-    [("downtime.svg", downtime), ("wire.svg", wire), ("frozen.svg", frozen)];
+pub(super) const ALL: [(&str, Draw); 4] =
+    [("downtime.svg", downtime), ("wire.svg", wire), ("frozen.svg", frozen), ("cutover.svg", cutover)];
 
 const WIDTH: u32 = 860;
 const FONT: &str = "sans-serif";
@@ -329,6 +329,38 @@ fn frozen(data: &Data, path: &Path) -> anyhow::Result<bool> {
         title: "Where the frozen time goes (medians)",
         axis: "frozen time, ms",
         legend: PHASES.to_vec(),
+    };
+    bars(path, &words, &groups, None)
+}
+
+/// What a client waits in a pause whose frames are held, and dropped.
+fn cutover(data: &Data, path: &Path) -> anyhow::Result<bool> {
+    const FROZEN: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+    const BEYOND: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+    let mut groups: Vec<(String, Vec<Bar>)> = Vec::new();
+    for cutover in &data.cutovers {
+        let (Some(downtime), Some(frozen)) = (cutover.median("downtime_ms"), cutover.median("frozen_ms"))
+        else {
+            continue;
+        };
+        let says = match cutover.most("timeouts") {
+            Some(0) | None => output::millis(downtime),
+            Some(1) => format!("{}, 1 time-out", output::millis(downtime)),
+            Some(most) => format!("{}, {most} time-outs", output::millis(downtime)),
+        };
+        // A client that asks within the pause waits for less than all of it.
+        let pieces = vec![(FROZEN, frozen.min(downtime)), (BEYOND, (downtime - frozen).max(0.0))];
+        let name = if cutover.frames == "hold" { "held" } else { "dropped" }.to_owned();
+        let bar = Bar { name, pieces, says };
+        match groups.last_mut() {
+            Some((load, bars)) if *load == cutover.name() => bars.push(bar),
+            _ => groups.push((cutover.name(), vec![bar])),
+        }
+    }
+    let words = Words {
+        title: "Downtime when frames are held in the pause, and when they are dropped (medians)",
+        axis: "downtime, ms",
+        legend: vec![("frozen", FROZEN), ("beyond it", BEYOND)],
     };
     bars(path, &words, &groups, None)
 }

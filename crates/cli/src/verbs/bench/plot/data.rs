@@ -18,11 +18,55 @@ pub(super) struct Group {
     pub(super) failures: Vec<String>,
 }
 
+/// The runs of one load with frames held or dropped.
+#[derive(Debug)]
+pub(super) struct Cutover {
+    /// `idle`, `busy` or `many`.
+    pub(super) load: String,
+    pub(super) connections: u64,
+    /// `hold` or `drop`.
+    pub(super) frames: String,
+    /// Those that moved; only they have figures.
+    rows: Vec<Value>,
+    /// Why the others did not.
+    pub(super) failures: Vec<String>,
+}
+
+impl Cutover {
+    /// The load in words.
+    pub(super) fn name(&self) -> String {
+        match self.connections {
+            1 => format!("one {} connection", self.load),
+            connections => format!("{connections} connections"),
+        }
+    }
+
+    /// Runs that moved.
+    pub(super) fn runs(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn median(&self, field: &str) -> Option<f64> {
+        median(self.rows.iter().filter_map(|row| row[field].as_f64()).collect())
+    }
+
+    /// The most of any run.
+    pub(super) fn most(&self, field: &str) -> Option<u64> {
+        self.rows.iter().filter_map(|row| row[field].as_u64()).max()
+    }
+
+    pub(super) fn sum(&self, field: &str) -> u64 {
+        self.rows.iter().filter_map(|row| row[field].as_u64()).sum()
+    }
+}
+
 /// All that was measured.
 #[derive(Debug, Default)]
 pub(super) struct Data {
     /// Moves, by memory and then in the order of [`rank`].
     pub(super) groups: Vec<Group>,
+    /// Pauses with frames held and dropped: by connections, the idle before the busy, `hold` before `drop`.
+    pub(super) cutovers: Vec<Cutover>,
     /// Benchmarks of parts, as they came.
     pub(super) parts: Vec<Value>,
 }
@@ -30,9 +74,21 @@ pub(super) struct Data {
 impl Data {
     pub(super) fn new(rows: Vec<Value>) -> Self {
         let mut groups = BTreeMap::new();
+        let mut cutovers = BTreeMap::new();
         let mut parts = Vec::new();
         for row in rows {
             let Some(series) = row["series"].as_str().map(str::to_owned) else { continue };
+            if row["bench"] == "cutover" {
+                let connections = row["connections"].as_u64().unwrap_or_default();
+                let frames = row["cutover"].as_str().unwrap_or_default().to_owned();
+                let place = (connections, series != "idle", frames != "hold");
+                let (rows, failures) = (Vec::new(), Vec::new());
+                let cutover = cutovers.entry(place);
+                let cutover =
+                    cutover.or_insert_with(|| Cutover { load: series, connections, frames, rows, failures });
+                sort_in(row, &mut cutover.rows, &mut cutover.failures);
+                continue;
+            }
             let Some(memory) = row["memory"].as_u64().filter(|_| row["bench"].is_null()) else {
                 parts.push(row);
                 continue;
@@ -43,13 +99,14 @@ impl Data {
                 rows: Vec::new(),
                 failures: Vec::new(),
             });
-            if row["outcome"] == "moved" {
-                group.rows.push(row);
-            } else {
-                group.failures.push(row["reason"].as_str().unwrap_or("no reason was given").to_owned());
-            }
+            sort_in(row, &mut group.rows, &mut group.failures);
         }
-        Self { groups: groups.into_values().collect(), parts }
+        Self { groups: groups.into_values().collect(), cutovers: cutovers.into_values().collect(), parts }
+    }
+
+    /// Whether there is nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.groups.is_empty() && self.cutovers.is_empty() && self.parts.is_empty()
     }
 
     /// The sizes of memory, the smallest first.
@@ -122,6 +179,15 @@ impl Group {
     }
 }
 
+/// A move that succeeded has figures; of one that did not, the reason counts.
+fn sort_in(row: Value, moved: &mut Vec<Value>, failures: &mut Vec<String>) {
+    if row["outcome"] == "moved" {
+        moved.push(row);
+    } else {
+        failures.push(row["reason"].as_str().unwrap_or("no reason was given").to_owned());
+    }
+}
+
 /// The one in the middle, or the mean of the two there.
 pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
@@ -183,6 +249,33 @@ mod tests {
         assert_eq!(data.group("godwit", 1).unwrap().page_ratio(), Some(1.02));
         let stock = json!({"series": "stock-cold", "memory": 1, "outcome": "moved", "wire_bytes": 10});
         assert_eq!(Data::new(vec![stock]).group("stock-cold", 1).unwrap().page_ratio(), None);
+    }
+
+    #[test]
+    fn pauses_are_grouped_by_load_and_by_what_becomes_of_frames() {
+        let row = |series: &str, connections: u64, cutover: &str, timeouts: u64| {
+            json!({"bench": "cutover", "series": series, "connections": connections, "cutover": cutover,
+                "outcome": "moved", "timeouts": timeouts})
+        };
+        let data = Data::new(vec![
+            row("many", 1000, "drop", 7),
+            row("busy", 1, "hold", 0),
+            row("idle", 1, "drop", 1),
+            row("many", 1000, "drop", 9),
+            row("idle", 1, "hold", 0),
+            json!({"bench": "cutover", "series": "many", "connections": 1000, "cutover": "hold",
+                "outcome": "kept", "reason": "why"}),
+        ]);
+        let seen: Vec<_> = data.cutovers.iter().map(|one| (one.name(), one.frames.as_str())).collect();
+        let idle = "one idle connection".to_owned();
+        let (busy, many) = ("one busy connection".to_owned(), "1000 connections".to_owned());
+        let expected =
+            [(idle.clone(), "hold"), (idle, "drop"), (busy, "hold"), (many.clone(), "hold"), (many, "drop")];
+        assert_eq!(seen, expected);
+        let last = &data.cutovers[4];
+        assert_eq!((last.runs(), last.most("timeouts"), last.median("timeouts")), (2, Some(9), Some(8.0)));
+        assert_eq!((data.cutovers[3].runs(), &data.cutovers[3].failures[..]), (0, &["why".to_owned()][..]));
+        assert!(data.groups.is_empty() && data.parts.is_empty() && !data.is_empty());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::data::{Data, Group, median};
+use super::data::{Cutover, Data, Group, median};
 use crate::output;
 
 /// Downtime by mode, for each of the floor.
@@ -15,6 +15,9 @@ const DOWNTIME: [(&str, f64); 3] =
 const PAGES: f64 = 1.02;
 /// What a CRIU without patches may cost more, milliseconds for each GiB of the service's memory.
 const STOCK_CRIU: f64 = 200.0;
+
+/// What a client may wait beyond the frozen time and a round trip when frames are held, milliseconds.
+const HELD: f64 = 2.0;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -56,6 +59,7 @@ impl Goal {
         };
         let verdict = match self.holds() {
             true => "yes".to_owned(),
+            false if limit == 0.0 => "missed".to_owned(),
             false => format!("missed by {:.1} %", (figure / limit - 1.0).abs() * 100.0),
         };
         format!("| {what} | {word} {}{unit} | {}{unit} | {verdict} |\n", number(limit), number(*figure))
@@ -65,6 +69,7 @@ impl Goal {
 /// With as many places as tell something.
 fn number(value: f64) -> String {
     match value {
+        0.0 => "0".to_owned(),
         value if value.abs() >= 100.0 => format!("{value:.0}"),
         value if value.abs() >= 10.0 => format!("{value:.1}"),
         value if value.abs() >= 0.1 => format!("{value:.3}"),
@@ -75,6 +80,7 @@ fn number(value: f64) -> String {
 /// The table of goals, and where the time goes; nothing where nothing was measured that has a goal.
 pub(super) fn write(data: &Data, page: &mut String) {
     let mut goals: Vec<Goal> = data.groups.iter().flat_map(|group| of_moves(data, group)).collect();
+    goals.extend(data.cutovers.iter().flat_map(of_cutover));
     goals.extend(of_parts(data));
     if goals.is_empty() {
         return;
@@ -124,6 +130,25 @@ fn of_moves(data: &Data, group: &Group) -> Vec<Goal> {
         if let Some(iperf) = group.median("throughput_ratio_iperf") {
             let beside = what("the same ÷ beside iperf3 on this link");
             goals.push(Goal::at_least(beside, ratio / iperf, 0.95, ""));
+        }
+    }
+    goals
+}
+
+/// Only held frames have goals: what dropping them costs is there to compare with.
+fn of_cutover(cutover: &Cutover) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    let what = |what: &str| format!("cut-over, {}: {what}", cutover.name());
+    let figures = ["downtime_ms", "frozen_ms", "usual_ms"].map(|field| cutover.median(field));
+    if let ("hold", [Some(downtime), Some(frozen), Some(usual)]) = (cutover.frames.as_str(), figures) {
+        let limit = frozen + HELD + usual;
+        let words = what("downtime, beside frozen + 2 ms + a round trip");
+        goals.push(Goal::at_most(words, downtime, limit, " ms"));
+        // The worst run, as one is too many.
+        for (field, words) in [("timeouts", "time-outs"), ("lost_ops", "answers lost")] {
+            if let Some(most) = cutover.most(field) {
+                goals.push(Goal::at_most(what(words), most as f64, 0.0, ""));
+            }
         }
     }
     goals
@@ -247,6 +272,29 @@ mod tests {
         ] {
             assert!(page.lines().any(|there| there == line), "no {line:?} in\n{page}");
         }
+    }
+
+    #[test]
+    fn held_frames_are_judged_by_the_frozen_time_and_a_round_trip() {
+        let row = |cutover: &str, downtime: f64, timeouts: u64| {
+            json!({"bench": "cutover", "series": "busy", "connections": 1, "cutover": cutover, "lost_ops": 0,
+                "outcome": "moved", "downtime_ms": downtime, "frozen_ms": 40.0, "usual_ms": 2.5,
+                "timeouts": timeouts})
+        };
+        let page = page(vec![
+            row("hold", 42.0, 0),
+            row("hold", 43.0, 1),
+            row("hold", 44.0, 0),
+            row("drop", 250.0, 3),
+        ]);
+        for line in [
+            "| cut-over, one busy connection: downtime, beside frozen + 2 ms + a round trip | at most 44.5 ms | 43.0 ms | yes |",
+            "| cut-over, one busy connection: time-outs | at most 0 | 1.000 | missed |",
+            "| cut-over, one busy connection: answers lost | at most 0 | 0 | yes |",
+        ] {
+            assert!(page.lines().any(|there| there == line), "no {line:?} in\n{page}");
+        }
+        assert!(!page.contains("250"), "{page}");
     }
 
     #[test]

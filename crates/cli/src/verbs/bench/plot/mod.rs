@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   migrate.jsonl ──▶ groups of runs ──▶ downtime.svg   wire.svg   frozen.svg
+//!   cutover.jsonl                   ├──▶ cutover.svg
 //!   wire.jsonl …                    └──▶ summary.md
 //! ```
 
@@ -41,7 +42,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     let data = Data::new(rows);
-    if data.groups.is_empty() && data.parts.is_empty() {
+    if data.is_empty() {
         bail!("there is nothing to draw: no result of godwit bench is in these files");
     }
     fs::create_dir_all(&args.out).with_context(|| format!("{} cannot be made", args.out.display()))?;

@@ -63,8 +63,52 @@ pub(super) fn text(data: &Data) -> String {
             }
         }
     }
+    cutovers(data, &mut page);
     parts(data, &mut page);
     page
+}
+
+/// Pauses with frames held, and dropped.
+fn cutovers(data: &Data, page: &mut String) {
+    if data.cutovers.is_empty() {
+        return;
+    }
+    page.push_str(
+        "\n## Cut-over\n\nTimes are medians, counts those of the run that had most: the client's, and the service's since the resume.\n\n\
+         | load | frames | runs | downtime | frozen | cut-over | round trip | time-outs | probes | retransmissions | by the service | lost |\n\
+         |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+    );
+    for cutover in &data.cutovers {
+        let time = |field| cutover.median(field).map(output::millis).unwrap_or_default();
+        let count = |field| cutover.most(field).map(|most| most.to_string()).unwrap_or_default();
+        let runs = match cutover.failures.len() {
+            0 => cutover.runs().to_string(),
+            failed => format!("{} ({failed} failed)", cutover.runs()),
+        };
+        let cells = [
+            cutover.name(),
+            if cutover.frames == "hold" { "held" } else { "dropped" }.to_owned(),
+            runs,
+            time("downtime_ms"),
+            time("frozen_ms"),
+            time("cutover_ms"),
+            time("usual_ms"),
+            count("timeouts"),
+            count("loss_probes"),
+            count("retransmissions"),
+            count("service_retransmissions"),
+            cutover.sum("lost_ops").to_string(),
+        ];
+        let _ = writeln!(page, "| {} |", cells.join(" | "));
+    }
+    for cutover in &data.cutovers {
+        let mut failures: Vec<_> = cutover.failures.iter().collect();
+        failures.sort();
+        failures.dedup();
+        for reason in failures {
+            let _ = write!(page, "\n{}, frames {}: {reason}\n", cutover.name(), cutover.frames);
+        }
+    }
 }
 
 /// The figures of each benchmark of a part: field, name, unit.
