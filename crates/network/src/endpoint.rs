@@ -13,7 +13,7 @@
 //!
 //! The bridge port's alias, `godwit ADDRESS NAME`, is what [`Overlay::list_endpoints`] reads.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
@@ -26,7 +26,7 @@ use crate::hold::Handed;
 use crate::netlink::{Link, LinkEvents, Netlink, PortState};
 use crate::netns::{self, Found, set_sysctl};
 use crate::overlay::GATEWAY_MAC;
-use crate::{Mac, NetworkError, Overlay, Subnet, arp, enter, offload};
+use crate::{Mac, NetworkError, Overlay, Prefix6, Subnet, arp, enter, ipv6, offload};
 
 /// The interface's name inside every service's namespace.
 pub(crate) const INSIDE: &str = "eth0";
@@ -181,8 +181,49 @@ impl Overlay {
         }
         let (subnet, address, mtu) = (self.config.subnet, service.address, self.mtu);
         let whole_frames = self.datapath.wants_whole_frames();
-        inside(&endpoint.netns, Inside::Address { subnet, address, mtu, whole_frames }).await?;
-        self.netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await
+        let prefix6 = self.config.prefix6;
+        inside(&endpoint.netns, Inside::Address { subnet, prefix6, address, mtu, whole_frames }).await?;
+        self.know(service.address, service.mac).await
+    }
+
+    /// The IPv6 address of the service with this IPv4 address, if services have one.
+    #[must_use]
+    pub fn address6(&self, address: Ipv4Addr) -> Option<Ipv6Addr> {
+        self.config.prefix6.map(|prefix| prefix.of(address))
+    }
+
+    /// The node itself sends to the service by this link-layer address.
+    async fn know(&self, address: Ipv4Addr, mac: Mac) -> Result<(), NetworkError> {
+        let (index, name) = (self.bridge, &self.config.bridge);
+        if let Some(address) = self.address6(address) {
+            self.netlink.set_neighbour(index, name, address, mac).await?;
+        }
+        self.netlink.set_neighbour(index, name, address, mac).await
+    }
+
+    async fn know_no_more(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+        let (index, name) = (self.bridge, &self.config.bridge);
+        if let Some(address) = self.address6(address) {
+            self.netlink.delete_neighbour(index, name, address).await?;
+        }
+        self.netlink.delete_neighbour(index, name, address).await.map(drop)
+    }
+
+    /// This node answers on its uplink for the service's addresses.
+    async fn answer(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+        let (index, name) = (self.uplink, &self.config.uplink);
+        if let Some(address) = self.address6(address) {
+            self.netlink.set_proxy(index, name, address).await?;
+        }
+        self.netlink.set_proxy(index, name, address).await
+    }
+
+    pub(crate) async fn answer_no_more(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+        let (index, name) = (self.uplink, &self.config.uplink);
+        if let Some(address) = self.address6(address) {
+            self.netlink.delete_proxy(index, name, address).await?;
+        }
+        self.netlink.delete_proxy(index, name, address).await.map(drop)
     }
 
     /// Makes the veth and closes its port before the namespace has an address: between the link's
@@ -230,29 +271,38 @@ impl Overlay {
     /// held still.
     pub async fn open(&self, service: &ServiceEndpoint) -> Result<Handed, NetworkError> {
         let link = self.port_of(&service.name).await?;
-        let (netlink, vxlan, uplink) = (&self.netlink, &self.config.vxlan, &self.config.uplink);
-        netlink.set_neighbour(self.bridge, &self.config.bridge, service.address, service.mac).await?;
+        let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
+        self.know(service.address, service.mac).await?;
         self.datapath.set_port(&link, PortState::Open).await?;
         let take_over = async {
             // The moment: before it no frame reaches the service by itself.
             self.datapath.set_entry(service.address, service.mac, Behind::Port(&link)).await?;
             netlink.delete_neighbour(self.vxlan, vxlan, service.address).await?;
             netlink.delete_vxlan_entry(self.vxlan, vxlan, service.mac).await?;
-            netlink.set_proxy(self.uplink, uplink, service.address).await
+            self.answer(service.address).await
         };
         let handed = self.hand_in(&service.name, link.index, take_over).await?;
         self.announce(service)?;
         Ok(handed)
     }
 
-    /// Says on the uplink and on the bridge that the service is here (gratuitous ARP, both forms).
+    /// Says on the uplink and on the bridge that the service is here (gratuitous ARP, both forms; and on
+    /// the uplink an unsolicited neighbour advertisement).
     /// [`Overlay::open`] does it; doing it again helps where frames are lost.
     ///
     /// # Errors
     /// When a frame cannot be sent.
     pub fn announce(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
-        arp::announce(&self.sender, self.uplink, &self.config.uplink, service.address, self.uplink_mac)?;
+        self.announce_on_uplink(service.address)?;
         arp::announce(&self.sender, self.bridge, &self.config.bridge, service.address, service.mac)
+    }
+
+    fn announce_on_uplink(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+        let (index, name, mac) = (self.uplink, &self.config.uplink, self.uplink_mac);
+        if let Some(address) = self.address6(address) {
+            ipv6::announce(&self.sender, index, name, address, mac)?;
+        }
+        arp::announce(&self.sender, index, name, address, mac)
     }
 
     /// Stops frames in both directions, at once, without the service seeing its link go down. The
@@ -290,8 +340,8 @@ impl Overlay {
         let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
         netlink.set_vxlan_entry(self.vxlan, vxlan, mac, vtep).await?;
         netlink.set_neighbour(self.vxlan, vxlan, address, mac).await?;
-        netlink.set_neighbour(self.bridge, &self.config.bridge, address, mac).await?;
-        netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
+        self.know(address, mac).await?;
+        self.answer_no_more(address).await?;
         // The moment: before it frames go where they went.
         self.datapath.set_entry(address, mac, Behind::Tunnel).await
     }
@@ -307,7 +357,7 @@ impl Overlay {
         netlink.delete_vxlan_entry(self.vxlan, vxlan, mac).await?;
         self.datapath.delete_tunnel_entry(address, mac).await?;
         if was_remote {
-            netlink.delete_neighbour(self.bridge, &self.config.bridge, address).await?;
+            self.know_no_more(address).await?;
         }
         self.ports.unpublish(address).await
     }
@@ -336,11 +386,11 @@ impl Overlay {
         check_name(name)?;
         self.let_go(name);
         self.remove_port(&port_name(name)).await?;
-        self.netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
+        self.answer_no_more(address).await?;
         let remote = self.netlink.neighbours(self.vxlan, false).await?;
         if !remote.iter().any(|(there, _)| *there == address) {
             self.ports.unpublish(address).await?;
-            self.netlink.delete_neighbour(self.bridge, &self.config.bridge, address).await?;
+            self.know_no_more(address).await?;
         }
         // Last, as it keeps the endpoint listed until all else is gone.
         netns::remove(&self.config.netns_dir.join(name))
@@ -414,13 +464,13 @@ impl Overlay {
     }
 
     async fn answer_again(&self) -> Result<(), NetworkError> {
-        let (index, name) = (self.uplink, &self.config.uplink);
+        let index = self.uplink;
         let answered = self.netlink.neighbours(index, true).await?;
         for endpoint in self.list_endpoints().await?.into_iter().filter(|endpoint| endpoint.open) {
             let Some(address) = endpoint.address else { continue };
             if !answered.iter().any(|(there, _)| *there == address) {
-                self.netlink.set_proxy(index, name, address).await?;
-                arp::announce(&self.sender, index, name, address, self.uplink_mac)?;
+                self.answer(address).await?;
+                self.announce_on_uplink(address)?;
             }
         }
         Ok(())
@@ -453,6 +503,7 @@ enum Inside {
     /// Give the service its address and the way out.
     Address {
         subnet: Subnet,
+        prefix6: Option<Prefix6>,
         address: Ipv4Addr,
         mtu: u32,
         /// Whether what the service sends must be cut into segments and have its check sums.
@@ -470,7 +521,7 @@ async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkErro
                 }
                 Ok(())
             }
-            Inside::Address { subnet, address, mtu, whole_frames } => {
+            Inside::Address { subnet, prefix6, address, mtu, whole_frames } => {
                 let link = netlink.need_link(INSIDE).await?;
                 if link.mtu != mtu {
                     netlink.set_mtu(link.index, INSIDE, mtu).await?;
@@ -478,7 +529,11 @@ async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkErro
                 if whole_frames {
                     offload::make_frames_whole(INSIDE)?;
                 }
-                address_inside(&netlink, subnet, address).await
+                address_inside(&netlink, subnet, address).await?;
+                let Some(prefix) = prefix6 else { return Ok(()) };
+                let link = netlink.need_link(INSIDE).await?;
+                let (own, gateway) = (prefix.of(address), prefix.of(subnet.gateway()));
+                ipv6::address_inside(&netlink, (link.index, INSIDE), own, gateway).await
             }
         }
     })

@@ -19,6 +19,14 @@ pub enum NetworkError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// The text is not an IPv6 prefix for services.
+    #[error("\"{text}\" is not an IPv6 prefix for services: {reason}; write it as fd67:6f64::/96")]
+    BadPrefix6 {
+        /// What was given.
+        text: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// The address is not of the services' subnet.
     #[error("the address {address} is outside the services' subnet {subnet}; choose one inside it")]
     OutsideSubnet {

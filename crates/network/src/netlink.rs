@@ -230,10 +230,11 @@ impl Netlink {
         &self,
         index: u32,
         name: &str,
-        address: Ipv4Addr,
+        address: impl Into<IpAddr>,
         mac: Mac,
     ) -> Result<(), NetworkError> {
-        let request = self.handle.neighbours().add(index, IpAddr::V4(address));
+        let address = address.into();
+        let request = self.handle.neighbours().add(index, address);
         let added = request.link_local_address(&mac).replace().execute().await;
         added.map_err(NetworkError::kernel(format!("enter the neighbour {address} on {name}")))
     }
@@ -243,36 +244,39 @@ impl Netlink {
         &self,
         index: u32,
         name: &str,
-        address: Ipv4Addr,
+        address: impl Into<IpAddr>,
     ) -> Result<bool, NetworkError> {
+        let address = address.into();
         let message = neighbour(index, address, NeighbourFlags::empty());
         self.forget(message, format!("forget the neighbour {address} on {name}")).await
     }
 
-    /// Has the interface answer ARP requests for `address`.
+    /// Has the interface answer ARP requests, or neighbour solicitations, for `address`.
     pub(crate) async fn set_proxy(
         &self,
         index: u32,
         name: &str,
-        address: Ipv4Addr,
+        address: impl Into<IpAddr>,
     ) -> Result<(), NetworkError> {
-        let request = self.handle.neighbours().add(index, IpAddr::V4(address)).flags(NeighbourFlags::Proxy);
+        let address = address.into();
+        let request = self.handle.neighbours().add(index, address).flags(NeighbourFlags::Proxy);
         let added = request.replace().execute().await;
         added.map_err(NetworkError::kernel(format!("answer for the address {address} on {name}")))
     }
 
-    /// Stops answering ARP requests for `address`; says whether it did answer.
+    /// Stops answering for `address`; says whether it did answer.
     pub(crate) async fn delete_proxy(
         &self,
         index: u32,
         name: &str,
-        address: Ipv4Addr,
+        address: impl Into<IpAddr>,
     ) -> Result<bool, NetworkError> {
+        let address = address.into();
         let message = neighbour(index, address, NeighbourFlags::Proxy);
         self.forget(message, format!("no longer answer for the address {address} on {name}")).await
     }
 
-    /// The neighbours of an interface, or with `proxies` the addresses it answers for.
+    /// The IPv4 neighbours of an interface, or with `proxies` the addresses it answers for.
     pub(crate) async fn neighbours(
         &self,
         index: u32,
@@ -412,12 +416,16 @@ pub(crate) fn has_errno(error: &rtnetlink::Error, errno: i32) -> bool {
     matches!(error, rtnetlink::Error::NetlinkError(message) if message.raw_code() == -errno)
 }
 
-fn neighbour(index: u32, address: Ipv4Addr, flags: NeighbourFlags) -> NeighbourMessage {
+fn neighbour(index: u32, address: IpAddr, flags: NeighbourFlags) -> NeighbourMessage {
     let mut message = NeighbourMessage::default();
-    message.header.family = AddressFamily::Inet;
+    let destination;
+    (message.header.family, destination) = match address {
+        IpAddr::V4(address) => (AddressFamily::Inet, NeighbourAddress::Inet(address)),
+        IpAddr::V6(address) => (AddressFamily::Inet6, NeighbourAddress::Inet6(address)),
+    };
     message.header.ifindex = index;
     message.header.flags = flags;
-    message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet(address)));
+    message.attributes.push(NeighbourAttribute::Destination(destination));
     message
 }
 

@@ -29,7 +29,7 @@ use crate::netlink::{LinkEvents, Netlink};
 use crate::netns::set_sysctl;
 use crate::packet::PacketSocket;
 use crate::publish::{self, Ports};
-use crate::{Encryption, Mac, NetworkError, Subnet};
+use crate::{Encryption, Mac, NetworkError, Prefix6, Subnet, ipv6};
 
 /// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
 pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
@@ -46,6 +46,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub struct OverlayConfig {
     /// The services' subnet, the same on every node.
     pub subnet: Subnet,
+    /// The prefix of the IPv6 addresses that services have beside their IPv4 ones, the same on every node;
+    /// `None`: they have none.
+    pub prefix6: Option<Prefix6>,
     /// The interface that leads to the other nodes and to clients.
     pub uplink: String,
     /// This node's address on the uplink, at which other nodes send it frames.
@@ -73,6 +76,7 @@ impl OverlayConfig {
     pub fn new(subnet: Subnet, uplink: impl Into<String>, vtep: Ipv4Addr) -> Self {
         Self {
             subnet,
+            prefix6: None,
             uplink: uplink.into(),
             vtep,
             vni: 88,
@@ -157,6 +161,7 @@ impl Overlay {
             return Err(NetworkError::NotUp { interface: config.bridge, seconds: PATIENCE.as_secs() });
         }
         address_bridge(&netlink, &config, bridge).await?;
+        ipv6::up(&netlink, &config, bridge).await?;
         apply_settings(&config)?;
         if let Err(error) = publish::guard_gateway(&config.uplink, config.subnet.gateway()).await {
             // Nobody but a misconfigured client asks for the gateway on the uplink.
@@ -189,7 +194,7 @@ impl Overlay {
         }
         for (address, _) in self.netlink.neighbours(self.uplink, true).await? {
             if self.config.subnet.contains(address) {
-                self.netlink.delete_proxy(self.uplink, &self.config.uplink, address).await?;
+                self.answer_no_more(address).await?;
             }
         }
         publish::remove_tables().await?;

@@ -167,9 +167,10 @@ async fn bring_bridge_up(netlink: &Netlink, name: &str, mtu: u32, index: u32) ->
             let message = message.address(GATEWAY_MAC.to_vec()).build();
             let added = netlink.handle.link().add(message).execute().await;
             added.map_err(NetworkError::kernel(format!("make the bridge {name}")))?;
+            // An interface has no IPv6 but what it is given (ipv6.rs).
+            set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
         }
     }
-    set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
     // A forward delay of zero: a port opens at once, and a closed one stays closed (netlink.rs).
     let message = LinkMessageBuilder::<LinkBridge>::new(name)
         .stp_state(BridgeStpState::Disabled)

@@ -6,7 +6,7 @@ pub mod openvswitch;
 pub mod repair;
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -315,6 +315,24 @@ pub struct World {
 }
 
 impl World {
+    /// The same with IPv6: hosts `fd99::b`, `fd99::c` (nodes) and `fd99::64` (client) on the switch, and services
+    /// in `fd67:6f64::/96`.
+    pub fn with_ipv6(switch: Switch) -> Self {
+        let world = Self::bare(switch);
+        for (host, number) in [(&world.a.host, "b"), (&world.b.host, "c"), (&world.client, "64")] {
+            for setting in ["accept_dad=0", "disable_ipv6=0"] {
+                host.sh(&format!("sysctl -qw net.ipv6.conf.{UPLINK}.{setting}"));
+            }
+            host.sh(&format!("ip address add fd99::{number}/64 dev {UPLINK} nodad"));
+        }
+        world.client.sh(&format!("ip -6 route add fd67:6f64::/96 dev {UPLINK}"));
+        for node in [&world.a, &world.b] {
+            let prefix6 = Some("fd67:6f64::/96".parse().unwrap());
+            node.up_with(OverlayConfig { prefix6, ..node.config() }).unwrap();
+        }
+        world
+    }
+
     /// Nodes `a` and `b` without their overlays, and a client, on one switch.
     pub fn bare(switch: Switch) -> Self {
         Self::bare_with(switch, switch)
@@ -393,8 +411,8 @@ pub fn published(name: &str, last: u8, host_port: u16, container_port: u16) -> S
 
 /// Answers every byte with the same byte, on every connection, until the namespace's sockets are
 /// gone. Returns the address it listens at.
-pub fn echo_server(namespace: &Host, address: Ipv4Addr, port: u16) -> SocketAddr {
-    let at = SocketAddr::V4(SocketAddrV4::new(address, port));
+pub fn echo_server(namespace: &Host, address: impl Into<IpAddr>, port: u16) -> SocketAddr {
+    let at = SocketAddr::new(address.into(), port);
     let listener = namespace.run(|| TcpListener::bind(at).unwrap());
     thread::spawn(move || {
         for connection in listener.incoming() {

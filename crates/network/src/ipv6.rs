@@ -1,0 +1,263 @@
+//! A service's IPv6 address, beside the IPv4 one that it follows from.
+//!
+//! The cluster's prefix has 96 bits, and the IPv4 address is the rest (as RFC 6052, section 2.2 embeds one),
+//! so that nothing more has to be agreed on. Services have no neighbours: each reaches everything through
+//! the gateway, which is the same on every node (`overlay.rs`), and so nobody has to ask at which
+//! link-layer address somebody else is. Addresses are used at once, without detection of duplicates, which
+//! would find the service itself at its last place.
+//!
+//! The node answers on its uplink for the services that are here (`proxy_ndp`), as it does with ARP, and
+//! says so when one arrives (unsolicited neighbour advertisement, RFC 4861, section 7.2.6).
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use rtnetlink::RouteMessageBuilder;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::netlink::Netlink;
+use crate::netns::set_sysctl;
+use crate::overlay::GATEWAY_MAC;
+use crate::packet::{OFFLOAD_HEADER, PacketSocket};
+use crate::{Mac, NetworkError, OverlayConfig};
+
+/// What of an IPv6 address is the cluster's.
+const PREFIX_BITS: u8 = 96;
+/// All nodes of a link (RFC 4291, section 2.7.1), and where their frames go (RFC 2464, section 7).
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
+
+/// The services' IPv6 prefix of 96 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Prefix6(Ipv6Addr);
+
+impl Prefix6 {
+    /// The address that goes with a service's IPv4 address.
+    #[must_use]
+    pub fn of(self, address: Ipv4Addr) -> Ipv6Addr {
+        Ipv6Addr::from_bits(self.0.to_bits() | u128::from(address.to_bits()))
+    }
+}
+
+impl FromStr for Prefix6 {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bad = |reason| NetworkError::BadPrefix6 { text: text.to_owned(), reason };
+        let (address, bits) = text.split_once('/').ok_or_else(|| bad("the number of bits is missing"))?;
+        let address: Ipv6Addr = address.parse().map_err(|_| bad("it is no IPv6 address"))?;
+        if bits != "96" {
+            return Err(bad("it must have 96 bits"));
+        }
+        if address.to_bits() & u128::from(u32::MAX) != 0 {
+            return Err(bad("bits are set behind the prefix"));
+        }
+        if address.is_multicast() || address.is_unicast_link_local() || address.is_unspecified() {
+            return Err(bad("services cannot have such addresses"));
+        }
+        Ok(Self(address))
+    }
+}
+
+impl fmt::Display for Prefix6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{PREFIX_BITS}", self.0)
+    }
+}
+
+impl TryFrom<String> for Prefix6 {
+    type Error = NetworkError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Prefix6> for String {
+    fn from(prefix: Prefix6) -> Self {
+        prefix.to_string()
+    }
+}
+
+/// Gives the bridge the gateway's IPv6 address, routes the prefix to it, and lets the node forward.
+pub(crate) async fn up(netlink: &Netlink, config: &OverlayConfig, bridge: u32) -> Result<(), NetworkError> {
+    let (name, uplink) = (config.bridge.as_str(), config.uplink.as_str());
+    let Some(prefix) = config.prefix6 else {
+        return set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1");
+    };
+    if std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{uplink}/accept_ra"))
+        .is_ok_and(|value| value.trim() == "1")
+    {
+        // A node that forwards hears routers' advertisements with 2 only.
+        set_sysctl(&format!("ipv6/conf/{uplink}/accept_ra"), "2")?;
+    }
+    set_sysctl("ipv6/conf/all/forwarding", "1")?;
+    set_sysctl(&format!("ipv6/conf/{uplink}/proxy_ndp"), "1")?;
+    set_sysctl(&format!("ipv6/neigh/{uplink}/proxy_delay"), "0")?;
+    enable(name)?;
+    let gateway = prefix.of(config.subnet.gateway());
+    add_address(netlink, bridge, name, gateway).await?;
+    route(netlink, bridge, prefix.0, PREFIX_BITS, None, &format!("route {prefix} to the bridge {name}")).await
+}
+
+/// Gives the service its address, in its namespace, and the way out.
+pub(crate) async fn address_inside(
+    netlink: &Netlink,
+    (index, name): (u32, &str),
+    address: Ipv6Addr,
+    gateway: Ipv6Addr,
+) -> Result<(), NetworkError> {
+    enable(name)?;
+    // The gateway knows better ways for nobody.
+    set_sysctl(&format!("ipv6/conf/{name}/accept_redirects"), "0")?;
+    add_address(netlink, index, name, address).await?;
+    route(netlink, index, gateway, 128, None, &format!("route from {address} to {gateway}")).await?;
+    let default = Ipv6Addr::UNSPECIFIED;
+    route(netlink, index, default, 0, Some(gateway), &format!("route from {address} through {gateway}"))
+        .await?;
+    netlink.set_neighbour(index, name, gateway, GATEWAY_MAC).await
+}
+
+/// Lets an interface have IPv6 addresses, those that it is given and no others.
+fn enable(name: &str) -> Result<(), NetworkError> {
+    let settings = [("addr_gen_mode", "1"), ("accept_dad", "0"), ("accept_ra", "0"), ("disable_ipv6", "0")];
+    for (setting, value) in settings {
+        set_sysctl(&format!("ipv6/conf/{name}/{setting}"), value)?;
+    }
+    Ok(())
+}
+
+async fn add_address(
+    netlink: &Netlink,
+    index: u32,
+    name: &str,
+    address: Ipv6Addr,
+) -> Result<(), NetworkError> {
+    let mut request = netlink.handle.address().add(index, address.into(), 128).replace();
+    let flags = AddressFlags::Nodad | AddressFlags::Noprefixroute;
+    request.message_mut().attributes.push(AddressAttribute::Flags(flags));
+    let added = request.execute().await;
+    added.map_err(NetworkError::kernel(format!("give {name} the address {address}")))
+}
+
+async fn route(
+    netlink: &Netlink,
+    index: u32,
+    to: Ipv6Addr,
+    bits: u8,
+    gateway: Option<Ipv6Addr>,
+    action: &str,
+) -> Result<(), NetworkError> {
+    let route = RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(to, bits).output_interface(index);
+    let route = match gateway {
+        Some(gateway) => route.gateway(gateway),
+        None => route,
+    };
+    netlink.handle.route().add(route.build()).replace().execute().await.map_err(NetworkError::kernel(action))
+}
+
+/// Says on the interface that `address` is at `mac`.
+pub(crate) fn announce(
+    socket: &PacketSocket,
+    index: u32,
+    name: &str,
+    address: Ipv6Addr,
+    mac: Mac,
+) -> Result<(), NetworkError> {
+    let mut packet = [0; OFFLOAD_HEADER + ADVERTISEMENT];
+    packet[OFFLOAD_HEADER..].copy_from_slice(&advertisement(address, mac));
+    let sent = socket.send(index, &packet);
+    sent.map_err(NetworkError::system(format!("announce the address {address} on {name}")))
+}
+
+/// Ethernet, IPv6, and the advertisement with its one option.
+const ADVERTISEMENT: usize = 14 + 40 + 32;
+
+/// An unsolicited neighbour advertisement (RFC 4861, section 4.4) that overrides what is known.
+fn advertisement(address: Ipv6Addr, mac: Mac) -> [u8; ADVERTISEMENT] {
+    let mut message = [0; 32];
+    // Type 136; the flag that says: override.
+    message[0] = 136;
+    message[4] = 0x20;
+    message[8..24].copy_from_slice(&address.octets());
+    // The target's link-layer address, in one unit of 8 bytes.
+    message[24..26].copy_from_slice(&[2, 1]);
+    message[26..32].copy_from_slice(&mac);
+    let sum = checksum(address, ALL_NODES, &message);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+
+    let mut frame = [0; ADVERTISEMENT];
+    let parts: [&[u8]; 7] = [
+        &ALL_NODES_MAC,
+        &mac,
+        &0x86dd_u16.to_be_bytes(),
+        // Version 6, 32 bytes of ICMPv6, and the hop limit without which nobody heeds it.
+        &[0x60, 0, 0, 0, 0, 32, 58, 255],
+        &address.octets(),
+        &ALL_NODES.octets(),
+        &message,
+    ];
+    let mut rest = frame.as_mut_slice();
+    for part in parts {
+        let (place, after) = rest.split_at_mut(part.len());
+        place.copy_from_slice(part);
+        rest = after;
+    }
+    frame
+}
+
+/// The check sum of an ICMPv6 message (RFC 4443, section 2.3).
+fn checksum(from: Ipv6Addr, to: Ipv6Addr, message: &[u8]) -> u16 {
+    let length = u32::try_from(message.len()).unwrap_or_default().to_be_bytes();
+    let pseudo = [&from.octets()[..], &to.octets(), &length, &[0, 0, 0, 58]].concat();
+    let mut sum: u32 = 0;
+    for bytes in [pseudo.as_slice(), message] {
+        sum += bytes.as_chunks::<2>().0.iter().map(|pair| u32::from(u16::from_be_bytes(*pair))).sum::<u32>();
+    }
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    // The loop leaves 16 bits.
+    !u16::try_from(sum).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn an_address_follows_from_the_other_one() {
+        let prefix: Prefix6 = "fd67:6f64::/96".parse().unwrap();
+        assert_eq!(prefix.of(Ipv4Addr::new(10, 88, 0, 10)).to_string(), "fd67:6f64::a58:a");
+        assert_eq!(prefix.to_string(), "fd67:6f64::/96");
+    }
+
+    #[test]
+    fn what_is_no_prefix_is_refused_with_its_reason() {
+        for (text, reason) in [
+            ("fd67::", "bits is missing"),
+            ("fd67::/64", "96 bits"),
+            ("fd67::1/96", "behind the prefix"),
+            ("10.88.0.0/96", "no IPv6 address"),
+            ("ff02::/96", "cannot have"),
+            ("fe80::/96", "cannot have"),
+            ("::/96", "cannot have"),
+        ] {
+            let error = text.parse::<Prefix6>().unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_advertisement_has_a_sum_that_adds_up() {
+        let address: Ipv6Addr = "fd67:6f64::a58:a".parse().unwrap();
+        let frame = advertisement(address, [2, 0x67, 10, 88, 0, 10]);
+        assert_eq!(frame[..14], [0x33, 0x33, 0, 0, 0, 1, 2, 0x67, 10, 88, 0, 10, 0x86, 0xdd]);
+        assert_eq!(checksum(address, ALL_NODES, &frame[54..]), 0);
+        assert_eq!(frame[54 + 8..54 + 24], address.octets());
+    }
+}
