@@ -32,7 +32,7 @@ use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
 use godwit_migration::{Layout, destination, error_chain, recovery};
-use godwit_network::{Overlay, OverlayConfig, Subnet};
+use godwit_network::{Overlay, OverlayConfig, Prefix6, Subnet};
 use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{
     Accepted, Alpn, Connection, Identity, ListenOptions, Listener, NodeName, SecureStream,
@@ -84,6 +84,10 @@ pub(crate) struct ServeArgs {
     /// Addresses of services, the same on all nodes
     #[arg(long, default_value = "10.88.0.0/16")]
     pub subnet: Subnet,
+    /// Prefix of the IPv6 addresses that services have beside their IPv4 ones, the same on all nodes, such
+    /// as fd67:6f64::/96 [default: they have none]
+    #[arg(long, value_name = "PREFIX/96")]
+    pub subnet6: Option<Prefix6>,
     /// UDP port at which nodes take the overlay's frames, the same on all nodes
     #[arg(long, default_value_t = 4789, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub vxlan_port: u16,
@@ -320,6 +324,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
     let config = OverlayConfig {
         vni: VNI,
         port: args.vxlan_port,
+        prefix6: args.subnet6,
         netns_dir: args.run.join("netns"),
         encryption: encrypt.resolve()?,
         backend: args.network_backend.into(),

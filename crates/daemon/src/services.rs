@@ -237,10 +237,19 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     Ok(())
 }
 
+fn described(node: &Node, service: &Service) -> api::Service {
+    let mut shown = convert::service(service, &node.name);
+    if service.network.namespace().is_none() {
+        let address6 = node.local().overlay.address6(service.address);
+        shown.address6 = address6.map(|address| address.to_string()).unwrap_or_default();
+    }
+    shown
+}
+
 /// A service of this node as the API shows it.
 pub(crate) async fn show(node: &Node, owned: Owned) -> Result<api::Service, Status> {
     let config = node.local().config(&owned.service);
-    let mut shown = convert::service(&owned.service, &node.name);
+    let mut shown = described(node, &owned.service);
     if let Some(code) = owned.exit_code {
         shown.set_state(ServiceState::Stopped);
         shown.exit_code = code;
@@ -275,7 +284,7 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
             // It has just become this node's.
             continue;
         }
-        let mut doubtful = convert::service(&service, &node.name);
+        let mut doubtful = described(node, &service);
         doubtful.set_state(ServiceState::InDoubt);
         doubtful.reason = format!("waits for node {source} to tell whether the migration committed");
         shown.push(doubtful);
