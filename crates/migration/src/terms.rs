@@ -19,6 +19,9 @@ pub struct OverlayTerms {
     /// How packets between nodes are encrypted: [`Encryption::name`].
     #[prost(string, tag = "3")]
     pub encryption: String,
+    /// The prefix of services' IPv6 addresses; empty where they have none.
+    #[prost(string, tag = "4")]
+    pub prefix6: String,
 }
 
 impl OverlayTerms {
@@ -29,6 +32,7 @@ impl OverlayTerms {
             mtu: overlay.mtu(),
             vxlan_port: overlay.config().port.into(),
             encryption: overlay.config().encryption.name().to_owned(),
+            prefix6: overlay.config().prefix6.map(|prefix| prefix.to_string()).unwrap_or_default(),
         }
     }
 
@@ -61,6 +65,18 @@ impl OverlayTerms {
                 self.vxlan_port, other.vxlan_port
             ));
         }
+        if self.prefix6 != other.prefix6 {
+            let word = |terms: &Self| match terms.prefix6.as_str() {
+                "" => "no IPv6 addresses".to_owned(),
+                prefix => format!("IPv6 addresses of {prefix}"),
+            };
+            reasons.push(format!(
+                "services have {} on node {ours} and {} on node {theirs}; start godwitd on all nodes with the \
+                 same --subnet6",
+                word(self),
+                word(other)
+            ));
+        }
         reasons
     }
 }
@@ -70,7 +86,7 @@ mod tests {
     use super::*;
 
     fn terms(mtu: u32, vxlan_port: u32, encryption: &str) -> OverlayTerms {
-        OverlayTerms { mtu, vxlan_port, encryption: encryption.into() }
+        OverlayTerms { mtu, vxlan_port, encryption: encryption.into(), prefix6: String::new() }
     }
 
     #[test]
@@ -85,6 +101,12 @@ mod tests {
         assert_eq!(all.len(), 2, "{all:?}");
         assert!(all[0].contains("b sends packets in the clear and node a encrypts packets"), "{all:?}");
         assert!(all[1].contains("4789") && all[1].contains("4790"), "{all:?}");
+        let addressed = OverlayTerms { prefix6: "fd67::/96".into(), ..here.clone() };
+        let prefix = here.objections("b", &addressed, "a");
+        assert!(
+            prefix[0].contains("no IPv6 addresses on node b and IPv6 addresses of fd67::/96 on"),
+            "{prefix:?}"
+        );
         let other = terms(1390, 4789, "tunnel").objections("b", &terms(1390, 4789, "wireguard"), "a");
         assert!(other[0].contains("node a encrypts packets in another way"), "{other:?}");
     }

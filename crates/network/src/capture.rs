@@ -184,7 +184,12 @@ impl Overlay {
         self.captures.enter(&running)?;
         for (place, index) in [(Place::Overlay, self.vxlan), (Place::Uplink, self.uplink)] {
             if places.contains(&place) {
-                let mut program = of_service(mac_of(address), address, self.config.port, running.keep());
+                let mut program = of_service(
+                    mac_of(address),
+                    (address, self.address6(address)),
+                    self.config.port,
+                    running.keep(),
+                );
                 let opened = PacketSocket::watch(index, &mut program, QUEUE);
                 let interface = self.interface_at(place, &port);
                 let socket = opened.map_err(NetworkError::system(format!("look at {interface}")))?;

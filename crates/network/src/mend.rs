@@ -8,7 +8,7 @@
 
 use crate::netlink::LinkEvents;
 use crate::overlay::{self, PATIENCE};
-use crate::{NetworkError, Overlay};
+use crate::{NetworkError, Overlay, ipv6};
 
 impl Overlay {
     /// What is missing of the bridge and the VXLAN device; nothing when both are as they must be.
@@ -35,6 +35,7 @@ impl Overlay {
             return Err(NetworkError::NotUp { interface, seconds: PATIENCE.as_secs() });
         }
         overlay::address_bridge(&self.netlink, config, self.bridge).await?;
+        ipv6::up(&self.netlink, config, self.bridge).await?;
         overlay::apply_settings(config)?;
         Ok(Some(damage))
     }

@@ -2,7 +2,7 @@
 //! (`Documentation/networking/filter.rst`): on an uplink that carries a migration, frames of others
 //! must not even be copied.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::Mac;
 
@@ -19,6 +19,7 @@ const RETURN: u16 = 0x06;
 
 const KIND_IPV4: u32 = 0x0800;
 const KIND_ARP: u32 = 0x0806;
+const KIND_IPV6: u32 = 0x86dd;
 const UDP: u32 = 17;
 
 /// Takes every frame, and `keep` bytes of it.
@@ -26,10 +27,20 @@ pub(crate) fn everything(keep: u32) -> Vec<libc::sock_filter> {
     assemble(&[Line::Do(RETURN, keep)])
 }
 
-/// Takes `keep` bytes of frames from and to the service: by its link-layer address, by its address
-/// in ARP and IPv4, and those that VXLAN wraps, by its link-layer address.
-pub(crate) fn of_service(mac: Mac, address: Ipv4Addr, port: u16, keep: u32) -> Vec<libc::sock_filter> {
+/// Takes `keep` bytes of frames from and to the service: by its link-layer address, by its addresses
+/// in ARP, IPv4 and IPv6, and those that VXLAN wraps, by its link-layer address.
+pub(crate) fn of_service(
+    mac: Mac,
+    (address, address6): (Ipv4Addr, Option<Ipv6Addr>),
+    port: u16,
+    keep: u32,
+) -> Vec<libc::sock_filter> {
     use Line::{Do, If, Mark};
+    // Without one nothing that is routed has it.
+    let word = |number: u32| {
+        let bits = address6.unwrap_or(Ipv6Addr::UNSPECIFIED).to_bits();
+        u32::try_from(bits >> (96 - 32 * number) & u128::from(u32::MAX)).unwrap_or_default()
+    };
     let [a, b, c, d, e, f] = mac;
     let (high, low) = (u32::from_be_bytes([a, b, c, d]), u32::from(u16::from_be_bytes([e, f])));
     let address = u32::from(address);
@@ -47,12 +58,31 @@ pub(crate) fn of_service(mac: Mac, address: Ipv4Addr, port: u16, keep: u32) -> V
         Mark("kind"),
         Do(LOAD_HALF, 12),
         If(JUMP_IF_EQUAL, KIND_IPV4, "ipv4", NEXT),
+        If(JUMP_IF_EQUAL, KIND_IPV6, "ipv6", NEXT),
         If(JUMP_IF_EQUAL, KIND_ARP, NEXT, LEAVE),
         // Sender and target of ARP.
         Do(LOAD_WORD, 28),
         If(JUMP_IF_EQUAL, address, TAKE, NEXT),
         Do(LOAD_WORD, 38),
         If(JUMP_IF_EQUAL, address, TAKE, LEAVE),
+        Mark("ipv6"),
+        Do(LOAD_WORD, 22),
+        If(JUMP_IF_EQUAL, word(0), NEXT, "ipv6 target"),
+        Do(LOAD_WORD, 26),
+        If(JUMP_IF_EQUAL, word(1), NEXT, "ipv6 target"),
+        Do(LOAD_WORD, 30),
+        If(JUMP_IF_EQUAL, word(2), NEXT, "ipv6 target"),
+        Do(LOAD_WORD, 34),
+        If(JUMP_IF_EQUAL, word(3), TAKE, NEXT),
+        Mark("ipv6 target"),
+        Do(LOAD_WORD, 38),
+        If(JUMP_IF_EQUAL, word(0), NEXT, LEAVE),
+        Do(LOAD_WORD, 42),
+        If(JUMP_IF_EQUAL, word(1), NEXT, LEAVE),
+        Do(LOAD_WORD, 46),
+        If(JUMP_IF_EQUAL, word(2), NEXT, LEAVE),
+        Do(LOAD_WORD, 50),
+        If(JUMP_IF_EQUAL, word(3), TAKE, LEAVE),
         Mark("ipv4"),
         Do(LOAD_WORD, 26),
         If(JUMP_IF_EQUAL, address, TAKE, NEXT),
@@ -130,6 +160,9 @@ mod tests {
     use crate::mac_of;
 
     const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
+    const SERVICE6: Ipv6Addr = Ipv6Addr::new(0xfd67, 0x6f64, 0, 0, 0, 0, 0x0a58, 10);
+    const CLIENT6: Ipv6Addr = Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 0x64);
+    const OTHER6: Ipv6Addr = Ipv6Addr::new(0xfd67, 0x6f64, 0, 0, 0, 0, 0x0a58, 11);
     const OTHER: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 11);
     const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 100);
     const TCP: u8 = 6;
@@ -171,7 +204,7 @@ mod tests {
     }
 
     fn taken(frame: &[u8]) -> bool {
-        let program = of_service(mac_of(SERVICE), SERVICE, 4789, 96);
+        let program = of_service(mac_of(SERVICE), (SERVICE, Some(SERVICE6)), 4789, 96);
         match run(&program, frame) {
             0 => false,
             kept => {
@@ -191,6 +224,13 @@ mod tests {
         ipv4_frame(TCP, (from.octets(), 1), (to.octets(), 2))
     }
 
+    fn between6(from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
+        let mut frame = vec![2; 12];
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 58, 255]);
+        frame.extend(from.octets().iter().chain(&to.octets()));
+        frame
+    }
+
     fn arp(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
         let mut frame = vec![2; 12];
         frame.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1, 2, 2, 2, 2, 2, 2]);
@@ -204,6 +244,8 @@ mod tests {
         for yes in [
             between(CLIENT, SERVICE),
             between(SERVICE, CLIENT),
+            between6(CLIENT6, SERVICE6),
+            between6(SERVICE6, CLIENT6),
             arp(CLIENT, SERVICE),
             arp(SERVICE, CLIENT),
             with_macs(arp(CLIENT, OTHER), [0xff; 6], service),
@@ -213,6 +255,8 @@ mod tests {
         }
         for no in [
             between(CLIENT, OTHER),
+            between6(CLIENT6, OTHER6),
+            between6(OTHER6, CLIENT6),
             arp(CLIENT, OTHER),
             with_macs(between(CLIENT, OTHER), other, [2; 6]),
             // The first four bytes of all services' are alike where their networks are.
