@@ -42,7 +42,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// Serve this node
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Found a cluster on this node
     Init {
         /// Directory that survives a restart of the machine
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.verb {
-            Verb::Serve(args) => serve::serve(args).await,
+            Verb::Serve(args) => serve::serve(*args).await,
             Verb::Init { state, cluster, node, listen, encrypt } => {
                 join::init(&state, &cluster, &node, &listen.to_string(), encrypt)
             }

@@ -258,8 +258,8 @@ pub(crate) fn parse_mac(text: &str) -> Option<Mac> {
 /// What this node tells others of its overlay.
 pub(crate) fn own(node: &Node) -> NodeNetwork {
     let overlay = &node.local().overlay;
-    let OverlayTerms { mtu, vxlan_port, encryption } = OverlayTerms::of(overlay);
-    NodeNetwork { mtu, vxlan_port, encryption, uplink_mac: mac_to_string(overlay.uplink_mac()) }
+    let OverlayTerms { mtu, vxlan_port, encryption, prefix6 } = OverlayTerms::of(overlay);
+    NodeNetwork { mtu, vxlan_port, encryption, prefix6, uplink_mac: mac_to_string(overlay.uplink_mac()) }
 }
 
 /// Whether strangers are kept out, and how many packets were.
@@ -291,6 +291,7 @@ pub(crate) async fn inspect(node: &Node) -> Result<NetworkInfo, StateError> {
         node: node.name.clone(),
         backend: config.backend.to_string(),
         subnet: config.subnet.to_string(),
+        subnet6: ours.prefix6.clone(),
         gateway: config.subnet.gateway().to_string(),
         mtu: overlay.mtu(),
         vni: config.vni,
@@ -333,8 +334,8 @@ pub(crate) async fn inspect(node: &Node) -> Result<NetworkInfo, StateError> {
 }
 
 fn terms(network: NodeNetwork) -> OverlayTerms {
-    let NodeNetwork { mtu, vxlan_port, encryption, .. } = network;
-    OverlayTerms { mtu, vxlan_port, encryption }
+    let NodeNetwork { mtu, vxlan_port, encryption, prefix6, .. } = network;
+    OverlayTerms { mtu, vxlan_port, encryption, prefix6 }
 }
 
 fn keyed(node: &Node, vtep: Option<Ipv4Addr>) -> Option<godwit_network::Keyed> {

@@ -80,6 +80,7 @@ fn facts(info: &NetworkInfo) -> Vec<(&'static str, String)> {
         ("node", info.node.clone()),
         ("backend", info.backend.clone()),
         ("subnet", format!("{}, gateway {} on {}", info.subnet, info.gateway, info.bridge)),
+        ("ipv6", if info.subnet6.is_empty() { "none".to_owned() } else { info.subnet6.clone() }),
         ("mtu", info.mtu.to_string()),
         ("vxlan", format!("network {}, UDP port {} on {}", info.vni, info.vxlan_port, info.uplink)),
         ("guard", guard),
