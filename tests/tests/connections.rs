@@ -289,7 +289,7 @@ fn connections_asked_for_in_the_pause_come_about_at_the_first_attempt() {
 }
 
 #[test]
-fn datagrams_of_the_pause_are_answered_once_and_in_order() {
+fn datagrams_of_the_pause_are_answered_each_once() {
     const COUNT: u32 = 100;
     let mut echo = Echo::up("datagrams");
     let socket =
@@ -310,9 +310,11 @@ fn datagrams_of_the_pause_are_answered_once_and_in_order() {
             }
         };
         echo.moves_while(mode, send, |_, ()| {});
-        for number in 0..COUNT {
-            assert_eq!(take(mode), number, "{mode}");
-        }
+        // A node that answers a client for the first time asks for its link-layer address before, and Linux
+        // lets one datagram overtake those that wait for that.
+        let mut answers: Vec<_> = (0..COUNT).map(|_| take(mode)).collect();
+        answers.sort_unstable();
+        assert_eq!(answers, (0..COUNT).collect::<Vec<_>>(), "{mode}");
         // None comes a second time.
         socket.send(&COUNT.to_be_bytes()).unwrap();
         assert_eq!(take(mode), COUNT, "{mode}: after the move");
