@@ -62,11 +62,9 @@ pub(crate) trait Datapath: fmt::Debug + Send + Sync {
     /// The VXLAN device.
     fn vxlan(&self) -> u32;
 
-    /// Interfaces that frames pass inside the switch: what comes in by them came in by another before.
-    fn passages(&self) -> &[u32];
-
-    /// Whether it can carry only frames that are cut into segments and have their check sums.
-    fn wants_whole_frames(&self) -> bool;
+    /// Interfaces that frames to this port, or to the tunnel, pass inside the switch: what comes in by them
+    /// came in by another before.
+    async fn passages(&self, port: &str) -> Result<Vec<u32>, NetworkError>;
 
     /// Makes an interface a port, closed, and brings it up.
     async fn plug(&self, port: &Link) -> Result<(), NetworkError>;

@@ -26,7 +26,7 @@ use crate::hold::Handed;
 use crate::netlink::{Link, LinkEvents, Netlink, PortState};
 use crate::netns::{self, Found, set_sysctl};
 use crate::overlay::GATEWAY_MAC;
-use crate::{Mac, NetworkError, Overlay, Prefix6, Subnet, arp, enter, ipv6, offload};
+use crate::{Mac, NetworkError, Overlay, Prefix6, Subnet, arp, enter, ipv6};
 
 /// The interface's name inside every service's namespace.
 pub(crate) const INSIDE: &str = "eth0";
@@ -180,9 +180,8 @@ impl Overlay {
             self.netlink.set_mtu(port.index, &port.name, self.mtu).await?;
         }
         let (subnet, address, mtu) = (self.config.subnet, service.address, self.mtu);
-        let whole_frames = self.datapath.wants_whole_frames();
         let prefix6 = self.config.prefix6;
-        inside(&endpoint.netns, Inside::Address { subnet, prefix6, address, mtu, whole_frames }).await?;
+        inside(&endpoint.netns, Inside::Address { subnet, prefix6, address, mtu }).await?;
         self.know(service.address, service.mac).await
     }
 
@@ -501,14 +500,7 @@ enum Inside {
     /// Bring the interfaces up.
     Up,
     /// Give the service its address and the way out.
-    Address {
-        subnet: Subnet,
-        prefix6: Option<Prefix6>,
-        address: Ipv4Addr,
-        mtu: u32,
-        /// Whether what the service sends must be cut into segments and have its check sums.
-        whole_frames: bool,
-    },
+    Address { subnet: Subnet, prefix6: Option<Prefix6>, address: Ipv4Addr, mtu: u32 },
 }
 
 async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkError> {
@@ -521,13 +513,10 @@ async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkErro
                 }
                 Ok(())
             }
-            Inside::Address { subnet, prefix6, address, mtu, whole_frames } => {
+            Inside::Address { subnet, prefix6, address, mtu } => {
                 let link = netlink.need_link(INSIDE).await?;
                 if link.mtu != mtu {
                     netlink.set_mtu(link.index, INSIDE, mtu).await?;
-                }
-                if whole_frames {
-                    offload::make_frames_whole(INSIDE)?;
                 }
                 address_inside(&netlink, subnet, address).await?;
                 let Some(prefix) = prefix6 else { return Ok(()) };

@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::datapath::Behind;
+use crate::endpoint::port_name;
 use crate::packet::{PacketSocket, Which};
 use crate::{NetworkError, Overlay, ServiceEndpoint};
 
@@ -131,7 +132,8 @@ impl Overlay {
         netlink.set_vxlan_entry(self.vxlan, vxlan, *mac, vtep).await?;
         // What comes between these and the moment is both delivered and held.
         let passing = self.store(service, Which::CameBy(self.vxlan))?;
-        let store = self.store(service, Which::CameOrSentBy(self.bridge, self.datapath.passages()))?;
+        let passages = self.datapath.passages(&port_name(name)).await?;
+        let store = self.store(service, Which::CameOrSentBy(self.bridge, &passages))?;
         // The moment: before it frames reach the service's sockets.
         self.datapath.set_entry(*address, *mac, Behind::Tunnel).await?;
         let (left, service) = (CancellationToken::new(), name.clone());

@@ -42,7 +42,6 @@ mod mend;
 mod netlink;
 mod netns;
 mod obstacle;
-mod offload;
 mod overlay;
 mod packet;
 mod probe;

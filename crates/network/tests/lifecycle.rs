@@ -218,14 +218,14 @@ fn changed_settings_are_corrected(switch: Switch) {
     match &node.openvswitch {
         None => node.host.sh("ip link set dev gw0 type bridge forward_delay 1500"),
         Some(openvswitch) => {
-            openvswitch.sh("ovs-vsctl set Bridge gw0 fail_mode=standalone -- del-port gw0 gwvx0-o");
+            openvswitch.sh("ovs-vsctl set Bridge gw0 fail_mode=standalone -- del-port gw0 gwvx0-t");
             openvswitch.sh("ovs-ofctl -O OpenFlow14 del-flows gw0")
         }
     };
     if switch == Switch::Kernel {
         node.host.sh("ip link set dev gwvx0 nomaster");
     } else {
-        node.host.sh("nft delete table netdev godwit");
+        node.host.sh("nft delete table netdev gwvx0-t");
     }
     let settings = [
         ("ip_forward", "0", "1"),
@@ -266,7 +266,7 @@ fn changed_settings_are_corrected(switch: Switch) {
         }
         Some(openvswitch) => {
             assert_eq!(openvswitch.sh("ovs-vsctl get Bridge gw0 fail_mode").trim(), "secure");
-            assert!(openvswitch.sh("ovs-vsctl list-ports gw0").contains("gwvx0-o"));
+            assert!(openvswitch.sh("ovs-vsctl list-ports gw0").contains("gwvx0-t"));
         }
     }
     node.open(&web);

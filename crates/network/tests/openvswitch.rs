@@ -29,11 +29,9 @@ fn a_bridge_that_is_gone_is_named_when_something_is_asked_of_it() {
     let web = service("web", 60);
     world.a.create(&web);
     world.a.break_switch();
-    let message = world.a.with(async move |overlay: &Overlay| {
-        let opened = overlay.open(&web).await.unwrap_err();
-        common::describe(&opened)
-    });
-    assert!(message.contains("gw0"), "{message}");
+    let opened =
+        world.a.with(async move |overlay: &Overlay| overlay.open(&web).await.unwrap_err().to_string());
+    assert!(opened.contains("web") && opened.contains("create it first"), "{opened}");
     let message = world.a.try_create(&service("other", 61)).unwrap_err();
     assert!(message.contains("the bridge gw0") && message.contains("start godwitd again"), "{message}");
     assert!(!world.a.netns_dir.join("other").exists(), "something was made");

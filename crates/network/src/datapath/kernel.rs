@@ -51,12 +51,8 @@ impl Datapath for Kernel {
         self.vxlan
     }
 
-    fn passages(&self) -> &[u32] {
-        &[]
-    }
-
-    fn wants_whole_frames(&self) -> bool {
-        false
+    async fn passages(&self, _port: &str) -> Result<Vec<u32>, NetworkError> {
+        Ok(Vec::new())
     }
 
     async fn plug(&self, port: &Link) -> Result<(), NetworkError> {
@@ -229,7 +225,7 @@ pub(super) async fn bring_vxlan_up(
 }
 
 /// Refuses an interface that has a name of ours and is something else.
-pub(super) fn need_kind(link: &Link, wanted: InfoKind) -> Result<(), NetworkError> {
+fn need_kind(link: &Link, wanted: InfoKind) -> Result<(), NetworkError> {
     if link.kind.as_ref() == Some(&wanted) {
         return Ok(());
     }

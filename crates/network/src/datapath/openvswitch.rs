@@ -1,27 +1,30 @@
 //! Open vSwitch, driven by its own programs.
 //!
 //! ```text
-//!                      bridge of Open vSwitch
-//!   gw0 (its own) ──┬──────────────────────────┐
-//!   gws… (veth)   ──┤ flows (flows.rs)         ├─ gwvx0-o ═══ gwvx0-i ◄─nftables─► gwvx0 ── nodes
-//!   gws… (veth)   ──┘                          │        (veth)                    (VXLAN)
-//!                      ────────────────────────┘
+//!                            bridge of Open vSwitch
+//!             gw0 (its own) ──┬──────────────────┐
+//!   gws… ◄─nftables─► gwt… ───┤ flows (flows.rs) ├─── gwvx0-t ◄─nftables─► gwvx0 ── nodes
+//!   gws… ◄─nftables─► gwt… ───┘                  │                        (VXLAN)
+//!  (veth)          (its own)  ───────────────────┘ (its own)
 //! ```
 //!
-//! **The datapath** is the kernel's where the kernel has the module, else ovs-vswitchd's own (`netdev`),
-//! which takes frames from interfaces by packet sockets, and from `gw0`, a TAP device then.
+//! **The datapath** is the kernel's where the kernel has the module, else ovs-vswitchd's own (`netdev`).
 //!
 //! **The tunnel** is the kernel's VXLAN device with godwit's entries, as it is beside the kernel's bridge.
 //! Open vSwitch's own tunnels would need, with the userspace datapath, the uplink as a port and its
 //! address on a bridge: the node would be cut off whenever ovs-vswitchd is.
 //!
-//! **Whole frames.** The userspace datapath cannot carry a frame of several segments, or one whose check sum
-//! is still to be made. What services send is whole once their interfaces do not offload. But what comes
-//! out of the VXLAN device may have been put together by the uplink's receive offload, which concerns the
-//! whole machine. So it comes by a veth that does not offload either: the kernel cuts what crosses it. Two
-//! rules of nftables hand each frame that comes in at the one device on to the other, ahead of everything
-//! else. (A bridge of the kernel between them would show the frames to packet filters and to connection
-//! tracking, where bridged frames are: a second time, as they were sent by a process in between.)
+//! **All ports are the switch's own** (`type=internal`), each joined with its device by two rules of nftables
+//! that hand on every frame, ahead of everything else the kernel would do with it. With the userspace
+//! datapath such a port is a TAP device. That matters:
+//! - The userspace datapath cannot carry a frame of several segments, or one whose check sum is still to be
+//!   made. Services and the uplink's receive offload make such frames; the kernel completes them where they
+//!   enter the TAP device.
+//! - Other interfaces it reads by packet sockets, which hold some 90 frames and drop the rest: one TCP
+//!   stream sent a fifth of its segments again so. A TAP device has a queue.
+//!
+//! (A bridge of the kernel in place of the rules would show the frames to packet filters and connection
+//! tracking, where bridged frames are shown to them: once more, as frames that a process sent.)
 //!
 //! **State** is where it is with the kernel's bridge, beside the services: which ports there are in the
 //! database, what is open and where services are in the flows. Both are read back. Flows may be gone when
@@ -38,56 +41,45 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute};
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+use rtnetlink::LinkUnspec;
+use rtnetlink::packet_route::link::LinkAttribute;
 
 use self::programs::Programs;
-use super::kernel::{bring_vxlan_up, found, need_kind};
+use super::kernel::{bring_vxlan_up, found};
 use super::{Behind, Datapath};
 use crate::endpoint::PORT_PREFIX;
 use crate::netlink::{Link, Netlink, PortState};
 use crate::netns::set_sysctl;
 use crate::overlay::GATEWAY_MAC;
-use crate::{Mac, NetworkError, OverlayConfig, mac_to_string, offload, publish};
+use crate::{Mac, NetworkError, OverlayConfig, mac_to_string, publish};
 
-/// Frames that the gateway's TAP device keeps for ovs-vswitchd: some more than it takes in one go, as
-/// when what was held for a service goes on.
-const TAP_QUEUE: u32 = 8192;
+/// The start of the name of the switch's end of a service's port, in place of the port's own.
+const END_PREFIX: &str = "gwt";
+/// Frames that a TAP device keeps for ovs-vswitchd: what several services send at once, or what comes while
+/// it is busy for some milliseconds.
+const QUEUE: u32 = 8192;
 /// Open vSwitch's names for the datapath of its kernel module, and for its own.
 const SYSTEM: &str = "system";
 const USERSPACE: &str = "netdev";
-/// Answer no ARP request (`arp_ignore` in the kernel's ip-sysctl): what comes by a port of the switch is
-/// the switch's business, but the kernel sees it too where the switch is not the kernel's.
-const NEVER: &str = "8";
 
 /// Open vSwitch's bridge, up.
 #[derive(Debug)]
 pub(crate) struct OpenVswitch {
     netlink: Arc<Netlink>,
     programs: Programs,
+    mtu: u32,
     bridge: u32,
     bridge_name: String,
     vxlan: u32,
     vxlan_name: String,
-    join: Join,
-    /// The tunnel's OpenFlow port number.
+    /// The switch's end of the tunnel: its name, index and OpenFlow port number.
+    tunnel_name: String,
+    tunnel_index: u32,
     tunnel: u32,
-    userspace: bool,
     /// How often the bridge's interface had got or lost its carrier when the flows were last looked at.
     carrier_changes: AtomicU32,
-    /// OpenFlow port numbers by the names of the interfaces.
+    /// OpenFlow port numbers by the names of the switch's interfaces.
     numbers: Mutex<HashMap<String, u32>>,
-}
-
-/// What lies between the VXLAN device and the switch.
-#[derive(Debug)]
-struct Join {
-    /// The end of the veth that is at the VXLAN device.
-    inner_name: String,
-    /// The end that is a port of the switch.
-    outer_name: String,
-    /// The indices of both ends.
-    ends: [u32; 2],
 }
 
 impl OpenVswitch {
@@ -99,36 +91,87 @@ impl OpenVswitch {
     ) -> Result<Self, NetworkError> {
         let programs = Programs::new(run);
         programs.check().await?;
-        let userspace = bring_switch_up(&netlink, &programs, config, mtu).await?;
-        let bridge = bring_gateway_up(&netlink, &config.bridge, mtu).await?;
-        let join = Join::up(&netlink, &programs, config, mtu, userspace).await?;
+        bring_switch_up(&netlink, &programs, config, mtu).await?;
+        let bridge = set_up(&netlink, &config.bridge, mtu, Some(GATEWAY_MAC)).await?;
         let vxlan = bring_vxlan_up(&netlink, config, mtu, None, 0).await?;
-        join.hand_on(&config.vxlan).await?;
-
-        let numbers = plug_tunnel(&netlink, &programs, config, &join.outer_name).await?;
-        let tunnel = numbers.get(&join.outer_name).copied().unwrap_or(0);
-        let switch = Self {
+        let mut switch = Self {
             netlink,
             programs,
+            mtu,
             bridge,
             bridge_name: config.bridge.clone(),
             vxlan,
             vxlan_name: config.vxlan.clone(),
-            join,
-            tunnel,
-            userspace,
+            tunnel_name: format!("{}-t", config.vxlan),
+            tunnel_index: 0,
+            tunnel: 0,
             carrier_changes: AtomicU32::new(u32::MAX),
-            numbers: Mutex::new(numbers),
+            numbers: Mutex::default(),
         };
+        switch.read_numbers().await?;
+        (switch.tunnel_index, switch.tunnel) = switch.make_end(&switch.tunnel_name).await?;
+        switch.join_again().await?;
         switch.write_flows(config.subnet.gateway()).await?;
         Ok(switch)
+    }
+
+    /// Makes a port of the switch's own, or corrects one that exists; its index and its number.
+    async fn make_end(&self, end: &str) -> Result<(u32, u32), NetworkError> {
+        let (bridge, action) = (&self.bridge_name, format!("make {end} a port of {}", self.bridge_name));
+        let known = self.lock().contains_key(end);
+        if known && self.netlink.link(end).await?.is_none() {
+            // Its interface was taken away from it, and does not come back.
+            self.programs.change(&action, &["--if-exists", "del-port", bridge, end]).await?;
+            self.lock().remove(end);
+        }
+        let mtu = format!("mtu_request={}", self.mtu);
+        let port = ["--may-exist", "add-port", bridge, end];
+        let settings = ["--", "set", "Interface", end, "type=internal", &mtu];
+        self.programs.change(&action, &[port.as_slice(), &settings].concat()).await?;
+        self.read_numbers().await?;
+        match (self.number(end), self.netlink.link(end).await?) {
+            (Some(number), Some(_)) => {
+                set_sysctl(&format!("ipv6/conf/{end}/disable_ipv6"), "1")?;
+                Ok((set_up(&self.netlink, end, self.mtu, None).await?, number))
+            }
+            _ => Err(self.not_plugged(end)),
+        }
+    }
+
+    /// Joins the tunnel, and the ports that exist, with their devices; takes those ports out whose devices are
+    /// gone.
+    async fn join_again(&self) -> Result<(), NetworkError> {
+        let links = self.netlink.links().await?;
+        let exists = |name: &str| links.iter().any(|link| link.name == name);
+        let ends: Vec<String> = self.lock().keys().filter(|name| port_of(name).is_some()).cloned().collect();
+        let mut script = joined(&self.tunnel_name, &self.vxlan_name);
+        let (mut gone, mut arguments) = (String::new(), Vec::new());
+        for end in &ends {
+            match port_of(end).filter(|port| exists(port) && exists(end)) {
+                Some(port) => {
+                    if links.iter().any(|link| link.name == *end && link.mtu != self.mtu) {
+                        self.make_end(end).await?;
+                    }
+                    script.push_str(&joined(end, &port));
+                }
+                None => {
+                    gone.push_str(&parted(end));
+                    arguments.extend(["--", "--if-exists", "del-port", self.bridge_name.as_str(), end]);
+                }
+            }
+        }
+        if !arguments.is_empty() {
+            self.programs.change("remove ports that are gone", &arguments[1..]).await?;
+            self.read_numbers().await?;
+        }
+        publish::run("join the switch with its devices", &(script + &gone)).await
     }
 
     /// Writes the flows that are always there, and removes those of ports that are gone: their numbers
     /// will be others'.
     async fn write_flows(&self, gateway: Ipv4Addr) -> Result<(), NetworkError> {
         let mut text = flows::base(self.tunnel, gateway, GATEWAY_MAC);
-        let ours = |name: &str| name.starts_with(PORT_PREFIX) || name == self.join.outer_name;
+        let ours = |name: &str| port_of(name).is_some() || name == self.tunnel_name;
         let there: HashSet<u32> =
             self.lock().iter().filter(|(name, _)| ours(name)).map(|(_, number)| *number).collect();
         let open = flows::open_ports(&self.programs.flows(&self.bridge_name, "table=0").await?);
@@ -145,20 +188,21 @@ impl OpenVswitch {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn number(&self, port: &str) -> Option<u32> {
-        self.lock().get(port).copied().filter(|number| *number > 0)
+    fn number(&self, end: &str) -> Option<u32> {
+        self.lock().get(end).copied().filter(|number| *number > 0)
     }
 
-    async fn find_number(&self, port: &str) -> Result<Option<u32>, NetworkError> {
-        if let Some(number) = self.number(port) {
+    async fn find_number(&self, end: &str) -> Result<Option<u32>, NetworkError> {
+        if let Some(number) = self.number(end) {
             return Ok(Some(number));
         }
         self.read_numbers().await?;
-        Ok(self.number(port))
+        Ok(self.number(end))
     }
 
     async fn need_number(&self, port: &Link) -> Result<u32, NetworkError> {
-        self.find_number(&port.name).await?.ok_or_else(|| self.not_plugged(&port.name))
+        let end = end_of(&port.name);
+        self.find_number(&end).await?.ok_or_else(|| self.not_plugged(&end))
     }
 
     /// Drops ports that are gone and adds those that are not known. Those that are known stay as they are:
@@ -166,16 +210,16 @@ impl OpenVswitch {
     async fn read_numbers(&self) -> Result<(), NetworkError> {
         let read = self.programs.numbers().await?;
         let mut numbers = self.lock();
-        numbers.retain(|port, _| read.contains_key(port));
-        for (port, number) in read {
-            numbers.entry(port).or_insert(number);
+        numbers.retain(|end, number| *number > 0 && read.contains_key(end));
+        for (end, number) in read {
+            numbers.entry(end).or_insert(number);
         }
         Ok(())
     }
 
-    fn not_plugged(&self, port: &str) -> NetworkError {
+    fn not_plugged(&self, end: &str) -> NetworkError {
         let message = "it could not set up the interface; its log says why".to_owned();
-        NetworkError::OpenVswitch { action: format!("make {port} a port of {}", self.bridge_name), message }
+        NetworkError::OpenVswitch { action: format!("make {end} a port of {}", self.bridge_name), message }
     }
 }
 
@@ -189,49 +233,41 @@ impl Datapath for OpenVswitch {
         self.vxlan
     }
 
-    fn passages(&self) -> &[u32] {
-        &self.join.ends
-    }
-
-    fn wants_whole_frames(&self) -> bool {
-        self.userspace
+    async fn passages(&self, port: &str) -> Result<Vec<u32>, NetworkError> {
+        let end = self.netlink.link(&end_of(port)).await?;
+        Ok(end.map(|link| link.index).into_iter().chain([self.tunnel_index]).collect())
     }
 
     async fn plug(&self, port: &Link) -> Result<(), NetworkError> {
-        let name = port.name.as_str();
-        set_sysctl(&format!("ipv4/conf/{name}/arp_ignore"), NEVER)?;
-        self.netlink.set_up(port.index, name).await?;
-        let action = format!("make {name} a port of {}", self.bridge_name);
+        let end = end_of(&port.name);
+        self.netlink.set_up(port.index, &port.name).await?;
         // Without flows it is closed.
-        self.programs.change(&action, &["add-port", &self.bridge_name, name]).await?;
-        let numbers = self.programs.numbers().await?;
-        let Some(number) = numbers.get(name).copied().filter(|number| *number > 0) else {
-            return Err(self.not_plugged(name));
-        };
-        self.lock().insert(name.to_owned(), number);
+        let (_, number) = self.make_end(&end).await?;
         // An earlier port may have had the number.
-        self.set_flows(&action, &flows::forget(number)).await
+        self.set_flows(&format!("close {end}"), &flows::forget(number)).await?;
+        publish::run(&format!("join {end} and {}", port.name), &joined(&end, &port.name)).await
     }
 
     async fn unplug(&self, port: &str) -> Result<(), NetworkError> {
-        if let Some(number) = self.number(port) {
-            self.set_flows(&format!("forget {port}"), &flows::forget(number)).await?;
+        let end = end_of(port);
+        if let Some(number) = self.find_number(&end).await? {
+            self.set_flows(&format!("forget {end}"), &flows::forget(number)).await?;
         }
-        let arguments = ["--if-exists", "del-port", &self.bridge_name, port];
-        self.programs.change(&format!("remove {port} from {}", self.bridge_name), &arguments).await?;
-        self.lock().remove(port);
-        Ok(())
+        let arguments = ["--if-exists", "del-port", &self.bridge_name, &end];
+        self.programs.change(&format!("remove {end} from {}", self.bridge_name), &arguments).await?;
+        self.lock().remove(&end);
+        publish::run(&format!("part {end} and {port}"), &parted(&end)).await
     }
 
     async fn is_plugged(&self, port: &Link) -> Result<bool, NetworkError> {
-        Ok(self.find_number(&port.name).await?.is_some())
+        let end = end_of(&port.name);
+        Ok(self.find_number(&end).await?.is_some() && self.netlink.link(&end).await?.is_some())
     }
 
     async fn open_ports(&self, among: &[Link]) -> Result<HashSet<String>, NetworkError> {
         self.read_numbers().await?;
         let open = flows::open_ports(&self.programs.flows(&self.bridge_name, "table=0").await?);
-        let numbers = self.lock();
-        let is_open = |link: &&Link| numbers.get(&link.name).is_some_and(|number| open.contains(number));
+        let is_open = |link: &&Link| self.number(&end_of(&link.name)).is_some_and(|n| open.contains(&n));
         Ok(among.iter().filter(is_open).map(|link| link.name.clone()).collect())
     }
 
@@ -295,19 +331,48 @@ impl Datapath for OpenVswitch {
         let arguments = ["--if-exists", "del-br", &self.bridge_name];
         self.programs.change(&format!("remove the bridge {}", self.bridge_name), &arguments).await?;
         self.netlink.delete_link(&self.vxlan_name).await?;
-        self.netlink.delete_link(&self.join.inner_name).await?;
-        let script = "add table netdev godwit\ndelete table netdev godwit\n";
-        publish::run("remove the table of the tunnel", script).await
+        let action = format!("part {} and {}", self.tunnel_name, self.vxlan_name);
+        publish::run(&action, &parted(&self.tunnel_name)).await
     }
 }
 
-/// Makes the bridge or corrects one that exists; says whether its datapath is the userspace one.
+/// The switch's end of a service's port.
+fn end_of(port: &str) -> String {
+    format!("{END_PREFIX}{}", port.strip_prefix(PORT_PREFIX).unwrap_or(port))
+}
+
+/// The service's port that this is the switch's end of, if it is one.
+fn port_of(end: &str) -> Option<String> {
+    end.strip_prefix(END_PREFIX).map(|rest| format!("{PORT_PREFIX}{rest}"))
+}
+
+/// Has every frame that comes in at one of the two go out at the other. Each statement is harmless when it
+/// is repeated; a chain goes with its device.
+fn joined(end: &str, device: &str) -> String {
+    format!(
+        r#"add table netdev {end}
+add chain netdev {end} in {{ type filter hook ingress device "{device}" priority 0; }}
+add chain netdev {end} out {{ type filter hook ingress device "{end}" priority 0; }}
+flush chain netdev {end} in
+flush chain netdev {end} out
+add rule netdev {end} in fwd to "{end}"
+add rule netdev {end} out fwd to "{device}"
+"#
+    )
+}
+
+/// Undoes [`joined`], and does nothing where that was not done.
+fn parted(end: &str) -> String {
+    format!("add table netdev {end}\ndelete table netdev {end}\n")
+}
+
+/// Makes the bridge, or corrects one that exists.
 async fn bring_switch_up(
     netlink: &Netlink,
     programs: &Programs,
     config: &OverlayConfig,
     mtu: u32,
-) -> Result<bool, NetworkError> {
+) -> Result<(), NetworkError> {
     let name = config.bridge.as_str();
     let action = format!("make the bridge {name}");
     let bridges = programs.read(&action, &["list-br"]).await?;
@@ -340,7 +405,11 @@ async fn bring_switch_up(
         let interface = ["--", "set", "Interface", name, &mtu];
         programs.change(&action, &[bridge.as_slice(), &settings, &interface].concat()).await?;
         if netlink.link(name).await?.is_some() {
-            return Ok(datapath == USERSPACE);
+            if !exists {
+                // An interface has no IPv6 but what it is given (ipv6.rs).
+                set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
+            }
+            return Ok(());
         }
     }
     let message = "the bridge's interface is not here: its ovs-vswitchd runs in another network namespace, or \
@@ -348,102 +417,19 @@ async fn bring_switch_up(
     Err(NetworkError::OpenVswitch { action, message: message.into() })
 }
 
-/// Sets up the bridge's own interface, which will have the gateway's address.
-async fn bring_gateway_up(netlink: &Netlink, name: &str, mtu: u32) -> Result<u32, NetworkError> {
-    set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
+/// Sets up an interface of the switch's own; its index.
+async fn set_up(netlink: &Netlink, name: &str, mtu: u32, mac: Option<Mac>) -> Result<u32, NetworkError> {
     let index = netlink.need_link(name).await?.index;
-    let message = LinkUnspec::new_with_index(index)
-        .address(GATEWAY_MAC.to_vec())
+    let mut message = LinkUnspec::new_with_index(index)
         .mtu(mtu)
-        .append_extra_attribute(LinkAttribute::TxQueueLen(TAP_QUEUE))
-        .up()
-        .build();
-    let changed = netlink.handle.link().change(message).execute().await;
+        .append_extra_attribute(LinkAttribute::TxQueueLen(QUEUE))
+        .up();
+    if let Some(mac) = mac {
+        message = message.address(mac.to_vec());
+    }
+    let changed = netlink.handle.link().change(message.build()).execute().await;
     changed.map_err(NetworkError::kernel(format!("set up the interface {name}")))?;
     Ok(index)
-}
-
-impl Join {
-    /// Makes the veth and the kernel's bridge, and makes the inner end its port.
-    async fn up(
-        netlink: &Netlink,
-        programs: &Programs,
-        config: &OverlayConfig,
-        mtu: u32,
-        userspace: bool,
-    ) -> Result<Self, NetworkError> {
-        let vxlan = &config.vxlan;
-        let (inner_name, outer_name) = (format!("{vxlan}-i"), format!("{vxlan}-o"));
-        match netlink.link(&inner_name).await? {
-            Some(link) => need_kind(&link, InfoKind::Veth)?,
-            None => {
-                // The number that the switch had given to an earlier one means nothing any more.
-                let stale = ["--if-exists", "del-port", &config.bridge, &outer_name];
-                programs.change(&format!("remove {outer_name} from {}", config.bridge), &stale).await?;
-                let message = LinkMessageBuilder::<LinkVeth>::new(&inner_name, &outer_name).build();
-                let added = netlink.handle.link().add(message).execute().await;
-                added.map_err(NetworkError::kernel(format!("make the veth {inner_name}")))?;
-            }
-        }
-        let refused = |name: &str| NetworkError::kernel(format!("set up the interface {name}"));
-        let mut ends = [0; 2];
-        for (name, end) in [&inner_name, &outer_name].into_iter().zip(&mut ends) {
-            set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
-            set_sysctl(&format!("ipv4/conf/{name}/arp_ignore"), NEVER)?;
-            *end = netlink.need_link(name).await?.index;
-            let message = LinkUnspec::new_with_index(*end).mtu(mtu).up().build();
-            netlink.handle.link().change(message).execute().await.map_err(refused(name))?;
-        }
-        if userspace {
-            offload::make_frames_whole(&inner_name)?;
-        }
-        Ok(Self { inner_name, outer_name, ends })
-    }
-
-    /// Has every frame that comes in at the VXLAN device or at the inner end go out at the other.
-    async fn hand_on(&self, vxlan: &str) -> Result<(), NetworkError> {
-        let inner = &self.inner_name;
-        // Each statement is harmless when repeated. A chain goes with its device.
-        let script = format!(
-            r#"add table netdev godwit
-add chain netdev godwit in {{ type filter hook ingress device "{vxlan}" priority 0; }}
-add chain netdev godwit out {{ type filter hook ingress device "{inner}" priority 0; }}
-flush chain netdev godwit in
-flush chain netdev godwit out
-add rule netdev godwit in fwd to "{inner}"
-add rule netdev godwit out fwd to "{vxlan}"
-"#
-        );
-        publish::run(&format!("join {vxlan} and {inner}"), &script).await
-    }
-}
-
-/// Makes the tunnel's veth a port of the switch, and takes out ports whose interfaces are gone. Returns
-/// all ports' numbers.
-async fn plug_tunnel(
-    netlink: &Netlink,
-    programs: &Programs,
-    config: &OverlayConfig,
-    tunnel: &str,
-) -> Result<HashMap<String, u32>, NetworkError> {
-    let bridge = config.bridge.as_str();
-    let action = format!("make {tunnel} a port of {bridge}");
-    let ports = programs.read(&action, &["list-ports", bridge]).await?;
-    let links = netlink.links().await?;
-    let gone = ports.lines().filter(|port| !links.iter().any(|link| link.name == *port));
-    let mut arguments = vec!["--may-exist", "add-port", bridge, tunnel];
-    for port in gone {
-        arguments.extend(["--", "--if-exists", "del-port", bridge, port]);
-    }
-    programs.change(&action, &arguments).await?;
-    let numbers = programs.numbers().await?;
-    match numbers.get(tunnel) {
-        Some(number) if *number > 0 => Ok(numbers),
-        _ => Err(NetworkError::OpenVswitch {
-            action,
-            message: "it could not set up the interface; its log says why".into(),
-        }),
-    }
 }
 
 /// Says which Open vSwitch serves the bridge and how, for `godwit doctor`.

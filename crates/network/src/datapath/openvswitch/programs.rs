@@ -5,12 +5,13 @@ use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::NetworkError;
 
@@ -26,14 +27,17 @@ const DEFAULT_RUN: &str = "/var/run/openvswitch";
 const PURGE: &str = "revalidator/purge";
 
 /// Open vSwitch's programs, for the daemons whose sockets are in one directory.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Programs {
     run: Option<PathBuf>,
+    /// An `ovs-ofctl` that waits for the next change of flows: to start it takes longer than the change, and
+    /// a service that moves waits for that.
+    waiting: Mutex<Option<Child>>,
 }
 
 impl Programs {
     pub(super) fn new(run: Option<PathBuf>) -> Self {
-        Self { run }
+        Self { run, waiting: Mutex::default() }
     }
 
     /// Looks whether both daemons answer.
@@ -77,26 +81,34 @@ impl Programs {
             .map_err(|error| NetworkError::OpenVswitch { action: action.into(), message: error.to_string() })
     }
 
-    /// Changes flows of a bridge, all of them or, with an error, none; what holds when this returns.
+    /// Changes flows of a bridge, all of them or, with an error, none; what holds when this returns. It must be
+    /// the same bridge each time.
     pub(super) async fn set_flows(
         &self,
         action: &str,
         bridge: &str,
         flows: &str,
     ) -> Result<(), NetworkError> {
-        let arguments = ["--protocols", OPENFLOW, "--bundle", "add-flows", bridge, "-"];
-        self.call("ovs-ofctl", action, &arguments, flows).await?;
+        let program = "ovs-ofctl";
+        // Without names, which it would first ask the switch for.
+        let arguments = ["--no-names", "--protocols", OPENFLOW, "--bundle", "add-flows", bridge, "-"];
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // One that was ended meanwhile is of no use.
+        let waiting = waiting.and_then(|mut child| matches!(child.try_wait(), Ok(None)).then_some(child));
+        let child = waiting.map_or_else(|| self.start(program, &arguments), Ok)?;
+        finish(child, program, action, flows).await?;
         // The datapath goes on with what it remembers of the old flows until it is looked through, some
         // milliseconds later: it would carry frames where they must not go any more, or drop them. It is
         // asked directly, as ovs-appctl does it, since a service that moves waits for this.
-        match tokio::time::timeout(LIMIT, self.ask_switch(PURGE)).await {
-            Ok(Ok(())) => Ok(()),
+        let asked = tokio::time::timeout(LIMIT, self.ask_switch(PURGE)).await;
+        if !matches!(asked, Ok(Ok(()))) {
             // Its sockets may be elsewhere than is known here. The program knows, or says what is wrong.
-            _ => {
-                let purge = ["--target=ovs-vswitchd", PURGE];
-                self.call("ovs-appctl", action, &purge, "").await.map(|_| ())
-            }
+            self.call("ovs-appctl", action, &["--target=ovs-vswitchd", PURGE], "").await?;
         }
+        // It reads all of its input before it connects, and ends without it when this process does.
+        let next = self.start(program, &arguments)?;
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
+        Ok(())
     }
 
     /// One request to ovs-vswitchd in its own language, JSON-RPC over a unix socket whose name has its pid
@@ -138,33 +150,47 @@ impl Programs {
         arguments: &[&str],
         input: &str,
     ) -> Result<String, NetworkError> {
-        let late =
-            || NetworkError::OpenVswitchLate { program, action: action.to_owned(), seconds: LIMIT.as_secs() };
-        let mut command = Command::new(program);
         // Its own limit holds when this process is gone.
-        command.arg(format!("--timeout={}", LIMIT.as_secs())).args(arguments);
-        command.envs(self.run.iter().map(|run| ("OVS_RUNDIR", run)));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(|source| NetworkError::NoOpenVswitch { program, source })?;
-        let talk = async {
-            if let Some(mut stdin) = child.stdin.take() {
-                match stdin.write_all(input.as_bytes()).await {
-                    // It ended without reading; its own words say why.
-                    Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-                    other => other.map_err(NetworkError::system(format!("write to {program}")))?,
-                }
-            }
-            child.wait_with_output().await.map_err(NetworkError::system(format!("read from {program}")))
-        };
-        let output = tokio::time::timeout(LIMIT, talk).await.map_err(|_| late())??;
-        if output.status.signal() == Some(libc::SIGALRM) {
-            return Err(late());
-        }
-        if !output.status.success() {
-            return Err(refused(action, &String::from_utf8_lossy(&output.stderr)));
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let limit = format!("--timeout={}", LIMIT.as_secs());
+        let child = self.start(program, &[&[limit.as_str()], arguments].concat())?;
+        finish(child, program, action, input).await
     }
+
+    fn start(&self, program: &'static str, arguments: &[&str]) -> Result<Child, NetworkError> {
+        let mut command = Command::new(program);
+        command.args(arguments).envs(self.run.iter().map(|run| ("OVS_RUNDIR", run)));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command.spawn().map_err(|source| NetworkError::NoOpenVswitch { program, source })
+    }
+}
+
+/// Gives a program its input; what it answers.
+async fn finish(
+    mut child: Child,
+    program: &'static str,
+    action: &str,
+    input: &str,
+) -> Result<String, NetworkError> {
+    let late =
+        || NetworkError::OpenVswitchLate { program, action: action.to_owned(), seconds: LIMIT.as_secs() };
+    let talk = async {
+        if let Some(mut stdin) = child.stdin.take() {
+            match stdin.write_all(input.as_bytes()).await {
+                // It ended without reading; its own words say why.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+                other => other.map_err(NetworkError::system(format!("write to {program}")))?,
+            }
+        }
+        child.wait_with_output().await.map_err(NetworkError::system(format!("read from {program}")))
+    };
+    let output = tokio::time::timeout(LIMIT, talk).await.map_err(|_| late())??;
+    if output.status.signal() == Some(libc::SIGALRM) {
+        return Err(late());
+    }
+    if !output.status.success() {
+        return Err(refused(action, &String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn refused(action: &str, said: &str) -> NetworkError {
