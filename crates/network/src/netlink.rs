@@ -125,6 +125,8 @@ impl From<LinkMessage> for Link {
 #[derive(Debug)]
 pub(crate) struct Netlink {
     pub(crate) handle: Handle,
+    /// The kernel lists one thing at a time for a socket, and refuses a second one meanwhile (EBUSY).
+    pub(crate) listing: tokio::sync::Mutex<()>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -139,7 +141,7 @@ impl Netlink {
     pub(crate) fn new() -> Result<Self, NetworkError> {
         let (connection, handle, _) =
             rtnetlink::new_connection().map_err(NetworkError::system("open a netlink socket"))?;
-        Ok(Self { handle, task: tokio::spawn(connection) })
+        Ok(Self { handle, listing: tokio::sync::Mutex::default(), task: tokio::spawn(connection) })
     }
 
     /// The interface of that name, if there is one.
@@ -159,6 +161,7 @@ impl Netlink {
 
     /// All interfaces.
     pub(crate) async fn links(&self) -> Result<Vec<Link>, NetworkError> {
+        let _listing = self.listing.lock().await;
         let all = self.handle.link().get().execute().map_ok(Link::from).try_collect().await;
         all.map_err(NetworkError::kernel("list the interfaces"))
     }
@@ -282,6 +285,7 @@ impl Netlink {
         index: u32,
         proxies: bool,
     ) -> Result<Vec<(Ipv4Addr, Option<Mac>)>, NetworkError> {
+        let _listing = self.listing.lock().await;
         let request = self.handle.neighbours().get().set_family(IpVersion::V4);
         let request = if proxies { request.proxies() } else { request };
         let entries: Vec<NeighbourMessage> =
