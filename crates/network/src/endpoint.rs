@@ -452,13 +452,18 @@ impl Overlay {
     /// When the kernel refuses, or [`NetworkError::SwitchGone`]. It does not return otherwise.
     pub async fn follow_uplink(&self) -> Result<std::convert::Infallible, NetworkError> {
         let mut events = LinkEvents::new()?;
+        let mut of = self.uplink;
         loop {
             self.datapath.check_unchanged().await?;
             // It may have been down and up again before the first word of that is heard.
-            if self.netlink.link(&self.config.uplink).await?.is_some_and(|link| link.up) {
-                self.answer_again().await?;
+            if of == self.uplink && self.netlink.link(&self.config.uplink).await?.is_some_and(|link| link.up)
+            {
+                // Services come and go meanwhile; the next word of the uplink finds those that are there.
+                if let Err(error) = self.answer_again().await {
+                    tracing::warn!(%error, uplink = self.config.uplink, "it may not answer for all services");
+                }
             }
-            events.next_of(&[self.uplink, self.bridge]).await?;
+            of = events.next_of(&[self.uplink, self.bridge]).await?;
         }
     }
 

@@ -378,15 +378,15 @@ impl LinkEvents {
         Ok(Self { messages, task: tokio::spawn(connection) })
     }
 
-    /// Waits for the next notification about one of these interfaces.
-    pub(crate) async fn next_of(&mut self, indices: &[u32]) -> Result<(), NetworkError> {
+    /// Waits for the next notification about one of these interfaces; says which.
+    pub(crate) async fn next_of(&mut self, indices: &[u32]) -> Result<u32, NetworkError> {
         while let Some((message, _)) = self.messages.next().await {
             if let NetlinkPayload::InnerMessage(
                 RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link),
             ) = message.payload
                 && indices.contains(&link.header.index)
             {
-                return Ok(());
+                return Ok(link.header.index);
             }
         }
         let closed = std::io::Error::other("the netlink socket was closed");

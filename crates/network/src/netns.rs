@@ -6,6 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
@@ -36,7 +37,12 @@ pub(crate) fn look(path: &Path) -> Result<Found, NetworkError> {
     if kind.is_dir() || kind.is_symlink() || kind.is_fifo() || kind.is_socket() || kind.is_block_device() {
         return Ok(Found::Other);
     }
-    let filesystem = statfs(path).map_err(|errno| failed(errno.into()))?.filesystem_type();
+    let filesystem = match statfs(path) {
+        Ok(found) => found.filesystem_type(),
+        // It was removed since.
+        Err(Errno::ENOENT) => return Ok(Found::Nothing),
+        Err(errno) => return Err(failed(errno.into())),
+    };
     Ok(match filesystem {
         NSFS_MAGIC => Found::Namespace,
         _ if kind.is_file() && metadata.len() == 0 => Found::EmptyFile,

@@ -595,11 +595,15 @@ mod tests {
                 Err(InjectError::Refused { reason, lasting }) => assert!(!lasting, "{reason}"),
                 Err(InjectError::Gone) => {}
             }
-            if let Some(status) = child.try_wait().expect("our child") {
-                break status;
+            match child.try_wait() {
+                Ok(Some(status)) => break status.code(),
+                Ok(None) => {}
+                // It ended under the eyes of its tracer, which here is its parent too, and takes its status.
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => break None,
+                Err(error) => panic!("{error}"),
             }
         };
-        assert_eq!(status.code(), Some(42));
+        assert!(status.is_none_or(|code| code == 42), "{status:?}");
         assert!(got > 0, "it was never stopped in time");
     }
 
