@@ -15,6 +15,7 @@
 pub mod comparison;
 pub mod echo;
 pub mod hold;
+pub mod hooks;
 pub mod leftovers;
 pub mod matrix;
 pub mod mqtt;

@@ -4,11 +4,10 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::Command;
 
 use godwit_lab::workload::{RedisClient, Workload, resp::Reply};
+use godwit_tests::hooks::{EVERY_MOMENT, Hooks};
 use godwit_tests::{Bed, CLIENT, PATIENCE};
 use serde_json::Value;
 
@@ -16,32 +15,22 @@ const PORT: u16 = 6379;
 
 /// What somebody else has: a namespace for each node, with the same address, and programs for hooks.
 struct Others {
-    directory: tempfile::TempDir,
+    hooks: Hooks,
 }
 
 impl Others {
     /// Before the nodes' daemons start, so that they see the mounts.
     fn new() -> Self {
-        let others = Self { directory: tempfile::tempdir().unwrap() };
+        let others = Self { hooks: Hooks::default() };
         for node in ["a", "b"] {
             fs::write(others.namespace(node), "").unwrap();
             sh(&format!("unshare --net={} ip link set lo up", others.namespace(node)));
         }
-        let hooks = others.directory.path().join("hooks");
-        fs::create_dir(&hooks).unwrap();
-        let state = others.directory.path().display();
-        others.hook("notes", &format!("cat >> {state}/states; echo >> {state}/states"));
         others
     }
 
     fn namespace(&self, node: &str) -> String {
-        self.directory.path().join(node).to_str().unwrap().to_owned()
-    }
-
-    fn hook(&self, name: &str, text: &str) {
-        let path = self.directory.path().join("hooks").join(name);
-        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        self.hooks.scratch().join(node).to_str().unwrap().to_owned()
     }
 
     /// Joins each namespace to its node. The address is answered for by none of them yet.
@@ -74,12 +63,6 @@ impl Others {
         let client = bed.lab().namespace(CLIENT).unwrap();
         sh(&format!("nsenter --net={} ip neigh flush all", client.display()));
     }
-
-    /// What the hook was told, oldest first.
-    fn states(&self) -> Vec<Value> {
-        let text = fs::read_to_string(self.directory.path().join("states")).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
 }
 
 impl Drop for Others {
@@ -95,18 +78,13 @@ fn sh(script: &str) {
     assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn path(directory: &Path, name: &str) -> String {
-    directory.join(name).to_str().unwrap().to_owned()
-}
-
 #[test]
 fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     let others = Others::new();
-    let at = others.directory.path();
+    let at = others.hooks.scratch();
     let bed = Bed::up_with("namespaces", |config| {
-        let arguments =
-            ["--namespaces", at.to_str().unwrap(), "--hooks", &path(at, "hooks")].map(str::to_owned);
-        config.programs.serve_arguments.extend(arguments);
+        config.programs.serve_arguments.extend(["--namespaces", at.to_str().unwrap()].map(str::to_owned));
+        config.programs.serve_arguments.extend(others.hooks.arguments());
     });
     let [first, second, third, _] = bed.lab().address("a").unwrap().octets();
     let address = Ipv4Addr::new(first, second, third, 200);
@@ -117,7 +95,6 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     let namespace = |node: &str| format!("ns:{}", others.namespace(node));
     let mut run = vec!["run", "--name", "redis", "--rootfs", preset.rootfs.to_str().unwrap()];
     let (inside, elsewhere) = (namespace("a"), "ns:/proc/1/ns/net".to_owned());
-    let hooks = ["--hook", "pre-freeze=notes", "--hook", "post-resume=notes", "--hook", "kept=notes"];
     let command: Vec<&str> = preset.command.iter().map(String::as_str).collect();
     // The node's own namespace is nobody's to run in.
     run.extend(["--network", &elsewhere, "--"]);
@@ -125,7 +102,7 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     assert!(refused.code != 0 && refused.stderr.contains("is not directly in"), "{}", refused.stderr);
     run.truncate(5);
     run.extend(["--network", &inside]);
-    run.extend(hooks);
+    run.extend(EVERY_MOMENT);
     run.push("--");
     bed.done("a", &[run.as_slice(), &command].concat());
 
@@ -137,7 +114,8 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     assert_eq!((&service["network"], &service["address"]), (&inside.as_str().into(), &"".into()));
     let established = &service["connections"]["states"]["tcp"]["established"];
     assert!(established.as_u64().is_some_and(|count| count >= 1), "{service}");
-    let refused = bed.godwit("a", &["capture", "redis", "-o", &path(bed.scratch(), "none.pcapng")]);
+    let file = bed.scratch().join("none.pcapng");
+    let refused = bed.godwit("a", &["capture", "redis", "-o", file.to_str().unwrap()]);
     assert!(refused.code == 1 && refused.stderr.contains("nsenter"), "{}", refused.stderr);
 
     // Nobody has made the other one known: it is refused before anything happens.
@@ -152,7 +130,7 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(2), "over the same connection");
 
     let told = godwit_tests::wait_for("the hook of the destination", || {
-        Some(others.states()).filter(|s| s.len() == 2)
+        Some(others.hooks.states()).filter(|s| s.len() == 2)
     });
     let of = |state: &Value, what: &str| state["annotations"][format!("godwit.{what}")].clone();
     for (state, hook, namespace) in [(&told[0], "pre-freeze", "a"), (&told[1], "post-resume", "b")] {
@@ -167,13 +145,13 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     }
 
     // A hook that fails before the freeze keeps the service, and the one for that is told.
-    let fails = "case $state in *pre-freeze*) [ -e $at/fine ] || { echo the switch is not ready >&2; exit 1; };; esac";
-    others
-        .hook("notes", &format!("at={}; state=$(cat); echo \"$state\" >> $at/states; {fails}", at.display()));
+    others.hooks.then(
+        "case $state in *pre-freeze*) [ -e $at/fine ] || { echo the switch is not ready >&2; exit 1; };; esac",
+    );
     let kept = bed.godwit("b", &["migrate", "redis", "--to", "a", "--network", &inside]);
     assert!(kept.code == 1 && kept.stderr.contains("the switch is not ready"), "{}", kept.stderr);
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(3), "where it was");
-    assert_eq!(of(others.states().last().unwrap(), "hook"), "kept");
+    assert_eq!(of(others.hooks.states().last().unwrap(), "hook"), "kept");
     fs::write(at.join("fine"), "").unwrap();
     bed.migrate_so("redis", "b", "a", &["--network", &inside]);
     others.take(&bed, "a", address);

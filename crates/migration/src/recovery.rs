@@ -56,7 +56,10 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
             });
         }
         (Role::Source, _) => {
-            source::put_back(local, &service, &id, "godwitd was restarted before the commit").await?;
+            let reason = "godwitd was restarted before the commit";
+            if source::put_back(local, &service, &id, reason).await? {
+                source::tell_hook(local, &service, &id, &peer, reason.to_owned()).await?;
+            }
         }
         (Role::Destination, Stage::Committed) => {
             // Its own in the books first, so that nobody points the network elsewhere meanwhile.
@@ -65,7 +68,7 @@ async fn end(local: &Arc<Local>, entry: Entry) -> Result<(), LocalError> {
             let local = Arc::clone(local);
             tokio::spawn(async move {
                 let memory = destination::reattach(&local, &id, arrival).await;
-                destination::take_over(&local, &service, &id, &keep_stopped, memory).await;
+                destination::take_over(&local, &service, &id, &peer, &keep_stopped, memory).await;
             });
         }
         (Role::Destination, Stage::Restored) => {

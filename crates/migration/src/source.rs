@@ -1,6 +1,6 @@
 //! The source's side of a migration.
 //!
-//! Everything up to the destination's `Restored` can be cancelled and undone: [`Source::undo`]
+//! Everything up to the destination's `Restored` can be cancelled and undone: [`undo::put_back`]
 //! opens the port, thaws, and the service goes on with its connections. Then the journal's
 //! `committed` is written (`serving` where pages stay behind), and from there on there is only
 //! forward.
@@ -34,7 +34,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::fault;
-use crate::hooks::{self, Moment};
+use crate::hooks;
 use crate::images;
 use crate::journal::{Role, Stage};
 use crate::kept::Kept;
@@ -48,7 +48,7 @@ use answer::Answering;
 use lanes::{LaneTraffic, Lanes};
 use pages::Pages;
 use prepare::Prepared;
-pub(crate) use undo::put_back;
+pub(crate) use undo::{put_back, tell_hook};
 
 /// How long the destination may take to say why it gave up.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -256,15 +256,7 @@ impl Source {
             (Err(error), mut link) => {
                 let mut reason = crate::error_chain(&error);
                 tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
-                self.undo(&reason).await?;
-                if clock.is_some() || matches!(error, SourceError::Hook(_)) {
-                    let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
-                    if let Err(error) = hooks::run(&self.local, &self.service, Moment::Kept, ends).await {
-                        let error = crate::error_chain(&error);
-                        tracing::error!(migration = %self.id, %error, "a hook failed");
-                        reason = format!("{reason}; and {error}");
-                    }
-                }
+                let told = put_back(&self.local, &self.service, &self.id, &reason).await?;
                 if let Some(clock) = &mut clock {
                     clock.end("undo");
                 }
@@ -278,6 +270,10 @@ impl Source {
                         reason = crate::error_chain(&why);
                         self.local.journal.set(&self.id, Stage::Kept, &reason)?;
                     }
+                }
+                if told {
+                    reason =
+                        tell_hook(&self.local, &self.service, &self.id, &self.destination, reason).await?;
                 }
                 if let Some(link) = link {
                     report.memory_wire_bytes = self.lanes_sent();

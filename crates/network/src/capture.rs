@@ -31,8 +31,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::mpsc;
 
-use crate::endpoint::{INSIDE, check_name, port_name};
+use crate::endpoint::{check_name, port_name};
 use crate::filter::Filter;
+use crate::inside::INSIDE;
 use crate::netns::{self, Found};
 use crate::packet::PacketSocket;
 use crate::packet::watch::{Look, room_beside};

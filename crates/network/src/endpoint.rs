@@ -17,19 +17,16 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
-use rtnetlink::packet_route::route::RouteScope;
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 use serde::{Deserialize, Serialize};
 
 use crate::datapath::Behind;
 use crate::hold::Handed;
-use crate::netlink::{Link, LinkEvents, Netlink, PortState};
+use crate::inside::{INSIDE, Inside, has_inside, inside};
+use crate::netlink::{Link, LinkEvents, PortState};
 use crate::netns::{self, Found, set_sysctl};
-use crate::overlay::GATEWAY_MAC;
-use crate::{Mac, NetworkError, Overlay, Prefix6, Subnet, arp, enter, ipv6};
+use crate::{Mac, NetworkError, Overlay, arp, ipv6};
 
-/// The interface's name inside every service's namespace.
-pub(crate) const INSIDE: &str = "eth0";
 /// The start of every bridge port's name; a hash of the service's name follows.
 pub(crate) const PORT_PREFIX: &str = "gws";
 /// The start of every bridge port's alias.
@@ -497,81 +494,6 @@ enum Missing {
     /// The namespace is there.
     Veth,
     Everything,
-}
-
-/// What is done inside a service's namespace.
-#[derive(Debug, Clone, Copy)]
-enum Inside {
-    /// Bring the interfaces up.
-    Up,
-    /// Give the service its address and the way out.
-    Address { subnet: Subnet, prefix6: Option<Prefix6>, address: Ipv4Addr, mtu: u32 },
-}
-
-async fn inside(netns: &std::path::Path, work: Inside) -> Result<(), NetworkError> {
-    on_netlink_inside(netns, move |netlink| async move {
-        match work {
-            Inside::Up => {
-                for name in ["lo", INSIDE] {
-                    let link = netlink.need_link(name).await?;
-                    netlink.set_up(link.index, name).await?;
-                }
-                Ok(())
-            }
-            Inside::Address { subnet, prefix6, address, mtu } => {
-                let link = netlink.need_link(INSIDE).await?;
-                if link.mtu != mtu {
-                    netlink.set_mtu(link.index, INSIDE, mtu).await?;
-                }
-                address_inside(&netlink, subnet, address).await?;
-                let Some(prefix) = prefix6 else { return Ok(()) };
-                let link = netlink.need_link(INSIDE).await?;
-                let (own, gateway) = (prefix.of(address), prefix.of(subnet.gateway()));
-                ipv6::address_inside(&netlink, (link.index, INSIDE), own, gateway).await
-            }
-        }
-    })
-    .await
-}
-
-async fn has_inside(netns: &std::path::Path) -> Result<bool, NetworkError> {
-    on_netlink_inside(
-        netns,
-        |netlink| async move { Ok(netlink.link(INSIDE).await?.is_some_and(|link| link.up)) },
-    )
-    .await
-}
-
-async fn on_netlink_inside<T, F, Fut>(netns: &std::path::Path, f: F) -> Result<T, NetworkError>
-where
-    T: Send + 'static,
-    F: FnOnce(Netlink) -> Fut + Send + 'static,
-    Fut: Future<Output = Result<T, NetworkError>>,
-{
-    let work = move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()
-            .map_err(NetworkError::system("start a runtime"))?;
-        runtime.block_on(async { f(Netlink::new()?).await })
-    };
-    enter(netns, work).await.and_then(|result| result)
-}
-
-async fn address_inside(netlink: &Netlink, subnet: Subnet, address: Ipv4Addr) -> Result<(), NetworkError> {
-    let link = netlink.need_link(INSIDE).await?;
-    let handle = &netlink.handle;
-    let added = handle.address().add(link.index, address.into(), subnet.prefix()).replace().execute().await;
-    added.map_err(NetworkError::kernel(format!("give {INSIDE} the address {address}")))?;
-    let route = RouteMessageBuilder::<Ipv4Addr>::new()
-        .gateway(subnet.gateway())
-        .output_interface(link.index)
-        .scope(RouteScope::Universe)
-        .build();
-    let routed = handle.route().add(route).replace().execute().await;
-    routed.map_err(NetworkError::kernel(format!("route from {address} through {}", subnet.gateway())))?;
-    // The gateway is the same everywhere: no need to ask for it after a move.
-    netlink.set_neighbour(link.index, INSIDE, subnet.gateway(), GATEWAY_MAC).await
 }
 
 /// The bridge port's name: the service's may be longer than the 15 bytes an interface may have.

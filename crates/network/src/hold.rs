@@ -41,7 +41,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::datapath::Behind;
 use crate::endpoint::port_name;
-use crate::packet::{PacketSocket, Which};
+use crate::packet::{MOST_AT_ONCE, PacketSocket, Which};
 use crate::{NetworkError, Overlay, ServiceEndpoint};
 
 /// How much memory the kernel may use for the frames of one service, in bytes (it doubles the
@@ -209,8 +209,9 @@ async fn pass_on(
     let passing = async {
         loop {
             let mut ready = from.readable().await?;
-            from.get_ref().send_all(&to, vxlan)?;
-            ready.clear_ready();
+            if from.get_ref().send_all(&to, vxlan)? < MOST_AT_ONCE {
+                ready.clear_ready();
+            }
         }
     };
     let over = async {

@@ -37,6 +37,7 @@ mod filter;
 mod foreign;
 mod guard;
 mod hold;
+mod inside;
 mod ipv6;
 mod mend;
 mod netlink;

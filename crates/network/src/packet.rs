@@ -17,6 +17,8 @@ use crate::Mac;
 pub(crate) const OFFLOAD_HEADER: usize = 10;
 /// The largest frame: 64 KiB of segments to be cut, with headers to spare.
 const LARGEST_FRAME: usize = OFFLOAD_HEADER + (66 << 10);
+/// More than any queue of held frames can have: the kernel counts at least 512 bytes for each.
+pub(crate) const MOST_AT_ONCE: u64 = 1 << 17;
 const LINK_HEADER: usize = 14;
 const BPF_RETURN: u16 = 0x06;
 
@@ -83,11 +85,14 @@ impl PacketSocket {
         self.filter(&mut [libc::sock_filter { code: BPF_RETURN, jt: 0, jf: 0, k: 0 }])
     }
 
-    /// Sends all that is in the queue from another socket on the interface; says how many frames. What
-    /// the interface does not take is lost, as on any wire.
+    /// Sends what is in the queue from another socket on the interface; says how many frames. What the
+    /// interface does not take is lost, as on any wire. Ends after [`MOST_AT_ONCE`], as more may come for as
+    /// long as it goes on.
     pub(crate) fn send_all(&self, sender: &Self, index: u32) -> io::Result<u64> {
         let (mut count, mut buffer) = (0, Vec::new());
-        while let Some(frame) = self.take(&mut buffer)? {
+        while count < MOST_AT_ONCE
+            && let Some(frame) = self.take(&mut buffer)?
+        {
             match sender.send(index, frame) {
                 Err(error) if error.raw_os_error() != Some(libc::ENOBUFS) => return Err(error),
                 _ => count += 1,

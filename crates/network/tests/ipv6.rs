@@ -5,7 +5,7 @@ mod common;
 
 use std::net::{IpAddr, UdpSocket};
 
-use common::{A_WHILE, Host, SOON, Switch, World, connect, echo_server, echoes, service};
+use common::{A_WHILE, Host, SOON, Switch, World, connect, echo_server, echoes, service, udp_at};
 use godwit_network::{Overlay, ServiceEndpoint};
 
 common::on_every_switch!(
@@ -59,12 +59,7 @@ fn what_is_sent_by_ipv6_during_a_move_is_held_and_arrives_once_and_in_order(swit
     world.a.open(&web);
     world.b.set_remote(&web, world.a.vtep);
     let at = (address6(&world, &web), 53);
-    let bound = |inside: &Host| {
-        let socket = inside.run(|| UdpSocket::bind(at).unwrap());
-        socket.set_read_timeout(Some(SOON)).unwrap();
-        socket
-    };
-    let before = bound(&inside_a);
+    let before = udp_at(&inside_a, at);
     let sender = world.client.run(|| UdpSocket::bind("[::]:0").unwrap());
     let mut number = 0_u32;
     let mut send = |count: u32| {
@@ -80,7 +75,7 @@ fn what_is_sent_by_ipv6_during_a_move_is_held_and_arrives_once_and_in_order(swit
     world.a.steer(&web, world.b.vtep);
     send(20);
     world.a.close(&web);
-    let after = bound(&inside_b);
+    let after = udp_at(&inside_b, at);
     world.b.open(&web);
     world.a.set_remote(&web, world.b.vtep);
     world.a.remove(&web);

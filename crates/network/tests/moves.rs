@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 use common::repair::{restore, resume, save};
-use common::{A_WHILE, Host, SOON, Switch, World, comes_back, connect, echo_server, echoes, service};
+use common::{A_WHILE, Host, SOON, Switch, World, comes_back, connect, echo_server, echoes, service, udp_at};
 use godwit_network::{Overlay, ServiceEndpoint};
 
 common::on_every_switch!(
@@ -228,7 +228,7 @@ fn what_is_sent_during_a_move_is_held_and_arrives_once_and_in_order(switch: Swit
     }
     // The old place has gone silent, as its sockets must, and the new one speaks.
     cut.world.a.close(&cut.web);
-    let after = bound(&cut.inside_b, &cut.web);
+    let after = udp_at(&cut.inside_b, (cut.web.address, 53));
     let handed = cut.world.b.open(&cut.web);
     // Those of the service on the new node come by the old one, and may still be under way.
     assert!((40..=60).contains(&handed.frames) && handed.dropped == 0, "{handed:?}");
@@ -290,7 +290,7 @@ fn a_service_that_comes_back_at_once_is_sent_each_frame_once(switch: Switch) {
         cut.send(number);
     }
     cut.world.b.close(&cut.web);
-    let back = bound(&inside_a, &cut.web);
+    let back = udp_at(&inside_a, (cut.web.address, 53));
     cut.world.a.open(&cut.web);
     cut.arrives(&back, 20);
 }
@@ -305,7 +305,7 @@ fn more_than_can_be_held_is_dropped_and_counted_and_the_oldest_is_kept(switch: S
         cut.senders[0].send_to(&u32::to_be_bytes(number).repeat(325), at).unwrap();
     }
     cut.world.a.close(&cut.web);
-    let after = bound(&cut.inside_b, &cut.web);
+    let after = udp_at(&cut.inside_b, (cut.web.address, 53));
     let handed = cut.world.b.open(&cut.web);
     assert!(handed.frames > 1000 && handed.dropped > 1000, "{handed:?}");
     let mut first = [0; 2000];
@@ -348,7 +348,7 @@ impl Cut {
 
         let datagrams = |host: &Host| host.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
         let senders = [datagrams(&world.client), datagrams(&inside_near), datagrams(&inside_far)];
-        let before = bound(&inside_a, &web);
+        let before = udp_at(&inside_a, (web.address, 53));
         for sender in &senders {
             sender.send_to(b"before", (web.address, 53)).unwrap();
             before.recv(&mut [0; 64]).unwrap();
@@ -387,12 +387,6 @@ impl Cut {
         there.set_read_timeout(Some(A_WHILE)).unwrap();
         assert!(there.recv_from(&mut buffer).is_err(), "something arrived twice");
     }
-}
-
-fn bound(inside: &Host, service: &ServiceEndpoint) -> UdpSocket {
-    let socket = inside.run(|| UdpSocket::bind((service.address, 53)).unwrap());
-    socket.set_read_timeout(Some(SOON)).unwrap();
-    socket
 }
 
 fn a_stream_that_was_held_goes_on_where_it_stopped(switch: Switch) {

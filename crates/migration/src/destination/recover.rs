@@ -34,11 +34,12 @@ pub(crate) async fn take_over(
     local: &Local,
     service: &Service,
     id: &str,
+    source: &str,
     keep_stopped: &[u32],
     memory: Memory,
 ) {
     let memory = own(local, service, id, keep_stopped, memory).await;
-    fill(local, service, id, memory, None).await;
+    tokio::join!(fill(local, service, id, memory, None), tell_hook(local, service, id, source));
 }
 
 async fn own(local: &Local, service: &Service, id: &str, keep_stopped: &[u32], memory: Memory) -> Memory {

@@ -43,10 +43,12 @@ impl Source {
         prepared: &mut Prepared,
     ) -> Result<(Answering, Pages), SourceError> {
         let config = self.local.config(&self.service);
+        // From here on there is something to undo, also after a crash: the service is about to be frozen,
+        // and others are told so.
+        self.local.journal.set(&self.id, Stage::Frozen, "")?;
         let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
         hooks::run(&self.local, &self.service, Moment::PreFreeze, ends).await?;
         self.step("freeze", 0, report.memory_bytes);
-        self.local.journal.set(&self.id, Stage::Frozen, "")?;
         // Its start is nothing that a frozen service should wait for.
         let criu = self.local.criu.prepare()?;
         let listeners = self.listeners(&config).await?;

@@ -7,7 +7,8 @@
 //! the content is remembered too, within a bound, and their differences are sent. Pages that the
 //! destination kept when the service left it are named, not sent.
 
-use std::collections::btree_map::Entry;
+mod remaining;
+
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -23,8 +24,10 @@ use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::fault;
-use crate::message::{Message, PageRanges};
+use crate::message::Message;
 use crate::source::pace::{Compress, Pacer, Packer};
+use remaining::within;
+pub(crate) use remaining::{Leaving, Remaining, pages_of};
 
 /// What decides about a page's lane: pages that lie beside each other stay together.
 pub(crate) const REGION: u64 = 2 << 20;
@@ -32,9 +35,6 @@ pub(crate) const REGION: u64 = 2 << 20;
 pub(crate) const REGION_PAGES: usize = 512;
 
 const PAGE: usize = 4096;
-
-/// Most ranges in one message: 64 KiB of varints at most.
-const RANGES: usize = 4096;
 
 /// Why memory could not be sent.
 #[derive(Debug, thiserror::Error)]
@@ -355,16 +355,6 @@ impl Todo {
     }
 }
 
-/// The parts of a set that lie in a range. A set of all that gigabytes hold has hundreds of thousands of
-/// ranges, which [`RangeSet::intersection`] would walk over.
-fn within(set: &RangeSet<u64>, range: &Range) -> impl Iterator<Item = Range> {
-    set.overlapping(range).map(move |found| found.start.max(range.start)..found.end.min(range.end))
-}
-
-pub(crate) fn pages_of(set: &RangeSet<u64>) -> u64 {
-    set.iter().map(|range| (range.end - range.start) / PAGE_SIZE).sum()
-}
-
 /// A lane at work.
 struct Sending<'a> {
     lane: &'a mut Lane,
@@ -547,78 +537,6 @@ impl Sending<'_> {
 
 pub(crate) fn index_in_region(address: u64) -> usize {
     usize::try_from(address % REGION / PAGE_SIZE).unwrap_or(0)
-}
-
-/// Pages of frozen processes that the destination does not have yet.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Remaining {
-    /// By space.
-    pub(crate) spaces: BTreeMap<Space, (Arc<Process>, RangeSet<u64>)>,
-}
-
-/// Pages that stay behind the service, by what is known of them.
-#[derive(Debug, Default)]
-pub(crate) struct Leaving {
-    /// Written between the last two looks: what the service does all the time is among them.
-    pub(crate) recent: Remaining,
-    /// The others.
-    pub(crate) rest: Remaining,
-    /// Those that must not be read while CRIU dumps.
-    pub(crate) untouched: Remaining,
-    /// What the destination kept when the service left it.
-    pub(crate) kept: Hashes,
-}
-
-impl Remaining {
-    /// Adds pages of a process.
-    pub(crate) fn put(&mut self, space: Space, process: &Arc<Process>, pages: RangeSet<u64>) {
-        if !pages.is_empty() {
-            match self.spaces.entry(space) {
-                Entry::Vacant(entry) => drop(entry.insert((Arc::clone(process), pages))),
-                Entry::Occupied(mut entry) => entry.get_mut().1.extend(pages),
-            }
-        }
-    }
-
-    /// Takes the last pages, at most so many, that lie beside each other.
-    pub(crate) fn take(&mut self, most: u64) -> Option<(Space, Arc<Process>, Range)> {
-        loop {
-            let mut entry = self.spaces.last_entry()?;
-            let space = *entry.key();
-            let (process, set) = entry.get_mut();
-            if let Some(range) = set.last() {
-                let piece = range.start.max(range.end.saturating_sub(most * PAGE_SIZE))..range.end;
-                set.remove(piece.clone());
-                return Some((space, Arc::clone(process), piece));
-            }
-            entry.remove();
-        }
-    }
-
-    /// Takes those of these pages that are there.
-    pub(crate) fn remove(&mut self, space: Space, range: &Range) -> RangeSet<u64> {
-        let Some((_, set)) = self.spaces.get_mut(&space) else { return RangeSet::new() };
-        let taken = within(set, range).collect();
-        set.remove(range.clone());
-        taken
-    }
-
-    /// How many.
-    pub(crate) fn pages(&self) -> u64 {
-        self.spaces.values().map(|(_, set)| pages_of(set)).sum()
-    }
-
-    /// Their names, in messages of a bounded size.
-    pub(crate) fn messages(&self) -> Vec<PageRanges> {
-        let mut messages = Vec::new();
-        for (space, (_, set)) in &self.spaces {
-            let all: Vec<&Range> = set.iter().collect();
-            for some in all.chunks(RANGES) {
-                messages.push(PageRanges::encode(*space, some.iter().map(|&range| range.clone())));
-            }
-        }
-        messages
-    }
 }
 
 #[cfg(test)]

@@ -2,28 +2,23 @@
 
 use godwit_engine::{ContainerStatus, EngineError};
 
-use super::Source;
+use crate::hooks::{self, Moment};
 use crate::images;
 use crate::journal::Stage;
 use crate::local::{Local, LocalError};
 use crate::service::Service;
 
-impl Source {
-    /// Before the commit: the service goes on here as if nothing had been.
-    pub(super) async fn undo(&self, reason: &str) -> Result<(), LocalError> {
-        put_back(&self.local, &self.service, &self.id, reason).await
-    }
-}
-
-/// Undoes a migration that did not commit: in the same life of the daemon, or after a crash.
+/// Undoes a migration that did not commit: in the same life of the daemon, or after a crash. Says whether
+/// the service had come so far that others were told: then they are to be told with [`tell_hook`] too.
 pub(crate) async fn put_back(
     local: &Local,
     service: &Service,
     id: &str,
     reason: &str,
-) -> Result<(), LocalError> {
+) -> Result<bool, LocalError> {
     let entry = local.journal.get(id)?;
-    if entry.is_some_and(|e| e.stage == Stage::Frozen) && lives(local, service).await? {
+    let frozen = entry.is_some_and(|e| e.stage == Stage::Frozen) && lives(local, service).await?;
+    if frozen {
         // The port first: what came in the meantime waits in their sockets while the processes thaw.
         local.open_network(service).await?;
         match local.engine.thaw(&local.config(service)).await {
@@ -35,7 +30,25 @@ pub(crate) async fn put_back(
     local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
     images::remove(&local.layout.migration(id))?;
     local.journal.set(id, Stage::Kept, reason)?;
-    Ok(())
+    Ok(frozen)
+}
+
+/// Runs the operator's program for a service that stays where it was. The reason of that, and of its
+/// failure.
+pub(crate) async fn tell_hook(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    destination: &str,
+    reason: String,
+) -> Result<String, LocalError> {
+    let ends = (id, local.node.as_str(), destination);
+    let Err(error) = hooks::run(local, service, Moment::Kept, ends).await else { return Ok(reason) };
+    let error = crate::error_chain(&error);
+    tracing::error!(migration = %id, %error, "a hook failed");
+    let reason = format!("{reason}; and {error}");
+    local.journal.set(id, Stage::Kept, &reason)?;
+    Ok(reason)
 }
 
 /// Whether there is anything to thaw: the service may have been killed, or the machine restarted,

@@ -6,7 +6,7 @@ pub mod openvswitch;
 pub mod repair;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -424,6 +424,14 @@ pub fn echo_server(namespace: &Host, address: impl Into<IpAddr>, port: u16) -> S
         }
     });
     at
+}
+
+/// A UDP socket in a namespace, at an address that it has; reads wait for a while.
+pub fn udp_at(namespace: &Host, at: (impl Into<IpAddr>, u16)) -> UdpSocket {
+    let at = SocketAddr::new(at.0.into(), at.1);
+    let socket = namespace.run(|| UdpSocket::bind(at).unwrap());
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    socket
 }
 
 /// Opens a connection from a host.
