@@ -11,18 +11,24 @@ BENCH_ARGS ?= --memory 256MiB,1GiB,4GiB --runs 5 --mode precopy,hybrid,postcopy 
 # What else does the job, where that ends in minutes; the moves beside it show what a stock CRIU costs.
 STOCK_ARGS ?= --memory 256MiB,1GiB --runs 5 --mode precopy,cold --stock-criu --compress off \
 	--link 1gbit,1ms --baseline stock-cold,stock-lazy,floor --stock-lazy-max 256MiB
+# For example BENCH_ISA_ARGS='--part kernels --only cg --runs 3'.
+BENCH_ISA_ARGS ?=
 RESULTS := bench/results
 
 # Where rustup's own installer puts cargo, for shells that do not have it in their path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab-link
+# The crates that build programs which change the instruction set, with the tests that need scripts/setup --isa.
+ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
+ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages \
+	$(ISA_FEATURES)
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test lint unit demo bench install uninstall clean
+.PHONY: help setup build release test test-vm test-isa test-isa-full isa lint-isa lint unit demo bench bench-isa install install-isa uninstall clean
 
 help: ## say what the targets do
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## packages, a CRIU that works on this kernel, Rust (as root; quick when all is there)
 	@scripts/setup
@@ -35,16 +41,16 @@ release: ## build the programs as they are installed
 	$(SAY) "building the programs (release)"
 	@cargo build --release --workspace --bins
 
-test: setup lint unit ## everything: set-up, formatting, clippy, unit and end-to-end tests (as root)
+test: setup lint unit test-isa ## everything: set-up, formatting, clippy, unit and end-to-end tests, stress over instruction sets (as root)
 	$(SAY) "all tests passed"
 
 lint: ## formatting, clippy with warnings as errors, shellcheck
 	$(SAY) "checking the formatting"
 	@cargo fmt --all --check
 	$(SAY) "checking the scripts"
-	@shellcheck -x scripts/* .ci/run
+	@shellcheck -x scripts/* tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	$(SAY) "running clippy"
-	@cargo clippy --workspace --all-targets -- -D warnings
+	@cargo clippy --workspace --all-targets $(ISA_FEATURES) -- -D warnings
 
 # The end-to-end tests drive the built programs, which `cargo test` alone would not build.
 unit: ## unit and end-to-end tests without the set-up; TEST_ARGS chooses among them
@@ -52,6 +58,34 @@ unit: ## unit and end-to-end tests without the set-up; TEST_ARGS chooses among t
 	@cargo build --workspace --bins
 	$(SAY) "running the tests"
 	@cargo test --workspace --no-fail-fast -- $(TEST_ARGS)
+
+test-vm: setup ## tests on another kernel (WireGuard, Open vSwitch's module) in virtual machines; takes minutes
+	@scripts/setup --vm
+	$(SAY) "building the programs"
+	@cargo build --workspace --bins
+	$(SAY) "running tests in virtual machines"
+	@cargo test --package godwit-tests --test vm -- --ignored --nocapture --test-threads 1 $(TEST_ARGS)
+
+test-isa: ## programs that change the instruction set: passes, runtime, a stress selection; minutes
+	@scripts/setup --isa
+	$(SAY) "testing programs that change the instruction set"
+	@cargo test $(ISA_TESTS) --no-fail-fast -- $(TEST_ARGS)
+
+test-isa-full: ## the same with all programs, 300 random ones, and those of the distribution's source packages; hours
+	@scripts/setup --isa
+	$(SAY) "testing programs that change the instruction set, and source packages"
+	@cargo test $(ISA_TESTS) --no-fail-fast -- --include-ignored $(TEST_ARGS)
+
+isa: ## godwit-cc, godwit-state and what they need: C library, plugin, runtime (needs scripts/setup --isa, once)
+	$(SAY) "building godwit-cc and godwit-state"
+	@cargo build --release -p godwit-cc -p godwit-isa-state --bins
+	$(SAY) "building the C library, the plugin and the runtime"
+	@isa/build target/isa
+
+lint-isa: ## formatting and clang-tidy of the C++ and C under isa/ (needs scripts/setup --isa, once)
+	$(SAY) "checking isa/plugin and isa/runtime"
+	@$(MAKE) --no-print-directory -C isa/plugin lint
+	@$(MAKE) --no-print-directory -C isa/runtime lint
 
 demo: setup release ## move a Redis with 200 MB and a busy client from one node to another (as root)
 	$(SAY) "running the demo"
@@ -71,8 +105,17 @@ bench: setup release ## measure moves beside stock tools, and draw them in bench
 	@target/release/godwit bench faults --out $(RESULTS)/faults.jsonl
 	@target/release/godwit bench return --out $(RESULTS)/return.jsonl
 	@target/release/godwit bench scan --out $(RESULTS)/scan.jsonl
+	@target/release/godwit bench ports --out $(RESULTS)/ports.jsonl
 	$(SAY) "drawing"
 	@target/release/godwit bench plot $(RESULTS)/*.jsonl --out $(RESULTS)
+
+# Times are those of the machine as it is: nothing else should run on it.
+bench-isa: isa ## what it costs a program to be able to change the instruction set: bench/results/isa.json, docs/isa-costs.md
+	$(SAY) "building the benchmark"
+	@cargo build --release -p godwit-isa-bench
+	$(SAY) "measuring programs that can change the instruction set"
+	@target/release/godwit-isa-bench --godwit target/release/godwit-cc --results $(RESULTS)/isa.json \
+		--page docs/isa-costs.md $(BENCH_ISA_ARGS)
 
 install: ## install the programs, man pages, completions and the systemd unit under PREFIX
 	@for binary in $(BINARIES); do test -x target/release/$$binary || \
@@ -91,6 +134,10 @@ install: ## install the programs, man pages, completions and the systemd unit un
 	@sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/godwitd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/godwitd.service
 	@echo "    the node's daemon: make it a member with 'godwit cluster init' or 'godwit cluster join', then 'systemctl enable --now godwitd'"
 
+install-isa: ## install godwit-cc, godwit-state and what they need under PREFIX ('make isa' builds them)
+	$(SAY) "installing the tool chain for two instruction sets under $(DESTDIR)$(PREFIX)"
+	@isa/install target/release target/isa $(DESTDIR)$(PREFIX)
+
 uninstall: ## remove what install put there; state in /var/lib/godwit stays
 	$(SAY) "removing from $(DESTDIR)$(PREFIX)"
 	@rm -f $(BINARIES:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(PREFIX)/share/man/man1/godwit.1 \
@@ -99,6 +146,7 @@ uninstall: ## remove what install put there; state in /var/lib/godwit stays
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_godwit \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish \
 		$(DESTDIR)$(PREFIX)/lib/systemd/system/godwitd.service
+	@isa/install --remove $(DESTDIR)$(PREFIX)
 
 clean: ## remove what was built
 	$(SAY) "removing target/"

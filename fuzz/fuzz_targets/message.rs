@@ -19,6 +19,6 @@ fuzz_target!(|input: (u8, &[u8])| {
     if let Ok(service) = serde_json::from_slice::<Service>(input.1) {
         let text = serde_json::to_string(&service).expect("JSON");
         assert_eq!(serde_json::from_str::<Service>(&text).expect("its own JSON"), service);
-        let _ = service.endpoint();
+        let _ = service.endpoints();
     }
 });

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use godwit_lab::workload::{Preset, Rootfs, stream};
+use godwit_lab::{
+    Link,
+    workload::{Preset, Rootfs, stream},
+};
 
 use crate::{
     Bed, Report,
@@ -53,8 +56,16 @@ pub struct Echo {
 impl Echo {
     /// Runs it on node `a` of a lab of the test's own.
     pub fn up(test: &str) -> Self {
+        Self::up_over(test, None)
+    }
+
+    /// The same, with links of rate and delay between all hosts.
+    pub fn up_over(test: &str, link: Option<Link>) -> Self {
         let mut points = None;
-        let bed = Bed::up_with(test, |config| points = Some(Points::among(config, &[FROZEN, RESTORED])));
+        let bed = Bed::up_with(test, |config| {
+            points = Some(Points::among(config, &[FROZEN, RESTORED]));
+            config.link = link;
+        });
         let program = programs().join("godwit");
         let rootfs = Rootfs::new(bed.scratch().join("echo")).and_then(|rootfs| rootfs.binary(&program));
         let rootfs = rootfs.unwrap_or_else(|error| panic!("{error}")).path().to_owned();

@@ -23,6 +23,7 @@ pub mod pcapng;
 pub mod sockets;
 pub mod torture;
 pub mod victim;
+pub mod vm;
 pub mod writer;
 
 use std::{

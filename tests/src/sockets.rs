@@ -1,4 +1,5 @@
-//! TCP sockets as the kernel shows them, of the client's host and of a service: `/proc/<pid>/net/tcp`.
+//! TCP sockets as the kernel shows them, of the client's host and of a service: `/proc/<pid>/net/tcp`; and
+//! what waits in those of UDP.
 
 use std::fs;
 
@@ -48,6 +49,14 @@ pub fn of_client(bed: &Bed) -> Vec<Socket> {
 pub fn of_service(bed: &Bed, node: &str, name: &str) -> Vec<Socket> {
     let service: serde_json::Value = bed.json(node, &["inspect", name]);
     read(&format!("/proc/{}/net/tcp", service["pid"]))
+}
+
+/// Bytes that the kernel holds for the datagrams that wait at a service's port on this node.
+pub fn datagrams_of_service(bed: &Bed, node: &str, name: &str, port: u16) -> u64 {
+    let service: serde_json::Value = bed.json(node, &["inspect", name]);
+    // It has the columns of the other one.
+    let sockets = read(&format!("/proc/{}/net/udp", service["pid"]));
+    sockets.iter().filter(|socket| socket.port == port).map(|socket| socket.unread).sum()
 }
 
 /// The socket with these ports, if there is one.

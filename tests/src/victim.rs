@@ -8,18 +8,16 @@
 //!   traces  what a node holds of services and migrations, compared with what it held before
 //! ```
 
+mod traces;
+mod watch;
+
 use std::{
     collections::BTreeSet,
     fs,
     net::Ipv4Addr,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
-    time::Duration,
+    path::Path,
+    process::{Child, Stdio},
+    thread,
 };
 
 use godwit_lab::{
@@ -28,6 +26,10 @@ use godwit_lab::{
 };
 use serde::Deserialize;
 
+use self::{
+    traces::{identity, mounts_below, nothing_more, nothing_of_its_own, run_directory, traces},
+    watch::{LOOK, Watch, cgroups, pids, running},
+};
 use crate::{Bed, CLIENT, PATIENCE, Report, Said, hold::Points, wait_for};
 
 /// The service's name.
@@ -38,8 +40,6 @@ pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 pub const FILL: u64 = 4 << 20;
 /// Requests a second.
 const RATE: u32 = 250;
-/// Pause between two looks at the processes.
-const LOOK: Duration = Duration::from_millis(2);
 /// A service as `godwit ps` shows it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Shown {
@@ -289,17 +289,7 @@ impl Victim {
         drop(self.load.take());
         for (node, before) in ["a", "b"].into_iter().zip(&self.before) {
             self.shown(node, |shown| shown.is_none());
-            let own = |traces: &BTreeSet<String>| {
-                traces
-                    .iter()
-                    .filter(|trace| !trace.starts_with("forwarding"))
-                    .cloned()
-                    .collect::<BTreeSet<_>>()
-            };
-            let due = own(before);
-            wait_for("an end of the service everywhere", || {
-                (own(&traces(&self.bed, node)) == due).then_some(())
-            });
+            nothing_of_its_own(&self.bed, node, before);
         }
         self.watch.check();
     }
@@ -396,11 +386,7 @@ impl Victim {
         assert_eq!(report.sent, report.answered);
         self.data.check_fill(self.fill).unwrap();
         // Its own forwarding entries stay on a; all else goes.
-        let own = |traces: &BTreeSet<String>| {
-            traces.iter().filter(|trace| !trace.starts_with("forwarding")).cloned().collect::<BTreeSet<_>>()
-        };
-        let before = own(&self.before[0]);
-        wait_for("an end of the service on a", || (own(&traces(&self.bed, "a")) == before).then_some(()));
+        nothing_of_its_own(&self.bed, "a", &self.before[0]);
         self.watch.check();
     }
 }
@@ -485,122 +471,6 @@ impl Attempt {
     }
 }
 
-/// Looks at the processes on both nodes all the time.
-#[derive(Debug)]
-struct Watch {
-    stop: Arc<AtomicBool>,
-    seen: Arc<Mutex<Option<String>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Watch {
-    fn blind() -> Self {
-        Self { stop: Arc::default(), seen: Arc::default(), thread: None }
-    }
-
-    fn start(lab: &str) -> Self {
-        let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
-        let (ended, found, lab) = (Arc::clone(&stop), Arc::clone(&seen), lab.to_owned());
-        let thread = thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
-                // More than two looks, because two moments are not one: the service may move in
-                // between, and what CRIU has not finished is no service yet.
-                let both = || running(&lab, "a") && running(&lab, "b");
-                if both() && !restoring(&lab) && both() {
-                    found.lock().unwrap().get_or_insert_with(|| {
-                        format!(
-                            "processes run on both nodes: {:?}",
-                            ["a", "b"].map(|node| processes(&lab, node))
-                        )
-                    });
-                }
-                thread::sleep(LOOK);
-            }
-        });
-        Self { stop, seen, thread: Some(thread) }
-    }
-
-    fn check(&self) {
-        let seen = self.seen.lock().unwrap().clone();
-        assert!(seen.is_none(), "{}", seen.unwrap_or_default());
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The cgroups of the service on a node, in every hierarchy.
-fn cgroups(lab: &str, node: &str) -> Vec<PathBuf> {
-    let root = Path::new("/sys/fs/cgroup");
-    let below = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
-    let all = below.chain([root.to_owned()]);
-    all.map(|root| root.join("godwit-lab").join(lab).join(node).join(NAME))
-        .filter(|path| path.is_dir())
-        .collect()
-}
-
-/// Whether a process of the service can run on a node: neither frozen, stopped nor dying.
-fn running(lab: &str, node: &str) -> bool {
-    let cgroups = cgroups(lab, node);
-    let frozen = cgroups.iter().any(|cgroup| {
-        let state = |file: &str| fs::read_to_string(cgroup.join(file)).unwrap_or_default();
-        matches!(state("freezer.state").trim(), "FROZEN" | "FREEZING") || state("cgroup.freeze").trim() == "1"
-    });
-    !frozen && pids(&cgroups).iter().any(|pid| !idle_or_dying(pid).unwrap_or(true))
-}
-
-/// Whether CRIU is at work on a node: until it ends, processes that it makes execute its own code.
-fn restoring(lab: &str) -> bool {
-    let namespaces = ["a", "b"].map(|node| {
-        let path = Path::new("/run/netns").join(format!("gwl-{lab}-{node}"));
-        fs::metadata(path).map(|meta| identity(&meta)).ok()
-    });
-    fs::read_dir("/proc").into_iter().flatten().flatten().any(|entry| {
-        let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let inside = || fs::metadata(entry.path().join("ns/net")).map(|meta| identity(&meta)).ok();
-        command.trim() == "criu" && namespaces.contains(&inside())
-    })
-}
-
-fn pids(cgroups: &[PathBuf]) -> BTreeSet<String> {
-    let procs = cgroups.iter().filter_map(|cgroup| fs::read_to_string(cgroup.join("cgroup.procs")).ok());
-    procs.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
-}
-
-fn processes(lab: &str, node: &str) -> Vec<String> {
-    let cgroups = cgroups(lab, node);
-    pids(&cgroups)
-        .iter()
-        .map(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default())
-        .collect()
-}
-
-/// Stopped, traced, dead, or with a SIGKILL on its way, so that no instruction of it is executed.
-fn idle_or_dying(pid: &str) -> Option<bool> {
-    const PF_EXITING: u64 = 0x4;
-    const PF_SIGNALED: u64 = 0x400;
-    const SIGKILL: u64 = 1 << 8;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let pending = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-    };
-    if (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0 {
-        return Some(true);
-    }
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    let state = fields.next()?;
-    let flags: u64 = fields.nth(5)?.parse().ok()?;
-    Some(matches!(state, "T" | "t" | "Z" | "X") || flags & (PF_EXITING | PF_SIGNALED) != 0)
-}
-
 /// The daemon of a node.
 fn daemon(bed: &Bed, node: &str) -> Option<rustix::process::Pid> {
     let namespace = fs::metadata(bed.lab().namespace(node).unwrap()).map(|meta| identity(&meta)).unwrap();
@@ -611,82 +481,4 @@ fn daemon(bed: &Bed, node: &str) -> Option<rustix::process::Pid> {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         rustix::process::Pid::from_raw(pid).filter(|_| inside && named && !dead)
     })
-}
-
-fn run_directory(lab: &str, node: &str) -> PathBuf {
-    Path::new("/run/godwit/labs").join(lab).join(node)
-}
-
-/// Everything a node holds of services and migrations.
-fn traces(bed: &Bed, node: &str) -> BTreeSet<String> {
-    let lab = bed.lab().name();
-    let run = run_directory(lab, node);
-    let state = bed.lab().state(node).unwrap();
-    let mut traces = BTreeSet::new();
-    let names = ["migrations", "pagers", "netns", "runc"].map(|name| run.join(name));
-    for directory in names.into_iter().chain([state.join("services")]) {
-        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
-        traces.extend(entries.map(|entry| format!("file {}", entry.path().display())));
-    }
-    for directory in [&run, &state] {
-        traces.extend(mounts_below(directory).into_iter().map(|mount| format!("mount {mount}")));
-    }
-    traces.extend(cgroups(lab, node).iter().map(|cgroup| format!("cgroup {}", cgroup.display())));
-    let say = |arguments: &[&str]| {
-        let mut command: Command = bed.lab().command(node, arguments[0]).unwrap();
-        let output = command.args(&arguments[1..]).stdin(Stdio::null()).output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    };
-    for line in say(&["ip", "-o", "link"]).lines() {
-        traces.insert(format!("interface {}", line.split(": ").nth(1).unwrap()));
-    }
-    for arguments in [
-        &["ip", "neigh", "show", "nud", "permanent"][..],
-        &["ip", "neigh", "show", "proxy"],
-        &["bridge", "fdb", "show", "dev", "gwvx0"],
-    ] {
-        let text = say(arguments);
-        let lines = text.lines().filter(|line| line.contains("10.88.") || line.contains("02:67:0a"));
-        traces.extend(lines.map(|line| format!("forwarding {}", line.trim())));
-    }
-    let namespace = fs::metadata(bed.lab().namespace(node).unwrap()).map(|meta| identity(&meta)).unwrap();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Ok(meta) = fs::metadata(entry.path().join("ns/net")) else { continue };
-        let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let command = command.trim();
-        let dead = fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") Z "));
-        if identity(&meta) == namespace && command != "godwitd" && !dead {
-            traces.insert(format!("process {command}"));
-        }
-    }
-    traces
-}
-
-fn identity(meta: &fs::Metadata) -> (u64, u64) {
-    use std::os::unix::fs::MetadataExt;
-    (meta.dev(), meta.ino())
-}
-
-fn mounts_below(directory: &Path) -> Vec<String> {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let below = format!("{}/", directory.display());
-    let targets = table.lines().filter_map(|line| line.split(' ').nth(4));
-    targets.filter(|target| target.starts_with(&below)).map(str::to_owned).collect()
-}
-
-fn nothing_more(bed: &Bed, node: &str, before: &BTreeSet<String>) {
-    let mut last = (Vec::new(), Vec::new());
-    let look = || {
-        let now = traces(bed, node);
-        let more: Vec<_> = now.difference(before).cloned().collect();
-        let less: Vec<_> = before.difference(&now).cloned().collect();
-        let same = more.is_empty() && less.is_empty();
-        if last != (more.clone(), less.clone()) {
-            println!("node {node} has more: {more:#?}, lacks: {less:#?}");
-            last = (more, less);
-        }
-        same.then_some(())
-    };
-    wait_for(&format!("an end of everything on node {node}"), look);
 }

@@ -1,12 +1,13 @@
-//! Moves over Open vSwitch: a busy Redis, and datagrams of which each is answered. Needs root and the
-//! package openvswitch-switch.
+//! Moves over Open vSwitch: a busy Redis, datagrams of which each is answered, and what is lost of the switch
+//! beneath a service that runs. Needs root and the package openvswitch-switch.
 //!
 //! All other end-to-end tests run over it with `GODWIT_TEST_BACKEND=openvswitch`.
 #![allow(clippy::unwrap_used)]
 
 use std::{
     fs,
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    process::{Child, Stdio},
     thread,
     time::Duration,
 };
@@ -16,6 +17,7 @@ use godwit_lab::{
     workload::{RedisClient, RedisLoad, Workload},
 };
 use godwit_tests::{Bed, CLIENT, PATIENCE, hold::Points, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
 
 const REDIS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 80);
 const ECHO: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
@@ -106,4 +108,68 @@ fn datagrams_that_come_in_the_pause_are_answered_once_and_in_order_over_open_vsw
         soon(100);
         assert!(socket.recv(&mut [0; 16]).is_err(), "move {number}: one was answered twice");
     }
+}
+
+/// An ovs-vswitchd that the lab did not start, and does not end.
+struct Switch(Child);
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        // It may have been ended by what is tested.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Ends a node's ovs-vswitchd, with its flows, and starts another one.
+fn restart_switch(bed: &Bed, node: &str) -> Switch {
+    let command = bed.lab().command(node, "ovs-vswitchd").unwrap();
+    let run = command.get_envs().find(|(name, _)| *name == "OVS_RUNDIR").unwrap().1.unwrap().to_owned();
+    let run = std::path::PathBuf::from(run);
+    let pid_file = run.join("ovs-vswitchd.pid");
+    let pid = fs::read_to_string(&pid_file).unwrap().trim().parse().ok().and_then(Pid::from_raw).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    let mut command = command;
+    command.arg(format!("unix:{}", run.join("db.sock").display()));
+    command.arg(format!("--pidfile={}", pid_file.display())).args(["--no-chdir", "--overwrite-pidfile"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Switch(command.spawn().unwrap())
+}
+
+fn on(bed: &Bed, node: &str, line: &str) {
+    let words: Vec<_> = line.split(' ').collect();
+    let output = bed.lab().command(node, words[0]).unwrap().args(&words[1..]).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn what_is_lost_of_open_vswitch_beneath_a_service_is_made_again_while_the_daemon_runs() {
+    let bed = Bed::up_with("ovsmend", |config| config.network_backend = NetworkBackend::OpenVswitch);
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", REDIS, &preset, &[]);
+    // One connection, which outlives all of it.
+    let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(REDIS), PATIENCE).unwrap();
+    data.fill(FILL).unwrap();
+    let events = || bed.done("a", &["events"]);
+    let mut mended = |words: &str| {
+        data.check_fill(FILL).unwrap();
+        wait_for(words, || {
+            let events = events();
+            events.lines().any(|line| line.contains("mended") && line.contains(words)).then_some(())
+        });
+    };
+    on(&bed, "a", "ovs-ofctl -O OpenFlow14 del-flows gw0");
+    mended("flows are lost in the bridge gw0");
+    on(&bed, "a", "nft flush ruleset");
+    mended("not joined are");
+    let _switch = restart_switch(&bed, "a");
+    mended("as Open vSwitch was restarted");
+
+    // It can go, and come back, and the other node is none the worse.
+    bed.migrate("redis", "a", "b");
+    data.check_fill(FILL).unwrap();
+    bed.migrate("redis", "b", "a");
+    data.check_fill(FILL).unwrap();
+    let at = SocketAddrV4::new(REDIS, 6379);
+    drop(bed.connect(at));
 }

@@ -40,14 +40,27 @@ fn connections_over_ipv6_go_on_after_ten_moves() {
     with_ipv6(&bed);
     let mut preset = bed.build(Workload::Redis);
     preset.command.extend(["--bind", "0.0.0.0", "::"].map(str::to_owned));
-    bed.run("a", "redis", ADDRESS, &preset, &[]);
+    bed.run("a", "redis", ADDRESS, &preset, &["--publish", "16379:6379"]);
     let service: Value = bed.json("a", &["inspect", "redis"]);
     assert_eq!(service["address6"], "fd67:6f64::a58:50");
     let at = SocketAddr::new("fd67:6f64::a58:50".parse().unwrap(), 6379);
     let connect = || TcpStream::connect_timeout(&at, Duration::from_secs(1)).ok();
     let mut connection = wait_for("Redis over IPv6", || bed.lab().inside(CLIENT, connect).unwrap());
     connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    // Published ports of both nodes lead to it by IPv6, too.
+    let published = [10, 11].map(|node| {
+        let at = format!("[fd99::{node}]:16379").parse::<SocketAddr>().unwrap();
+        let once = || TcpStream::connect_timeout(&at, Duration::from_secs(1)).ok();
+        wait_for("the published port", || bed.lab().inside(CLIENT, once).unwrap())
+    });
     let mut ask = |when: &str, expected: usize| {
+        for mut connection in &published {
+            connection.set_read_timeout(Some(PATIENCE)).unwrap();
+            connection.write_all(b"PING\r\n").unwrap();
+            let mut answer = String::new();
+            BufReader::new(&mut connection).read_line(&mut answer).unwrap();
+            assert_eq!(answer, "+PONG\r\n", "{when}");
+        }
         connection.write_all(b"INCR counter\r\n").unwrap();
         let mut answer = String::new();
         BufReader::new(&mut connection).read_line(&mut answer).unwrap();

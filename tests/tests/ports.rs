@@ -151,6 +151,12 @@ fn connections_through_published_ports_go_on_after_moves() {
         bed.migrate("redis", from, to);
         ask_all(&format!("after the move from {from} to {to}"));
     }
+    // Whoever takes the rules away finds them again soon, at the service's node and at the other.
+    for node in ["a", "b"] {
+        let mut nft = bed.lab().command(node, "nft").unwrap();
+        assert!(nft.args(["delete", "table", "ip", "godwit"]).status().unwrap().success());
+        connect(node);
+    }
 }
 
 /// Memory in bytes and CPUs that the kernel lets a process have, from its cgroups.

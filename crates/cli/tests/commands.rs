@@ -120,6 +120,7 @@ async fn ps_lists_in_a_table_as_names_and_as_json() {
     assert!(lines[1].starts_with("broker  b"), "{table:?}");
     assert!(lines[2].contains("stopped (3)"), "{table:?}");
     assert!(lines[3].contains("200.0 MiB of 256.0 MiB"), "{table:?}");
+    assert!(lines[3].contains("10.88.0.10, 10.89.0.10"), "{table:?}");
     assert!(lines[3].ends_with("redis-server --save ''"), "{table:?}");
     assert_eq!(fake.run(&["ps", "-q"]).await.stdout, "broker\nredis\n");
     let json = fake.run(&["ps", "--json"]).await.json();
@@ -461,24 +462,6 @@ async fn nodes_mark_the_one_that_was_asked() {
 }
 
 #[tokio::test]
-async fn the_network_is_shown_with_what_is_known_of_each_node() {
-    let fake = Fake::start();
-    let shown = fake.run(&["network", "inspect"]).await.stdout;
-    for line in [
-        "subnet      10.88.0.0/16, gateway 10.88.0.1 on gw0",
-        "vxlan       network 88, UDP port 4789 on eth0",
-        "guard       known nodes only; 7 packets of others dropped",
-        "encryption  tunnel; 0 packets refused, 0 not sent for want of keys",
-        "a*    10.99.0.11  -     -           self                    -         -",
-        "b     10.99.0.11  1390  tunnel      encrypted               12 s old  345",
-        "c     10.99.0.11  -     -           unknown (not heard of)  -         -",
-    ] {
-        assert!(shown.lines().any(|shown| shown == line), "{line}: {shown}");
-    }
-    assert_eq!(fake.run(&["network", "inspect", "--json"]).await.json()["nodes"][1]["keys_age_s"], 12);
-}
-
-#[tokio::test]
 async fn events_are_lines() {
     let fake = Fake::start();
     assert_eq!(
@@ -653,7 +636,10 @@ async fn every_verb_has_a_man_page_and_completions_know_them() {
         "cancel",
         "nodes",
         "network",
+        "network-create",
         "network-inspect",
+        "network-ls",
+        "network-rm",
         "events",
         "doctor",
         "capture",

@@ -40,8 +40,15 @@ pub struct Criu {
     path: PathBuf,
     /// Asked once: the answer costs a start of CRIU.
     version: Arc<OnceCell<Version>>,
-    lazy_external: Arc<OnceCell<bool>>,
+    patches: Arc<OnceCell<Patches>>,
     as_stock: bool,
+}
+
+/// Which of godwit's patches that add an option a binary has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Patches {
+    lazy_external: bool,
+    tcp_inline: bool,
 }
 
 /// A CRIU release, `major.minor.sublevel`.
@@ -79,14 +86,14 @@ pub struct Features {
 impl Criu {
     /// The CRIU binary at this path; nothing is run yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        let (version, lazy_external) = (Arc::default(), Arc::default());
-        Self { path: path.into(), version, lazy_external, as_stock: false }
+        let (version, patches) = (Arc::default(), Arc::default());
+        Self { path: path.into(), version, patches, as_stock: false }
     }
 
     /// The same binary, of which nothing is asked that takes godwit's patches.
     #[must_use]
     pub fn as_stock(self) -> Self {
-        Self { as_stock: true, lazy_external: Arc::default(), ..self }
+        Self { as_stock: true, ..self }
     }
 
     /// Where the binary is.
@@ -100,7 +107,7 @@ impl Criu {
     }
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
-        let service = rpc::Service::start(&self.path, None)?;
+        let mut service = rpc::Service::start(&self.path, None)?;
         let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
         let version = answer.version.ok_or_else(|| CriuError::Answer {
@@ -121,13 +128,27 @@ impl Criu {
     /// # Errors
     /// The binary does not start.
     pub async fn lazy_external(&self) -> Result<bool, CriuError> {
-        if self.as_stock {
-            return Ok(false);
-        }
-        self.lazy_external.get_or_try_init(|| self.ask_lazy_external()).await.copied()
+        Ok(self.patches().await?.is_some_and(|patches| patches.lazy_external))
     }
 
-    async fn ask_lazy_external(&self) -> Result<bool, CriuError> {
+    /// Whether a dump can put TCP connections into the image of the files, and a restore find them there
+    /// ([`DumpOptions::tcp_inline`]), which takes our patch. Asked once per value and its clones.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub async fn tcp_inline(&self) -> Result<bool, CriuError> {
+        Ok(self.patches().await?.is_some_and(|patches| patches.tcp_inline))
+    }
+
+    /// The binary's patches, where they may be made use of.
+    async fn patches(&self) -> Result<Option<Patches>, CriuError> {
+        if self.as_stock {
+            return Ok(None);
+        }
+        self.patches.get_or_try_init(|| self.ask_patches()).await.copied().map(Some)
+    }
+
+    async fn ask_patches(&self) -> Result<Patches, CriuError> {
         let output = tokio::process::Command::new(&self.path)
             .arg("--help")
             .stdin(std::process::Stdio::null())
@@ -136,12 +157,15 @@ impl Criu {
             .await
             .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
         let help = String::from_utf8_lossy(&output.stdout);
-        Ok(help.contains(lazy::EXTERNAL_OPTION))
+        Ok(Patches {
+            lazy_external: help.contains(lazy::EXTERNAL_OPTION),
+            tcp_inline: help.contains(dump::TCP_INLINE_OPTION),
+        })
     }
 
     /// What the binary can do on this kernel.
     pub async fn features(&self) -> Result<Features, CriuError> {
-        let service = rpc::Service::start(&self.path, None)?;
+        let mut service = rpc::Service::start(&self.path, None)?;
         let mut request = rpc::Request::of_kind(rpc::Kind::FeatureCheck);
         request.features = Some(rpc::FeatureFlags {
             mem_track: Some(true),

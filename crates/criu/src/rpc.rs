@@ -92,6 +92,9 @@ pub(crate) struct Options {
     /// Of our patch: a CRIU without it passes over it.
     #[prost(bool, optional, tag = "1048")]
     pub lazy_pages_external: Option<bool>,
+    /// Of our patch too.
+    #[prost(bool, optional, tag = "1049")]
+    pub tcp_inline: Option<bool>,
 }
 
 /// `criu_features`.
@@ -157,13 +160,29 @@ pub(crate) struct Service {
     log: Option<PathBuf>,
     // A packet socket is used as a datagram socket is: one call, one message; 0 bytes is its end.
     socket: UnixDatagram,
+    process: Process,
+}
+
+/// The process of a `criu swrk`. Dropped, it is killed, unless it is at work on a dump: then it would
+/// leave its mark in the processes that it dumps.
+#[derive(Debug)]
+struct Process {
     child: Child,
+    at_work: bool,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.at_work {
+            // Fails only if it has ended. Tokio reaps it.
+            let _ = self.child.start_kill();
+        }
+    }
 }
 
 impl Service {
     /// Starts CRIU. For work, other than for a question, it is given the connection on which a page
-    /// server would serve its one client. Then it is not killed when the value is dropped: at work,
-    /// it would leave its mark in the processes that it dumps; before that, it ends by itself.
+    /// server would serve its one client.
     pub(crate) fn start(path: &Path, page_server: Option<BorrowedFd<'_>>) -> Result<Self, CriuError> {
         let failed = |source: io::Error| CriuError::Start { path: path.to_owned(), source };
         let (ours, theirs) = socketpair(
@@ -186,7 +205,6 @@ impl Service {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .kill_on_drop(page_server.is_none())
             .process_group(0);
         // SAFETY: between fork and exec only async-signal-safe system calls are made, on descriptors
         // that live until after the spawn.
@@ -199,7 +217,8 @@ impl Service {
         let child = command.spawn().map_err(failed)?;
         drop(theirs);
         let socket = UnixDatagram::from_std(ours.into()).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), log: None, socket, child })
+        let process = Process { child, at_work: false };
+        Ok(Self { path: path.to_owned(), log: None, socket, process })
     }
 
     /// Where CRIU will write its log, for errors.
@@ -208,7 +227,8 @@ impl Service {
     }
 
     /// Sends a request and waits for its answer.
-    pub(crate) async fn ask(&self, request: Request) -> Result<Answer, CriuError> {
+    pub(crate) async fn ask(&mut self, request: Request) -> Result<Answer, CriuError> {
+        self.process.at_work = request.kind == i32::from(Kind::Dump);
         self.socket
             .send(&request.encode_to_vec())
             .await
@@ -234,15 +254,15 @@ impl Service {
 
     /// Closes the socket and waits until CRIU has ended.
     pub(crate) async fn end(self) -> io::Result<ExitStatus> {
-        let Self { socket, mut child, .. } = self;
+        let Self { socket, mut process, .. } = self;
         drop(socket);
-        child.wait().await
+        process.child.wait().await
     }
 
     /// Kills CRIU; what its requests end with.
     pub(crate) fn kill(&mut self) -> CriuError {
         // It cannot have been reaped: nobody has waited for it.
-        let killed = self.child.start_kill();
+        let killed = self.process.child.start_kill();
         self.broken("waiting for its answer", killed.err().unwrap_or(io::ErrorKind::UnexpectedEof.into()))
     }
 

@@ -34,9 +34,9 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use crate::convert;
 use crate::node::Node;
 use crate::services::status;
+use crate::{convert, networks};
 
 /// Events that wait for a slow reader; then the nodes' own queues fill, and they count what is lost.
 const QUEUE: usize = 32;
@@ -62,15 +62,18 @@ pub(crate) async fn here(node: &Node, request: &CaptureRequest) -> Result<Batche
         .address
         .parse()
         .map_err(|_| Status::invalid_argument(format!("{:?} is no IPv4 address", request.address)))?;
-    node.subnet.check(address).map_err(invalid)?;
+    let overlay = node.local().networks.of(address).map_err(invalid)?;
+    let nth = u8::try_from(request.nth)
+        .map_err(|_| Status::invalid_argument(format!("no service has a network number {}", request.nth)))?;
     let wanted = Wanted {
         name: request.name.clone(),
         address,
+        nth,
         places: places(request)?,
         snaplen: request.snaplen,
         filter: Filter::parse(&request.filter).map_err(invalid)?,
     };
-    let capture = node.local().overlay.capture(wanted).await;
+    let capture = overlay.capture(wanted).await;
     let capture = capture.map_err(|error| match error {
         NetworkError::TooManyCaptures { .. } => status(Status::resource_exhausted, &error),
         _ => status(Status::internal, &error),
@@ -94,13 +97,13 @@ pub(crate) async fn everywhere(
             request.name
         ))
     })?;
-    if placement.address == Ipv4Addr::UNSPECIFIED.to_string() {
+    let Some((address, nth)) = networks::address_on(node, &placement, &request.network)? else {
         return Err(Status::failed_precondition(format!(
             "service {} is in a network namespace of somebody else's, whose packets are not godwit's to show; capture inside it with `nsenter --net=PATH tcpdump` (`godwit inspect {}` tells the path)",
             request.name, request.name
         )));
-    }
-    request.address = placement.address;
+    };
+    (request.address, request.nth) = (address.to_string(), nth);
     // Listening starts before the members are read, so that nobody joins in between.
     let joined = node.events.listen();
     let own = here(node, &request).await?;

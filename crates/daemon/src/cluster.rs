@@ -11,7 +11,7 @@ use godwit_migration::error_chain;
 
 use crate::node::Node;
 use crate::state::{StateError, now_ms};
-use crate::{keys, network};
+use crate::{keys, network, networks};
 
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -43,6 +43,9 @@ pub(crate) async fn run(node: Arc<Node>) {
 async fn put_right_all(node: &Arc<Node>) {
     if let Err(error) = network::guard(node).await {
         tracing::error!(error = %error_chain(&error), "who may send to the overlay cannot be told");
+    }
+    if let Err(error) = networks::keep(node).await {
+        tracing::error!(error = %error_chain(&error), "the cluster's networks cannot be looked up");
     }
     if let Err(reason) = network::mend(node).await {
         tracing::error!(%reason, "the overlay is broken");
@@ -88,6 +91,7 @@ pub(crate) fn what_we_know(node: &Node) -> Result<SyncMessage, StateError> {
         info: Some(own_info(node)?),
         members: node.state.members()?,
         placements: node.state.placements()?,
+        networks: node.state.networks()?,
     })
 }
 
@@ -106,6 +110,7 @@ pub(crate) async fn take_in(node: &Arc<Node>, message: SyncMessage) -> Result<()
             }
         }
     }
+    networks::learn(node, &message.networks).await?;
     for placement in &message.placements {
         node.learn(placement).await?;
     }

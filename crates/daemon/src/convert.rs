@@ -27,6 +27,16 @@ pub(crate) fn check_name(name: &str) -> Result<(), Status> {
     )))
 }
 
+/// The same of a network's name, which stands before a colon in the words for a service's networks.
+pub(crate) fn check_network_name(name: &str) -> Result<(), Status> {
+    match check_name(name) {
+        Ok(()) if name != "ns" => Ok(()),
+        _ => Err(Status::invalid_argument(format!(
+            "{name:?} cannot be a network's name: use 1 to 63 letters, digits, '-', '_' or '.', begin with a letter or digit, and not \"ns\""
+        ))),
+    }
+}
+
 /// The host name a service gets.
 pub(crate) fn hostname(request: &api::RunRequest) -> String {
     if request.hostname.is_empty() { request.name.clone() } else { request.hostname.clone() }
@@ -153,15 +163,10 @@ pub(crate) fn check_limits(service: &Service) -> Result<(), Status> {
     Ok(())
 }
 
-/// A service as the API shows it; state, process and memory are filled in by the caller.
+/// A service as the API shows it; networks, state, process and memory are filled in by the caller.
 pub(crate) fn service(service: &Service, node: &str) -> api::Service {
     api::Service {
         name: service.name.clone(),
-        address: shown_address(service),
-        mac: match service.network.namespace() {
-            None => mac(godwit_network::mac_of(service.address)),
-            Some(_) => String::new(),
-        },
         network: service.network.namespace().map(|path| format!("ns:{}", path.display())).unwrap_or_default(),
         hooks: shown_hooks(&service.hooks),
         node: node.to_string(),
@@ -196,18 +201,6 @@ fn shown_mount(mount: &Mount) -> api::Mount {
         read_only: mount.read_only,
         size_bytes,
     }
-}
-
-/// Its address; nothing where its network is somebody else's.
-pub(crate) fn shown_address(service: &Service) -> String {
-    match service.network.namespace() {
-        None => service.address.to_string(),
-        Some(_) => String::new(),
-    }
-}
-
-fn mac(bytes: [u8; 6]) -> String {
-    bytes.map(|b| format!("{b:02x}")).join(":")
 }
 
 /// A report as the API shows it.

@@ -7,6 +7,7 @@ use godwit_criu::Criu;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
 
+use crate::keys::Keys;
 use crate::network;
 use crate::node::Node;
 
@@ -52,7 +53,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(soft_dirty());
     checks.push(cgroups());
     checks.push(capabilities());
-    for fact in godwit_network::probe(local.overlay.config()).await {
+    for fact in godwit_network::probe(local.networks.first().config()).await {
         checks.push(match (fact.ok, fact.optional) {
             (true, _) => ok(fact.name, fact.detail),
             (false, true) => degraded(fact.name, "not as it could be", fact.detail),
@@ -60,7 +61,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
         });
     }
     checks.push(guard(node).await);
-    checks.push(encryption(node));
+    checks.push(encryption(node).await);
     checks.push(clock());
     checks.push(disk(&local.layout.state));
     checks
@@ -82,7 +83,7 @@ async fn guard(node: &Node) -> Check {
             name,
             format!(
                 "any host that reaches UDP port {} can send frames to services",
-                node.local().overlay.config().port
+                node.local().networks.first().config().port
             ),
             reason,
         ),
@@ -90,12 +91,15 @@ async fn guard(node: &Node) -> Check {
 }
 
 /// Whether what nodes send each other is private.
-fn encryption(node: &Node) -> Check {
+async fn encryption(node: &Node) -> Check {
     let name = "encryption";
-    match node.network.keys() {
-        None => ok(name, "off: what nodes send each other for services is in the clear"),
-        Some(keys) if keys.tunnel.is_running() => ok(name, "tunnel: ChaCha20-Poly1305 in user space"),
-        Some(_) => missing(name, "the tunnel's device is gone", "restart godwitd on this node"),
+    let Some(keys) = node.network.keys() else {
+        return ok(name, "off: what nodes send each other for services is in the clear");
+    };
+    match (keys, keys.look().await.broken()) {
+        (_, Some(reason)) => missing(name, "nothing passes between this node and others", reason),
+        (Keys::Tunnel(_), None) => ok(name, "tunnel: ChaCha20-Poly1305 in user space"),
+        (Keys::WireGuard(_), None) => ok(name, "wireguard: the kernel's WireGuard"),
     }
 }
 

@@ -12,7 +12,7 @@ use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{ClusterAuthority, ConnectOptions, JoinToken, NodeName, SecureStream};
 use tonic::Status;
 
-use crate::network::Encrypt;
+use crate::encrypt::{Encrypt, setting};
 use crate::node::Node;
 use crate::state::{State, now_ms};
 
@@ -43,7 +43,7 @@ pub(crate) fn init(
     encrypt: Option<Encrypt>,
 ) -> anyhow::Result<()> {
     // What this node cannot do, it shall not ask of the others.
-    encrypt.map(Encrypt::resolve).transpose()?;
+    let encryption = encrypt.map(Encrypt::resolve).transpose()?;
     let name = NodeName::new(node)?;
     let member = member(node, listen)?;
     let identity = state_dir.join(IDENTITY);
@@ -51,7 +51,7 @@ pub(crate) fn init(
     let authority = ClusterAuthority::create(&identity, cluster)?;
     authority.issue_own(&identity, &name)?;
     let state = State::open(&state_dir.join("node.db"))?;
-    state.put_settings(&encrypt.map(Encrypt::setting).into_iter().collect())?;
+    state.put_settings(&encryption.map(setting).into_iter().collect())?;
     state.put_member(&member)?;
     Ok(())
 }

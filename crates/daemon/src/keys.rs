@@ -1,195 +1,143 @@
-//! The keys of the overlay's tunnel: agreed between each two nodes over their mutually authenticated
-//! connection, kept in memory only.
+//! The keys of what keeps the overlay private: agreed between each two nodes over their mutually
+//! authenticated connection, and kept in memory only.
 //!
-//! ```text
-//!   a: secret for b, newest session with b ──── Keys ───►  b: both secrets make the session;
-//!   a: the same session, and sends with it ◄─── secret ──     takes its packets, and sends with it
-//!                                                             once a has it
-//! ```
-//!
-//! Every node asks every other once a second, and gets the same answer until a secret changes: after
-//! a restart of either node, and every hour. So nothing has to be found out about the other side, and
-//! what went wrong is mended at the next turn.
-//!
-//! The one that is asked keeps sending with the older keys until the other one says that it has the
-//! newer, so that a renewal loses nothing. One that was restarted has none of the older: it is sent
-//! the new ones at once.
+//! Every node asks every other once a second. For the tunnel both give a secret, of which the keys are made
+//! (`secrets.rs`); for WireGuard both give their public keys, and its own handshake does the rest
+//! (`publics.rs`). Nodes that encrypt differently agree on nothing, and say so.
 
-use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+mod publics;
+mod secrets;
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::time::{Duration, SystemTime};
 
 use godwit_api::v1::{KeysRequest, KeysResponse, Member};
-use godwit_network::{Secret, Session, Tunnel};
+use godwit_migration::error_chain;
+use godwit_network::{NetworkError, Stopped, Tunnel, WireGuard};
 use tonic::Status;
 
 use crate::node::Node;
+use publics::Publics;
+use secrets::{RENEW, Secrets};
 
-/// How long a secret of this node is used.
-const RENEW: Duration = Duration::from_secs(3600);
-
-/// What this node has with another one.
-struct Pair {
-    /// What it gives to the session.
-    secret: Secret,
-    made: Instant,
-    /// Where the other node was then.
-    vtep: Ipv4Addr,
-    /// The newest session; 0 for none.
-    session: u64,
-    /// Why there were no keys at the last turn; empty when there were.
-    trouble: String,
+/// What keeps packets private, with its keys.
+pub(crate) enum Keys {
+    /// godwit's own tunnel.
+    Tunnel(Secrets),
+    /// The kernel's WireGuard.
+    WireGuard(Publics),
 }
 
-/// What takes and uses sessions.
-pub(crate) trait Sessions {
-    /// Takes packets of this session from now on.
-    fn install(&self, at: SocketAddrV4, session: Session);
-    /// Whether packets of it are taken.
-    fn knows(&self, session: u64) -> bool;
-    /// Encrypts packets to the node of this session with it.
-    fn send_with(&self, session: u64);
+/// How packets to a node are encrypted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Keyed {
+    /// How old the keys are.
+    pub age: Duration,
+    /// Packets sent with them; of WireGuard not known.
+    pub packets: u64,
+    /// Bytes sent to the node, of WireGuard.
+    pub sent: u64,
+    /// Bytes that came from it, of WireGuard.
+    pub received: u64,
 }
 
-impl Sessions for Tunnel {
-    fn install(&self, at: SocketAddrV4, session: Session) {
-        Self::install(self, at, session);
-    }
+/// Session keys of WireGuard that are older are not used any more, and as something is sent every 25 s, there
+/// are newer ones if the other node is reached (`REJECT_AFTER_TIME`, section 6.1 of its paper).
+const WIREGUARD_KEYS_LAST: Duration = Duration::from_secs(180);
 
-    fn knows(&self, session: u64) -> bool {
-        Self::knows(self, session)
-    }
-
-    fn send_with(&self, session: u64) {
-        Self::send_with(self, session);
-    }
+/// Everything that is known of the encryption at one moment.
+pub(crate) struct Looked<'a> {
+    keys: &'a Keys,
+    wireguard: Result<godwit_network::Looked, NetworkError>,
 }
 
-/// The keys of a node.
-pub(crate) struct Keys<T = Tunnel> {
-    /// What they are for.
-    pub tunnel: T,
-    /// Where this node takes encrypted packets.
-    port: u16,
-    node: String,
-    pairs: Mutex<HashMap<String, Pair>>,
-}
-
-fn no_random(error: &std::io::Error) -> Status {
-    Status::internal(format!("no keys can be made: {error}"))
-}
-
-impl<T: Sessions> Keys<T> {
-    /// None yet.
-    pub(crate) fn new(node: &str, port: u16, tunnel: T) -> Self {
-        Self { tunnel, port, node: node.to_owned(), pairs: Mutex::default() }
+impl Keys {
+    /// Of a tunnel that is up.
+    pub(crate) fn of_tunnel(node: &str, tunnel: Tunnel) -> Self {
+        Self::Tunnel(Secrets::new(node, tunnel.config().port, tunnel))
     }
 
-    fn pairs(&self) -> MutexGuard<'_, HashMap<String, Pair>> {
-        // Every change under this lock is an insertion or an assignment: nothing is half done.
-        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Of a WireGuard device that is up.
+    pub(crate) fn of_wireguard(wireguard: WireGuard) -> Self {
+        Self::WireGuard(Publics::new(wireguard))
     }
 
-    /// What this node gives to its session with another, and the newest session with it. A secret is
-    /// made where there is none, where the other node has moved, and where `renew` says so.
-    fn own(
-        &self,
-        other: &str,
-        vtep: Ipv4Addr,
-        renew: impl FnOnce(Duration) -> bool,
-    ) -> std::io::Result<(Secret, u64)> {
-        let mut pairs = self.pairs();
-        if let Some(pair) = pairs.get(other)
-            && pair.vtep == vtep
-            && !renew(pair.made.elapsed())
-        {
-            return Ok((pair.secret.clone(), pair.session));
+    /// Makes again what somebody removed, and forgets all nodes but these.
+    pub(crate) async fn put_right(&self, nodes: &BTreeSet<Ipv4Addr>) {
+        if let Self::WireGuard(publics) = self {
+            publics.put_right(nodes).await;
         }
-        let secret = Secret::new()?;
-        let session = pairs.get(other).filter(|pair| pair.vtep == vtep).map_or(0, |pair| pair.session);
-        let pair =
-            Pair { secret: secret.clone(), made: Instant::now(), vtep, session, trouble: String::new() };
-        pairs.insert(other.to_owned(), pair);
-        Ok((secret, session))
     }
 
-    /// Makes the session of both secrets and takes its packets; its name.
-    fn agree(&self, own: &Secret, other: &str, at: SocketAddrV4, theirs: &Secret) -> u64 {
-        let session = Session::agree((&self.node, own), (other, theirs));
-        let id = session.id();
-        self.tunnel.install(at, session);
-        if let Some(pair) = self.pairs().get_mut(other) {
-            pair.session = id;
-            pair.trouble.clear();
-        }
-        id
+    /// Looks how it stands.
+    pub(crate) async fn look(&self) -> Looked<'_> {
+        let wireguard = match self {
+            Self::Tunnel(_) => Ok(godwit_network::Looked::default()),
+            Self::WireGuard(publics) => publics.wireguard.look().await,
+        };
+        Looked { keys: self, wireguard }
     }
 
-    /// What another node is asked.
-    fn request(
-        &self,
-        other: &str,
-        vtep: Ipv4Addr,
-        renew: impl FnOnce(Duration) -> bool,
-    ) -> std::io::Result<(Secret, KeysRequest)> {
-        let (own, session) = self.own(other, vtep, renew)?;
-        let secret = own.as_bytes().to_vec().into();
-        Ok((own, KeysRequest { secret, session, port: self.port.into() }))
-    }
-
-    /// Takes another node's answer to a request with this secret.
-    fn answered(
-        &self,
-        own: &Secret,
-        other: &str,
-        vtep: Ipv4Addr,
-        answer: &KeysResponse,
-    ) -> Result<(), Status> {
-        let (at, theirs) = understood(vtep, &answer.secret, answer.port)?;
-        // It has the session since before it answered.
-        self.tunnel.send_with(self.agree(own, other, at, &theirs));
-        Ok(())
-    }
-
-    /// Answers another node.
-    pub(crate) fn answer(
-        &self,
-        from: &str,
-        vtep: Ipv4Addr,
-        request: &KeysRequest,
-    ) -> Result<KeysResponse, Status> {
-        let (at, theirs) = understood(vtep, &request.secret, request.port)?;
-        let (own, _) = self.own(from, vtep, |_| false).map_err(|e| no_random(&e))?;
-        let id = self.agree(&own, from, at, &theirs);
-        if request.session == id || !self.tunnel.knows(request.session) {
-            self.tunnel.send_with(id);
-        }
-        let secret = own.as_bytes().to_vec().into();
-        Ok(KeysResponse { secret, port: self.port.into() })
-    }
-
-    /// Why there are no keys for a node; empty where there are, or nothing is known yet.
-    pub(crate) fn trouble(&self, other: &str) -> String {
-        self.pairs().get(other).map(|pair| pair.trouble.clone()).unwrap_or_default()
-    }
-
-    fn failed(&self, other: &str, trouble: &str) {
-        let mut pairs = self.pairs();
-        let Some(pair) = pairs.get_mut(other) else { return };
-        if pair.trouble != trouble {
-            tracing::warn!(node = other, %trouble, "no keys could be agreed");
-            trouble.clone_into(&mut pair.trouble);
+    fn trouble(&self, other: &str) -> String {
+        match self {
+            Self::Tunnel(secrets) => secrets.trouble(other),
+            Self::WireGuard(publics) => publics.trouble(other),
         }
     }
 }
 
-fn understood(vtep: Ipv4Addr, secret: &[u8], port: u32) -> Result<(SocketAddrV4, Secret), Status> {
-    let port = u16::try_from(port).ok().filter(|port| *port != 0);
-    let both = port.zip(Secret::from_bytes(secret));
-    let (port, secret) =
-        both.ok_or_else(|| Status::invalid_argument("no secret, or no port, for a tunnel"))?;
-    Ok((SocketAddrV4::new(vtep, port), secret))
+impl Looked<'_> {
+    /// Why nothing passes at all, with what to do; nothing when it works.
+    pub(crate) fn broken(&self) -> Option<String> {
+        match (self.keys, &self.wireguard) {
+            (Keys::Tunnel(secrets), _) if !secrets.tunnel.is_running() => {
+                Some("the tunnel's device is gone; restart godwitd on this node".into())
+            }
+            (Keys::WireGuard(_), Err(error)) => Some(error_chain(error)),
+            _ => None,
+        }
+    }
+
+    /// What did not pass.
+    pub(crate) fn stopped(&self) -> Stopped {
+        match (self.keys, &self.wireguard) {
+            (Keys::Tunnel(secrets), _) => secrets.tunnel.stopped(),
+            (Keys::WireGuard(_), Ok(looked)) => looked.stopped,
+            (Keys::WireGuard(_), Err(_)) => Stopped::default(),
+        }
+    }
+
+    /// How packets to the node of that name and address are encrypted, or why they are not.
+    pub(crate) fn keyed(&self, name: &str, vtep: Option<Ipv4Addr>) -> Result<Keyed, String> {
+        if let Some(broken) = self.broken() {
+            return Err(broken);
+        }
+        let none = || self.keys.trouble(name);
+        match (self.keys, &self.wireguard) {
+            (Keys::Tunnel(secrets), _) => {
+                let keyed = vtep.and_then(|vtep| secrets.tunnel.keyed(vtep)).ok_or_else(none)?;
+                Ok(Keyed { age: keyed.since.elapsed(), packets: keyed.sent, ..Keyed::default() })
+            }
+            (Keys::WireGuard(publics), Ok(looked)) => {
+                let seen = vtep.and_then(|vtep| looked.nodes.get(&vtep)).ok_or_else(none)?;
+                let age = seen.handshake.map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
+                match age.filter(|age| *age <= WIREGUARD_KEYS_LAST) {
+                    Some(age) => Ok(Keyed { age, packets: 0, sent: seen.sent, received: seen.received }),
+                    None => Err(format!(
+                        "its WireGuard does not answer; let UDP port {} through between the nodes",
+                        publics.wireguard.config().port
+                    )),
+                }
+            }
+            (Keys::WireGuard(_), Err(_)) => Err(none()),
+        }
+    }
+}
+
+/// A UDP port as it was told.
+fn port_of(port: u32) -> Option<u16> {
+    u16::try_from(port).ok().filter(|port| *port != 0)
 }
 
 /// Where a member takes other nodes' packets.
@@ -201,167 +149,58 @@ pub(crate) fn vtep_of(member: &Member) -> Option<Ipv4Addr> {
 pub(crate) async fn exchange(node: &Node, member: &Member) {
     let Some(keys) = node.network.keys() else { return };
     let Some(vtep) = vtep_of(member) else { return };
-    let (own, request) = match keys.request(&member.name, vtep, |age| age >= RENEW) {
-        Ok(request) => request,
-        Err(error) => {
-            tracing::error!(%error, "no keys can be made");
-            return;
+    let peer = node.peers.get(&member.name, &member.address);
+    match keys {
+        Keys::Tunnel(secrets) => {
+            let (own, request) = match secrets.request(&member.name, vtep, |age| age >= RENEW) {
+                Ok(request) => request,
+                Err(error) => {
+                    tracing::error!(%error, "no keys can be made");
+                    return;
+                }
+            };
+            let answer = { peer }.keys(request).await;
+            let answered =
+                answer.and_then(|answer| secrets.answered(&own, &member.name, vtep, &answer.into_inner()));
+            if let Err(status) = answered {
+                secrets.failed(&member.name, status.message());
+            }
         }
-    };
-    let answered = match node.peers.get(&member.name, &member.address).keys(request).await {
-        Ok(answer) => keys.answered(&own, &member.name, vtep, &answer.into_inner()),
-        Err(status) => Err(status),
-    };
-    if let Err(status) = answered {
-        keys.failed(&member.name, status.message());
+        Keys::WireGuard(publics) => {
+            let installed = match { peer }.keys(publics.request().await).await {
+                Ok(answer) => {
+                    let KeysResponse { public_key, port, .. } = answer.into_inner();
+                    publics.install(vtep, port, &public_key).await
+                }
+                Err(status) => Err(status),
+            };
+            publics.noted(&member.name, installed.err().as_ref().map_or("", Status::message));
+        }
     }
 }
 
 /// Answers a node that wants to agree on keys.
-pub(crate) fn answer(node: &Node, from: &str, request: &KeysRequest) -> Result<KeysResponse, Status> {
-    let Some(keys) = node.network.keys() else {
-        return Err(Status::failed_precondition(format!(
-            "node {} does not encrypt what it sends; start godwitd on all nodes with the same --encrypt",
+pub(crate) async fn answer(node: &Node, from: &str, request: &KeysRequest) -> Result<KeysResponse, Status> {
+    let differs = |how: &str| {
+        Status::failed_precondition(format!(
+            "node {} {how}; start godwitd on all nodes with the same --encrypt",
             node.name
-        )));
+        ))
     };
+    let keys = node.network.keys().ok_or_else(|| differs("does not encrypt what it sends"))?;
     let members = node.state.members().map_err(|e| Status::internal(e.to_string()))?;
     let member = members.iter().find(|member| member.name == from);
     let vtep = member.and_then(vtep_of).ok_or_else(|| {
         Status::unavailable(format!("node {} has not heard yet where node {from} is", node.name))
     })?;
-    keys.answer(from, vtep, request)
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    const A: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 11);
-    const B: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 12);
-
-    /// Remembers sessions in place of a tunnel.
-    #[derive(Default)]
-    struct Noted {
-        known: Mutex<Vec<u64>>,
-        sends: Mutex<u64>,
-    }
-
-    impl Sessions for Noted {
-        fn install(&self, _: SocketAddrV4, session: Session) {
-            self.known.lock().unwrap().push(session.id());
+    match keys {
+        Keys::Tunnel(_) if request.secret.is_empty() => Err(differs("encrypts by godwit's own tunnel")),
+        Keys::WireGuard(_) if request.public_key.is_empty() => Err(differs("encrypts by WireGuard")),
+        Keys::Tunnel(secrets) => secrets.answer(from, vtep, request),
+        Keys::WireGuard(publics) => {
+            publics.install(vtep, request.port, &request.public_key).await?;
+            publics.noted(from, "");
+            Ok(publics.response().await)
         }
-
-        fn knows(&self, session: u64) -> bool {
-            self.known.lock().unwrap().contains(&session)
-        }
-
-        fn send_with(&self, session: u64) {
-            assert!(self.knows(session), "{session:x} is not known");
-            *self.sends.lock().unwrap() = session;
-        }
-    }
-
-    fn keys(node: &str) -> Keys<Noted> {
-        Keys::new(node, 7119, Noted::default())
-    }
-
-    fn sends(keys: &Keys<Noted>) -> u64 {
-        *keys.tunnel.sends.lock().unwrap()
-    }
-
-    /// One turn of `a` with `b`: its request, and the answer as it is on its way back.
-    fn asks(a: &Keys<Noted>, b: &Keys<Noted>, renew: bool) -> (Secret, KeysResponse) {
-        let (own, request) = a.request("b", B, |_| renew).unwrap();
-        (own, b.answer("a", A, &request).unwrap())
-    }
-
-    fn turn(a: &Keys<Noted>, b: &Keys<Noted>, renew: bool) {
-        let (own, answer) = asks(a, b, renew);
-        a.answered(&own, "b", B, &answer).unwrap();
-    }
-
-    #[test]
-    fn two_nodes_agree_at_their_first_turn_and_turns_change_nothing() {
-        let (a, b) = (keys("a"), keys("b"));
-        turn(&a, &b, false);
-        let first = sends(&a);
-        assert_eq!(sends(&b), first);
-        for _ in 0..3 {
-            turn(&a, &b, false);
-            let (own, request) = b.request("a", A, |_| false).unwrap();
-            let answer = a.answer("b", B, &request).unwrap();
-            b.answered(&own, "a", A, &answer).unwrap();
-        }
-        assert_eq!((sends(&a), sends(&b)), (first, first));
-    }
-
-    #[test]
-    fn neither_node_sends_with_newer_keys_before_the_other_takes_them() {
-        let (a, b) = (keys("a"), keys("b"));
-        turn(&a, &b, false);
-        let older = sends(&a);
-        let (own, answer) = asks(&a, &b, true);
-        // The answer is on its way: what b sends must be understood.
-        assert_eq!(sends(&b), older);
-        a.answered(&own, "b", B, &answer).unwrap();
-        let newer = sends(&a);
-        assert_ne!(newer, older);
-        assert!(b.tunnel.knows(newer) && a.tunnel.knows(older));
-        assert_eq!(sends(&b), older, "b does not know yet that a has it");
-        turn(&a, &b, false);
-        assert_eq!((sends(&a), sends(&b)), (newer, newer));
-
-        // An answer that is lost costs nothing either.
-        asks(&a, &b, true);
-        assert_eq!((sends(&a), sends(&b)), (newer, newer));
-        turn(&a, &b, false);
-        turn(&a, &b, false);
-        assert_eq!(sends(&a), sends(&b));
-        assert_ne!(sends(&a), newer);
-    }
-
-    #[test]
-    fn a_node_that_was_restarted_is_sent_new_keys_at_once_whoever_asks() {
-        let (a, b) = (keys("a"), keys("b"));
-        turn(&a, &b, false);
-        let older = sends(&b);
-        let a = keys("a");
-        turn(&a, &b, false);
-        assert_ne!(sends(&b), older, "the older keys are gone with the node's earlier life");
-        assert_eq!(sends(&a), sends(&b));
-        let b = keys("b");
-        turn(&a, &b, false);
-        assert_eq!(sends(&a), sends(&b));
-    }
-
-    #[test]
-    fn a_node_that_has_moved_gets_another_session() {
-        let (a, b) = (keys("a"), keys("b"));
-        turn(&a, &b, false);
-        let before = sends(&b);
-        let (own, request) = a.request("b", B, |_| false).unwrap();
-        let answer = b.answer("a", Ipv4Addr::new(10, 99, 0, 13), &request).unwrap();
-        a.answered(&own, "b", B, &answer).unwrap();
-        assert_ne!(sends(&a), before);
-    }
-
-    #[test]
-    fn what_is_no_secret_is_refused() {
-        let (a, b) = (keys("a"), keys("b"));
-        let (_, good) = a.request("b", B, |_| false).unwrap();
-        for bad in [
-            KeysRequest { secret: vec![1; 31].into(), ..good.clone() },
-            KeysRequest { port: 0, ..good.clone() },
-            KeysRequest { port: 65_536, ..good },
-        ] {
-            assert_eq!(b.answer("a", A, &bad).unwrap_err().code(), tonic::Code::InvalidArgument);
-        }
-        assert_eq!(b.tunnel.known.lock().unwrap().len(), 0);
-        assert_eq!(
-            format!("{:?}", KeysRequest { secret: vec![7; 32].into(), ..KeysRequest::default() }),
-            "KeysRequest { .. }"
-        );
     }
 }

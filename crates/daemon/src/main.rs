@@ -5,6 +5,7 @@ mod cluster;
 mod connections;
 mod convert;
 mod doctor;
+mod encrypt;
 mod events;
 mod exec;
 mod join;
@@ -12,6 +13,7 @@ mod keys;
 mod logs;
 mod migrate;
 mod network;
+mod networks;
 mod node;
 mod node_api;
 mod peer_api;
@@ -59,7 +61,7 @@ enum Verb {
         listen: std::net::SocketAddr,
         /// Whether what nodes send each other for services is encrypted, on this node and on all that join
         #[arg(long, value_enum)]
-        encrypt: Option<network::Encrypt>,
+        encrypt: Option<encrypt::Encrypt>,
     },
     /// Join the cluster that a token invites to
     Join {

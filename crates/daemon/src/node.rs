@@ -10,7 +10,7 @@ use godwit_api::v1::{DecisionRequest, NodeInfo, Placement, PublishedPort};
 use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
 use godwit_migration::{Decision, Host, HostError, Port, Progress, Service, error_chain};
-use godwit_network::{Mac, NetworkError, Published, Subnet};
+use godwit_network::{Mac, NetworkError, Overlay, Published};
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::convert;
 use crate::events::Events;
 use crate::network::{self, Network};
+use crate::networks;
 use crate::peers::Peers;
 use crate::state::{State, StateError};
 
@@ -59,8 +60,6 @@ struct Moment {
 pub(crate) struct Node {
     /// Its name.
     pub name: String,
-    /// The service subnet.
-    pub subnet: Subnet,
     /// What it keeps on disk.
     pub state: Arc<State>,
     /// What happened.
@@ -69,6 +68,8 @@ pub(crate) struct Node {
     pub peers: Peers,
     /// What is around its overlay.
     pub network: Network,
+    /// Held by who makes or removes a network.
+    pub changing_networks: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
     pub news: Notify,
     /// Raised when a name is no longer occupied.
@@ -79,15 +80,15 @@ pub(crate) struct Node {
 
 impl Node {
     /// A node whose means are given later by [`Node::equip`].
-    pub(crate) fn new(name: &str, subnet: Subnet, state: Arc<State>, peers: Peers, network: Network) -> Self {
+    pub(crate) fn new(name: &str, state: Arc<State>, peers: Peers, network: Network) -> Self {
         let events = Events::new(name, Arc::clone(&state));
         Self {
             name: name.to_string(),
-            subnet,
             state,
             events,
             peers,
             network,
+            changing_networks: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
             local: std::sync::OnceLock::new(),
@@ -269,6 +270,7 @@ impl Node {
         self.state.put_placement(&Placement {
             service: service.name.clone(),
             address: service.address.to_string(),
+            more: service.more.iter().map(ToString::to_string).collect(),
             node: node.to_string(),
             epoch,
             removed,
@@ -292,14 +294,8 @@ impl Node {
 
     /// Points the overlay at the node that has a service.
     pub(crate) async fn forward(&self, placement: &Placement) -> Result<(), StateError> {
-        let Ok(address) = placement.address.parse::<Ipv4Addr>() else {
-            tracing::warn!(service = %placement.service, address = %placement.address, "a peer told no address");
-            return Ok(());
-        };
-        if address.is_unspecified() {
-            // Its network is somebody else's.
-            return Ok(());
-        }
+        // None where its network is somebody else's.
+        let addresses = networks::addresses_of(placement);
         if self.state.service(&placement.service)?.is_some_and(|owned| owned.service.id == placement.id) {
             // Still being let go here; the network is changed when that is done.
             return Ok(());
@@ -308,25 +304,40 @@ impl Node {
             // What is known of it is about to be out of date; its address is this node's any moment.
             return Ok(());
         }
-        let mac = godwit_network::mac_of(address);
-        let overlay = &self.local().overlay;
         let member = self.state.members()?.into_iter().find(|m| m.name == placement.node);
-        let vtep = member.and_then(|m| m.vtep.parse::<Ipv4Addr>().ok());
-        let done = match vtep.filter(|_| !placement.removed) {
-            Some(vtep) => match overlay.set_remote(address, mac, vtep).await {
-                Ok(()) => self.publish(placement, address).await,
-                failed => failed,
-            },
-            None => overlay.set_absent(address, mac).await,
-        };
-        if let Err(error) = done {
-            tracing::warn!(service = %placement.service, error = %error_chain(&error), "the overlay cannot be pointed at it");
+        let vtep = member.and_then(|m| m.vtep.parse::<Ipv4Addr>().ok()).filter(|_| !placement.removed);
+        for (nth, address) in addresses.into_iter().enumerate() {
+            if let Err(error) = self.forward_address(placement, nth, address, vtep).await {
+                tracing::warn!(service = %placement.service, error = %error_chain(&error), "the overlay cannot be pointed at it");
+            }
         }
         Ok(())
     }
 
+    /// Points the network of an address at the node that has the service, or at none.
+    async fn forward_address(
+        &self,
+        placement: &Placement,
+        nth: usize,
+        address: Ipv4Addr,
+        vtep: Option<Ipv4Addr>,
+    ) -> Result<(), NetworkError> {
+        // A network that is not up here yet, or no more, leads nowhere.
+        let Ok(overlay) = self.local().networks.of(address) else { return Ok(()) };
+        let mac = godwit_network::mac_of(address);
+        let Some(vtep) = vtep else { return overlay.set_absent(address, mac).await };
+        overlay.set_remote(address, mac, vtep).await?;
+        // Published ports lead to the first of its addresses.
+        if nth == 0 { self.publish(placement, address, &overlay).await } else { Ok(()) }
+    }
+
     /// Ports of this node lead to a service that is elsewhere, as they do on every other.
-    async fn publish(&self, placement: &Placement, address: Ipv4Addr) -> Result<(), NetworkError> {
+    async fn publish(
+        &self,
+        placement: &Placement,
+        address: Ipv4Addr,
+        overlay: &Overlay,
+    ) -> Result<(), NetworkError> {
         let ports = match convert::ports(&placement.publish) {
             Ok(ports) => ports,
             Err(status) => {
@@ -335,30 +346,34 @@ impl Node {
             }
         };
         let published: Vec<_> = ports.into_iter().map(Published::from).collect();
-        self.local().overlay.publish(&placement.service, address, &published).await
+        overlay.publish(&placement.service, address, &published).await
     }
 
-    /// Why this node cannot have a service of this name, address and published ports; nothing if it can.
+    /// Why there cannot be a service of this name, addresses and published ports, as far as this node knows;
+    /// nothing if there can. Of what node `asker` has, that knows more.
     pub(crate) fn conflict(
         &self,
         name: &str,
-        address: Ipv4Addr,
+        addresses: &[Ipv4Addr],
         ports: &[Port],
         id: &str,
+        asker: &str,
     ) -> Result<Option<String>, StateError> {
-        if !address.is_unspecified()
-            && let Err(error) = self.subnet.check(address)
-        {
-            return Ok(Some(error.to_string()));
+        for address in addresses {
+            let network = self.local().networks.of(*address);
+            if let Err(error) = network.and_then(|network| network.config().subnet.check(*address)) {
+                return Ok(Some(format!("node {}: {error}", self.name)));
+            }
         }
         for placement in self.state.placements()? {
-            if placement.removed || placement.id == id {
+            if placement.removed || placement.id == id || (placement.node == asker && asker != self.name) {
                 continue;
             }
             if placement.service == name {
                 return Ok(Some(format!("the name {name} is taken by a service on node {}", placement.node)));
             }
-            if !address.is_unspecified() && placement.address == address.to_string() {
+            let theirs = networks::addresses_of(&placement);
+            if let Some(address) = addresses.iter().find(|address| theirs.contains(*address)) {
                 return Ok(Some(format!(
                     "the address {address} is taken by service {} on node {}",
                     placement.service, placement.node
@@ -451,11 +466,16 @@ impl Host for NodeHost {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
         node.let_leave(&service.name).await;
         node.settle(&service.name).await;
-        let mut objections =
-            match node.conflict(&service.name, service.address, &service.publish, &service.id) {
-                Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
-                Err(error) => vec![error_chain(&error)],
-            };
+        let mut objections = match node.conflict(
+            &service.name,
+            &service.addresses(),
+            &service.publish,
+            &service.id,
+            &node.name,
+        ) {
+            Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
+            Err(error) => vec![error_chain(&error)],
+        };
         if node.state.service(&service.name).ok().flatten().is_some() {
             objections.push(format!("node {} still holds a service {}", node.name, service.name));
         }

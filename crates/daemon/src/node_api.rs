@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::node::Node;
 use crate::services::{self, status};
-use crate::{capture, cluster, connections, doctor, exec, join, logs, migrate, network};
+use crate::{capture, cluster, connections, doctor, exec, join, logs, migrate, network, networks};
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -151,9 +151,36 @@ impl NodeApi for NodeService {
 
     async fn network_inspect(
         &self,
-        _: Request<api::NetworkInspectRequest>,
+        request: Request<api::NetworkInspectRequest>,
     ) -> Result<Response<api::NetworkInfo>, Status> {
-        Ok(Response::new(network::inspect(&self.0).await.map_err(internal)?))
+        Ok(Response::new(network::inspect(&self.0, &request.into_inner().name).await?))
+    }
+
+    async fn network_create(
+        &self,
+        request: Request<api::NetworkCreateRequest>,
+    ) -> Result<Response<api::Network>, Status> {
+        // In a task of its own: a client that goes away must not leave a network half made.
+        let node = Arc::clone(&self.0);
+        let made = tokio::spawn(async move { networks::create(&node, request.into_inner()).await });
+        Ok(Response::new(made.await.map_err(internal)??))
+    }
+
+    async fn network_list(
+        &self,
+        _: Request<api::NetworkListRequest>,
+    ) -> Result<Response<api::NetworkListResponse>, Status> {
+        Ok(Response::new(api::NetworkListResponse { networks: networks::list(&self.0)? }))
+    }
+
+    async fn network_remove(
+        &self,
+        request: Request<api::NetworkRemoveRequest>,
+    ) -> Result<Response<api::NetworkRemoveResponse>, Status> {
+        let node = Arc::clone(&self.0);
+        let removed = tokio::spawn(async move { networks::remove(&node, &request.into_inner().name).await });
+        removed.await.map_err(internal)??;
+        Ok(Response::new(api::NetworkRemoveResponse {}))
     }
 
     async fn create_token(

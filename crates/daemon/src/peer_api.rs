@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::node::Node;
 use crate::services::status;
-use crate::{capture, cluster, connections, keys, migrate};
+use crate::{capture, cluster, connections, keys, migrate, networks};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>);
@@ -65,20 +65,29 @@ impl Peer for PeerService {
         &self,
         request: Request<api::CheckRequest>,
     ) -> Result<Response<api::CheckResponse>, Status> {
-        caller(&request)?;
+        let from = caller(&request)?;
         let request = request.into_inner();
-        let address = request
-            .address
-            .parse()
-            .map_err(|_| Status::invalid_argument(format!("{:?} is no IPv4 address", request.address)))?;
+        let address = |text: &String| {
+            text.parse().map_err(|_| Status::invalid_argument(format!("{text:?} is no IPv4 address")))
+        };
+        let addresses = request.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ports = crate::convert::ports(&request.publish)?;
-        let conflict = self.0.conflict(&request.name, address, &ports, "").map_err(internal)?;
+        let conflict = self.0.conflict(&request.name, &addresses, &ports, "", &from).map_err(internal)?;
+        Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
+    }
+
+    async fn check_network(
+        &self,
+        request: Request<api::Network>,
+    ) -> Result<Response<api::CheckResponse>, Status> {
+        caller(&request)?;
+        let conflict = networks::conflict(&self.0, &request.into_inner()).await?;
         Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
     }
 
     async fn keys(&self, request: Request<api::KeysRequest>) -> Result<Response<api::KeysResponse>, Status> {
         let from = caller(&request)?;
-        Ok(Response::new(keys::answer(&self.0, &from, &request.into_inner())?))
+        Ok(Response::new(keys::answer(&self.0, &from, &request.into_inner()).await?))
     }
 
     async fn migrate(

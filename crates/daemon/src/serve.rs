@@ -32,7 +32,7 @@ use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
 use godwit_migration::{Layout, destination, error_chain, recovery};
-use godwit_network::{Overlay, OverlayConfig, Prefix6, Subnet};
+use godwit_network::{Networks, Overlay, OverlayConfig, Prefix6, Subnet};
 use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{
     Accepted, Alpn, Connection, Identity, ListenOptions, Listener, NodeName, SecureStream,
@@ -46,13 +46,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
-use crate::network::{Encrypt, Network};
+use crate::encrypt::{self, Encrypt};
+use crate::network::Network;
 use crate::node::{Node, NodeHost};
 use crate::node_api::NodeService;
 use crate::peer_api::PeerService;
 use crate::peers::Peers;
 use crate::state::{State, now_ms};
-use crate::{cluster, join, services};
+use crate::{cluster, join, networks, services};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -257,6 +258,8 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let _only_one = lock(&args.run)?;
     let node = build(&args, Arc::clone(&identity)).await?;
 
+    // Before anything of services is looked for.
+    networks::keep(&node).await?;
     recovery::recover(node.local()).await.context("migrations left unfinished cannot be ended")?;
     services::find_again(&node).await?;
 
@@ -285,10 +288,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         () = join::invite(Arc::clone(&node), inviting) => Ok(()),
         () = cluster::run(Arc::clone(&node)) => Ok(()),
         () = relieve(&node) => Ok(()),
-        failed = node.local().overlay.follow_uplink() => match failed {
-            Ok(never) => match never {},
-            Err(error) => Err(error).context("the uplink cannot be watched"),
-        },
+        error = node.local().networks.failed() => Err(error).context("the uplink cannot be watched"),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
@@ -320,13 +320,12 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         vtep: vtep.to_string(),
         revision: u64::try_from(now_ms()).unwrap_or(1),
     })?;
-    let encrypt = args.encrypt.map_or_else(|| Encrypt::of_cluster(&state), Ok)?;
     let config = OverlayConfig {
         vni: VNI,
         port: args.vxlan_port,
         prefix6: args.subnet6,
         netns_dir: args.run.join("netns"),
-        encryption: encrypt.resolve()?,
+        encryption: encrypt::of_node(args.encrypt, &state)?,
         backend: args.network_backend.into(),
         ..OverlayConfig::new(args.subnet, &args.uplink, vtep)
     };
@@ -349,7 +348,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         // It works without, only slower; a CRIU that does not work at all is said by the doctor.
         tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");
     }
-    let node = Arc::new(Node::new(&args.node, args.subnet, state, Peers::new(identity), network));
+    let node = Arc::new(Node::new(&args.node, state, Peers::new(identity), network));
     let local = Local {
         node: args.node.clone(),
         layout: Layout {
@@ -358,7 +357,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
             cgroup_parent: args.cgroup_parent.clone(),
         },
         engine: Arc::new(engine),
-        overlay: Arc::new(overlay),
+        networks: Networks::new(overlay),
         namespaces: args.namespaces.clone(),
         hooks: args.hooks.clone(),
         store: Arc::new(store),
@@ -391,12 +390,24 @@ fn beside_us(name: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// How long another daemon may have the run directory. One that was killed is still told to have it for as
+/// long as a program that it was starting has not been executed, and shares its files.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Two daemons on one run directory would fight over the same containers.
 fn lock(run: &Path) -> anyhow::Result<nix::fcntl::Flock<std::fs::File>> {
     let path = run.join("godwitd.lock");
-    let file = std::fs::File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock)
-        .map_err(|_| anyhow::anyhow!("another godwitd uses {} already", run.display()))
+    let mut file =
+        std::fs::File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    let begun = std::time::Instant::now();
+    loop {
+        match nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((same, _)) if begun.elapsed() < LOCK_PATIENCE => file = same,
+            Err(_) => bail!("another godwitd uses {} already", run.display()),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn listen_unix(path: &Path) -> anyhow::Result<UnixListener> {

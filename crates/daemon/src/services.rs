@@ -9,12 +9,13 @@ use std::time::Duration;
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerStatus, EngineError, rootfs};
-use godwit_migration::{Service, error_chain, hooks};
+use godwit_migration::{Attachment, Service, error_chain, hooks};
+use godwit_network::NetworkError;
 use tonic::Status;
 
-use crate::convert;
 use crate::node::Node;
-use crate::state::{Owned, now_ms};
+use crate::state::{Owned, StateError, now_ms};
+use crate::{convert, networks};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -57,16 +58,18 @@ fn occupied(name: &str) -> Status {
 /// Creates and starts a service.
 pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Service, Status> {
     convert::check_name(&request.name)?;
-    let address = choose_address(node, &request)?;
+    let (network, addresses) = networks::attach(node, &request)?;
     let ports = convert::ports(&request.publish)?;
-    if let Some(conflict) = node.conflict(&request.name, address, &ports, "").map_err(internal)? {
+    if let Some(conflict) =
+        node.conflict(&request.name, &addresses, &ports, "", &node.name).map_err(internal)?
+    {
         return Err(Status::already_exists(conflict));
     }
     let _occupied = node.occupy(&request.name).ok_or_else(|| occupied(&request.name))?;
-    ask_peers(node, &request, address).await?;
+    ask_peers(node, &request, &addresses).await?;
 
     let (image, origin) = import(node, &request).await?;
-    let mut service = describe(node, &request, address, &image, origin)?;
+    let mut service = describe(node, &request, (network, addresses), &image, origin)?;
     let user = if request.user.is_empty() { image.config.user } else { request.user };
     match start(node, &mut service, &user).await {
         Ok(()) => {}
@@ -84,42 +87,15 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     show(node, Owned { service, exit_code: None, reason: String::new() }).await
 }
 
-fn choose_address(node: &Node, request: &RunRequest) -> Result<Ipv4Addr, Status> {
-    if !request.network.is_empty() {
-        if !request.address.is_empty() || !request.publish.is_empty() {
-            return Err(Status::invalid_argument(
-                "a service in a network namespace of yours has the addresses that you give that; leave out --ip and --publish",
-            ));
-        }
-        return Ok(Ipv4Addr::UNSPECIFIED);
-    }
-    if !request.address.is_empty() {
-        let address = request.address.parse().map_err(|_| {
-            Status::invalid_argument(format!(
-                "{:?} is no IPv4 address; give one of {}",
-                request.address, node.subnet
-            ))
-        })?;
-        node.subnet.check(address).map_err(invalid)?;
-        return Ok(address);
-    }
-    let placements = node.state.placements().map_err(internal)?;
-    let taken: HashSet<&str> = placements.iter().filter(|p| !p.removed).map(|p| p.address.as_str()).collect();
-    node.subnet
-        .hosts()
-        .find(|address| !taken.contains(address.to_string().as_str()))
-        .ok_or_else(|| Status::resource_exhausted(format!("all addresses of {} are taken", node.subnet)))
-}
-
 /// Other nodes may know of a name, an address or a port that this one has not heard of yet.
-async fn ask_peers(node: &Arc<Node>, run: &RunRequest, address: Ipv4Addr) -> Result<(), Status> {
+async fn ask_peers(node: &Arc<Node>, run: &RunRequest, addresses: &[Ipv4Addr]) -> Result<(), Status> {
     for member in node.state.members().map_err(internal)? {
         if member.name == node.name {
             continue;
         }
         let request = CheckRequest {
             name: run.name.clone(),
-            address: address.to_string(),
+            addresses: addresses.iter().map(ToString::to_string).collect(),
             publish: run.publish.clone(),
         };
         match node.peers.get(&member.name, &member.address).check(request).await {
@@ -158,7 +134,7 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
 fn describe(
     node: &Node,
     request: &RunRequest,
-    address: Ipv4Addr,
+    (network, addresses): (Attachment, Vec<Ipv4Addr>),
     image: &Image,
     origin: String,
 ) -> Result<Service, Status> {
@@ -183,10 +159,11 @@ fn describe(
     let service = Service {
         id: ulid::Ulid::new().to_string(),
         name: request.name.clone(),
-        address,
-        network: convert::network(&request.network)?,
+        address: addresses.first().copied().unwrap_or(Ipv4Addr::UNSPECIFIED),
+        more: addresses.get(1..).unwrap_or_default().to_vec(),
+        network,
         hooks: convert::hooks(&request.hooks)?,
-        epoch: 1,
+        epoch: node.state.next_epoch(&request.name).map_err(internal)?,
         image: origin,
         layers: image.layers.iter().map(ToString::to_string).collect(),
         command,
@@ -237,19 +214,22 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     Ok(())
 }
 
-fn described(node: &Node, service: &Service) -> api::Service {
-    let mut shown = convert::service(service, &node.name);
-    if service.network.namespace().is_none() {
-        let address6 = node.local().overlay.address6(service.address);
-        shown.address6 = address6.map(|address| address.to_string()).unwrap_or_default();
-    }
-    shown
+fn described(node: &Node, service: &Service) -> Result<api::Service, StateError> {
+    let networks = networks::shown(node, &service.addresses())?;
+    let first = networks.first().cloned().unwrap_or_default();
+    Ok(api::Service {
+        address: first.address,
+        address6: first.address6,
+        mac: first.mac,
+        networks,
+        ..convert::service(service, &node.name)
+    })
 }
 
 /// A service of this node as the API shows it.
 pub(crate) async fn show(node: &Node, owned: Owned) -> Result<api::Service, Status> {
     let config = node.local().config(&owned.service);
-    let mut shown = described(node, &owned.service);
+    let mut shown = described(node, &owned.service).map_err(internal)?;
     if let Some(code) = owned.exit_code {
         shown.set_state(ServiceState::Stopped);
         shown.exit_code = code;
@@ -284,14 +264,16 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
             // It has just become this node's.
             continue;
         }
-        let mut doubtful = described(node, &service);
+        let mut doubtful = described(node, &service).map_err(internal)?;
         doubtful.set_state(ServiceState::InDoubt);
         doubtful.reason = format!("waits for node {source} to tell whether the migration committed");
         shown.push(doubtful);
     }
     for placement in node.state.placements().map_err(internal)? {
         if !placement.removed && placement.node != node.name && names.insert(placement.service.clone()) {
+            let addresses = networks::addresses_of(&placement);
             shown.push(api::Service {
+                networks: networks::shown(node, &addresses).map_err(internal)?,
                 name: placement.service,
                 address: placement.address,
                 node: placement.node,
@@ -370,8 +352,17 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
         let config = node.local().config(&service);
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {
-                node.local().plug(&service).await?;
-                node.local().open_network(&service).await?;
+                let plugged = match node.local().plug(&service).await {
+                    Ok(()) => node.local().open_network(&service).await.map(drop),
+                    failed => failed,
+                };
+                match plugged {
+                    // A network that is not up is no reason for the others to be without a daemon.
+                    Err(error @ NetworkError::NoNetwork { .. }) => {
+                        tracing::error!(service = %service.name, error = %error_chain(&error), "it cannot be reached on all of its networks");
+                    }
+                    other => other?,
+                }
                 node.watch(&service);
             }
             Ok(state) => {

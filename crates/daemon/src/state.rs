@@ -1,4 +1,4 @@
-//! What a node knows, on disk: its services, where all services of the cluster are, the cluster's
+//! What a node knows, on disk: its services, where all services of the cluster are, its networks and
 //! members, join tokens, and the last events. One SQLite file, `node.db`.
 
 use std::collections::BTreeMap;
@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use godwit_api::v1::{Event, Member, Placement};
+use godwit_api::v1::{Event, Member, Network, Placement};
 use godwit_migration::Service;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde::de::DeserializeOwned;
 
 /// Events that are kept; older ones are forgotten.
 const MAX_EVENTS: i64 = 10_000;
@@ -53,7 +54,11 @@ impl State {
             ) STRICT;
             CREATE TABLE IF NOT EXISTS placement (
                 service TEXT PRIMARY KEY, id TEXT NOT NULL, address TEXT NOT NULL, node TEXT NOT NULL,
-                epoch INTEGER NOT NULL, removed INTEGER NOT NULL, publish TEXT NOT NULL
+                epoch INTEGER NOT NULL, removed INTEGER NOT NULL, publish TEXT NOT NULL, more TEXT NOT NULL
+            ) STRICT;
+            CREATE TABLE IF NOT EXISTS network (
+                name TEXT PRIMARY KEY, id TEXT NOT NULL, subnet TEXT NOT NULL, subnet6 TEXT NOT NULL,
+                vni INTEGER NOT NULL, removed INTEGER NOT NULL
             ) STRICT;
             CREATE TABLE IF NOT EXISTS member (
                 name TEXT PRIMARY KEY, address TEXT NOT NULL, vtep TEXT NOT NULL, revision INTEGER NOT NULL
@@ -125,41 +130,84 @@ impl State {
             .collect()
     }
 
-    /// Takes over a placement if it is newer than what is known; whether it was.
+    /// Takes over a placement if it is newer than what is known; whether it was. Of what one node says of a
+    /// name the highest epoch counts, whichever service it is of: each begins above those that the node
+    /// knew. Of services on two nodes the one that is there stays, until it is removed.
     pub(crate) fn put_placement(&self, new: &Placement) -> Result<bool, StateError> {
         let epoch = i64::try_from(new.epoch).unwrap_or(i64::MAX);
-        let publish = serde_json::to_string(&new.publish)?;
+        let (publish, more) = (serde_json::to_string(&new.publish)?, serde_json::to_string(&new.more)?);
         let rows = self.lock().execute(
-            "INSERT INTO placement (service, id, address, node, epoch, removed, publish)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+            "INSERT INTO placement (service, id, address, node, epoch, removed, publish, more)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
              ON CONFLICT (service) DO UPDATE SET
                 id = excluded.id, address = excluded.address, node = excluded.node,
-                epoch = excluded.epoch, removed = excluded.removed, publish = excluded.publish
+                epoch = excluded.epoch, removed = excluded.removed, publish = excluded.publish,
+                more = excluded.more
              WHERE (placement.id = excluded.id AND (excluded.epoch > placement.epoch
                     OR (excluded.epoch = placement.epoch AND excluded.removed > placement.removed)))
-                OR (placement.id <> excluded.id AND placement.removed = 1 AND excluded.id > placement.id)",
-            params![new.service, new.id, new.address, new.node, epoch, new.removed, publish],
+                OR (placement.id <> excluded.id AND placement.node = excluded.node
+                    AND (excluded.epoch, excluded.id) > (placement.epoch, placement.id))
+                OR (placement.node <> excluded.node AND placement.removed = 1 AND excluded.id > placement.id)",
+            params![new.service, new.id, new.address, new.node, epoch, new.removed, publish, more],
         )?;
         Ok(rows > 0)
+    }
+
+    /// The epoch for a new service of a name: above those of all that had it before.
+    pub(crate) fn next_epoch(&self, name: &str) -> Result<u64, StateError> {
+        let known = self.placements()?.into_iter().find(|placement| placement.service == name);
+        Ok(known.map_or(1, |placement| placement.epoch.saturating_add(1)))
     }
 
     /// Where all services are, including those removed.
     pub(crate) fn placements(&self) -> Result<Vec<Placement>, StateError> {
         let database = self.lock();
         let mut statement = database.prepare(
-            "SELECT service, id, address, node, epoch, removed, publish FROM placement ORDER BY service",
+            "SELECT service, id, address, node, epoch, removed, publish, more FROM placement ORDER BY service",
         )?;
         let rows = statement.query_map([], |row| {
-            let publish: String = row.get(6)?;
             Ok(Placement {
-                publish: serde_json::from_str(&publish).map_err(|error| {
-                    rusqlite::Error::FromSqlConversionFailure(6, rusqlite::types::Type::Text, error.into())
-                })?,
+                publish: json_column(row, 6)?,
+                more: json_column(row, 7)?,
                 service: row.get(0)?,
                 id: row.get(1)?,
                 address: row.get(2)?,
                 node: row.get(3)?,
                 epoch: row.get::<_, i64>(4)?.unsigned_abs(),
+                removed: row.get(5)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Takes over a network if it is newer than what is known; whether it was. Of two that were made at the
+    /// same time the one with the lower id stays, on every node.
+    pub(crate) fn put_network(&self, new: &Network) -> Result<bool, StateError> {
+        let rows = self.lock().execute(
+            "INSERT INTO network (name, id, subnet, subnet6, vni, removed) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT (name) DO UPDATE SET
+                id = excluded.id, subnet = excluded.subnet, subnet6 = excluded.subnet6, vni = excluded.vni,
+                removed = excluded.removed
+             WHERE (network.id = excluded.id AND excluded.removed > network.removed)
+                OR (network.removed = 1 AND excluded.id > network.id)
+                OR (network.removed = 0 AND excluded.removed = 0 AND excluded.id < network.id)",
+            params![new.name, new.id, new.subnet, new.subnet6, new.vni, new.removed],
+        )?;
+        Ok(rows > 0)
+    }
+
+    /// The networks beside the first, including those removed.
+    pub(crate) fn networks(&self) -> Result<Vec<Network>, StateError> {
+        let database = self.lock();
+        let mut statement =
+            database.prepare("SELECT name, id, subnet, subnet6, vni, removed FROM network ORDER BY name")?;
+        let rows = statement.query_map([], |row| {
+            Ok(Network {
+                name: row.get(0)?,
+                id: row.get(1)?,
+                subnet: row.get(2)?,
+                subnet6: row.get(3)?,
+                vni: row.get(4)?,
                 removed: row.get(5)?,
             })
         })?;
@@ -292,6 +340,14 @@ impl State {
     }
 }
 
+/// What a column holds as JSON.
+fn json_column<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> Result<T, rusqlite::Error> {
+    let text: String = row.get(column)?;
+    serde_json::from_str(&text).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, error.into())
+    })
+}
+
 /// Milliseconds since the epoch.
 pub(crate) fn now_ms() -> i64 {
     SystemTime::now()
@@ -315,6 +371,7 @@ mod tests {
             removed,
             id: id.into(),
             publish: vec![PublishedPort { host_port: 80, container_port: 8080, protocol: "tcp".into() }],
+            more: vec!["10.89.0.10".into()],
         }
     }
 
@@ -329,10 +386,59 @@ mod tests {
             !state.put_placement(&placement("2", "c", 9, false)).unwrap(),
             "a second service of that name"
         );
-        assert!(state.put_placement(&placement("1", "b", 2, true)).unwrap());
+        assert!(state.put_placement(&placement("2", "b", 3, false)).unwrap(), "its node has another one now");
+        assert!(!state.put_placement(&placement("1", "b", 2, true)).unwrap(), "it is known to be gone");
+        assert!(state.put_placement(&placement("2", "b", 3, true)).unwrap());
         assert!(!state.put_placement(&placement("0", "c", 1, false)).unwrap(), "one made before the removal");
-        assert!(state.put_placement(&placement("2", "c", 1, false)).unwrap(), "the name is free again");
-        assert_eq!(state.placements().unwrap()[0].node, "c");
+        assert!(state.put_placement(&placement("3", "c", 1, false)).unwrap(), "the name is free again");
+        assert_eq!(state.placements().unwrap(), [placement("3", "c", 1, false)]);
+    }
+
+    #[test]
+    fn a_service_that_comes_where_a_newer_one_of_its_name_was_is_there_on_every_node() {
+        // Both were started while their nodes did not see each other; then the newer one was removed.
+        let (newer, removed) = (placement("2", "b", 1, false), placement("2", "b", 1, true));
+        let (older, moved) = (placement("1", "a", 1, false), placement("1", "b", 2, false));
+        let told = [
+            vec![&newer, &removed, &moved, &older],
+            vec![&older, &moved, &newer, &removed],
+            vec![&older, &newer, &removed, &moved],
+            vec![&removed, &older, &moved],
+        ];
+        for order in told {
+            let dir = tempfile::tempdir().unwrap();
+            let state = State::open(&dir.path().join("node.db")).unwrap();
+            for one in &order {
+                state.put_placement(one).unwrap();
+            }
+            assert_eq!(state.placements().unwrap(), std::slice::from_ref(&moved), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn of_two_networks_of_a_name_every_node_keeps_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let network = |id: &str, removed| Network {
+            name: "back".into(),
+            id: id.into(),
+            subnet: format!("10.89.{}.0/24", id.len()),
+            subnet6: String::new(),
+            vni: 7,
+            removed,
+        };
+        let told = [network("1", false), network("22", false)];
+        for (number, order) in [[0, 1], [1, 0]].into_iter().enumerate() {
+            let state = State::open(&dir.path().join(format!("{number}.db"))).unwrap();
+            for which in order {
+                state.put_network(&told[which]).unwrap();
+            }
+            assert_eq!(state.networks().unwrap(), [network("1", false)]);
+            assert!(!state.put_network(&network("22", true)).unwrap(), "it was not that one");
+            assert!(state.put_network(&network("1", true)).unwrap());
+            assert!(!state.put_network(&network("1", false)).unwrap(), "it is gone");
+            assert!(state.put_network(&network("333", false)).unwrap(), "the name is free again");
+            assert_eq!(state.networks().unwrap(), [network("333", false)]);
+        }
     }
 
     #[test]

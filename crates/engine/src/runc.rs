@@ -247,7 +247,7 @@ impl Engine for Runc {
             external_mounts,
             network_namespace: (config.network_namespace.clone(), NETWORK_KEY.to_owned()),
             freezer: cgroup.freezer(),
-            extra_files: vec![("descriptors.json".into(), self.descriptors(config, pid)?)],
+            extra_files: vec![("descriptors.json".into(), self.descriptors(config)?)],
         })
     }
 

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use godwit_criu::images::lazy_areas;
 use godwit_criu::{CriuError, DumpOptions, Memory};
+use godwit_engine::runc::Runc;
+use godwit_engine::runc::log::{LogReader, LogStream};
 use godwit_engine::{
     ContainerConfig, ContainerStatus, Engine, EngineError, ExecRequest, Mount, MountKind, RestoreRequest,
 };
@@ -146,6 +148,26 @@ async fn a_restored_container_is_like_any_other() {
     b.runc.signal(&copy, 15).await.unwrap();
     assert_eq!(tokio::time::timeout(LIMIT, b.runc.wait(&copy)).await.unwrap().unwrap(), 4);
     assert!(output(&copy).contains("bye"));
+}
+
+/// A shell exchanges its descriptors for the time of each redirection: at a freeze in that instant
+/// they are as they are here all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn output_goes_on_when_the_descriptors_are_exchanged() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let script = "exec 5>&1 1>&2 2>/dev/null; while true; do echo error; echo output >&5; usleep 10000; done";
+    let source = a.container("web", script);
+    run_up(&a, &source, "output").await;
+    let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
+    a.runc.delete(&source).await.unwrap();
+    b.runc.cont(&copy, &[]).await.unwrap();
+    for (stream, text) in [(LogStream::Stdout, "output\n"), (LogStream::Stderr, "error\n")] {
+        let is_logged = || {
+            let entries = LogReader::open(&Runc::log_path(&copy)).unwrap().read().unwrap();
+            entries.iter().any(|entry| (entry.stream, entry.text()) == (stream, text.to_owned()))
+        };
+        until("its output is logged here", is_logged);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,6 +25,8 @@ pub const UPLINK: &str = "uplink0";
 pub(crate) const UNDERLAY_PREFIX: u8 = 24;
 /// The subnet of the services, reached by the client on its uplink.
 pub const SERVICE_SUBNET: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 88, 0, 0), 16);
+/// Where `godwit network create` takes subnets from, which the client reaches on its uplink as well.
+pub const MORE_SUBNETS: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 89, 0, 0), 16);
 /// Address of the client host.
 pub const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 100);
 /// TCP port of a daemon's peer API.

@@ -6,7 +6,7 @@ use futures::TryStreamExt;
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder, new_connection, packet_route::link::LinkAttribute};
 
 use crate::{
-    config::{CLIENT, CLIENT_ADDRESS, Link, Paths, SERVICE_SUBNET, UNDERLAY_PREFIX, UPLINK},
+    config::{CLIENT, CLIENT_ADDRESS, Link, MORE_SUBNETS, Paths, SERVICE_SUBNET, UNDERLAY_PREFIX, UPLINK},
     error::LabError,
     netns,
 };
@@ -88,13 +88,16 @@ async fn apply(handle: &Handle, address: Ipv4Addr, link: Option<Link>, client: b
     handle.link().change(up).execute().await.map_err(|error| ("setting uplink0 up", error))?;
 
     if client {
-        let route = RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(SERVICE_SUBNET.0, SERVICE_SUBNET.1)
-            .output_interface(uplink)
-            .pref_source(CLIENT_ADDRESS)
-            .scope(rtnetlink::packet_route::route::RouteScope::Link)
-            .build();
-        handle.route().add(route).execute().await.map_err(|error| ("routing the services' subnet", error))?;
+        for (subnet, bits) in [SERVICE_SUBNET, MORE_SUBNETS] {
+            let route = RouteMessageBuilder::<Ipv4Addr>::new()
+                .destination_prefix(subnet, bits)
+                .output_interface(uplink)
+                .pref_source(CLIENT_ADDRESS)
+                .scope(rtnetlink::packet_route::route::RouteScope::Link)
+                .build();
+            let routed = handle.route().add(route).execute().await;
+            routed.map_err(|error| ("routing the services' subnets", error))?;
+        }
     }
     Ok(())
 }

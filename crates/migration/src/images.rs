@@ -179,7 +179,7 @@ impl<'a> Sender<'a> {
         Self { directory: directory.to_path_buf(), heard, outgoing, open: BTreeMap::new(), bytes: 0 }
     }
 
-    /// Sends page files as they grow and TCP connections as they are done, until `writing` ends (which is
+    /// Sends page files and the image of the files as they grow and TCP connections as they are done, until `writing` ends (which is
     /// not waited for here: the caller cancels this future), so that the wire works while CRIU does. Never
     /// returns early.
     pub async fn follow(&mut self) -> Result<std::convert::Infallible, ImagesError> {
@@ -262,9 +262,10 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// Page files are appended to and never looked at again by CRIU.
+/// These are appended to and never looked at again by CRIU. With thousands of connections the image of the
+/// files is the largest of the others.
 fn grows(name: &str) -> bool {
-    name.starts_with("pages-")
+    name.starts_with("pages-") || name == "files.img"
 }
 
 /// An image that is written at once and never again.

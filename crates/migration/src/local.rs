@@ -11,7 +11,7 @@ use godwit_engine::image::{Digest, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{ContainerConfig, Engine, EngineError};
 use godwit_memory::tracker::Detected;
-use godwit_network::{NetworkError, Overlay};
+use godwit_network::{NetworkError, Networks};
 use godwit_transfer::Connection;
 use tokio_util::sync::CancellationToken;
 
@@ -134,8 +134,8 @@ pub struct Local {
     pub layout: Layout,
     /// Containers.
     pub engine: Arc<dyn Engine>,
-    /// Network.
-    pub overlay: Arc<Overlay>,
+    /// Networks.
+    pub networks: Networks,
     /// Where network namespaces of others are mounted that services may be plugged into.
     pub namespaces: PathBuf,
     /// Where the operator's hooks are.
@@ -175,7 +175,7 @@ impl Local {
     #[must_use]
     pub fn config(&self, service: &Service) -> ContainerConfig {
         let namespace = match service.network.namespace() {
-            None => self.overlay.config().netns_dir.join(&service.name),
+            None => self.networks.first().config().netns_dir.join(&service.name),
             Some(path) => path.to_path_buf(),
         };
         self.layout.container_config(service, &namespace)

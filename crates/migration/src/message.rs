@@ -111,6 +111,9 @@ pub struct Accepted {
     /// Whether the pages follow that were kept when the service left the destination.
     #[prost(bool, tag = "3")]
     pub kept: bool,
+    /// Whether the CRIU here finds TCP connections in the image of the files.
+    #[prost(bool, tag = "4")]
+    pub tcp_inline: bool,
 }
 
 /// Pages of an earlier visit that the destination still has: hashes of 512 pages, 16 bytes each; all
@@ -534,6 +537,7 @@ mod tests {
                 missing_layers: vec!["sha256:00".into()],
                 userfaultfd: true,
                 kept: false,
+                tcp_inline: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

@@ -97,7 +97,8 @@ pub struct Report {
     pub phases: Vec<Phase>,
     /// Where the network namespace is at the destination, for a service in one of somebody else's.
     pub network_namespace: String,
-    /// The CRIU that dumped; with `+lazy-pages-external` where our patch let it pass over the memory.
+    /// The CRIU that dumped; with `+lazy-pages-external` where our patch let it pass over the memory,
+    /// and `+tcp-inline` where another one let it put connections into the image of the files.
     pub criu: String,
 }
 

@@ -18,8 +18,12 @@ pub struct Service {
     pub id: String,
     /// Name, unique in the cluster.
     pub name: String,
-    /// Address that moves with it; `0.0.0.0` in a network namespace of somebody else's.
+    /// Address that moves with it, on the first of its networks; `0.0.0.0` in a network namespace of
+    /// somebody else's.
     pub address: Ipv4Addr,
+    /// Its addresses on further networks.
+    #[serde(default)]
+    pub more: Vec<Ipv4Addr>,
     /// What it is plugged into.
     #[serde(default)]
     pub network: Attachment,
@@ -80,15 +84,27 @@ impl From<Port> for Published {
 }
 
 impl Service {
-    /// The service's end of the network.
+    /// Its addresses, one on each of its networks; none in a network namespace of somebody else's.
     #[must_use]
-    pub fn endpoint(&self) -> ServiceEndpoint {
-        ServiceEndpoint {
-            name: self.name.clone(),
-            address: self.address,
-            mac: godwit_network::mac_of(self.address),
-            published: self.publish.iter().copied().map(Published::from).collect(),
+    pub fn addresses(&self) -> Vec<Ipv4Addr> {
+        match self.network {
+            Attachment::Overlay => std::iter::once(self.address).chain(self.more.iter().copied()).collect(),
+            Attachment::Namespace(_) => Vec::new(),
         }
+    }
+
+    /// The service's ends of its networks, as many as it has addresses. Published ports lead to the first.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<ServiceEndpoint> {
+        let published: Vec<_> = self.publish.iter().copied().map(Published::from).collect();
+        let endpoint = |(nth, address)| ServiceEndpoint {
+            name: self.name.clone(),
+            address,
+            mac: godwit_network::mac_of(address),
+            published: if nth == 0 { published.clone() } else { Vec::new() },
+            nth,
+        };
+        (0..=u8::MAX).zip(self.addresses()).map(endpoint).collect()
     }
 }
 
@@ -179,6 +195,7 @@ pub(crate) mod tests {
             id: "01SERVICE".into(),
             name: "redis".into(),
             address: Ipv4Addr::new(10, 88, 0, 10),
+            more: vec![Ipv4Addr::new(10, 89, 0, 10)],
             network: Attachment::Overlay,
             hooks: Hooks::default(),
             epoch: 3,
@@ -207,6 +224,15 @@ pub(crate) mod tests {
     fn a_service_is_the_same_after_its_way_over_the_wire() {
         let text = serde_json::to_string(&service()).unwrap();
         assert_eq!(serde_json::from_str::<Service>(&text).unwrap(), service());
+    }
+
+    #[test]
+    fn a_service_has_an_endpoint_for_each_address_and_its_ports_at_the_first() {
+        let endpoints = service().endpoints();
+        let shown: Vec<_> = endpoints.iter().map(|e| (e.nth, e.address, e.published.len())).collect();
+        assert_eq!(shown, [(0, [10, 88, 0, 10].into(), 1), (1, [10, 89, 0, 10].into(), 0)]);
+        let elsewhere = Service { network: Attachment::Namespace("/run/netns/x".into()), ..service() };
+        assert!(elsewhere.endpoints().is_empty() && elsewhere.addresses().is_empty());
     }
 
     #[test]

@@ -43,7 +43,8 @@ impl OverlayTerms {
         if self.encryption != other.encryption {
             let word = |terms: &Self| match terms.encryption.as_str() {
                 "" | "off" => "sends packets in the clear",
-                name if name == Encryption::Tunnel.name() => "encrypts packets",
+                name if name == Encryption::Tunnel.name() => "encrypts packets by godwit's own tunnel",
+                name if name == Encryption::WireGuard.name() => "encrypts packets by WireGuard",
                 _ => "encrypts packets in another way",
             };
             reasons.push(format!(
@@ -99,7 +100,7 @@ mod tests {
         let all = here.objections("b", &terms(1390, 4790, "tunnel"), "a");
         // That encryption makes the MTU smaller is no reason of its own.
         assert_eq!(all.len(), 2, "{all:?}");
-        assert!(all[0].contains("b sends packets in the clear and node a encrypts packets"), "{all:?}");
+        assert!(all[0].contains("b sends packets in the clear and node a encrypts packets by"), "{all:?}");
         assert!(all[1].contains("4789") && all[1].contains("4790"), "{all:?}");
         let addressed = OverlayTerms { prefix6: "fd67::/96".into(), ..here.clone() };
         let prefix = here.objections("b", &addressed, "a");
@@ -108,6 +109,9 @@ mod tests {
             "{prefix:?}"
         );
         let other = terms(1390, 4789, "tunnel").objections("b", &terms(1390, 4789, "wireguard"), "a");
+        let both = "node b encrypts packets by godwit's own tunnel and node a encrypts packets by WireGuard";
+        assert!(other[0].contains(both), "{other:?}");
+        let other = terms(1390, 4789, "tunnel").objections("b", &terms(1390, 4789, "later"), "a");
         assert!(other[0].contains("node a encrypts packets in another way"), "{other:?}");
     }
 }

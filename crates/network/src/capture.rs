@@ -33,7 +33,7 @@ use tokio::sync::mpsc;
 
 use crate::endpoint::{check_name, port_name};
 use crate::filter::Filter;
-use crate::inside::INSIDE;
+use crate::inside;
 use crate::netns::{self, Found};
 use crate::packet::PacketSocket;
 use crate::packet::watch::{Look, room_beside};
@@ -85,8 +85,10 @@ impl Place {
 pub struct Wanted {
     /// The service, which need not be on this node.
     pub name: String,
-    /// Its address.
+    /// Its address on this network.
     pub address: Ipv4Addr,
+    /// Which of its networks that is ([`crate::ServiceEndpoint::nth`]).
+    pub nth: u8,
     /// Where to look.
     pub places: Vec<Place>,
     /// Bytes of each frame that are kept; 0: all.
@@ -174,15 +176,15 @@ impl Overlay {
         check_name(&wanted.name)?;
         self.config.subnet.check(wanted.address)?;
         let (name, address) = (wanted.name.clone(), wanted.address);
-        let port = port_name(&name);
+        let (nth, port) = (wanted.nth, port_name(address));
         let mut places = wanted.places.clone();
         places.sort_unstable();
         places.dedup();
-        let interfaces = places.iter().map(|place| (*place, self.interface_at(*place, &port))).collect();
+        let interfaces = places.iter().map(|place| (*place, self.interface_at(*place, nth, &port))).collect();
         let running = Arc::new(Running::new(wanted, self.config.port)?);
         // Entered before it looks for the endpoint: one that is made meanwhile is plugged in by its
         // maker, and only once.
-        self.captures.enter(&running)?;
+        self.shared.captures.enter(&running)?;
         for (place, index) in [(Place::Overlay, self.vxlan), (Place::Uplink, self.uplink)] {
             if places.contains(&place) {
                 let mut program = of_service(
@@ -192,7 +194,7 @@ impl Overlay {
                     running.keep(),
                 );
                 let opened = PacketSocket::watch(index, &mut program, QUEUE);
-                let interface = self.interface_at(place, &port);
+                let interface = self.interface_at(place, nth, &port);
                 let socket = opened.map_err(NetworkError::system(format!("look at {interface}")))?;
                 running.add(Source::new(place, socket));
             }
@@ -210,9 +212,9 @@ impl Overlay {
         Ok(Capture { interfaces, batches })
     }
 
-    fn interface_at(&self, place: Place, port: &str) -> String {
+    fn interface_at(&self, place: Place, nth: u8, port: &str) -> String {
         match place {
-            Place::Service => INSIDE.to_owned(),
+            Place::Service => inside::interface(nth),
             Place::Port => port.to_owned(),
             Place::Overlay => self.config.vxlan.clone(),
             Place::Uplink => self.config.uplink.clone(),
@@ -222,7 +224,7 @@ impl Overlay {
     /// Lets the captures of a service look at its endpoint here. What cannot be looked at is told by
     /// the capture; it is no reason against the endpoint.
     pub(crate) async fn plug_captures_in(&self, name: &str, address: Ipv4Addr, netns: &Path, port: &str) {
-        let captures = self.captures.of(name, address);
+        let captures = self.shared.captures.of(name, address);
         if captures.is_empty() {
             return;
         }
@@ -321,13 +323,15 @@ impl Running {
                 PacketSocket::watch(port, &mut program, QUEUE)
                     .map_err(NetworkError::system(format!("look at the service's bridge port {port}")))
             } else {
+                let interface = inside::interface(self.wanted.nth);
+                let name = interface.clone();
                 let inside = move || {
-                    let index = if_nametoindex(INSIDE)?;
+                    let index = if_nametoindex(name.as_str())?;
                     PacketSocket::watch(index, &mut program, QUEUE)
                 };
                 let opened: Result<io::Result<_>, _> = enter(netns, inside).await;
                 opened.and_then(|opened| {
-                    opened.map_err(NetworkError::system(format!("look at {INSIDE} of the service")))
+                    opened.map_err(NetworkError::system(format!("look at {interface} of the service")))
                 })
             };
             match opened {

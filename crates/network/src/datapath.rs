@@ -20,6 +20,7 @@ use crate::netlink::{Link, Netlink, PortState};
 use crate::{Mac, NetworkError, OverlayConfig};
 
 pub(crate) use openvswitch::examine;
+pub use openvswitch::read_anything;
 
 /// Which switch a node has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -106,6 +107,17 @@ pub(crate) trait Datapath: fmt::Debug + Send + Sync {
 
     /// Removes all that [`up`] made.
     async fn down(&self) -> Result<(), NetworkError>;
+}
+
+/// Removes what [`up`] has made of a switch that it could not bring up.
+pub(crate) async fn clear(netlink: &Netlink, config: &OverlayConfig) -> Result<(), NetworkError> {
+    match &config.backend {
+        Backend::Kernel => {
+            netlink.delete_link(&config.vxlan).await?;
+            netlink.delete_link(&config.bridge).await
+        }
+        Backend::OpenVswitch { run } => openvswitch::clear(netlink, config, run.clone()).await,
+    }
 }
 
 /// Makes what is missing of the configured switch and its tunnel, and corrects what differs.

@@ -22,12 +22,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::datapath::Behind;
 use crate::hold::Handed;
-use crate::inside::{INSIDE, Inside, has_inside, inside};
+use crate::inside::{Inside, has_inside, inside, interface};
 use crate::netlink::{Link, LinkEvents, PortState};
 use crate::netns::{self, Found, set_sysctl};
+use crate::publish::Leads;
 use crate::{Mac, NetworkError, Overlay, arp, ipv6};
 
-/// The start of every bridge port's name; a hash of the service's name follows.
+/// The start of every bridge port's name; the service's address on that network follows, in hexadecimal.
 pub(crate) const PORT_PREFIX: &str = "gws";
 /// The start of every bridge port's alias.
 const ALIAS_PREFIX: &str = "godwit ";
@@ -55,7 +56,7 @@ pub struct Published {
     pub protocol: Protocol,
 }
 
-/// What the network needs to know of a service.
+/// What a network needs to know of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceEndpoint {
     /// The service's name, unique in the cluster.
@@ -66,6 +67,9 @@ pub struct ServiceEndpoint {
     pub mac: Mac,
     /// Its published ports.
     pub published: Vec<Published>,
+    /// Which of the service's networks this is, from 0: its interface there is `eth0`, `eth1`, …, and by
+    /// the first it reaches what is on none of them.
+    pub nth: u8,
 }
 
 /// An endpoint made by [`Overlay::create_endpoint`].
@@ -103,7 +107,7 @@ impl Overlay {
         self.config.subnet.check(service.address)?;
         let endpoint = Endpoint {
             netns: self.config.netns_dir.join(&service.name),
-            interface: port_name(&service.name),
+            interface: port_name(service.address),
         };
         let namespace = netns::look(&endpoint.netns)?;
         if namespace == Found::Other {
@@ -120,7 +124,7 @@ impl Overlay {
             let (name, wanted) = (service.name.clone(), service.address);
             return Err(NetworkError::OtherAddress { name, existing, wanted });
         }
-        let missing = self.missing(&endpoint, namespace).await?;
+        let missing = self.missing(&endpoint, namespace, service.nth).await?;
         if let Err(error) = self.make(service, &endpoint, missing).await {
             let undone = match missing {
                 Missing::Everything => self.remove_endpoint(&service.name, service.address).await,
@@ -138,17 +142,17 @@ impl Overlay {
     }
 
     /// What has to be made. A namespace that exists is kept, as the service may be running in it.
-    async fn missing(&self, endpoint: &Endpoint, namespace: Found) -> Result<Missing, NetworkError> {
+    async fn missing(&self, endpoint: &Endpoint, namespace: Found, nth: u8) -> Result<Missing, NetworkError> {
         if namespace != Found::Namespace {
             return Ok(Missing::Everything);
         }
         let link = self.netlink.link(&endpoint.interface).await?;
-        let marked = link.filter(|link| link.alias.as_deref().and_then(parse_alias).is_some());
-        let plugged = match marked {
+        let ours = link.filter(|link| marked(link).is_some());
+        let plugged = match ours {
             Some(link) => self.datapath.is_plugged(&link).await?,
             None => false,
         };
-        let whole = plugged && has_inside(&endpoint.netns).await?;
+        let whole = plugged && has_inside(&endpoint.netns, nth).await?;
         Ok(if whole { Missing::Nothing } else { Missing::Veth })
     }
 
@@ -167,7 +171,7 @@ impl Overlay {
             netns::create(&endpoint.netns).await?;
         }
         // From here on the endpoint is listed, so that whatever is interrupted can be removed.
-        self.ports.publish(&self.config, &service.name, service.address, &service.published).await?;
+        self.publish(&service.name, service.address, &service.published).await?;
         if missing != Missing::Nothing {
             self.plug(service, endpoint).await?;
         }
@@ -178,7 +182,7 @@ impl Overlay {
         }
         let (subnet, address, mtu) = (self.config.subnet, service.address, self.mtu);
         let prefix6 = self.config.prefix6;
-        inside(&endpoint.netns, Inside::Address { subnet, prefix6, address, mtu }).await?;
+        inside(&endpoint.netns, service.nth, Inside::Address { subnet, prefix6, address, mtu }).await?;
         self.know(service.address, service.mac).await
     }
 
@@ -225,16 +229,16 @@ impl Overlay {
     /// Makes the veth and closes its port before the namespace has an address: between the link's
     /// coming up and the closing, frames could pass, but nobody is there to answer them.
     async fn plug(&self, service: &ServiceEndpoint, endpoint: &Endpoint) -> Result<(), NetworkError> {
-        let port = endpoint.interface.as_str();
+        let (port, own) = (endpoint.interface.as_str(), interface(service.nth));
         let netns = std::fs::File::open(&endpoint.netns)
             .map_err(NetworkError::system(format!("open {}", endpoint.netns.display())))?;
         let peer = LinkMessageBuilder::<LinkUnspec>::default()
-            .name(INSIDE.to_owned())
+            .name(own.clone())
             .address(service.mac.to_vec())
             .mtu(self.mtu)
             .setns_by_fd(std::os::fd::AsRawFd::as_raw_fd(&netns))
             .build();
-        let message = LinkMessageBuilder::<LinkVeth>::new(port, INSIDE)
+        let message = LinkMessageBuilder::<LinkVeth>::new(port, &own)
             .mtu(self.mtu)
             .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
             .build();
@@ -244,7 +248,7 @@ impl Overlay {
         set_sysctl(&format!("ipv6/conf/{port}/disable_ipv6"), "1")?;
         let link = self.netlink.need_link(port).await?;
 
-        inside(&endpoint.netns, Inside::Up).await?;
+        inside(&endpoint.netns, service.nth, Inside::Up).await?;
         let alias = format!("{ALIAS_PREFIX}{} {}", service.address, service.name);
         let message = LinkUnspec::new_with_index(link.index)
             .append_extra_attribute(LinkAttribute::IfAlias(alias))
@@ -266,7 +270,7 @@ impl Overlay {
     /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses. What was held is
     /// held still.
     pub async fn open(&self, service: &ServiceEndpoint) -> Result<Handed, NetworkError> {
-        let link = self.port_of(&service.name).await?;
+        let link = self.port_of(service).await?;
         let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
         self.know(service.address, service.mac).await?;
         self.datapath.set_port(&link, PortState::Open).await?;
@@ -290,15 +294,15 @@ impl Overlay {
     /// When a frame cannot be sent.
     pub fn announce(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
         self.announce_on_uplink(service.address)?;
-        arp::announce(&self.sender, self.bridge, &self.config.bridge, service.address, service.mac)
+        arp::announce(&self.shared.sender, self.bridge, &self.config.bridge, service.address, service.mac)
     }
 
     fn announce_on_uplink(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
         let (index, name, mac) = (self.uplink, &self.config.uplink, self.uplink_mac);
         if let Some(address) = self.address6(address) {
-            ipv6::announce(&self.sender, index, name, address, mac)?;
+            ipv6::announce(&self.shared.sender, index, name, address, mac)?;
         }
-        arp::announce(&self.sender, index, name, address, mac)
+        arp::announce(&self.shared.sender, index, name, address, mac)
     }
 
     /// Stops frames in both directions, at once, without the service seeing its link go down. The
@@ -308,7 +312,7 @@ impl Overlay {
     /// # Errors
     /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses.
     pub async fn close(&self, service: &ServiceEndpoint) -> Result<(), NetworkError> {
-        let link = self.port_of(&service.name).await?;
+        let link = self.port_of(service).await?;
         self.datapath.set_port(&link, PortState::Closed).await
     }
 
@@ -316,8 +320,8 @@ impl Overlay {
     ///
     /// # Errors
     /// [`NetworkError::NoEndpoint`] when it was not created, or when the kernel refuses.
-    pub async fn is_open(&self, name: &str) -> Result<bool, NetworkError> {
-        let link = self.port_of(name).await?;
+    pub async fn is_open(&self, service: &ServiceEndpoint) -> Result<bool, NetworkError> {
+        let link = self.port_of(service).await?;
         let open = self.datapath.open_ports(std::slice::from_ref(&link)).await?;
         Ok(open.contains(&link.name))
     }
@@ -355,7 +359,7 @@ impl Overlay {
         if was_remote {
             self.know_no_more(address).await?;
         }
-        self.ports.unpublish(address).await
+        self.shared.ports.unpublish(address).await
     }
 
     /// Has exactly these ports of the node lead to the service, wherever that is.
@@ -369,30 +373,56 @@ impl Overlay {
         ports: &[Published],
     ) -> Result<(), NetworkError> {
         check_name(name)?;
-        self.ports.publish(&self.config, name, address, ports).await
+        let mut leads = Leads { service: address, service6: None };
+        if let Some(service) = self.address6(address)
+            && !ports.is_empty()
+        {
+            // Answers must come back to this node: without an address of its own there is no way by IPv6.
+            let node = self.netlink.global_address6(self.uplink, &self.config.uplink).await?;
+            leads.service6 = node.map(|node| (service, node));
+        }
+        self.shared.ports.publish(&self.config, name, leads, ports).await
     }
 
-    /// Removes the service's endpoint: veth, namespace, and what answers for its address. What
-    /// [`Overlay::set_remote`] entered stays, and with it the published ports. No error when it is gone
-    /// already.
+    /// Whether somebody has taken published ports of this node away, of whichever network: they are to be
+    /// published again then.
+    ///
+    /// # Errors
+    /// When nft refuses.
+    pub async fn lost_ports(&self) -> Result<bool, NetworkError> {
+        self.shared.ports.are_lost().await
+    }
+
+    /// Removes the service's endpoint: veth, what answers for its address, and the namespace with the last
+    /// of the service's endpoints. What [`Overlay::set_remote`] entered stays, and with it the published
+    /// ports. No error when it is gone already.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub async fn remove_endpoint(&self, name: &str, address: Ipv4Addr) -> Result<(), NetworkError> {
         check_name(name)?;
         self.let_go(name);
-        self.remove_port(&port_name(name)).await?;
+        self.remove_port(&port_name(address)).await?;
         self.answer_no_more(address).await?;
         let remote = self.netlink.neighbours(self.vxlan, false).await?;
         if !remote.iter().any(|(there, _)| *there == address) {
-            self.ports.unpublish(address).await?;
+            self.shared.ports.unpublish(address).await?;
             self.know_no_more(address).await?;
         }
         // Last, as it keeps the endpoint listed until all else is gone.
+        self.remove_namespace(name).await
+    }
+
+    /// Removes the service's namespace, if no network plugs into it any more.
+    async fn remove_namespace(&self, name: &str) -> Result<(), NetworkError> {
+        let links = self.netlink.links().await?;
+        if links.iter().filter_map(marked).any(|(_, other)| other == name) {
+            return Ok(());
+        }
         netns::remove(&self.config.netns_dir.join(name))
     }
 
-    /// The endpoints that exist on this node, whole or in part, by name.
+    /// The endpoints of this network that exist on this node, whole or in part, by name.
     ///
     /// # Errors
     /// When the kernel refuses, or the directory of namespaces cannot be read.
@@ -400,9 +430,9 @@ impl Overlay {
         let mut found: Vec<ExistingEndpoint> = Vec::new();
         let links = self.netlink.links().await?;
         let open = self.datapath.open_ports(&links).await?;
-        for link in links {
-            let Some((address, name)) = link.alias.as_deref().and_then(parse_alias) else { continue };
-            if link.name == port_name(name) {
+        for link in &links {
+            let Some((address, name)) = marked(link) else { continue };
+            if self.config.subnet.contains(address) {
                 found.push(ExistingEndpoint {
                     name: name.to_owned(),
                     address: Some(address),
@@ -421,7 +451,7 @@ impl Overlay {
         for entry in entries.into_iter().flatten() {
             let path = entry.map_err(|error| failed()(error))?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            let known = found.iter().any(|endpoint| endpoint.name == name);
+            let known = links.iter().filter_map(marked).any(|(_, other)| other == name);
             if !known && matches!(netns::look(&path)?, Found::Namespace | Found::EmptyFile) {
                 found.push(ExistingEndpoint {
                     name: name.to_owned(),
@@ -436,9 +466,11 @@ impl Overlay {
     }
 
     /// Only the veth and the namespace, for [`Overlay::down`], which removes the rest at once.
-    pub(crate) async fn unplug(&self, name: &str) -> Result<(), NetworkError> {
-        self.remove_port(&port_name(name)).await?;
-        netns::remove(&self.config.netns_dir.join(name))
+    pub(crate) async fn unplug(&self, endpoint: &ExistingEndpoint) -> Result<(), NetworkError> {
+        if let Some(address) = endpoint.address {
+            self.remove_port(&port_name(address)).await?;
+        }
+        self.remove_namespace(&endpoint.name).await
     }
 
     /// Takes care, for as long as it is awaited, that the uplink answers for the open services
@@ -477,13 +509,13 @@ impl Overlay {
         Ok(())
     }
 
-    async fn port_of(&self, name: &str) -> Result<Link, NetworkError> {
-        if let Some(link) = self.netlink.link(&port_name(name)).await?
+    async fn port_of(&self, service: &ServiceEndpoint) -> Result<Link, NetworkError> {
+        if let Some(link) = self.netlink.link(&port_name(service.address)).await?
             && self.datapath.is_plugged(&link).await?
         {
             return Ok(link);
         }
-        Err(NetworkError::NoEndpoint { name: name.to_owned() })
+        Err(NetworkError::NoEndpoint { name: service.name.clone() })
     }
 }
 
@@ -496,13 +528,16 @@ enum Missing {
     Everything,
 }
 
-/// The bridge port's name: the service's may be longer than the 15 bytes an interface may have.
-pub(crate) fn port_name(service: &str) -> String {
-    // FNV-1a, 64 bits, of which the upper 48 are kept: 3 + 12 bytes.
-    let hash = service.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{PORT_PREFIX}{:012x}", hash >> 16)
+/// The bridge port's name, which goes by the address: the service's name may be longer than the 15 bytes
+/// an interface may have, and a service has a port for each of its networks.
+pub(crate) fn port_name(address: Ipv4Addr) -> String {
+    format!("{PORT_PREFIX}{:08x}", address.to_bits())
+}
+
+/// The address and the service of an endpoint's bridge port.
+fn marked(link: &Link) -> Option<(Ipv4Addr, &str)> {
+    let (address, name) = link.alias.as_deref().and_then(parse_alias)?;
+    (link.name == port_name(address)).then_some((address, name))
 }
 
 fn parse_alias(alias: &str) -> Option<(Ipv4Addr, &str)> {
@@ -538,12 +573,9 @@ mod tests {
     }
 
     #[test]
-    fn a_port_name_fits_an_interface_and_differs_between_services() {
-        let names: std::collections::HashSet<_> =
-            (0..10_000).map(|n| port_name(&format!("service-{n}"))).collect();
-        assert_eq!(names.len(), 10_000);
-        assert!(names.iter().all(|name| name.len() == 15 && name.starts_with("gws")));
-        assert_eq!(port_name("redis"), port_name("redis"));
+    fn a_port_name_fits_an_interface_and_tells_the_address() {
+        assert_eq!(port_name(Ipv4Addr::new(10, 88, 0, 10)), "gws0a58000a");
+        assert!(port_name(Ipv4Addr::BROADCAST).len() <= 15);
     }
 
     #[test]

@@ -35,6 +35,22 @@ pub enum NetworkError {
         /// The services' subnet.
         subnet: Subnet,
     },
+    /// The number is no VXLAN network identifier.
+    #[error("{vni} cannot be the number of a VXLAN network; choose one from 1 to {most}")]
+    BadVni {
+        /// The number.
+        vni: u32,
+        /// The largest one.
+        most: u32,
+    },
+    /// No network has the address.
+    #[error(
+        "the address {address} is of none of this node's networks; `godwit network ls` lists those there are"
+    )]
+    NoNetwork {
+        /// The address.
+        address: Ipv4Addr,
+    },
     /// The address has another use in the subnet.
     #[error("the address {address} is the {role} of the subnet {subnet}; choose another one")]
     ReservedAddress {
@@ -93,6 +109,23 @@ pub enum NetworkError {
          tun, or start godwitd on all nodes with `--encrypt off`"
     )]
     NoTun(#[source] io::Error),
+    /// The kernel has no WireGuard.
+    #[error(
+        "the kernel of this node has no WireGuard: install a kernel that has (with Debian's, `modprobe wireguard` \
+         must work), or start godwitd on all nodes with `--encrypt tunnel`"
+    )]
+    NoWireGuard,
+    /// Another node has shown a key that cannot be its own.
+    #[error(
+        "the node at {vtep} shows the WireGuard key of {holder}; remove the device there (`ip link del gwwg0`), \
+         which godwitd makes again with a key of its own"
+    )]
+    KeyTaken {
+        /// Where the node is that has shown it.
+        vtep: std::net::Ipv4Addr,
+        /// Whose it is.
+        holder: String,
+    },
     /// The uplink's frames are too small for the overlay.
     #[error("the uplink {interface} has an MTU of {mtu}, the overlay needs at least {least}; raise it")]
     SmallMtu {
@@ -261,7 +294,7 @@ pub enum NetworkError {
     },
     /// Open vSwitch did not do something in time.
     #[error(
-        "Open vSwitch could not {action}: `{program}` did not end within {seconds} s; see whether \
+        "Open vSwitch could not {action}: `{program}` did not answer within {seconds} s; see whether \
          ovs-vswitchd runs, and what its log says"
     )]
     OpenVswitchLate {
@@ -282,8 +315,8 @@ pub enum NetworkError {
     },
     /// The switch that was brought up is no longer there, or is another one.
     #[error(
-        "the bridge {bridge} of Open vSwitch or its flows are gone, for instance because Open vSwitch was \
-         restarted; start godwitd again, which sets it up"
+        "the bridge {bridge} of Open vSwitch or its flows are gone, since somebody changed it; godwitd makes \
+         them again within ten seconds where it can: otherwise start godwitd again, which sets it up"
     )]
     SwitchGone {
         /// The bridge.

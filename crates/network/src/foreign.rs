@@ -127,7 +127,8 @@ fn forget_connections_of(pid: u32) -> io::Result<()> {
     Ok(())
 }
 
-async fn load(netns: &Path, action: &str, script: &'static str) -> Result<(), NetworkError> {
+/// Has nft do in the namespace what the script says.
+pub(crate) async fn load(netns: &Path, action: &str, script: &'static str) -> Result<(), NetworkError> {
     let output = enter(netns, move || nft(script)).await?.map_err(NetworkError::NoNft)?;
     if output.status.success() {
         return Ok(());

@@ -1,15 +1,24 @@
-//! Who may send to the overlay: the cluster's nodes, and nobody else.
+//! Who may send to the overlay: the cluster's nodes, and nobody else; and of its services those on a
+//! network to those on the same.
 //!
 //! VXLAN asks nobody for a name: whoever reaches its UDP port puts frames on the services' bridge.
-//! So a packet filter of godwit's own stands before it, table `ip godwit_guard`:
+//! So a packet filter of godwit's own stands before it, table `inet godwit_guard`:
 //!
 //! ```text
-//!   input   to VXLAN's port:  from the bridge (a service that plays a node) ......... dropped
-//!                             by another way than the tunnel, where there is one .... dropped
-//!                             from an address in the set `nodes` .................... taken
-//!                             else .................................................. dropped
-//!   output  to VXLAN's port:  by another way than the tunnel, where there is one .... dropped
+//!   input    to VXLAN's port:  from a bridge (a service that plays a node) .......... dropped
+//!                              by another way than the tunnel, where there is one ... dropped
+//!                              from an address in the set `nodes` ................... taken
+//!                              else ................................................. dropped
+//!   output   to VXLAN's port:  by another way than the tunnel, where there is one ... dropped
+//!   input, forward             out of the tunnel, and not to VXLAN's port ........... dropped
+//!   between  to a network's addresses:  from another network's bridge ............... dropped
+//!                                       from another network's address .............. dropped
 //! ```
+//!
+//! `between` is there where there are several networks. A node would route between their bridges, as
+//! services have it as their gateway; and what one node sends out on its uplink another would let in. It
+//! stands at `prerouting` before destination NAT, so that it sees whom a service asked for: a published port,
+//! which is a node's, is everybody's. Of what is answered from there the source is the node.
 //!
 //! It stands at `input`, where the kernel has put fragments together: a filter before that would
 //! let the second fragment of a stranger's packet pass. It is a table of its own, since the one of
@@ -22,11 +31,12 @@
 //! is taken for that node.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use serde_json::Value;
 
-use crate::{NetworkError, publish};
+use crate::{NetworkError, OverlayConfig, Prefix6, Subnet, publish};
 
 const TABLE: &str = "godwit_guard";
 
@@ -35,12 +45,58 @@ const TABLE: &str = "godwit_guard";
 pub struct Guard {
     /// VXLAN's UDP port.
     pub port: u16,
-    /// The bridge that services are plugged into: nothing from there is a node's.
-    pub bridge: String,
+    /// The networks that services are on: nothing from there is a node's, or another network's.
+    pub networks: Vec<Between>,
     /// The tunnel's device, where the nodes' packets are encrypted: there is no other way then.
     pub tunnel: Option<String>,
     /// The underlay addresses of the other nodes.
     pub nodes: BTreeSet<Ipv4Addr>,
+}
+
+/// A network, as far as it is kept apart from others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Between {
+    /// The bridge that its services are plugged into.
+    pub bridge: String,
+    /// Its addresses.
+    pub subnet: Subnet,
+    /// Its IPv6 addresses.
+    pub prefix6: Option<Prefix6>,
+}
+
+impl Between {
+    /// Of the network that is brought up so.
+    #[must_use]
+    pub fn of(config: &OverlayConfig) -> Self {
+        Self { bridge: config.bridge.clone(), subnet: config.subnet, prefix6: config.prefix6 }
+    }
+}
+
+impl Between {
+    /// What must not pass to the other networks.
+    fn rules(&self) -> Vec<String> {
+        let Self { bridge, subnet, prefix6 } = self;
+        let others = format!("ip daddr @apart ip daddr != {subnet} counter name crossing");
+        let mut rules = vec![
+            format!("between iifname \"{bridge}\" {others}"),
+            format!("between ip saddr {subnet} {others}"),
+        ];
+        let own = prefix6.map(|prefix| format!(" ip6 daddr != {prefix}")).unwrap_or_default();
+        let others = format!("ip6 daddr @apart6{own} counter name crossing");
+        rules.push(format!("between iifname \"{bridge}\" {others}"));
+        rules.extend(prefix6.map(|prefix| format!("between ip6 saddr {prefix} {others}")));
+        rules
+    }
+}
+
+/// The line that puts these into a set, each once; none for nothing.
+fn elements<T: ToString>(set: &str, these: impl IntoIterator<Item = T>) -> String {
+    let these: BTreeSet<_> = these.into_iter().map(|one| one.to_string()).collect();
+    if these.is_empty() {
+        return String::new();
+    }
+    let these: Vec<_> = these.into_iter().collect();
+    format!("add element inet {TABLE} {set} {{ {} }}\n", these.join(", "))
 }
 
 /// What the kernel says of the filter.
@@ -48,8 +104,12 @@ pub struct Guard {
 pub struct Guarding {
     /// Those it lets through.
     pub nodes: BTreeSet<Ipv4Addr>,
-    /// Packets it has dropped since it was made.
+    /// The networks that it keeps apart, by their subnets; none where there is but one.
+    pub apart: BTreeSet<Subnet>,
+    /// Packets to VXLAN's port that it has dropped since it was made.
     pub dropped: u64,
+    /// Packets from one network to another that it has dropped since it was made.
+    pub crossing: u64,
 }
 
 impl Guard {
@@ -62,33 +122,54 @@ impl Guard {
     }
 
     fn script(&self) -> String {
-        let Self { port, bridge, tunnel, nodes } = self;
+        let Self { port, networks, tunnel, nodes } = self;
         let mut script = format!(
-            r#"add table ip {TABLE}
-add set ip {TABLE} nodes {{ type ipv4_addr; }}
-add counter ip {TABLE} strangers
-add chain ip {TABLE} input {{ type filter hook input priority -10; policy accept; }}
-add chain ip {TABLE} output {{ type filter hook output priority -10; policy accept; }}
-flush chain ip {TABLE} input
-flush chain ip {TABLE} output
-flush set ip {TABLE} nodes
-add rule ip {TABLE} input udp dport {port} iifname "{bridge}" counter name strangers drop
+            r#"add table inet {TABLE}
+add set inet {TABLE} nodes {{ type ipv4_addr; }}
+add set inet {TABLE} apart {{ type ipv4_addr; flags interval; }}
+add set inet {TABLE} apart6 {{ type ipv6_addr; flags interval; }}
+add counter inet {TABLE} strangers
+add counter inet {TABLE} crossing
+add chain inet {TABLE} input {{ type filter hook input priority -10; policy accept; }}
+add chain inet {TABLE} output {{ type filter hook output priority -10; policy accept; }}
+add chain inet {TABLE} between {{ type filter hook prerouting priority -150; policy accept; }}
+add chain inet {TABLE} forward {{ type filter hook forward priority -10; policy accept; }}
+flush chain inet {TABLE} input
+flush chain inet {TABLE} forward
+flush chain inet {TABLE} output
+flush chain inet {TABLE} between
+flush set inet {TABLE} nodes
+flush set inet {TABLE} apart
+flush set inet {TABLE} apart6
 "#
         );
+        let mut rule = |text: String| {
+            // Writing to a string does not fail.
+            let _ = writeln!(script, "add rule inet {TABLE} {text} drop");
+        };
+        for Between { bridge, .. } in networks {
+            rule(format!("input udp dport {port} iifname \"{bridge}\" counter name strangers"));
+        }
         if let Some(tunnel) = tunnel {
             for (chain, way) in [("input", "iifname"), ("output", "oifname")] {
-                script.push_str(&format!(
-                    "add rule ip {TABLE} {chain} udp dport {port} {way} != \"{tunnel}\" counter name strangers drop\n"
-                ));
+                rule(format!("{chain} udp dport {port} {way} != \"{tunnel}\" counter name strangers"));
             }
+            // A node is believed about its own frames: nothing else of it comes in past other filters.
+            rule(format!("input iifname \"{tunnel}\" meta l4proto != udp counter name strangers"));
+            rule(format!("input iifname \"{tunnel}\" udp dport != {port} counter name strangers"));
+            rule(format!("forward iifname \"{tunnel}\" counter name strangers"));
         }
-        script.push_str(&format!(
-            "add rule ip {TABLE} input udp dport {port} ip saddr != @nodes counter name strangers drop\n"
-        ));
-        if !nodes.is_empty() {
-            let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
-            script.push_str(&format!("add element ip {TABLE} nodes {{ {} }}\n", nodes.join(", ")));
+        rule(format!("input udp dport {port} ip saddr != @nodes counter name strangers"));
+        if networks.len() > 1 {
+            networks.iter().flat_map(Between::rules).for_each(&mut rule);
+            let (subnets, prefixes) = (
+                networks.iter().map(|network| network.subnet),
+                networks.iter().filter_map(|network| network.prefix6),
+            );
+            script.push_str(&elements("apart", subnets));
+            script.push_str(&elements("apart6", prefixes));
         }
+        script.push_str(&elements("nodes", nodes));
         script
     }
 
@@ -98,10 +179,10 @@ add rule ip {TABLE} input udp dport {port} iifname "{bridge}" counter name stran
     /// # Errors
     /// When there is no nft, or it cannot be understood.
     pub async fn in_force() -> Result<Option<Guarding>, NetworkError> {
-        let output = publish::nft(&["--json", "list", "table", "ip", TABLE], "").await?;
+        let output = publish::nft(&["--json", "list", "table", "inet", TABLE], "").await?;
         let action = "list the guard of the overlay";
         if !output.status.success() {
-            if String::from_utf8_lossy(&output.stderr).contains("No such file or directory") {
+            if publish::is_missing(&output.stderr) {
                 return Ok(None);
             }
             return Err(publish::refused(action, &output.stderr));
@@ -117,7 +198,7 @@ add rule ip {TABLE} input udp dport {port} iifname "{bridge}" counter name stran
     /// When nft refuses.
     pub async fn remove() -> Result<(), NetworkError> {
         // Adding first makes deleting succeed in any case, in one transaction.
-        let script = format!("add table ip {TABLE}\ndelete table ip {TABLE}\n");
+        let script = format!("add table inet {TABLE}\ndelete table inet {TABLE}\n");
         match publish::run("remove the guard of the overlay", &script).await {
             Err(NetworkError::NoNft(_)) => Ok(()),
             other => other,
@@ -131,11 +212,22 @@ fn parse(json: &Value) -> Option<Guarding> {
     let ours = |kind: &'static str| {
         objects.iter().map(move |object| &object[kind]).filter(|found| found["table"] == TABLE)
     };
-    let set = ours("set").find(|set| set["name"] == "nodes")?;
-    // The rule that names the set is the one that keeps strangers out.
-    let names_the_set =
-        |rule: &Value| rule["chain"] == "input" && rule["expr"].to_string().contains("\"@nodes\"");
-    if !ours("rule").any(names_the_set) {
+    let set = |name: &'static str| {
+        let set = ours("set").find(|set| set["name"] == name)?;
+        Some(set["elem"].as_array().into_iter().flatten())
+    };
+    let packets = |name: &'static str| {
+        ours("counter")
+            .filter(|counter| counter["name"] == name)
+            .find_map(|counter| counter["packets"].as_u64())
+    };
+    // The rules that name a set are those that it is there for.
+    let naming = |chain: &'static str, set: &'static str| {
+        let names = |rule: &&Value| rule["chain"] == chain && rule["expr"].to_string().contains(set);
+        ours("rule").filter(names).count()
+    };
+    let apart: BTreeSet<Subnet> = set("apart")?.filter_map(subnet).collect();
+    if naming("input", "\"@nodes\"") == 0 || naming("between", "\"@apart\"") < 2 * apart.len() {
         return None;
     }
     let address = |element: &Value| {
@@ -143,9 +235,18 @@ fn parse(json: &Value) -> Option<Guarding> {
         value.as_str()?.parse().ok()
     };
     Some(Guarding {
-        nodes: set["elem"].as_array().into_iter().flatten().filter_map(address).collect(),
-        dropped: ours("counter").filter_map(|counter| counter["packets"].as_u64()).sum(),
+        nodes: set("nodes")?.filter_map(address).collect(),
+        apart,
+        dropped: packets("strangers")?,
+        crossing: packets("crossing")?,
     })
+}
+
+/// An element of a set of subnets: `{"prefix": {"addr": "10.88.0.0", "len": 16}}`.
+fn subnet(element: &Value) -> Option<Subnet> {
+    let prefix = &element["prefix"];
+    let bits = u8::try_from(prefix["len"].as_u64()?).ok()?;
+    Subnet::new(prefix["addr"].as_str()?.parse().ok()?, bits).ok()
 }
 
 #[cfg(test)]
@@ -156,10 +257,15 @@ mod tests {
     fn guard(tunnel: Option<&str>, nodes: &[u8]) -> Guard {
         Guard {
             port: 4789,
-            bridge: "gw0".into(),
+            networks: vec![network("gw0", "10.88.0.0/16", None)],
             tunnel: tunnel.map(str::to_owned),
             nodes: nodes.iter().map(|last| Ipv4Addr::new(10, 99, 0, *last)).collect(),
         }
+    }
+
+    fn network(bridge: &str, subnet: &str, prefix6: Option<&str>) -> Between {
+        let prefix6 = prefix6.map(|prefix| prefix.parse().unwrap());
+        Between { bridge: bridge.into(), subnet: subnet.parse().unwrap(), prefix6 }
     }
 
     #[test]
@@ -167,7 +273,10 @@ mod tests {
         let script = guard(None, &[]).script();
         assert!(!script.contains("add element"), "{script}");
         assert!(script.contains("ip saddr != @nodes counter name strangers drop"), "{script}");
-        assert!(!script.contains("oifname"), "{script}");
+        assert!(
+            !script.contains("oifname") && !script.contains("rule inet godwit_guard forward"),
+            "{script}"
+        );
     }
 
     #[test]
@@ -175,29 +284,64 @@ mod tests {
         let script = guard(Some("gwtun0"), &[12, 11]).script();
         assert!(script.contains("input udp dport 4789 iifname != \"gwtun0\""), "{script}");
         assert!(script.contains("output udp dport 4789 oifname != \"gwtun0\""), "{script}");
+        assert!(script.contains("input iifname \"gwtun0\" meta l4proto != udp"), "{script}");
+        assert!(script.contains("input iifname \"gwtun0\" udp dport != 4789"), "{script}");
+        assert!(script.contains("forward iifname \"gwtun0\" counter"), "{script}");
         assert!(script.contains("nodes { 10.99.0.11, 10.99.0.12 }"), "{script}");
     }
 
     #[test]
+    fn each_network_is_kept_from_the_others_and_not_from_itself() {
+        let one = guard(None, &[]).script();
+        assert!(!one.contains("rule inet godwit_guard between"), "{one}");
+        let networks =
+            vec![network("gw0", "10.88.0.0/16", Some("fd67::/96")), network("gw9", "10.89.0.0/24", None)];
+        let script = Guard { networks, ..guard(None, &[]) }.script();
+        for rule in [
+            "between iifname \"gw0\" ip daddr @apart ip daddr != 10.88.0.0/16 counter name crossing drop",
+            "between ip saddr 10.89.0.0/24 ip daddr @apart ip daddr != 10.89.0.0/24 counter name crossing drop",
+            "between iifname \"gw9\" ip6 daddr @apart6 counter name crossing drop",
+            "between ip6 saddr fd67::/96 ip6 daddr @apart6 ip6 daddr != fd67::/96 counter name crossing drop",
+            "input udp dport 4789 iifname \"gw9\" counter name strangers drop",
+            "element inet godwit_guard apart { 10.88.0.0/16, 10.89.0.0/24 }",
+            "element inet godwit_guard apart6 { fd67::/96 }",
+        ] {
+            assert!(script.contains(rule), "{rule}\n{script}");
+        }
+    }
+
+    #[test]
     fn what_nft_lists_is_understood() {
-        let json = |rules: &str| {
+        let json = |rules: &str, apart: &str| {
             let text = format!(
                 r#"{{"nftables": [{{"metainfo": {{"version": "1.0.6"}}}},
-                {{"table": {{"family": "ip", "name": "godwit_guard", "handle": 2}}}},
+                {{"table": {{"family": "inet", "name": "godwit_guard", "handle": 2}}}},
                 {{"set": {{"family": "ip", "name": "nodes", "table": "other", "elem": ["10.0.0.1"]}}}},
-                {{"set": {{"family": "ip", "name": "nodes", "table": "godwit_guard", "type": "ipv4_addr", "handle": 1,
+                {{"set": {{"family": "inet", "name": "nodes", "table": "godwit_guard", "type": "ipv4_addr", "handle": 1,
                   "elem": ["10.99.0.11", "10.99.0.12"]}}}},
-                {{"counter": {{"family": "ip", "name": "strangers", "table": "godwit_guard", "packets": 7, "bytes": 900}}}}
+                {{"set": {{"family": "inet", "name": "apart", "table": "godwit_guard", "type": "ipv4_addr", "handle": 5,
+                  "flags": ["interval"], "elem": [{apart}]}}}},
+                {{"counter": {{"family": "inet", "name": "strangers", "table": "godwit_guard", "packets": 7, "bytes": 900}}}},
+                {{"counter": {{"family": "inet", "name": "crossing", "table": "godwit_guard", "packets": 3, "bytes": 90}}}}
                 {rules}]}}"#
             );
             serde_json::from_str::<Value>(&text).unwrap()
         };
-        let rule = r#", {"rule": {"family": "ip", "table": "godwit_guard", "chain": "input", "handle": 9, "expr": [
+        let rule = r#", {"rule": {"family": "inet", "table": "godwit_guard", "chain": "input", "handle": 9, "expr": [
             {"match": {"op": "!=", "left": {"payload": {"protocol": "ip", "field": "saddr"}}, "right": "@nodes"}},
             {"counter": "strangers"}, {"drop": null}]}}"#;
-        let found = parse(&json(rule)).unwrap();
-        assert_eq!(found, Guarding { nodes: guard(None, &[11, 12]).nodes, dropped: 7 });
-        assert_eq!(parse(&json("")), None, "a set that no rule asks keeps nobody out");
+        let found = parse(&json(rule, "")).unwrap();
+        let nodes = guard(None, &[11, 12]).nodes;
+        assert_eq!(found, Guarding { nodes: nodes.clone(), apart: [].into(), dropped: 7, crossing: 3 });
+        assert_eq!(parse(&json("", "")), None, "a set that no rule asks keeps nobody out");
         assert_eq!(parse(&serde_json::json!({"nftables": []})), None);
+
+        let network = r#"{"prefix": {"addr": "10.88.0.0", "len": 16}}"#;
+        let between = r#", {"rule": {"family": "inet", "table": "godwit_guard", "chain": "between", "handle": 9,
+            "expr": [{"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "daddr"}},
+            "right": "@apart"}}, {"drop": null}]}}"#;
+        assert_eq!(parse(&json(rule, network)), None, "networks that no rule keeps apart");
+        let found = parse(&json(&[rule, between, between].concat(), network)).unwrap();
+        assert_eq!(found.apart, ["10.88.0.0/16".parse().unwrap()].into());
     }
 }

@@ -41,6 +41,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::datapath::Behind;
 use crate::endpoint::port_name;
+use crate::overlay::Shared;
 use crate::packet::{MOST_AT_ONCE, PacketSocket, Which};
 use crate::{NetworkError, Overlay, ServiceEndpoint};
 
@@ -132,12 +133,14 @@ impl Overlay {
         netlink.set_vxlan_entry(self.vxlan, vxlan, *mac, vtep).await?;
         // What comes between these and the moment is both delivered and held.
         let passing = self.store(service, Which::CameBy(self.vxlan))?;
-        let passages = self.datapath.passages(&port_name(name)).await?;
+        let passages = self.datapath.passages(&port_name(*address)).await?;
         let store = self.store(service, Which::CameOrSentBy(self.bridge, &passages))?;
         // The moment: before it frames reach the service's sockets.
         self.datapath.set_entry(*address, *mac, Behind::Tunnel).await?;
+        let failed = NetworkError::system(format!("pass on who came to the service {name}"));
+        self.newcomers.send(name, &self.shared.sender, self.vxlan).map_err(failed)?;
         let (left, service) = (CancellationToken::new(), name.clone());
-        let passing = pass_on(passing, Arc::clone(&self.sender), self.vxlan, left.clone());
+        let passing = pass_on(passing, Arc::clone(&self.shared), self.vxlan, left.clone());
         let task = tokio::spawn(async move {
             if let Err(error) = passing.await {
                 tracing::warn!(service, %error, "frames that still come here for the service are not passed on");
@@ -156,19 +159,23 @@ impl Overlay {
         port: u32,
         take_over: impl Future<Output = Result<(), NetworkError>>,
     ) -> Result<Handed, NetworkError> {
+        let refused = || NetworkError::system(format!("hand in the held frames of the service {name}"));
+        let mut handed = Handed::default();
         let store = self.holds.lock().get(name).and_then(|hold| hold.store.clone());
         let Some(store) = store else {
             take_over.await?;
+            handed.frames += self.newcomers.send(name, &self.shared.sender, port).map_err(refused())?;
+            self.newcomers.forget(name);
             self.holds.lock().remove(name);
-            return Ok(Handed::default());
+            return Ok(handed);
         };
-        let refused = || NetworkError::system(format!("hand in the held frames of the service {name}"));
-        let mut handed = Handed::default();
+        handed.frames += self.newcomers.send(name, &self.shared.sender, port).map_err(refused())?;
+        self.newcomers.forget(name);
         // In order: these have come before those that come by themselves.
-        handed.frames += store.send_all(&self.sender, port).map_err(refused())?;
+        handed.frames += store.send_all(&self.shared.sender, port).map_err(refused())?;
         take_over.await?;
         store.collect_nothing().map_err(refused())?;
-        handed.frames += store.send_all(&self.sender, port).map_err(refused())?;
+        handed.frames += store.send_all(&self.shared.sender, port).map_err(refused())?;
         handed.dropped = store.dropped().map_err(refused())?;
         if handed.dropped > 0 {
             tracing::warn!(
@@ -184,6 +191,7 @@ impl Overlay {
     /// The service is not here any more: what was held of it is elsewhere too, and what still comes is
     /// passed on for a while.
     pub(crate) fn let_go(&self, name: &str) {
+        self.newcomers.forget(name);
         let mut holds = self.holds.lock();
         match holds.get_mut(name) {
             Some(Hold { store, passing: Some(passing) }) => {
@@ -199,7 +207,7 @@ impl Overlay {
 /// been told that it left.
 async fn pass_on(
     from: Arc<PacketSocket>,
-    to: Arc<PacketSocket>,
+    shared: Arc<Shared>,
     vxlan: u32,
     left: CancellationToken,
 ) -> io::Result<()> {
@@ -209,7 +217,7 @@ async fn pass_on(
     let passing = async {
         loop {
             let mut ready = from.readable().await?;
-            if from.get_ref().send_all(&to, vxlan)? < MOST_AT_ONCE {
+            if from.get_ref().send_all(&shared.sender, vxlan)? < MOST_AT_ONCE {
                 ready.clear_ready();
             }
         }

@@ -15,9 +15,10 @@ use std::str::FromStr;
 
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
+use rtnetlink::packet_route::route::RouteType;
 use serde::{Deserialize, Serialize};
 
-use crate::netlink::Netlink;
+use crate::netlink::{Link, Netlink};
 use crate::netns::set_sysctl;
 use crate::overlay::GATEWAY_MAC;
 use crate::packet::{OFFLOAD_HEADER, PacketSocket};
@@ -25,6 +26,8 @@ use crate::{Mac, NetworkError, OverlayConfig};
 
 /// What of an IPv6 address is the cluster's.
 const PREFIX_BITS: u8 = 96;
+/// The table of routes to the machine itself (RT_TABLE_LOCAL).
+const LOCAL_TABLE: u32 = 255;
 /// All nodes of a link (RFC 4291, section 2.7.1), and where their frames go (RFC 2464, section 7).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
@@ -40,6 +43,12 @@ impl Prefix6 {
     pub fn of(self, address: Ipv4Addr) -> Ipv6Addr {
         Ipv6Addr::from_bits(self.0.to_bits() | u128::from(address.to_bits()))
     }
+}
+
+/// The IPv4 address that a service's IPv6 address follows from.
+pub(crate) fn embedded(address: Ipv6Addr) -> Ipv4Addr {
+    let [.., a, b, c, d] = address.octets();
+    Ipv4Addr::new(a, b, c, d)
 }
 
 impl FromStr for Prefix6 {
@@ -103,20 +112,25 @@ pub(crate) async fn up(netlink: &Netlink, config: &OverlayConfig, bridge: u32) -
     route(netlink, bridge, prefix.0, PREFIX_BITS, None, &format!("route {prefix} to the bridge {name}")).await
 }
 
-/// Gives the service its address, in its namespace, and the way out.
+/// Gives the service its address, in its namespace, and the way to the network's other services, or out
+/// to everybody.
 pub(crate) async fn address_inside(
     netlink: &Netlink,
-    (index, name): (u32, &str),
-    address: Ipv6Addr,
-    gateway: Ipv6Addr,
+    link: &Link,
+    prefix: Prefix6,
+    address: Ipv4Addr,
+    gateway: Ipv4Addr,
+    way_out: bool,
 ) -> Result<(), NetworkError> {
+    let (index, name) = (link.index, link.name.as_str());
+    let (address, gateway) = (prefix.of(address), prefix.of(gateway));
     enable(name)?;
     // The gateway knows better ways for nobody.
     set_sysctl(&format!("ipv6/conf/{name}/accept_redirects"), "0")?;
     add_address(netlink, index, name, address).await?;
     route(netlink, index, gateway, 128, None, &format!("route from {address} to {gateway}")).await?;
-    let default = Ipv6Addr::UNSPECIFIED;
-    route(netlink, index, default, 0, Some(gateway), &format!("route from {address} through {gateway}"))
+    let (to, bits) = if way_out { (Ipv6Addr::UNSPECIFIED, 0) } else { (prefix.0, PREFIX_BITS) };
+    route(netlink, index, to, bits, Some(gateway), &format!("route from {address} through {gateway}"))
         .await?;
     netlink.set_neighbour(index, name, gateway, GATEWAY_MAC).await
 }
@@ -140,7 +154,14 @@ async fn add_address(
     let flags = AddressFlags::Nodad | AddressFlags::Noprefixroute;
     request.message_mut().attributes.push(AddressAttribute::Flags(flags));
     let added = request.execute().await;
-    added.map_err(NetworkError::kernel(format!("give {name} the address {address}")))
+    added.map_err(NetworkError::kernel(format!("give {name} the address {address}")))?;
+    // The kernel's own route for what comes to the address is made later, by a worker of its: on a busy
+    // machine what comes before that would be dropped, held frames too.
+    let local =
+        RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(address, 128).output_interface(index);
+    let local = local.table_id(LOCAL_TABLE).kind(RouteType::Local);
+    let added = netlink.handle.route().add(local.build()).replace().execute().await;
+    added.map_err(NetworkError::kernel(format!("take what comes to {address} on {name}")))
 }
 
 async fn route(

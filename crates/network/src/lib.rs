@@ -1,4 +1,4 @@
-//! A node's overlay network, and the address that moves with a service.
+//! A node's overlay networks, and the addresses that move with a service.
 //!
 //! ```text
 //!   service namespace            node                                   other nodes, clients
@@ -14,9 +14,12 @@
 //!   frame passes. [`Overlay::open`] lets frames through, takes the address over and announces it;
 //!   [`Overlay::close`] stops them again without the service seeing its link go down.
 //! - [`Overlay::steer`] sends what comes for a service on to the node that it goes to, and
-//!   [`Overlay::hold`] keeps it there until [`Overlay::open`] hands it in.
-//! - [`Guard`] lets frames in from known nodes only, [`Tunnel`] makes what nodes send each other
-//!   private; both are made before the overlay. [`Overlay::mend`] makes again what somebody removed.
+//!   [`Overlay::hold`] keeps it there until [`Overlay::open`] hands it in. [`Overlay::collect_newcomers`]
+//!   and [`bar_newcomers`] come before, so that no connection is frozen while it is being made.
+//! - [`Networks`] are those of a node, and tell which one an address is of.
+//! - [`Guard`] lets frames in from known nodes only and keeps networks apart, [`WireGuard`] or [`Tunnel`] makes
+//!   what nodes send each other private; they are made before the overlay. [`Overlay::mend`] makes again what
+//!   somebody removed.
 //! - [`Overlay::find_foreign`] asks whether somebody else has a service's address.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
@@ -42,29 +45,39 @@ mod ipv6;
 mod mend;
 mod netlink;
 mod netns;
+mod networks;
+mod newcomers;
 mod obstacle;
 mod overlay;
 mod packet;
+mod privacy;
 mod probe;
 mod publish;
 mod segment;
 mod select;
 mod subnet;
 mod tunnel;
+mod wireguard;
 
 pub use datapath::Backend;
+#[doc(hidden)]
+pub use datapath::read_anything as read_any_openflow;
 pub use endpoint::{Endpoint, ExistingEndpoint, Protocol, Published, ServiceEndpoint};
 pub use error::NetworkError;
 pub use filter::Filter;
 pub use foreign::{check_namespace, forget_connections, silence, unsilence};
-pub use guard::{Guard, Guarding};
+pub use guard::{Between, Guard, Guarding};
 pub use hold::Handed;
 pub use ipv6::Prefix6;
 pub use netns::{enter, enter_blocking};
+pub use networks::Networks;
+pub use newcomers::{admit_newcomers, bar_newcomers};
 pub use overlay::{Overlay, OverlayConfig, underlay_address};
+pub use privacy::{Encryption, TunnelConfig, open_the_clear};
 pub use probe::{Fact, probe};
 pub use subnet::{Subnet, mac_of};
-pub use tunnel::{Encryption, Keyed, Secret, Session, Stopped, Tunnel, TunnelConfig};
+pub use tunnel::{Keyed, Secret, Session, Stopped, Tunnel};
+pub use wireguard::{Looked, PublicKey, Seen, WireGuard};
 
 /// A link-layer (Ethernet) address.
 pub type Mac = [u8; 6];

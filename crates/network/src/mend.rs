@@ -1,5 +1,5 @@
-//! The bridge or the VXLAN device is gone while the daemon runs: seen, said, and made again where that
-//! can be done.
+//! The bridge, the VXLAN device or what joins them is gone while the daemon runs: seen, said, and made again
+//! where that can be done.
 //!
 //! What is made again has the number (ifindex) that it had, as entries, sockets and filters go by
 //! it. Endpoints are not plugged in again here: a bridge that gets a port lets frames through at
@@ -15,7 +15,7 @@ impl Overlay {
     ///
     /// # Errors
     /// When the kernel refuses, or only a restart of the daemon makes it whole: somebody else made an
-    /// interface of that name, or the switch is not the kernel's.
+    /// interface of that name, or Open vSwitch does not run or has lost the bridge.
     pub async fn damage(&self) -> Result<Option<String>, NetworkError> {
         self.datapath.damage().await
     }

@@ -8,7 +8,7 @@
 //! opened at once where the spanning tree protocol is off. LISTENING stays, as the bridge's forward
 //! delay is zero and so no timer ever moves it on.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -17,6 +17,7 @@ use futures::channel::mpsc::UnboundedReceiver;
 use rtnetlink::packet_core::{
     DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use rtnetlink::packet_route::link::{
     BridgePortState, InfoBridgePort, InfoKind, InfoPortData, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
@@ -73,8 +74,6 @@ pub(crate) struct Link {
     pub(crate) up: bool,
     /// Whether it has a carrier, and carries frames.
     pub(crate) running: bool,
-    /// How often it got or lost its carrier.
-    pub(crate) carrier_changes: u32,
 }
 
 impl From<LinkMessage> for Link {
@@ -91,7 +90,6 @@ impl From<LinkMessage> for Link {
             info: Vec::new(),
             up: message.header.flags.contains(LinkFlags::Up),
             running: message.header.flags.contains(LinkFlags::LowerUp),
-            carrier_changes: 0,
         };
         for attribute in message.attributes {
             match attribute {
@@ -100,7 +98,6 @@ impl From<LinkMessage> for Link {
                 LinkAttribute::Address(mac) => link.mac = mac.try_into().ok(),
                 LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
                 LinkAttribute::Controller(master) => link.master = Some(master),
-                LinkAttribute::CarrierChanges(count) => link.carrier_changes = count,
                 LinkAttribute::LinkInfo(infos) => link.info = infos,
                 _ => {}
             }
@@ -164,6 +161,29 @@ impl Netlink {
         let _listing = self.listing.lock().await;
         let all = self.handle.link().get().execute().map_ok(Link::from).try_collect().await;
         all.map_err(NetworkError::kernel("list the interfaces"))
+    }
+
+    /// The first IPv6 address of an interface that others can reach it by.
+    pub(crate) async fn global_address6(
+        &self,
+        index: u32,
+        name: &str,
+    ) -> Result<Option<Ipv6Addr>, NetworkError> {
+        let _listing = self.listing.lock().await;
+        let request = self.handle.address().get().set_link_index_filter(index);
+        let all: Vec<AddressMessage> = request
+            .execute()
+            .try_collect()
+            .await
+            .map_err(NetworkError::kernel(format!("list the addresses of {name}")))?;
+        let global = |message: &AddressMessage| {
+            message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Address(IpAddr::V6(address)) => Some(*address),
+                _ => None,
+            })
+        };
+        let wanted = |message: &&AddressMessage| message.header.scope == AddressScope::Universe;
+        Ok(all.iter().filter(wanted).find_map(global))
     }
 
     /// Removes an interface; no error when it is gone already.

@@ -22,18 +22,22 @@ pub(crate) async fn explain(
         return NetworkError::kernel(action)(error);
     }
     let links = netlink.links().await.unwrap_or_default();
-    let device = links.iter().find(|link| link.name != config.vxlan && has_port(link, config.port));
-    let holder = match device {
-        Some(link) => format!("the VXLAN device {}", link.name),
-        None => socket_holder(config.port),
+    let at_port = |link: &&Link| link.name != config.vxlan && has(link, &InfoVxlan::Port(config.port));
+    let same = links.iter().filter(at_port).find(|link| has(link, &InfoVxlan::Id(config.vni)));
+    let holder = match (same, links.iter().find(at_port)) {
+        (Some(link), _) => {
+            format!("the VXLAN device {}, with the same network number {}", link.name, config.vni)
+        }
+        (None, Some(link)) => format!("the VXLAN device {}", link.name),
+        (None, None) => socket_holder(config.port),
     };
     NetworkError::PortInUse { port: config.port, interface: config.vxlan.clone(), holder }
 }
 
-fn has_port(link: &Link, port: u16) -> bool {
+fn has(link: &Link, setting: &InfoVxlan) -> bool {
     link.kind == Some(InfoKind::Vxlan)
         && link.info.iter().any(|info| match info {
-            LinkInfo::Data(InfoData::Vxlan(settings)) => settings.contains(&InfoVxlan::Port(port)),
+            LinkInfo::Data(InfoData::Vxlan(settings)) => settings.contains(setting),
             _ => false,
         })
 }

@@ -1,5 +1,6 @@
-//! A node's part of the overlay: the bridge that services are plugged into, and the VXLAN device
-//! that joins it to the other nodes' bridges. How the bridge works is in `datapath.rs`.
+//! A node's part of an overlay network: the bridge that services are plugged into, and the VXLAN device
+//! that joins it to the other nodes' bridges. How the bridge works is in `datapath.rs`. A node can have
+//! several ([`crate::Networks`]), each with devices and a subnet of its own.
 //!
 //! **The gateway.** Every node's bridge has the same address and the same link-layer address, so
 //! that a service finds the gateway it knows wherever it wakes up. Nothing of it may leave the
@@ -27,6 +28,7 @@ use crate::datapath::{self, Backend, Datapath};
 use crate::hold::Holds;
 use crate::netlink::{LinkEvents, Netlink};
 use crate::netns::set_sysctl;
+use crate::newcomers::Newcomers;
 use crate::packet::PacketSocket;
 use crate::publish::{self, Ports};
 use crate::{Encryption, Mac, NetworkError, Prefix6, Subnet, ipv6};
@@ -61,7 +63,7 @@ pub struct OverlayConfig {
     pub bridge: String,
     /// The VXLAN device's name.
     pub vxlan: String,
-    /// Where the services' network namespaces are mounted.
+    /// Where the services' network namespaces are mounted; the same for all networks of a node.
     pub netns_dir: PathBuf,
     /// Whether the packets between nodes are encrypted, the same on every node.
     pub encryption: Encryption,
@@ -88,6 +90,14 @@ impl OverlayConfig {
             backend: Backend::default(),
         }
     }
+
+    /// How the node takes part in another network beside this one, which has these.
+    #[must_use]
+    pub fn beside(&self, subnet: Subnet, prefix6: Option<Prefix6>, vni: u32) -> Self {
+        // Seven and nine bytes at most: the switch adds some, and an interface's name may have fifteen.
+        let (bridge, vxlan) = (format!("gw{vni:x}"), format!("gwvx{vni:x}"));
+        Self { subnet, prefix6, vni, bridge, vxlan, ..self.clone() }
+    }
 }
 
 /// The first IPv4 address of an interface: this node's, for [`OverlayConfig::vtep`].
@@ -109,19 +119,33 @@ pub async fn underlay_address(uplink: &str) -> Result<Ipv4Addr, NetworkError> {
     Err(NetworkError::NoUplinkAddress { interface: uplink.to_owned() })
 }
 
-/// A node's overlay, up.
+/// What the networks of a node have in common.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// For frames that this node sends by itself.
+    pub(crate) sender: PacketSocket,
+    pub(crate) ports: Ports,
+    /// Who looks at services' packets here.
+    pub(crate) captures: Captures,
+}
+
+impl Shared {
+    fn new() -> Result<Self, NetworkError> {
+        let sender = PacketSocket::new().map_err(NetworkError::system("open a packet socket"))?;
+        Ok(Self { sender, ports: Ports::default(), captures: Captures::default() })
+    }
+}
+
+/// A node's part of a network, up.
 #[derive(Debug)]
 pub struct Overlay {
     pub(crate) config: OverlayConfig,
     pub(crate) netlink: Arc<Netlink>,
     pub(crate) datapath: Box<dyn Datapath>,
-    /// For frames that this node sends by itself.
-    pub(crate) sender: Arc<PacketSocket>,
+    pub(crate) shared: Arc<Shared>,
     /// Frames that wait for services.
     pub(crate) holds: Holds,
-    pub(crate) ports: Ports,
-    /// Who looks at services' packets here.
-    pub(crate) captures: Captures,
+    pub(crate) newcomers: Newcomers,
     /// The MTU of everything that carries the services' frames.
     pub(crate) mtu: u32,
     pub(crate) bridge: u32,
@@ -141,9 +165,28 @@ impl Overlay {
     /// When the uplink is missing or too small, something else has a name it needs, a route
     /// overlaps the subnet, or the kernel refuses.
     pub async fn up(config: OverlayConfig) -> Result<Self, NetworkError> {
+        Self::bring_up(config, Arc::new(Shared::new()?)).await
+    }
+
+    /// Brings another network up, beside this one.
+    ///
+    /// # Errors
+    /// As [`Overlay::up`].
+    pub async fn up_beside(&self, config: OverlayConfig) -> Result<Self, NetworkError> {
+        Self::bring_up(config, Arc::clone(&self.shared)).await
+    }
+
+    /// Whether another network could be brought up beside this one, as far as that can be told beforehand:
+    /// no route leads to its addresses.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn check_beside(&self, config: &OverlayConfig) -> Result<(), NetworkError> {
+        refuse_overlap(&self.netlink, config).await
+    }
+
+    async fn bring_up(config: OverlayConfig, shared: Arc<Shared>) -> Result<Self, NetworkError> {
         let netlink = Arc::new(Netlink::new()?);
-        let sender = PacketSocket::new().map_err(NetworkError::system("open a packet socket"))?;
-        let (sender, holds, ports) = (Arc::new(sender), Holds::default(), Ports::default());
         let uplink = netlink.need_link(&config.uplink).await?;
         let overhead = VXLAN_OVERHEAD + config.encryption.overhead();
         let least = LEAST_MTU + config.encryption.overhead();
@@ -163,7 +206,7 @@ impl Overlay {
         address_bridge(&netlink, &config, bridge).await?;
         ipv6::up(&netlink, &config, bridge).await?;
         apply_settings(&config)?;
-        if let Err(error) = publish::guard_gateway(&config.uplink, config.subnet.gateway()).await {
+        if let Err(error) = publish::guard_gateway(&config).await {
             // Nobody but a misconfigured client asks for the gateway on the uplink.
             tracing::warn!(%error, uplink = config.uplink, "the uplink may answer for the gateway's address");
         }
@@ -172,10 +215,9 @@ impl Overlay {
             config,
             netlink,
             datapath,
-            sender,
-            holds,
-            ports,
-            captures: Captures::default(),
+            shared,
+            holds: Holds::default(),
+            newcomers: Newcomers::default(),
             mtu,
             bridge,
             vxlan,
@@ -184,20 +226,22 @@ impl Overlay {
         })
     }
 
-    /// Removes every endpoint and everything else that [`Overlay::up`] and its other methods made.
+    /// Removes every endpoint and everything else that [`Overlay::up`] and its other methods made for this
+    /// network.
     ///
     /// # Errors
     /// When the kernel refuses; calling it again goes on.
-    pub async fn down(self) -> Result<(), NetworkError> {
+    pub async fn down(&self) -> Result<(), NetworkError> {
         for endpoint in self.list_endpoints().await? {
-            self.unplug(&endpoint.name).await?;
+            self.unplug(&endpoint).await?;
         }
         for (address, _) in self.netlink.neighbours(self.uplink, true).await? {
             if self.config.subnet.contains(address) {
                 self.answer_no_more(address).await?;
             }
         }
-        publish::remove_tables().await?;
+        self.shared.ports.unpublish_all(self.config.subnet).await?;
+        publish::unguard_gateway(&self.config).await?;
         self.datapath.down().await
     }
 

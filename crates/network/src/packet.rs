@@ -59,7 +59,24 @@ impl PacketSocket {
         self.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &memory)?;
         self.filter(&mut collecting(mac, which))?;
         let every = u16::try_from(libc::ETH_P_ALL).map_err(io::Error::other)?;
-        let (address, length) = link_address(0, every, None)?;
+        self.bind(0, every)
+    }
+
+    /// Starts to collect, in a queue of at most `memory` bytes, the frames of an interface that `program` takes.
+    pub(crate) fn collect_at(
+        &self,
+        index: u32,
+        program: &mut [libc::sock_filter],
+        memory: i32,
+    ) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &memory)?;
+        self.filter(program)?;
+        let every = u16::try_from(libc::ETH_P_ALL).map_err(io::Error::other)?;
+        self.bind(index, every)
+    }
+
+    fn bind(&self, index: u32, ethertype: u16) -> io::Result<()> {
+        let (address, length) = link_address(index, ethertype, None)?;
         // SAFETY: `address` is readable for `length` bytes during the call.
         let bound = unsafe { libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), length) };
         if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -67,10 +84,7 @@ impl PacketSocket {
 
     /// Starts to collect the frames of an Ethernet type that come in at the interface.
     pub(crate) fn listen(&self, index: u32, ethertype: u16) -> io::Result<()> {
-        let (address, length) = link_address(index, ethertype, None)?;
-        // SAFETY: `address` is readable for `length` bytes during the call.
-        let bound = unsafe { libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), length) };
-        if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        self.bind(index, ethertype)
     }
 
     /// The socket with what waits for its frames; to be called within a runtime.

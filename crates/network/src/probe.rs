@@ -20,7 +20,7 @@ use tokio::process::Command;
 use crate::netlink::{Netlink, has_errno};
 use crate::netns::on_thread;
 use crate::overlay::{LEAST_MTU, VXLAN_OVERHEAD, underlay_address};
-use crate::{Backend, Encryption, NetworkError, OverlayConfig, datapath, publish};
+use crate::{Backend, Encryption, NetworkError, OverlayConfig, WireGuard, datapath, publish};
 
 /// One finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +51,7 @@ impl Fact {
 pub async fn probe(config: &OverlayConfig) -> Vec<Fact> {
     let mut facts = uplink_facts(&config.uplink, config.encryption).await;
     facts.extend(kernel_facts().await);
+    facts.push(wireguard_fact(config.encryption));
     facts.push(nft_fact().await);
     facts.push(match &config.backend {
         Backend::Kernel => openvswitch_fact().await,
@@ -168,6 +169,17 @@ async fn try_netem(netlink: &Netlink, index: u32) -> Result<bool, NetworkError> 
         };
     }
     Ok(true)
+}
+
+fn wireguard_fact(encryption: Encryption) -> Fact {
+    let fact = match WireGuard::is_there() {
+        Ok(true) => Fact::new("wireguard", true, "the kernel has it"),
+        Ok(false) => {
+            Fact::new("wireguard", false, "the kernel has none: `--encrypt auto` is godwit's own tunnel")
+        }
+        Err(error) => Fact::new("wireguard", false, describe(&error)),
+    };
+    if encryption == Encryption::WireGuard { fact } else { fact.optional() }
 }
 
 async fn nft_fact() -> Fact {

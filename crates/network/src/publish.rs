@@ -4,16 +4,18 @@
 //! again wherever the service is: a connection through a published port goes on when the service moves,
 //! and nothing of it has to move along.
 //!
-//! The rules are few and fixed, one table `ip godwit` with three chains; what varies are the
-//! elements of one map, `protocol . node's port : service's address . service's port`, with the
-//! service's name as the element's comment. Each change is one nft transaction. The table exists
-//! only while a port is published: its presence makes the kernel track every connection.
+//! The rules are few and fixed, a table `godwit` with three chains for IPv4 and one for IPv6, where services
+//! and the node's uplink have that; what varies are the elements of one map, `protocol . node's port :
+//! service's address . service's port`, with the service's name as the element's comment. Each change is one
+//! nft transaction. A table exists only while a port is published: its presence makes the kernel track
+//! every connection.
 //!
-//! A second table, `arp godwit`, keeps the gateway's address, which every node has, from being
-//! claimed on the uplink by all of them.
+//! A table `arp godwit_` with its bridge's name, for each network, keeps the gateway's address, which every
+//! node has, from being claimed on the uplink by all of them.
 
+use std::fmt;
 use std::io::ErrorKind;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -22,37 +24,86 @@ use tokio::process::Command;
 use tokio::sync::Mutex;
 
 use crate::endpoint::{Protocol, Published};
-use crate::{NetworkError, OverlayConfig};
+use crate::ipv6::embedded;
+use crate::{NetworkError, OverlayConfig, Subnet};
 
-/// Adds what is missing of the table; each statement is harmless when repeated.
-fn table(bridge: &str, vtep: Ipv4Addr) -> String {
-    format!(
-        r#"add table ip godwit
-add map ip godwit published {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
-add chain ip godwit prerouting {{ type nat hook prerouting priority dstnat; }}
-add chain ip godwit output {{ type nat hook output priority -100; }}
-add chain ip godwit postrouting {{ type nat hook postrouting priority srcnat; }}
-flush chain ip godwit prerouting
-flush chain ip godwit output
-flush chain ip godwit postrouting
-add rule ip godwit prerouting fib daddr type local dnat ip to meta l4proto . th dport map @published
-add rule ip godwit output ip daddr != 127.0.0.0/8 fib daddr type local dnat ip to meta l4proto . th dport map @published
-add rule ip godwit postrouting oifname "{bridge}" ct status dnat snat to {vtep}
-"#
-    )
+/// Rules of a whole table.
+const RULES: usize = 3;
+
+/// The two kinds of addresses, which have tables of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
 }
 
-/// One element of the map.
+impl fmt::Display for Family {
+    /// As nft writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "ip",
+            Self::V6 => "ip6",
+        })
+    }
+}
+
+impl Family {
+    const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// Adds what is missing of the table; each statement is harmless when repeated. `node` is whom services
+    /// see as their client.
+    fn table(self, bridge: &str, node: IpAddr) -> String {
+        let (address, loopback) = match self {
+            Self::V4 => ("ipv4_addr", "127.0.0.0/8"),
+            Self::V6 => ("ipv6_addr", "::1"),
+        };
+        format!(
+            r#"add table {self} godwit
+add map {self} godwit published {{ type inet_proto . inet_service : {address} . inet_service; }}
+add set {self} godwit bridges {{ type ifname; }}
+add chain {self} godwit prerouting {{ type nat hook prerouting priority dstnat; }}
+add chain {self} godwit output {{ type nat hook output priority -100; }}
+add chain {self} godwit postrouting {{ type nat hook postrouting priority srcnat; }}
+flush chain {self} godwit prerouting
+flush chain {self} godwit output
+flush chain {self} godwit postrouting
+add rule {self} godwit prerouting fib daddr type local dnat {self} to meta l4proto . th dport map @published
+add rule {self} godwit output {self} daddr != {loopback} fib daddr type local dnat {self} to meta l4proto . th dport map @published
+add rule {self} godwit postrouting oifname @bridges ct status dnat snat to {node}
+add element {self} godwit bridges {{ "{bridge}" }}
+"#
+        )
+    }
+}
+
+/// Where a published port leads, and as whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Leads {
+    /// To the service.
+    pub(crate) service: Ipv4Addr,
+    /// To the service by IPv6, and the node's own address on the uplink then, if both have one.
+    pub(crate) service6: Option<(Ipv6Addr, Ipv6Addr)>,
+}
+
+/// One element of a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Element {
     owner: String,
     protocol: String,
     host_port: u16,
-    address: Ipv4Addr,
+    address: IpAddr,
     container_port: u16,
 }
 
-/// What is published, as the kernel has it: read once, and changed by nobody else.
+/// What is published, as the kernel has it: read once, and then changed by nobody else, unless
+/// [`Ports::are_lost`] finds that somebody did.
 #[derive(Debug, Default)]
 pub(crate) struct Ports(Mutex<Option<Vec<Element>>>);
 
@@ -65,16 +116,22 @@ impl Ports {
         &self,
         config: &OverlayConfig,
         name: &str,
-        address: Ipv4Addr,
+        leads: Leads,
         ports: &[Published],
     ) -> Result<(), NetworkError> {
         if ports.is_empty() {
-            return self.unpublish(address).await;
+            return self.unpublish(leads.service).await;
         }
         let mut known = self.0.lock().await;
         let known = read(&mut known).await?;
-        let (old, others): (Vec<_>, Vec<_>) = known.iter().cloned().partition(|e| e.address == address);
-        let new: Vec<_> = ports.iter().map(|port| Element::new(name, address, *port)).collect();
+        let (old, others): (Vec<_>, Vec<_>) =
+            known.iter().cloned().partition(|element| element.leads_to(leads.service));
+        let service6 = leads.service6.map(|(service, _)| IpAddr::from(service));
+        let addresses: Vec<_> = std::iter::once(leads.service.into()).chain(service6).collect();
+        let new: Vec<_> = addresses
+            .iter()
+            .flat_map(|address| ports.iter().map(|port| Element::new(name, *address, *port)))
+            .collect();
         if old == new {
             return Ok(());
         }
@@ -88,7 +145,9 @@ impl Ports {
                 });
             }
         }
-        let script: String = std::iter::once(table(&config.bridge, config.vtep))
+        let table6 = leads.service6.map(|(_, node)| Family::V6.table(&config.bridge, node.into()));
+        let script: String = std::iter::once(Family::V4.table(&config.bridge, config.vtep.into()))
+            .chain(table6)
             .chain(old.iter().map(Element::delete))
             .chain(new.iter().map(Element::add))
             .collect();
@@ -99,35 +158,62 @@ impl Ports {
 
     /// Publishes no port of the service with this address any more.
     pub(crate) async fn unpublish(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+        let action = format!("take back the published ports of {address}");
+        self.take_back(&action, |element| element.leads_to(address)).await
+    }
+
+    /// Publishes no port of any service of this network any more.
+    pub(crate) async fn unpublish_all(&self, subnet: Subnet) -> Result<(), NetworkError> {
+        let action = format!("take back the published ports of {subnet}");
+        self.take_back(&action, |element| subnet.contains(element.service())).await
+    }
+
+    async fn take_back(&self, action: &str, whose: impl Fn(&Element) -> bool) -> Result<(), NetworkError> {
         let mut known = self.0.lock().await;
         let known = match read(&mut known).await {
             // Without nft, nothing was ever published.
             Err(NetworkError::NoNft(_)) => return Ok(()),
             other => other?,
         };
-        let (gone, stay): (Vec<_>, Vec<_>) = known.iter().cloned().partition(|e| e.address == address);
+        let (gone, stay): (Vec<_>, Vec<_>) = known.iter().cloned().partition(|element| whose(element));
         if gone.is_empty() {
             return Ok(());
         }
-        let script = match stay.is_empty() {
-            true => "delete table ip godwit\n".to_owned(),
-            false => gone.iter().map(Element::delete).collect(),
-        };
-        run(&format!("take back the published ports of {address}"), &script).await?;
+        let of = |elements: &[Element], family| elements.iter().any(|element| element.family() == family);
+        let empty = Family::ALL.into_iter().filter(|family| of(&gone, *family) && !of(&stay, *family));
+        let script: String = gone
+            .iter()
+            .map(Element::delete)
+            .chain(empty.map(|family| format!("delete table {family} godwit\n")))
+            .collect();
+        run(action, &script).await?;
         *known = stay;
         Ok(())
+    }
+
+    /// Whether somebody has taken published ports away. They are then unknown here, and publishing them again
+    /// makes them anew.
+    pub(crate) async fn are_lost(&self) -> Result<bool, NetworkError> {
+        let mut known = self.0.lock().await;
+        let Some(elements) = known.as_ref().filter(|elements| !elements.is_empty()) else { return Ok(false) };
+        let found = read_kernel().await?;
+        let lost = elements.iter().any(|element| !found.contains(element));
+        if lost {
+            *known = Some(found);
+        }
+        Ok(lost)
     }
 }
 
 async fn read(known: &mut Option<Vec<Element>>) -> Result<&mut Vec<Element>, NetworkError> {
     if known.is_none() {
-        *known = Some(elements().await?);
+        *known = Some(read_kernel().await?);
     }
     Ok(known.get_or_insert_default())
 }
 
 impl Element {
-    fn new(owner: &str, address: Ipv4Addr, port: Published) -> Self {
+    fn new(owner: &str, address: IpAddr, port: Published) -> Self {
         Self {
             owner: owner.to_owned(),
             protocol: port.protocol.name().to_owned(),
@@ -137,44 +223,68 @@ impl Element {
         }
     }
 
+    fn family(&self) -> Family {
+        Family::of(self.address)
+    }
+
+    /// The IPv4 address of the service.
+    fn service(&self) -> Ipv4Addr {
+        match self.address {
+            IpAddr::V4(address) => address,
+            IpAddr::V6(address) => embedded(address),
+        }
+    }
+
+    fn leads_to(&self, service: Ipv4Addr) -> bool {
+        self.service() == service
+    }
+
     fn add(&self) -> String {
         let Self { owner, protocol, host_port, address, container_port } = self;
+        let family = self.family();
         format!(
-            "add element ip godwit published {{ {protocol} . {host_port} comment \"{owner}\" : {address} . {container_port} }}\n"
+            "add element {family} godwit published {{ {protocol} . {host_port} comment \"{owner}\" : {address} . {container_port} }}\n"
         )
     }
 
     fn delete(&self) -> String {
-        format!("delete element ip godwit published {{ {} . {} }}\n", self.protocol, self.host_port)
+        let (family, protocol, port) = (self.family(), &self.protocol, self.host_port);
+        format!("delete element {family} godwit published {{ {protocol} . {port} }}\n")
     }
 }
 
-/// Keeps the uplink from answering for the gateway's address.
-pub(crate) async fn guard_gateway(uplink: &str, gateway: Ipv4Addr) -> Result<(), NetworkError> {
+/// Keeps the uplink from answering for the address that a network's gateway has on every node.
+pub(crate) async fn guard_gateway(config: &OverlayConfig) -> Result<(), NetworkError> {
+    let (table, uplink, gateway) = (gateway_table(&config.bridge), &config.uplink, config.subnet.gateway());
     let script = format!(
-        r#"add table arp godwit
-add chain arp godwit input {{ type filter hook input priority 0; }}
-flush chain arp godwit input
-add rule arp godwit input iifname "{uplink}" arp daddr ip {gateway} drop
+        r#"add table arp {table}
+add chain arp {table} input {{ type filter hook input priority 0; }}
+flush chain arp {table} input
+add rule arp {table} input iifname "{uplink}" arp daddr ip {gateway} drop
 "#
     );
     run("keep the gateway's address off the uplink", &script).await
 }
 
-/// Removes both tables; no error when there are none.
-pub(crate) async fn remove_tables() -> Result<(), NetworkError> {
+/// There is no such gateway any more; no error when there was none.
+pub(crate) async fn unguard_gateway(config: &OverlayConfig) -> Result<(), NetworkError> {
+    let table = gateway_table(&config.bridge);
     // Adding first makes deleting succeed in any case, in one transaction.
-    let script =
-        "add table ip godwit\ndelete table ip godwit\nadd table arp godwit\ndelete table arp godwit\n";
-    match run("remove godwit's tables", script).await {
+    let script = format!("add table arp {table}\ndelete table arp {table}\n");
+    match run("remove godwit's table of the gateway", &script).await {
         Err(NetworkError::NoNft(_)) => Ok(()),
         other => other,
     }
 }
 
+fn gateway_table(bridge: &str) -> String {
+    format!("godwit_{bridge}")
+}
+
 /// Says which nft there is, having let it check, not load, the rules of a published port.
 pub(crate) async fn check() -> Result<String, NetworkError> {
-    let checked = nft(&["--check", "-f", "-"], &table("gw0", Ipv4Addr::LOCALHOST)).await?;
+    let table = Family::V4.table("gw0", Ipv4Addr::LOCALHOST.into());
+    let checked = nft(&["--check", "-f", "-"], &table).await?;
     if !checked.status.success() {
         return Err(refused("check the rules of a published port", &checked.stderr));
     }
@@ -182,24 +292,39 @@ pub(crate) async fn check() -> Result<String, NetworkError> {
     Ok(String::from_utf8_lossy(&version.stdout).trim().to_owned())
 }
 
-/// Reads the map back from the kernel; no table means no elements.
-async fn elements() -> Result<Vec<Element>, NetworkError> {
-    let output = nft(&["--json", "list", "maps", "ip"], "").await?;
-    let action = "list the published ports";
-    if !output.status.success() {
-        return Err(refused(action, &output.stderr));
+/// Reads the maps back from the kernel; no table, or one whose rules are gone, means no elements.
+async fn read_kernel() -> Result<Vec<Element>, NetworkError> {
+    let mut found = Vec::new();
+    for family in Family::ALL {
+        let output = nft(&["--json", "list", "table", &family.to_string(), "godwit"], "").await?;
+        let action = "list the published ports";
+        if !output.status.success() {
+            if is_missing(&output.stderr) {
+                continue;
+            }
+            return Err(refused(action, &output.stderr));
+        }
+        let json: Value = serde_json::from_slice(&output.stdout)
+            .map_err(|error| NetworkError::Nft { action: action.into(), message: error.to_string() })?;
+        found.extend(parse(&json));
     }
-    let json: Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| NetworkError::Nft { action: action.into(), message: error.to_string() })?;
-    Ok(parse(&json))
+    Ok(found)
+}
+
+/// Whether nft says that there is no such thing.
+pub(crate) fn is_missing(stderr: &[u8]) -> bool {
+    String::from_utf8_lossy(stderr).contains("No such file or directory")
 }
 
 /// Takes the elements out of nft's JSON (libnftables-json(5)):
-/// `{"nftables": [{"map": {"table": "godwit", "name": "published", "elem": [[KEY, DATA], …]}}]}`,
+/// `{"nftables": [{"map": {"table": "godwit", "name": "published", "elem": [[KEY, DATA], …]}}, {"rule": …}]}`,
 /// where KEY is `{"elem": {"val": {"concat": ["tcp", 80]}, "comment": "web"}}`.
 fn parse(json: &Value) -> Vec<Element> {
-    let objects = json["nftables"].as_array().into_iter().flatten();
-    let ours = objects
+    let objects = || json["nftables"].as_array().into_iter().flatten();
+    if objects().filter(|object| object["rule"]["table"] == "godwit").count() < RULES {
+        return Vec::new();
+    }
+    let ours = objects()
         .map(|object| &object["map"])
         .filter(|map| map["table"] == "godwit" && map["name"] == "published");
     ours.filter_map(|map| map["elem"].as_array()).flatten().filter_map(element).collect()
@@ -266,25 +391,38 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    /// nft's output, with a map of somebody else's beside this one.
+    fn listed(family: &str, elements: &str, rules: usize) -> Value {
+        let rules = format!(r#",{{"rule": {{"family": "{family}", "table": "godwit"}}}}"#).repeat(rules);
+        let json = format!(
+            r#"{{"nftables": [{{"metainfo": {{"version": "1.0.6"}}}},
+            {{"map": {{"family": "{family}", "name": "published", "table": "other", "type": "ipv4_addr", "map": "mark",
+              "elem": [["10.0.0.1", 1]]}}}},
+            {{"map": {{"family": "{family}", "name": "published", "table": "godwit", "handle": 4,
+              "type": ["inet_proto", "inet_service"], "map": "ipv4_addr . inet_service",
+              "elem": [{elements}]}}}}{rules}]}}"#
+        );
+        serde_json::from_str(&json).unwrap()
+    }
+
+    fn found(owner: &str, protocol: &str, host_port: u16, address: &str, container_port: u16) -> Element {
+        let (owner, protocol) = (owner.into(), protocol.into());
+        Element { owner, protocol, host_port, address: address.parse().unwrap(), container_port }
+    }
+
     #[test]
     fn elements_are_read_from_nfts_own_output() {
-        // As nft 1.0.6 printed it, with a map of somebody else's beside it.
-        let json = r#"{"nftables": [{"metainfo": {"version": "1.0.6"}},
-            {"map": {"family": "ip", "name": "published", "table": "other", "type": "ipv4_addr", "map": "mark",
-              "elem": [["10.0.0.1", 1]]}},
-            {"map": {"family": "ip", "name": "published", "table": "godwit", "handle": 4,
-              "type": ["inet_proto", "inet_service"], "map": "ipv4_addr . inet_service",
-              "elem": [[{"elem": {"val": {"concat": ["tcp", 80]}, "comment": "redis"}}, {"concat": ["10.88.0.10", 8080]}],
-                       [{"concat": ["udp", 53]}, {"concat": ["10.88.0.11", 53]}]]}}]}"#;
-        let found = parse(&serde_json::from_str(json).unwrap());
-        let element = |owner: &str, protocol: &str, host_port, last, container_port| Element {
-            owner: owner.into(),
-            protocol: protocol.into(),
-            host_port,
-            address: Ipv4Addr::new(10, 88, 0, last),
-            container_port,
-        };
-        assert_eq!(found, [element("redis", "tcp", 80, 10, 8080), element("(unknown)", "udp", 53, 11, 53)]);
+        // As nft 1.0.6 printed them.
+        let elements = r#"[{"elem": {"val": {"concat": ["tcp", 80]}, "comment": "redis"}}, {"concat": ["10.88.0.10", 8080]}],
+            [{"concat": ["udp", 53]}, {"concat": ["10.88.0.11", 53]}]"#;
+        let expected =
+            [found("redis", "tcp", 80, "10.88.0.10", 8080), found("(unknown)", "udp", 53, "10.88.0.11", 53)];
+        assert_eq!(parse(&listed("ip", elements, RULES)), expected);
+        assert_eq!(parse(&listed("ip", elements, RULES - 1)), [], "without its rules a map leads nowhere");
+        let elements = r#"[{"elem": {"val": {"concat": ["tcp", 80]}, "comment": "redis"}}, {"concat": ["fd67::a58:a", 8080]}]"#;
+        let expected = found("redis", "tcp", 80, "fd67::a58:a", 8080);
+        assert_eq!(parse(&listed("ip6", elements, RULES)), std::slice::from_ref(&expected));
+        assert!(expected.leads_to(Ipv4Addr::new(10, 88, 0, 10)));
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Overlay {
         let begun = Instant::now();
         let mut buffer = Vec::new();
         for round in 1..=PROBES {
-            arp::probe(&self.sender, self.uplink, address, self.uplink_mac)?;
+            arp::probe(&self.shared.sender, self.uplink, address, self.uplink_mac)?;
             let until = if round == PROBES { begun + LISTENS } else { begun + BETWEEN * round };
             while let Ok(ready) = timeout_at(until, socket.readable()).await {
                 let mut ready = ready?;

@@ -1,4 +1,4 @@
-//! Which frames a capture's sockets take, as programs of the kernel's classic BPF
+//! Which frames packet sockets take, of captures and of those who come new, as programs of the kernel's classic BPF
 //! (`Documentation/networking/filter.rst`): on an uplink that carries a migration, frames of others
 //! must not even be copied.
 
@@ -11,6 +11,7 @@ const LOAD_HALF: u16 = 0x28;
 const LOAD_BYTE: u16 = 0x30;
 const LOAD_WORD_BEHIND: u16 = 0x40;
 const LOAD_HALF_BEHIND: u16 = 0x48;
+const LOAD_BYTE_BEHIND: u16 = 0x50;
 /// X becomes four times the low half of a byte: the length of an IPv4 header.
 const MEASURE_HEADER: u16 = 0xb1;
 const JUMP_IF_EQUAL: u16 = 0x15;
@@ -21,6 +22,14 @@ const KIND_IPV4: u32 = 0x0800;
 const KIND_ARP: u32 = 0x0806;
 const KIND_IPV6: u32 = 0x86dd;
 const UDP: u32 = 17;
+const TCP: u32 = 6;
+/// Of TCP's flags.
+const SYN: u32 = 0x02;
+const ACK: u32 = 0x10;
+/// Where a program finds what the kernel knows of a frame (`SKF_AD_OFF` and `SKF_AD_PKTTYPE`), and what an
+/// interface sends.
+const PACKET_TYPE: u32 = u32::MAX - 0x1000 + 1 + 4;
+const PACKET_OUTGOING: u32 = 4;
 
 /// Takes every frame, and `keep` bytes of it.
 pub(crate) fn everything(keep: u32) -> Vec<libc::sock_filter> {
@@ -112,6 +121,37 @@ pub(crate) fn of_service(
     ])
 }
 
+/// Takes the frames that an interface sends and that ask for a TCP connection (SYN without ACK), over IPv4 or
+/// over IPv6 without extension headers.
+pub(crate) fn openings_sent() -> Vec<libc::sock_filter> {
+    use Line::{Do, If, Mark};
+    assemble(&[
+        Do(LOAD_WORD, PACKET_TYPE),
+        If(JUMP_IF_EQUAL, PACKET_OUTGOING, NEXT, LEAVE),
+        Do(LOAD_HALF, 12),
+        If(JUMP_IF_EQUAL, KIND_IPV4, NEXT, "ipv6"),
+        Do(LOAD_BYTE, 23),
+        If(JUMP_IF_EQUAL, TCP, NEXT, LEAVE),
+        Do(LOAD_HALF, 20),
+        If(JUMP_IF_ANY_BIT, 0x1fff, LEAVE, NEXT),
+        Do(MEASURE_HEADER, 14),
+        Do(LOAD_BYTE_BEHIND, 14 + 13),
+        If(JUMP_IF_ANY_BIT, ACK, LEAVE, NEXT),
+        If(JUMP_IF_ANY_BIT, SYN, TAKE, LEAVE),
+        Mark("ipv6"),
+        If(JUMP_IF_EQUAL, KIND_IPV6, NEXT, LEAVE),
+        Do(LOAD_BYTE, 20),
+        If(JUMP_IF_EQUAL, TCP, NEXT, LEAVE),
+        Do(LOAD_BYTE, 14 + 40 + 13),
+        If(JUMP_IF_ANY_BIT, ACK, LEAVE, NEXT),
+        If(JUMP_IF_ANY_BIT, SYN, TAKE, LEAVE),
+        Mark(LEAVE),
+        Do(RETURN, 0),
+        Mark(TAKE),
+        Do(RETURN, u32::MAX),
+    ])
+}
+
 /// The line that follows.
 const NEXT: &str = "";
 const TAKE: &str = "take";
@@ -137,7 +177,7 @@ fn assemble(lines: &[Line]) -> Vec<libc::sock_filter> {
     let mut program = Vec::with_capacity(length);
     for line in lines {
         let here = program.len() + 1;
-        // All marks lie ahead, and near: the programs are the two above.
+        // All marks lie ahead, and near: the programs are those above.
         let way = |to: &str| {
             let at = marks.iter().find(|(mark, _)| *mark == to).map_or(here, |(_, at)| *at);
             u8::try_from(at.saturating_sub(here)).unwrap_or(u8::MAX)
@@ -179,11 +219,14 @@ mod tests {
             let k = line.k as usize;
             at += 1;
             let loaded = match line.code {
+                // The tests' frames are sent.
+                LOAD_WORD if line.k == PACKET_TYPE => Some(PACKET_OUTGOING),
                 LOAD_WORD => load(k, 4),
                 LOAD_HALF => load(k, 2),
                 LOAD_BYTE => load(k, 1),
                 LOAD_WORD_BEHIND => load(x + k, 4),
                 LOAD_HALF_BEHIND => load(x + k, 2),
+                LOAD_BYTE_BEHIND => load(x + k, 1),
                 MEASURE_HEADER => {
                     let Some(first) = frame.get(k) else { return 0 };
                     x = usize::from(first & 0x0f) * 4;
@@ -286,6 +329,43 @@ mod tests {
         for length in 0..whole.len() {
             // Cut anywhere it ends, and is not taken without the address.
             assert_eq!(taken(&whole[..length]), length >= 14 + 20 + 16 + 6, "{length}");
+        }
+    }
+
+    #[test]
+    fn only_the_first_frame_of_a_connection_opens_it() {
+        let taken = |frame: &[u8]| run(&openings_sent(), frame) > 0;
+        let with = |mut frame: Vec<u8>, at: usize, flags: u8| {
+            frame.resize(at + 13, 0);
+            frame.push(flags);
+            frame
+        };
+        let four = |flags| with(between(CLIENT, SERVICE), 14 + 20, flags);
+        let six = |flags| {
+            let mut frame = with(between6(CLIENT6, SERVICE6), 14 + 40, flags);
+            frame[20] = TCP;
+            frame
+        };
+        let (syn, ack, fin) = (0x02, 0x10, 0x01);
+        // With ECN, too.
+        for opens in [four(syn), six(syn), four(syn | 0xc0)] {
+            assert!(taken(&opens), "{opens:02x?}");
+        }
+        let mut udp = four(syn);
+        udp[23] = 17;
+        let mut fragment = four(syn);
+        fragment[21] = 1;
+        let no = [
+            four(syn | ack),
+            six(syn | ack),
+            four(ack),
+            four(fin | ack),
+            udp,
+            fragment,
+            arp(CLIENT, SERVICE),
+        ];
+        for does_not in no.into_iter().chain([Vec::new(), between(CLIENT, SERVICE)[..30].to_vec()]) {
+            assert!(!taken(&does_not), "{does_not:02x?}");
         }
     }
 

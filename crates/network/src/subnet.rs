@@ -14,7 +14,7 @@ const LONGEST_PREFIX: u8 = 29;
 const SHORTEST_PREFIX: u8 = 8;
 
 /// An IPv4 subnet in which every service of the cluster has its address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Subnet {
     network: u32,

@@ -14,6 +14,7 @@ fn wanted(service: &ServiceEndpoint, snaplen: u32, filter: &str) -> Wanted {
     Wanted {
         name: service.name.clone(),
         address: service.address,
+        nth: service.nth,
         places: Place::ALL.to_vec(),
         snaplen,
         filter: Filter::parse(filter).unwrap(),

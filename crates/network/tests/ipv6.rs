@@ -5,13 +5,14 @@ mod common;
 
 use std::net::{IpAddr, UdpSocket};
 
-use common::{A_WHILE, Host, SOON, Switch, World, connect, echo_server, echoes, service, udp_at};
+use common::{A_WHILE, Host, SOON, Switch, World, connect, echo_server, echoes, published, service, udp_at};
 use godwit_network::{Overlay, ServiceEndpoint};
 
 common::on_every_switch!(
     a_service_is_reached_by_ipv6_from_clients_nodes_and_services_and_reaches_them,
     what_is_sent_by_ipv6_during_a_move_is_held_and_arrives_once_and_in_order,
     nothing_of_ipv6_is_left_of_a_service_that_has_gone,
+    a_published_port_leads_to_the_service_by_ipv6_from_both_nodes,
 );
 
 fn address6(world: &World, service: &ServiceEndpoint) -> IpAddr {
@@ -104,4 +105,36 @@ fn nothing_of_ipv6_is_left_of_a_service_that_has_gone(switch: Switch) {
     world.a.remove(&web);
     world.b.with(async move |overlay: &Overlay| overlay.set_absent(web.address, web.mac).await.unwrap());
     assert_eq!([world.a.state(), world.b.state()], empty);
+}
+
+fn a_published_port_leads_to_the_service_by_ipv6_from_both_nodes(switch: Switch) {
+    let world = World::with_ipv6(switch);
+    let web = published("web", 55, 8080, 80);
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    world.b.set_remote(&web, world.a.vtep);
+    let (name, address, ports) = (web.name.clone(), web.address, web.published.clone());
+    world.b.with(async move |overlay: &Overlay| overlay.publish(&name, address, &ports).await).unwrap();
+    echo_server(&inside, address6(&world, &web), 80);
+    let at = |node: &str| format!("[fd99::{node}]:8080").parse().unwrap();
+    for node in ["b", "c"] {
+        let mut connection = connect(&world.client, at(node), SOON).unwrap_or_else(|e| panic!("{node}: {e}"));
+        assert!(echoes(&mut connection, &[7; 100_000], SOON), "{node}");
+    }
+    // Somebody takes them away, and it is found.
+    let lost = |node: &common::Node| node.with(async |overlay: &Overlay| overlay.lost_ports().await).unwrap();
+    assert!(!lost(&world.a) && !lost(&world.b));
+    world.a.host.sh("nft delete table ip6 godwit");
+    assert!(lost(&world.a));
+    world.a.create(&web);
+    assert!(!lost(&world.a));
+    assert!(connect(&world.client, at("b"), SOON).is_ok());
+    world.a.host.sh("nft flush chain ip6 godwit prerouting");
+    assert!(lost(&world.a), "a map without rules leads nowhere");
+    world.a.create(&web);
+    assert!(connect(&world.client, at("b"), SOON).is_ok());
+    let mac = web.mac;
+    world.a.remove(&web);
+    world.a.with(async move |overlay: &Overlay| overlay.set_absent(address, mac).await).unwrap();
+    assert!(!world.a.host.sh("nft list ruleset").contains("published"));
 }

@@ -37,37 +37,184 @@ fn a_bridge_that_is_gone_is_named_when_something_is_asked_of_it() {
     assert!(!world.a.netns_dir.join("other").exists(), "something was made");
 }
 
+/// What the daemon asks every ten seconds, and before it takes a service in: what was found and mended.
+fn mend(world: &World) -> Option<String> {
+    world.a.with(async |overlay: &Overlay| {
+        let damage = overlay.damage().await.unwrap();
+        assert_eq!(overlay.mend().await.unwrap(), damage);
+        assert_eq!(overlay.mend().await.unwrap(), None, "there is nothing left to mend");
+        damage
+    })
+}
+
+/// The flows, in an order of their own.
+fn flows(world: &World) -> Vec<String> {
+    let dump = "ovs-ofctl -O OpenFlow14 --no-stats --no-names dump-flows gw0";
+    let dump = world.a.openvswitch.as_ref().unwrap().sh(dump);
+    let mut flows: Vec<_> = dump.lines().map(str::to_owned).collect();
+    flows.sort();
+    flows
+}
+
 #[test]
-fn a_restarted_switch_ends_the_watch_and_is_set_up_anew() {
+fn a_restarted_switch_gets_its_flows_again_without_being_asked() {
     let mut world = World::new(Switch::OpenVswitch);
-    let (web, far) = (service("web", 62), service("far", 63));
+    let (web, shut, far) = (service("web", 62), service("shut", 61), service("far", 63));
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    world.a.create(&shut);
+    let inside_far = world.b.create(&far);
+    world.b.open(&far);
+    world.a.set_remote(&far, world.b.vtep);
+    world.b.set_remote(&web, world.a.vtep);
+    let at = echo_server(&inside, web.address, 80);
+    let mut connections =
+        [connect(&world.client, at, SOON).unwrap(), connect(&inside_far, at, SOON).unwrap()];
+    for connection in &mut connections {
+        assert!(echoes(connection, b"before", SOON));
+    }
+    assert_eq!(mend(&world), None);
+    let before = flows(&world);
+
+    for _ in 0..2 {
+        world.a.openvswitch.as_mut().unwrap().end_switch();
+        world.a.openvswitch.as_mut().unwrap().start_switch();
+        for connection in &mut connections {
+            assert!(echoes(connection, b"after", SOON), "the connection did not outlive it");
+        }
+        assert_eq!(flows(&world), before);
+        let told = mend(&world).unwrap();
+        assert!(told.contains("10 flows are lost") && told.contains("Open vSwitch was restarted"), "{told}");
+        assert!(world.a.is_open(&web) && !world.a.is_open(&shut));
+    }
+    // It is no reason for the daemon to end.
+    let ended = world.a.with(async |overlay: &Overlay| {
+        tokio::time::timeout(A_WHILE, overlay.follow_uplink()).await.map_err(|_| ())
+    });
+    assert!(ended.is_err(), "{ended:?}");
+}
+
+#[test]
+fn while_the_switch_does_not_run_that_is_said_and_then_it_goes_on() {
+    let mut world = World::new(Switch::OpenVswitch);
+    let web = service("web", 69);
+    world.a.create(&web);
+    world.a.openvswitch.as_mut().unwrap().end_switch();
+    let service = web.clone();
+    let [damage, open] = world.a.with(async move |overlay: &Overlay| {
+        [overlay.damage().await.unwrap_err(), overlay.open(&service).await.unwrap_err()]
+    });
+    for error in [damage, open] {
+        let message = error.to_string();
+        assert!(message.contains("ovs-vswitchd") && message.contains("systemctl start"), "{message}");
+    }
+    assert!(matches!(mend_error(&world), NetworkError::OpenVswitchStopped { .. }));
+    world.a.openvswitch.as_mut().unwrap().start_switch();
+    world.a.open(&web);
+    assert!(mend(&world).unwrap().contains("Open vSwitch was restarted"));
+    assert!(world.a.is_open(&web));
+}
+
+fn mend_error(world: &World) -> NetworkError {
+    world.a.with(async |overlay: &Overlay| overlay.mend().await.unwrap_err())
+}
+
+#[test]
+fn a_daemon_that_starts_after_the_switch_sets_it_up_anew() {
+    let mut world = World::new(Switch::OpenVswitch);
+    let web = service("web", 59);
     let inside = world.a.create(&web);
     world.a.open(&web);
     let at = echo_server(&inside, web.address, 80);
     let mut connection = connect(&world.client, at, SOON).unwrap();
     assert!(echoes(&mut connection, b"before", SOON));
-
+    let config = world.a.config();
+    world.a.forget();
     world.a.openvswitch.as_mut().unwrap().end_switch();
     world.a.openvswitch.as_mut().unwrap().start_switch();
-    world.a.with(async |overlay: &Overlay| {
-        let ended = tokio::time::timeout(SOON, overlay.follow_uplink()).await.unwrap();
-        assert!(matches!(ended, Err(NetworkError::SwitchGone { .. })), "{ended:?}");
-        let facts = probe(overlay.config()).await;
-        let fact = facts.into_iter().find(|fact| fact.name == "openvswitch").unwrap();
-        assert!(!fact.ok && fact.detail.contains("start godwitd again"), "{}", fact.detail);
+    let facts = world.a.host.run(|| {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(probe(&config))
     });
+    let fact = facts.into_iter().find(|fact| fact.name == "openvswitch").unwrap();
+    assert!(!fact.ok && fact.detail.contains("start godwitd again"), "{}", fact.detail);
 
-    // As a daemon that is started again does.
     world.a.up();
     assert!(!world.a.is_open(&web), "nobody opened it");
     assert_eq!(world.a.create(&web).path, inside.path);
     world.a.open(&web);
     assert!(echoes(&mut connection, b"after", SOON));
-    let inside_far = world.b.create(&far);
-    world.b.open(&far);
-    world.a.set_remote(&far, world.b.vtep);
+    // Another start with its flows there.
+    world.a.forget();
+    world.a.up();
+    assert!(world.a.is_open(&web));
+    assert!(echoes(&mut connection, b"again", SOON));
+    // What is lost of flows that an earlier daemon wrote is written again, too.
+    world.a.openvswitch.as_ref().unwrap().sh("ovs-ofctl -O OpenFlow14 del-flows gw0");
+    assert!(mend(&world).unwrap().contains("8 flows are lost"));
+    assert!(echoes(&mut connection, b"mended", SOON));
+}
+
+/// What is removed, how, and the words by which it is told.
+type Case<'a> = (&'a str, &'a dyn Fn(), &'a [&'a str]);
+
+#[test]
+fn what_somebody_removes_of_the_switch_is_found_and_made_again() {
+    let world = World::new(Switch::OpenVswitch);
+    let (web, db) = (service("web", 57), service("db", 58));
+    let inside = world.a.create(&web);
+    world.a.open(&web);
+    let inside_db = world.b.create(&db);
+    world.b.open(&db);
+    world.a.set_remote(&db, world.b.vtep);
     world.b.set_remote(&web, world.a.vtep);
-    assert!(connect(&inside_far, at, SOON).is_ok());
+    let (at_web, at_db) = (echo_server(&inside, web.address, 80), echo_server(&inside_db, db.address, 5432));
+    assert_eq!(mend(&world), None);
+    let before = flows(&world);
+    let port = world.a.port(&web);
+    let end = port.replacen("gws", "gwt", 1);
+    let switch = world.a.openvswitch.as_ref().unwrap();
+    let at_switch = |line: &str| drop(switch.sh(line));
+    let at_host = |line: &str| drop(world.a.host.sh(line));
+    let numbered = |number: usize| format!("{number} flows are lost");
+    let not_joined = format!("{end} and {port}");
+    let cases: [Case<'_>; 11] = [
+        ("all flows", &|| at_switch("ovs-ofctl -O OpenFlow14 del-flows gw0"), &[&numbered(before.len())]),
+        ("one flow", &|| at_switch("ovs-ofctl -O OpenFlow14 del-flows gw0 table=2"), &[&numbered(1)]),
+        (
+            "a flow that is too much",
+            &|| at_switch("ovs-ofctl -O OpenFlow14 add-flow gw0 priority=100,in_port=77,actions=drop"),
+            &["1 flows are there that should not be"],
+        ),
+        (
+            "all rules",
+            &|| at_host("nft flush ruleset"),
+            &["not joined are", "gwvx0-t and gwvx0", &not_joined],
+        ),
+        ("one table", &|| at_host(&format!("nft delete table netdev {end}")), &["not joined", &not_joined]),
+        ("one rule", &|| at_host(&format!("nft flush chain netdev {end} in")), &["not joined", &not_joined]),
+        ("the bridge is down", &|| at_host("ip link set gw0 down"), &["the bridge gw0 is down"]),
+        ("the VXLAN device", &|| at_host("ip link del gwvx0"), &["the VXLAN device gwvx0 is missing"]),
+        ("the tunnel's port", &|| at_switch("ovs-vsctl del-port gw0 gwvx0-t"), &["gwvx0-t is missing"]),
+        ("the bridge's interface", &|| at_host("ip link del gw0"), &["the bridge gw0 is missing"]),
+        ("the bridge", &|| at_switch("ovs-vsctl del-br gw0"), &["the bridge gw0 is missing"]),
+    ];
+    for (what, damage, words) in cases {
+        damage();
+        let told = mend(&world).unwrap_or_else(|| panic!("{what}: nothing was found"));
+        assert!(words.iter().all(|word| told.contains(word)), "{what}: {told}");
+        if what.starts_with("the ") {
+            // As the daemon does when something was mended.
+            world.a.create(&web);
+            world.a.open(&web);
+            world.a.set_remote(&db, world.b.vtep);
+        } else {
+            assert_eq!(flows(&world), before, "{what}");
+        }
+        for (from, to) in [(&world.client, at_web), (&inside, at_db), (&inside_db, at_web)] {
+            let mut connection = connect(from, to, SOON).unwrap_or_else(|e| panic!("{what}: {to}: {e}"));
+            assert!(echoes(&mut connection, b"whole", SOON), "{what}");
+        }
+    }
 }
 
 #[test]

@@ -5,15 +5,12 @@
 mod common;
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
 
-use common::{A_WHILE, Host, Node, SOON, Switch, UPLINK, World, connect, echo_server, echoes, service};
+use common::wire::{Wire, contains};
+use common::{A_WHILE, Node, SOON, Switch, UPLINK, World, connect, echo_server, echoes, service};
 use godwit_network::{
-    Encryption, Guard, NetworkError, Overlay, OverlayConfig, Secret, Session, Tunnel, TunnelConfig,
-};
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, setsockopt, socket, sockopt,
+    Between, Encryption, Guard, NetworkError, Overlay, OverlayConfig, Secret, Session, Tunnel, TunnelConfig,
+    open_the_clear,
 };
 
 common::on_every_switch!(
@@ -67,47 +64,6 @@ fn service_on_b(world: &World, last: u8) -> SocketAddr {
     world.b.open(&web);
     world.a.set_remote(&web, world.b.vtep);
     echo_server(&inside, web.address, 80)
-}
-
-/// Every frame on the uplink of a host, from the moment this is made.
-struct Wire {
-    socket: OwnedFd,
-    uplink: usize,
-}
-
-impl Wire {
-    fn tap(host: &Host) -> Self {
-        let socket = host.run(|| {
-            socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_NONBLOCK, SockProtocol::EthAll)
-                .unwrap()
-        });
-        setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).unwrap();
-        let link = host.sh(&format!("ip -o link show {UPLINK}"));
-        let uplink = link.split(':').next().unwrap().parse().unwrap();
-        Self { socket, uplink }
-    }
-
-    /// What came since, each as the UDP port it was for, if any, and all of its bytes.
-    fn frames(&self) -> Vec<(Option<u16>, Vec<u8>)> {
-        let (mut frames, mut buffer) = (Vec::new(), vec![0; 1 << 17]);
-        loop {
-            match recvfrom::<LinkAddr>(self.socket.as_raw_fd(), &mut buffer) {
-                Ok((length, from)) if from.unwrap().ifindex() == self.uplink => {
-                    let frame = buffer[..length].to_vec();
-                    let is_udp = frame.get(12..14) == Some(&[8, 0][..]) && frame.get(23) == Some(&17);
-                    let port = frame.get(36..38).filter(|_| is_udp);
-                    frames.push((port.map(|port| u16::from_be_bytes([port[0], port[1]])), frame));
-                }
-                Ok(_) => {}
-                Err(Errno::EAGAIN) => return frames,
-                Err(errno) => panic!("{errno}"),
-            }
-        }
-    }
-}
-
-fn contains(frame: &[u8], bytes: &[u8]) -> bool {
-    frame.windows(bytes.len()).any(|window| window == bytes)
 }
 
 fn what_nodes_send_each_other_passes_and_cannot_be_read(switch: Switch) {
@@ -192,14 +148,14 @@ fn where_there_is_a_tunnel_a_frame_in_the_clear_is_dropped_also_from_a_nodes_add
     let (world, a, b) = world(switch);
     let to = service_on_b(&world, 73);
     let guard = |node: &Node, other: Ipv4Addr, tunnel: Option<&str>| {
-        let (bridge, tunnel) = ("gw0".to_owned(), tunnel.map(str::to_owned));
-        let guard = Guard { port: VXLAN, bridge, tunnel, nodes: [other].into() };
+        let (networks, tunnel) = (vec![Between::of(&node.config())], tunnel.map(str::to_owned));
+        let guard = Guard { port: VXLAN, networks, tunnel, nodes: [other].into() };
         node.with(async move |_: &Overlay| guard.apply().await).unwrap();
     };
     guard(&world.b, world.a.vtep, Some("gwtun0"));
     // Node a does not encrypt any more.
     drop(a);
-    world.a.with(async |_: &Overlay| Tunnel::open_the_clear().await.unwrap());
+    world.a.with(async |_: &Overlay| open_the_clear().await.unwrap());
     let wire = Wire::tap(&world.b.host);
     assert!(connect(&world.a.host, to, A_WHILE).is_err());
     assert!(wire.frames().iter().any(|(port, _)| *port == Some(VXLAN)), "it has arrived in the clear");
@@ -207,7 +163,7 @@ fn where_there_is_a_tunnel_a_frame_in_the_clear_is_dropped_also_from_a_nodes_add
     assert!(found.dropped > 0, "{found:?}");
     // As soon as neither encrypts, they speak again.
     drop(b);
-    world.b.with(async |_: &Overlay| Tunnel::open_the_clear().await.unwrap());
+    world.b.with(async |_: &Overlay| open_the_clear().await.unwrap());
     guard(&world.b, world.a.vtep, None);
     assert!(connect(&world.a.host, to, SOON).is_ok());
 }
@@ -229,7 +185,7 @@ fn a_tunnel_leaves_nothing_and_its_port_is_named_when_it_is_taken() {
     assert!(message.contains("10.99.0.11:7119") && message.contains("in use"), "{message}");
     drop(holder);
     for _ in 0..2 {
-        world.a.with(async |_: &Overlay| Tunnel::open_the_clear().await.unwrap());
+        world.a.with(async |_: &Overlay| open_the_clear().await.unwrap());
         assert_eq!(rules(), no_rules);
     }
     assert_eq!(world.a.state(), before);

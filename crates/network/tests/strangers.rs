@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{A_WHILE, CLIENT, Host, Node, SOON, Switch, World, service, sh};
-use godwit_network::{Guard, Overlay, ServiceEndpoint, mac_to_string};
+use godwit_network::{Between, Guard, Overlay, ServiceEndpoint, mac_to_string};
 
 common::on_every_switch!(
     a_stranger_that_sends_vxlan_frames_reaches_no_service_and_a_known_node_does,
@@ -21,7 +21,8 @@ const PORT: u16 = 5000;
 
 fn guard(node: &Node, nodes: &[Ipv4Addr]) {
     let nodes = nodes.iter().copied().collect();
-    let guard = Guard { port: 4789, bridge: "gw0".into(), tunnel: None, nodes };
+    let networks = vec![Between::of(&node.config())];
+    let guard = Guard { port: 4789, networks, tunnel: None, nodes };
     node.with(async move |_: &Overlay| guard.apply().await).unwrap();
 }
 
@@ -166,7 +167,7 @@ fn a_guard_that_is_taken_away_is_missed_and_leaves_nothing(switch: Switch) {
     assert_eq!(look(), None);
     guard(&world.a, &[]);
     assert_eq!(look().unwrap().nodes, [].into());
-    world.a.host.sh("nft flush table ip godwit_guard");
+    world.a.host.sh("nft flush table inet godwit_guard");
     assert_eq!(look(), None, "its rules are gone, though the table is there");
     guard(&world.a, &[world.b.vtep]);
     assert_eq!(look().unwrap().nodes, [world.b.vtep].into());

@@ -10,10 +10,11 @@
 //! `godwit-shim --dir D --lock-fd N --log FILE [--log-max-bytes N] -- PROGRAM ARGS…`
 //!
 //! The program is the engine's command that makes the container and ends; it must be told to write
-//! the main process's PID to `D/init.pid`. The shim answers on its standard output with one JSON
-//! line, `{"pid":N}` or `{"error":"…"}`, and closes it. It then copies the container's output into
-//! the log, reaps what becomes its child, and when the main process has ended writes
-//! `D/exit.json` = `{"code":N,"time_ns":N}` and ends.
+//! the main process's PID to `D/init.pid`. Before it starts it, the shim writes `D/streams.json`
+//! with the names of the container's output pipes, `["pipe:[N]","pipe:[N]"]`. It answers on its
+//! standard output with one JSON line, `{"pid":N}` or `{"error":"…"}`, and closes it. It then copies
+//! the container's output into the log, reaps what becomes its child, and when the main process has
+//! ended writes `D/exit.json` = `{"code":N,"time_ns":N}` and ends.
 //!
 //! While it lives it holds a lock (flock) on `D/shim.lock`, which contains its PID: who finds the
 //! lock free knows that there is no shim. The file is never removed. The daemon takes the lock and

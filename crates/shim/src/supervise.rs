@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -38,6 +38,9 @@ pub(crate) fn supervise(arguments: &Arguments) -> Result<(), String> {
     let pipe_error = |error| format!("the shim cannot make a pipe: {error}");
     let (stdout, container_stdout) = Stream::new("stdout").map_err(pipe_error)?;
     let (stderr, container_stderr) = Stream::new("stderr").map_err(pipe_error)?;
+
+    write_streams(&arguments.directory, [&container_stdout, &container_stderr])
+        .map_err(|error| format!("the shim cannot note the pipes of the container: {error}"))?;
 
     let engine = start(&arguments.command, container_stdout, container_stderr)?;
     let mut shim = Shim { signals, streams: [stdout, stderr], ended: HashMap::new() };
@@ -137,6 +140,15 @@ impl Shim {
             };
         }
     }
+}
+
+/// Writes `streams.json`: the names of the container's output pipes, which a process of it may have
+/// under any number (a shell that redirects exchanges its descriptors for a moment).
+fn write_streams(directory: &Path, pipes: [&OwnedFd; 2]) -> std::io::Result<()> {
+    let name = |pipe: &OwnedFd| std::fs::read_link(format!("/proc/self/fd/{}", pipe.as_raw_fd()));
+    let [stdout, stderr] = pipes;
+    let names = serde_json::json!([name(stdout)?, name(stderr)?]);
+    std::fs::write(directory.join("streams.json"), format!("{names}\n"))
 }
 
 /// Starts the engine's command with the container's streams as its own.

@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// Where to look
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PLACE", default_value = "service")]
     at: Vec<At>,
+    /// Which of the service's networks [default: the first of them]
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
     /// Bytes of each packet that are kept
     #[arg(long, value_name = "BYTES", default_value_t = WHOLE, value_parser = clap::value_parser!(u32).range(1..=i64::from(WHOLE)))]
     snaplen: u32,
@@ -127,7 +130,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         at: args.at.iter().flat_map(|at| at.places()).map(|place| i32::from(*place)).collect(),
         snaplen: args.snaplen,
         filter: args.filter.join(" "),
-        address: String::new(),
+        network: args.network.clone().unwrap_or_default(),
+        ..CaptureRequest::default()
     };
     let answer = connection.node.capture(request.clone()).await;
     let mut events = answer.map_err(|status| connection.explain(&status))?.into_inner();

@@ -1,9 +1,12 @@
-//! `godwit network`: the overlay that carries services' frames between nodes.
+//! `godwit network`: the networks that carry services' frames between nodes.
 
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use godwit_api::v1::{NetworkInfo, NetworkInspectRequest};
+use godwit_api::v1::{
+    NetworkCreateRequest, NetworkEntry, NetworkInfo, NetworkInspectRequest, NetworkListRequest, NetworkNode,
+    NetworkRemoveRequest,
+};
 
 use crate::{
     cli::Global,
@@ -11,7 +14,10 @@ use crate::{
     output::{self, Table},
 };
 
-/// Look at the network that services are on
+/// Make, list, look at and remove the networks that services are on
+///
+/// Services on different networks do not reach each other; a service can be on several. Every cluster has the
+/// network "default".
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -20,19 +26,117 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum NetworkVerb {
-    /// Tell how this node takes part in the overlay: MTU, port, who may send, encryption, other nodes
-    Inspect,
+    /// Make a network on all nodes of the cluster, which must be there; print its name
+    Create(Create),
+    /// List the networks and the services on them
+    #[command(visible_alias = "list")]
+    Ls,
+    /// Remove networks that no service is on from all nodes of the cluster, which must be there
+    Rm(Remove),
+    /// Tell how this node takes part in a network: MTU, port, who may send, encryption, other nodes
+    Inspect(Inspect),
+}
+
+#[derive(Debug, clap::Args)]
+struct Create {
+    /// Name of the network
+    name: String,
+    /// IPv4 addresses of its services [default: the next free /24 of 10.89.0.0/16]
+    #[arg(long, value_name = "SUBNET")]
+    subnet: Option<String>,
+    /// Prefix of the IPv6 addresses that its services have beside them, such as fd67:6f65::/96 [default:
+    /// they have none]
+    #[arg(long, value_name = "PREFIX/96")]
+    subnet6: Option<String>,
+    /// VXLAN network identifier, as other equipment may expect it [default: one that is free]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..1 << 24))]
+    vni: Option<u32>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Remove {
+    /// The networks
+    #[arg(required = true)]
+    names: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Inspect {
+    /// The network
+    #[arg(default_value = "default")]
+    name: String,
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     match args.verb {
-        NetworkVerb::Inspect => inspect(global).await,
+        NetworkVerb::Create(args) => create(args, global).await,
+        NetworkVerb::Ls => list(global).await,
+        NetworkVerb::Rm(args) => remove(args, global).await,
+        NetworkVerb::Inspect(args) => inspect(args, global).await,
     }
 }
 
-async fn inspect(global: &Global) -> anyhow::Result<ExitCode> {
+async fn create(args: Create, global: &Global) -> anyhow::Result<ExitCode> {
+    let request = NetworkCreateRequest {
+        name: args.name,
+        subnet: args.subnet.unwrap_or_default(),
+        subnet6: args.subnet6.unwrap_or_default(),
+        vni: args.vni.unwrap_or_default(),
+    };
     let mut connection = Connection::open(global).await?;
-    let answer = connection.node.network_inspect(NetworkInspectRequest {}).await;
+    let answer = connection.node.network_create(request).await;
+    let network = answer.map_err(|status| connection.explain(&status))?.into_inner();
+    if global.json {
+        output::json(&network)?;
+    } else {
+        output::line(&network.name)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let answer = connection.node.network_list(NetworkListRequest {}).await;
+    let networks = answer.map_err(|status| connection.explain(&status))?.into_inner().networks;
+    if global.json {
+        output::json(&networks)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new(["NAME", "SUBNET", "IPV6", "VNI", "STATE", "SERVICES"]);
+    for NetworkEntry { network, services, reason } in networks {
+        let network = network.unwrap_or_default();
+        table.row([
+            network.name,
+            network.subnet,
+            if network.subnet6.is_empty() { "-".into() } else { network.subnet6 },
+            network.vni.to_string(),
+            if reason.is_empty() { "up".into() } else { format!("down ({reason})") },
+            if services.is_empty() { "-".into() } else { services.join(", ") },
+        ]);
+    }
+    table.print()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn remove(args: Remove, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let mut code = ExitCode::SUCCESS;
+    for name in args.names {
+        match connection.node.network_remove(NetworkRemoveRequest { name: name.clone() }).await {
+            Ok(_) if global.json => output::json(&serde_json::json!({ "removed": name }))?,
+            Ok(_) => output::line(&name)?,
+            Err(status) => {
+                output::note(&format!("Error: {}", connection.explain(&status)));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    Ok(code)
+}
+
+async fn inspect(args: Inspect, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let answer = connection.node.network_inspect(NetworkInspectRequest { name: args.name }).await;
     let info = answer.map_err(|status| connection.explain(&status))?.into_inner();
     if global.json {
         output::json(&info)?;
@@ -44,7 +148,7 @@ async fn inspect(global: &Global) -> anyhow::Result<ExitCode> {
     }
     about.print()?;
     output::line("")?;
-    let mut table = Table::new(["NODE", "ADDRESS", "MTU", "ENCRYPTION", "STATE", "KEYS", "PACKETS"]);
+    let mut table = Table::new(["NODE", "ADDRESS", "MTU", "ENCRYPTION", "STATE", "KEYS", "SENT"]);
     for node in &info.nodes {
         let known = |value: String, known: bool| if known { value } else { "-".to_owned() };
         table.row([
@@ -57,11 +161,19 @@ async fn inspect(global: &Global) -> anyhow::Result<ExitCode> {
                 reason => format!("{} ({reason})", node.state),
             },
             known(format!("{} s old", node.keys_age_s), node.keys_age_s != 0),
-            known(node.packets.to_string(), node.keys_age_s != 0),
+            known(sent(node), node.keys_age_s != 0),
         ]);
     }
     table.print()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What was sent to a node: WireGuard counts bytes, the tunnel packets.
+fn sent(node: &NetworkNode) -> String {
+    match node.sent_bytes {
+        0 => format!("{} packets", node.packets),
+        bytes => output::bytes(bytes),
+    }
 }
 
 fn facts(info: &NetworkInfo) -> Vec<(&'static str, String)> {
@@ -77,6 +189,7 @@ fn facts(info: &NetworkInfo) -> Vec<(&'static str, String)> {
         }
     };
     vec![
+        ("network", info.name.clone()),
         ("node", info.node.clone()),
         ("backend", info.backend.clone()),
         ("subnet", format!("{}, gateway {} on {}", info.subnet, info.gateway, info.bridge)),
@@ -84,6 +197,7 @@ fn facts(info: &NetworkInfo) -> Vec<(&'static str, String)> {
         ("mtu", info.mtu.to_string()),
         ("vxlan", format!("network {}, UDP port {} on {}", info.vni, info.vxlan_port, info.uplink)),
         ("guard", guard),
+        ("isolation", format!("{} packets from one network to another dropped", info.crossing)),
         ("encryption", encryption),
     ]
 }

@@ -49,7 +49,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         table.row([
             service.name.clone(),
             service.node.clone(),
-            service.address.clone(),
+            addresses(service),
             state(service),
             output::age(service.started_ms),
             memory(service),
@@ -59,6 +59,12 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     }
     table.print()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Its address on each of its networks.
+fn addresses(service: &Service) -> String {
+    let addresses: Vec<_> = service.networks.iter().map(|network| network.address.as_str()).collect();
+    addresses.join(", ")
 }
 
 fn state(service: &Service) -> String {

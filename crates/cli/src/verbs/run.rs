@@ -16,13 +16,14 @@ use crate::{cli::Global, client::Connection, output, values};
     after_long_help = "\
 Examples:
   godwit run --name redis --ip 10.88.0.10 --image redis.tar -- redis-server --bind 0.0.0.0
-  godwit run --name web --rootfs ./web -m 256m --cpus 1.5 -p 8080:80 -- nginx -g 'daemon off;'"
+  godwit run --name web --rootfs ./web -m 256m --cpus 1.5 -p 8080:80 -- nginx -g 'daemon off;'
+  godwit run --name api --network front --network back:ip=10.89.0.5 --image api.tar"
 )]
 pub(crate) struct Args {
     /// Name of the service, unique in the cluster [default: made from the command]
     #[arg(long)]
     name: Option<String>,
-    /// Address of the service, which moves with it [default: the next free one of the subnet]
+    /// Address of the service, which moves with it [default: the next free one of its network]
     #[arg(long, value_name = "ADDRESS")]
     ip: Option<Ipv4Addr>,
     /// Directory to take the root filesystem from
@@ -49,9 +50,10 @@ pub(crate) struct Args {
     /// Forward a port of the node to the service: HOST:CONTAINER[/udp]
     #[arg(short, long, value_name = "PORTS", value_parser = values::publish)]
     publish: Vec<PublishedPort>,
-    /// Network namespace of yours to run in, ns:PATH, in place of the overlay
-    #[arg(long, value_name = "ns:PATH")]
-    network: Option<String>,
+    /// Network of the service, again for each of several: NAME or NAME:ip=ADDRESS; the first leads to
+    /// everybody else. Or ns:PATH alone, a network namespace of yours [default: the network "default"]
+    #[arg(long, value_name = "NETWORK")]
+    network: Vec<String>,
     /// Program in the nodes' directory of hooks to run at a moment of a move: pre-freeze, post-resume, kept
     #[arg(long, value_name = "MOMENT=NAME", value_parser = values::hook)]
     hook: Vec<(String, String)>,
@@ -94,7 +96,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         user: args.user.unwrap_or_default(),
         workdir: args.workdir.unwrap_or_default(),
         labels: args.label,
-        network: args.network.unwrap_or_default(),
+        networks: args.network,
         hooks: args.hook.into_iter().collect(),
     };
     let mut connection = Connection::open(global).await?;

@@ -1,5 +1,6 @@
 //! A daemon that only pretends: serves the Node API on a unix socket and answers by the service's
 //! name, so that a test can see what the command sends and what it makes of each answer.
+#![allow(dead_code, unreachable_pub)]
 
 use std::{
     path::{Path, PathBuf},
@@ -142,6 +143,9 @@ pub fn redis() -> Service {
     Service {
         name: "redis".into(),
         address: "10.88.0.10".into(),
+        networks: ["10.88.0.10", "10.89.0.10"]
+            .map(|address| v1::ServiceNetwork { address: address.into(), ..v1::ServiceNetwork::default() })
+            .to_vec(),
         node: "a".into(),
         state: ServiceState::Running.into(),
         pid: 42,
@@ -426,7 +430,16 @@ impl Node for Answers {
             packets: 345,
             ..node("b", "encrypted", "")
         };
+        let by_wireguard = v1::NetworkNode {
+            encryption: "wireguard".into(),
+            sent_bytes: 3 << 20,
+            packets: 0,
+            name: "d".into(),
+            ..keyed.clone()
+        };
         Ok(Response::new(v1::NetworkInfo {
+            name: "default".into(),
+            crossing: 3,
             node: "a".into(),
             backend: "kernel".into(),
             subnet: "10.88.0.0/16".into(),
@@ -439,9 +452,45 @@ impl Node for Answers {
             encryption: "tunnel".into(),
             guarded: true,
             dropped: 7,
-            nodes: vec![node("a", "self", ""), keyed, node("c", "unknown", "not heard of")],
+            nodes: vec![node("a", "self", ""), keyed, by_wireguard, node("c", "unknown", "not heard of")],
             ..v1::NetworkInfo::default()
         }))
+    }
+
+    async fn network_create(&self, request: Request<v1::NetworkCreateRequest>) -> Answer<v1::Network> {
+        let v1::NetworkCreateRequest { name, subnet, subnet6, vni } = request.into_inner();
+        let subnet = if subnet.is_empty() { "10.89.0.0/24".into() } else { subnet };
+        let id = "01NETWORK".into();
+        Ok(Response::new(v1::Network { name, id, subnet, subnet6, vni: vni.max(7), removed: false }))
+    }
+
+    async fn network_list(&self, _: Request<v1::NetworkListRequest>) -> Answer<v1::NetworkListResponse> {
+        let entry = |name: &str, subnet: &str, services: &[&str], reason: &str| v1::NetworkEntry {
+            network: Some(v1::Network {
+                name: name.into(),
+                subnet: subnet.into(),
+                vni: 88,
+                ..v1::Network::default()
+            }),
+            services: services.iter().map(ToString::to_string).collect(),
+            reason: reason.into(),
+        };
+        Ok(Response::new(v1::NetworkListResponse {
+            networks: vec![
+                entry("default", "10.88.0.0/16", &["db", "web"], ""),
+                entry("back", "10.89.0.0/24", &[], "no port"),
+            ],
+        }))
+    }
+
+    async fn network_remove(
+        &self,
+        request: Request<v1::NetworkRemoveRequest>,
+    ) -> Answer<v1::NetworkRemoveResponse> {
+        match request.into_inner().name.as_str() {
+            "back" => Ok(Response::new(v1::NetworkRemoveResponse {})),
+            name => Err(Status::not_found(format!("there is no network {name}"))),
+        }
     }
 
     async fn doctor(&self, _: Request<DoctorRequest>) -> Answer<DoctorResponse> {

@@ -220,14 +220,21 @@ async fn a_stock_criu_opens_no_port_for_the_memory() {
 
 #[tokio::test]
 async fn a_prepared_criu_that_is_not_needed_ends() {
+    ends_unless_needed(&format!("{} \"$@\"", criu().path().display())).await;
+}
+
+#[tokio::test]
+async fn a_prepared_criu_that_hangs_ends_too() {
+    // It does not even notice that its socket is closed.
+    ends_unless_needed("sleep 1000").await;
+}
+
+async fn ends_unless_needed(command: &str) {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let [program, note] = ["criu", "pid"].map(|name| directory.path().join(name));
-    let script = format!(
-        "#!/bin/sh\necho $$ >{0}.new && mv {0}.new {0} && exec {1} \"$@\"\n",
-        note.display(),
-        criu().path().display()
-    );
+    let script =
+        format!("#!/bin/sh\necho $$ >{0}.new && mv {0}.new {0} && exec {command}\n", note.display(),);
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     let prepared = Criu::new(program).prepare().unwrap();

@@ -108,20 +108,14 @@ impl Runc {
         }
     }
 
-    /// The names of the main process's first three descriptors, which runc's restore wants beside
-    /// the images: pipes are handed over by name.
-    pub(super) fn descriptors(&self, config: &ContainerConfig, pid: u32) -> Result<Vec<u8>, EngineError> {
-        let name = |fd: i32| {
-            let path = format!("/proc/{pid}/fd/{fd}");
-            match std::fs::read_link(&path) {
-                Ok(target) => Ok(target.to_string_lossy().into_owned()),
-                // The service closed it.
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok("/dev/null".to_owned()),
-                Err(source) => Err(io_error(&config.name, format!("read {path}"), source)),
-            }
-        };
-        let names = [name(0)?, name(1)?, name(2)?];
-        Ok(serde_json::json!(names).to_string().into_bytes())
+    /// What the container was started with as standard streams, which runc's restore wants beside the
+    /// images: pipes are handed over by name. The numbers that they have in the main process now say
+    /// nothing: a shell that redirects has others there for a moment.
+    pub(super) fn descriptors(&self, config: &ContainerConfig) -> Result<Vec<u8>, EngineError> {
+        let [stdout, stderr] = Files::new(&config.directory)
+            .output_pipes()
+            .map_err(|source| io_error(&config.name, "read the names of its output pipes".into(), source))?;
+        Ok(serde_json::json!(["/dev/null", stdout, stderr]).to_string().into_bytes())
     }
 
     /// Kills and removes all there is of the container but its directory.

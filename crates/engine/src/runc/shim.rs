@@ -64,6 +64,15 @@ impl Files {
         self.directory.join("exit.json")
     }
 
+    fn streams(&self) -> PathBuf {
+        self.directory.join("streams.json")
+    }
+
+    /// The names of the pipes that are the container's standard output and standard error.
+    pub(super) fn output_pipes(&self) -> io::Result<[String; 2]> {
+        Ok(serde_json::from_slice(&std::fs::read(self.streams())?)?)
+    }
+
     fn work_note(&self) -> PathBuf {
         self.directory.join("restore.work")
     }
@@ -85,7 +94,7 @@ impl Files {
     /// Removes what an earlier life of the container left. The log and the lock stay.
     pub(super) fn clear(&self) -> io::Result<()> {
         let stopped = self.directory.join("stopped.json");
-        for file in [self.exit(), self.pid(), self.runc_log(), self.work_note(), stopped] {
+        for file in [self.exit(), self.pid(), self.runc_log(), self.streams(), self.work_note(), stopped] {
             match std::fs::remove_file(file) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}

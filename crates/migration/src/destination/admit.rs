@@ -60,11 +60,13 @@ pub(super) async fn admit(
     };
     reasons.extend(machine_objections(local, &open));
     if let Some(theirs) = open.overlay.as_ref().filter(|_| service.network.namespace().is_none()) {
-        let ours = OverlayTerms::of(&local.overlay);
+        let ours = OverlayTerms::of(local.networks.first());
         reasons.extend(ours.objections(&local.node, theirs, link.node()));
     }
-    match tokio::time::timeout(CRIU_ANSWER, local.criu.version()).await {
-        Ok(Ok(_)) => {}
+    let mut tcp_inline = false;
+    let asking = async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline()) };
+    match tokio::time::timeout(CRIU_ANSWER, asking).await {
+        Ok(Ok((_, inline))) => tcp_inline = inline,
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
         Err(_) => reasons.push(format!(
             "CRIU at {} does not answer; run `godwit doctor` on node {}",
@@ -130,7 +132,7 @@ pub(super) async fn admit(
     };
     fault::point("destination.reserved").await;
     let kept = admitted.kept.is_some();
-    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept })).await?;
+    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept, tcp_inline })).await?;
     if let Some(kept) = &admitted.kept {
         for pages in kept.messages() {
             link.send(Message::KeptPages(pages)).await?;

@@ -1,4 +1,7 @@
-//! Connections that the service has not accepted yet.
+//! Connections that the service has not accepted yet, and those that are still being made.
+//!
+//! The latter come about before the freeze: no more are begun ([`crate::attach`]), and within a round trip
+//! those that were are there.
 //!
 //! They are in the queue of a listening socket and in no process, and CRIU can neither dump them nor put
 //! them back there (it gives up: "In-flight connection"). A service that is busy has some now and then, for
@@ -10,7 +13,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_engine::ContainerConfig;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
@@ -18,6 +21,11 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 use super::{Source, SourceError};
 use crate::local::LocalError;
 
+/// How long those that are being made are waited for: the round trip of a far client. A request that nobody
+/// goes on with, as scanners leave them, takes a minute to go away.
+const MAKING: Duration = Duration::from_millis(200);
+/// Between two looks; no event tells.
+const LOOK: Duration = Duration::from_millis(1);
 /// How long it runs at first, and how long at last, each time twice as long: an eighth of a second in all.
 /// Who has not accepted by then is not about to.
 const RUNS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
@@ -29,8 +37,9 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
 /// Bytes of a message's header.
 const HEADER: usize = 16;
-/// `TCP_LISTEN` as a bit of a set of states.
+/// `TCP_LISTEN` and `TCP_SYN_RECV` as bits of a set of states.
 const LISTENING: u32 = 1 << 10;
+const BEING_MADE: u32 = 1 << 3;
 /// Bytes of `struct inet_diag_req_v2`; where `struct inet_diag_msg` has the port (big endian) and, for a
 /// socket that listens, how many connections wait.
 const REQUEST: usize = 56;
@@ -54,6 +63,23 @@ impl Source {
     pub(super) async fn listeners(&self, config: &ContainerConfig) -> Result<Listeners, LocalError> {
         let opened = godwit_network::enter(&config.network_namespace, Listeners::open).await?;
         opened.map_err(|source| failed(config, source))
+    }
+
+    /// Waits until no connection to the service is half made; for a while.
+    pub(super) async fn settle_openings(
+        &self,
+        config: &ContainerConfig,
+        listeners: &Listeners,
+    ) -> Result<(), SourceError> {
+        let begun = Instant::now();
+        while listeners.being_made().map_err(|source| failed(config, source))? {
+            if begun.elapsed() > MAKING {
+                tracing::debug!(service = %self.service.name, "connections are half made, and will be reset");
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
     }
 
     /// Lets a frozen service whose port is closed accept what waits; it is frozen when this returns.
@@ -92,14 +118,24 @@ impl Listeners {
 
     /// The first listening socket at which connections wait.
     fn waiting(&self) -> io::Result<Option<Waiting>> {
-        let mut found = None;
+        Ok(self.ask(LISTENING)?.into_iter().find(|waiting| waiting.connections > 0))
+    }
+
+    /// Whether a connection is half made.
+    fn being_made(&self) -> io::Result<bool> {
+        Ok(!self.ask(BEING_MADE)?.is_empty())
+    }
+
+    /// What waits at each socket in these states.
+    fn ask(&self, states: u32) -> io::Result<Vec<Waiting>> {
+        let mut found = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
-            send(self.0.as_raw_fd(), &request(family), MsgFlags::empty())?;
+            send(self.0.as_raw_fd(), &request(family, states), MsgFlags::empty())?;
             let mut buffer = vec![0; ANSWERS];
             loop {
                 let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-                let (waiting, last) = read(buffer.get(..length).unwrap_or_default())?;
-                found = found.or(waiting);
+                let (sockets, last) = read(buffer.get(..length).unwrap_or_default())?;
+                found.extend(sockets);
                 if last {
                     break;
                 }
@@ -109,8 +145,8 @@ impl Listeners {
     }
 }
 
-/// Asks for all TCP sockets of this family that listen.
-fn request(family: i32) -> Vec<u8> {
+/// Asks for all TCP sockets of this family in these states.
+fn request(family: i32, states: u32) -> Vec<u8> {
     let length = HEADER + REQUEST;
     let mut message = Vec::with_capacity(length);
     message.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
@@ -119,16 +155,15 @@ fn request(family: i32) -> Vec<u8> {
     message.extend([0; 8]);
     let byte = |number: i32| u8::try_from(number).unwrap_or_default();
     message.extend([byte(family), byte(libc::IPPROTO_TCP), 0, 0]);
-    message.extend(LISTENING.to_ne_bytes());
+    message.extend(states.to_ne_bytes());
     message.resize(length, 0);
     message
 }
 
-/// Reads a piece of the answer: the first socket in it at which connections wait, and whether it is the last
-/// piece.
-fn read(mut messages: &[u8]) -> io::Result<(Option<Waiting>, bool)> {
+/// Reads a piece of the answer: the sockets in it, and whether it is the last piece.
+fn read(mut messages: &[u8]) -> io::Result<(Vec<Waiting>, bool)> {
     let short = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is cut off");
-    let mut found = None;
+    let mut found = Vec::new();
     while !messages.is_empty() {
         let length: [u8; 4] = messages.first_chunk().copied().ok_or_else(short)?;
         let length = usize::try_from(u32::from_ne_bytes(length)).unwrap_or_default();
@@ -144,9 +179,7 @@ fn read(mut messages: &[u8]) -> io::Result<(Option<Waiting>, bool)> {
                 let port = body.get(PORT..).and_then(<[u8]>::first_chunk).copied().ok_or_else(short)?;
                 let wait = body.get(WAIT..).and_then(<[u8]>::first_chunk).copied().ok_or_else(short)?;
                 let (port, connections) = (u16::from_be_bytes(port), u32::from_ne_bytes(wait));
-                if connections > 0 {
-                    found = found.or(Some(Waiting { port, connections }));
-                }
+                found.push(Waiting { port, connections });
             }
             _ => {}
         }
@@ -188,7 +221,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_cut_off_is_an_error() {
-        let mut message = request(libc::AF_INET);
+        let mut message = request(libc::AF_INET, LISTENING);
         assert!(read(&message[..3]).is_err());
         assert!(read(&message[..message.len() - 1]).is_err());
         message[0] = 0;

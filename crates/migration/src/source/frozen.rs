@@ -48,10 +48,12 @@ impl Source {
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
         hooks::run(&self.local, &self.service, Moment::PreFreeze, ends).await?;
-        self.step("freeze", 0, report.memory_bytes);
         // Its start is nothing that a frozen service should wait for.
         let criu = self.local.criu.prepare()?;
         let listeners = self.listeners(&config).await?;
+        self.local.bar_newcomers(&self.service).await?;
+        self.settle_openings(&config, &listeners).await?;
+        self.step("freeze", 0, report.memory_bytes);
         let clock = clock.insert(PhaseClock::start());
         self.local.engine.freeze(&config).await?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
@@ -91,6 +93,7 @@ impl Source {
             external_network: Some(target.network_namespace.1),
             freezer: Some(target.freezer),
             memory: Memory::Lazy,
+            tcp_inline: prepared.tcp_inline,
             ..DumpOptions::new(target.pid, target.root, prepared.room.images(), prepared.room.work())
         };
         // Dropping the handle does not end CRIU, which must put the processes back itself:
@@ -133,6 +136,9 @@ impl Source {
             report.dump_ms = took;
             if result.way == MemoryWay::Untouched {
                 report.criu.push_str("+lazy-pages-external");
+            }
+            if prepared.tcp_inline {
+                report.criu.push_str("+tcp-inline");
             }
             clock.end("dump");
             self.step("transfer", 0, 0);

@@ -30,6 +30,8 @@ pub(super) struct Prepared {
     pub(super) copied: Copied,
     /// Where the destination takes frames for the service.
     pub(super) vtep: Ipv4Addr,
+    /// Whether connections go into the image of the files: both nodes' CRIU know how.
+    pub(super) tcp_inline: bool,
 }
 
 impl Source {
@@ -93,7 +95,7 @@ impl Source {
             ..self.service.clone()
         })
         .map_err(|e| SourceError::NotEligible(vec![format!("the service cannot be described: {e}")]))?;
-        let (chosen, kept);
+        let (chosen, kept, tcp_inline);
         link.send(Message::Open(Open {
             protocol: PROTOCOL_VERSION,
             migration: self.id.clone(),
@@ -105,7 +107,7 @@ impl Source {
             machine: machine(),
             cpu_flags: cpu_flags(),
             lanes: u32::try_from(self.options.lanes).unwrap_or(1),
-            overlay: Some(OverlayTerms::of(&self.local.overlay)),
+            overlay: Some(OverlayTerms::of(self.local.networks.first())),
         }))
         .await?;
         let missing = match link.receive().await? {
@@ -114,6 +116,7 @@ impl Source {
                 plan.tell(report);
                 chosen = plan;
                 kept = accepted.kept;
+                tcp_inline = accepted.tcp_inline && self.local.criu.tcp_inline().await?;
                 accepted.missing_layers
             }
             Message::Refused(refused) => {
@@ -150,7 +153,7 @@ impl Source {
             &self.local.layout.criu_logs(&self.id),
             room_bytes,
         )?;
-        Ok(Prepared { tree, room, copied, vtep })
+        Ok(Prepared { tree, room, copied, vtep, tcp_inline })
     }
 
     /// Which pages the destination has kept of an earlier visit.

@@ -19,6 +19,7 @@ pub(crate) async fn put_back(
     let entry = local.journal.get(id)?;
     let frozen = entry.is_some_and(|e| e.stage == Stage::Frozen) && lives(local, service).await?;
     if frozen {
+        local.admit_newcomers(service).await?;
         // The port first: what came in the meantime waits in their sockets while the processes thaw.
         local.open_network(service).await?;
         match local.engine.thaw(&local.config(service)).await {

@@ -27,23 +27,38 @@
 //! tracking, where bridged frames are shown to them: once more, as frames that a process sent.)
 //!
 //! **State** is where it is with the kernel's bridge, beside the services: which ports there are in the
-//! database, what is open and where services are in the flows. Both are read back. Flows may be gone when
-//! ovs-vswitchd was restarted. With the userspace datapath `gw0` loses its carrier meanwhile, by which that
-//! is noticed; the daemon then ends and, started again, sets all up anew.
+//! database, what is open and where services are in the flows. Both are read back by a daemon that starts.
+//! While it runs it also remembers the flows that it wrote (`table.rs`) and the ports that it joined, and
+//! makes again what is lost of them: at once when ovs-vswitchd was restarted, else when it is asked to look.
+//!
+//! **Changes of flows** go over a connection that is kept (`bridge.rs`, `channel.rs`): a service that moves
+//! waits for them. What concerns the database is left to `ovs-vsctl` (`programs.rs`), which takes some
+//! milliseconds and is called before or after.
 
+mod bridge;
+mod channel;
+mod control;
 mod flows;
+mod joins;
+mod openflow;
 mod programs;
+mod table;
+mod tap;
 
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use rtnetlink::LinkUnspec;
 use rtnetlink::packet_route::link::LinkAttribute;
+use tokio_util::task::AbortOnDropHandle;
 
+pub use self::openflow::read_anything;
+
+use self::bridge::Bridge;
+use self::joins::Join;
 use self::programs::Programs;
 use super::kernel::{bring_vxlan_up, found};
 use super::{Behind, Datapath};
@@ -68,18 +83,27 @@ pub(crate) struct OpenVswitch {
     netlink: Arc<Netlink>,
     programs: Programs,
     mtu: u32,
-    bridge: u32,
-    bridge_name: String,
+    index: u32,
+    name: String,
+    datapath: &'static str,
     vxlan: u32,
     vxlan_name: String,
-    /// The switch's end of the tunnel: its name, index and OpenFlow port number.
+    /// The name of the switch's end of the tunnel.
     tunnel_name: String,
-    tunnel_index: u32,
-    tunnel: u32,
-    /// How often the bridge's interface had got or lost its carrier when the flows were last looked at.
-    carrier_changes: AtomicU32,
-    /// OpenFlow port numbers by the names of the switch's interfaces.
-    numbers: Mutex<HashMap<String, u32>>,
+    tunnel: Mutex<Tunnel>,
+    bridge: Arc<Bridge>,
+    /// Ports that were joined with their devices, and what indices the two had.
+    joined: Mutex<HashMap<Join, [u32; 2]>>,
+    _connected: AbortOnDropHandle<()>,
+}
+
+/// The switch's end of the tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tunnel {
+    /// Of its interface.
+    index: u32,
+    /// OpenFlow's number.
+    number: u32,
 }
 
 impl OpenVswitch {
@@ -89,144 +113,166 @@ impl OpenVswitch {
         mtu: u32,
         run: Option<PathBuf>,
     ) -> Result<Self, NetworkError> {
+        let directory = control::directory(run.as_deref());
         let programs = Programs::new(run);
         programs.check().await?;
-        bring_switch_up(&netlink, &programs, config, mtu).await?;
-        let bridge = set_up(&netlink, &config.bridge, mtu, Some(GATEWAY_MAC)).await?;
+        let datapath = bring_switch_up(&netlink, &programs, config, mtu).await?;
+        let index = set_up(&netlink, &config.bridge, mtu, Some(GATEWAY_MAC)).await?;
         let vxlan = bring_vxlan_up(&netlink, config, mtu, None, 0).await?;
-        let mut switch = Self {
+        let bridge = Arc::new(Bridge::connect(&config.bridge, directory).await?);
+        let connected = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&bridge).keep_connected()));
+        let switch = Self {
             netlink,
             programs,
             mtu,
-            bridge,
-            bridge_name: config.bridge.clone(),
+            index,
+            name: config.bridge.clone(),
+            datapath,
             vxlan,
             vxlan_name: config.vxlan.clone(),
             tunnel_name: format!("{}-t", config.vxlan),
-            tunnel_index: 0,
-            tunnel: 0,
-            carrier_changes: AtomicU32::new(u32::MAX),
-            numbers: Mutex::default(),
+            tunnel: Mutex::new(Tunnel { index: 0, number: 0 }),
+            bridge,
+            joined: Mutex::default(),
+            _connected: connected,
         };
-        switch.read_numbers().await?;
-        (switch.tunnel_index, switch.tunnel) = switch.make_end(&switch.tunnel_name).await?;
+        switch.make_tunnel(config.subnet.gateway()).await?;
         switch.join_again().await?;
-        switch.write_flows(config.subnet.gateway()).await?;
         Ok(switch)
     }
 
-    /// Makes a port of the switch's own, or corrects one that exists; its index and its number.
-    async fn make_end(&self, end: &str) -> Result<(u32, u32), NetworkError> {
-        let (bridge, action) = (&self.bridge_name, format!("make {end} a port of {}", self.bridge_name));
-        let known = self.lock().contains_key(end);
-        if known && self.netlink.link(end).await?.is_none() {
-            // Its interface was taken away from it, and does not come back.
-            self.programs.change(&action, &["--if-exists", "del-port", bridge, end]).await?;
-            self.lock().remove(end);
+    /// Makes the switch's end of the tunnel, or corrects it, and writes the flows that are always there.
+    async fn make_tunnel(&self, gateway: Ipv4Addr) -> Result<(), NetworkError> {
+        let tunnel = self.make_end(&self.tunnel_name).await?;
+        *lock(&self.tunnel) = tunnel;
+        let changes = flows::base(tunnel.number, gateway, GATEWAY_MAC);
+        self.bridge.change("write the flows", changes).await
+    }
+
+    /// Makes a port of the switch's own, or corrects one that exists.
+    async fn make_end(&self, end: &str) -> Result<Tunnel, NetworkError> {
+        let action = format!("make {end} a port of {}", self.name);
+        if self.netlink.link(end).await?.is_none() {
+            // If it is a port, its interface was taken away from it, and does not come back.
+            self.programs.change(&action, &["--if-exists", "del-port", &self.name, end]).await?;
         }
         let mtu = format!("mtu_request={}", self.mtu);
-        let port = ["--may-exist", "add-port", bridge, end];
+        let port = ["--may-exist", "add-port", &self.name, end];
         let settings = ["--", "set", "Interface", end, "type=internal", &mtu];
         self.programs.change(&action, &[port.as_slice(), &settings].concat()).await?;
-        self.read_numbers().await?;
-        match (self.number(end), self.netlink.link(end).await?) {
+        match (self.bridge.new_number(end).await?, self.netlink.link(end).await?) {
             (Some(number), Some(_)) => {
                 set_sysctl(&format!("ipv6/conf/{end}/disable_ipv6"), "1")?;
-                Ok((set_up(&self.netlink, end, self.mtu, None).await?, number))
+                Ok(Tunnel { index: set_up(&self.netlink, end, self.mtu, None).await?, number })
             }
             _ => Err(self.not_plugged(end)),
         }
     }
 
     /// Joins the tunnel, and the ports that exist, with their devices; takes those ports out whose devices are
-    /// gone.
+    /// gone, and their flows.
     async fn join_again(&self) -> Result<(), NetworkError> {
         let links = self.netlink.links().await?;
         let exists = |name: &str| links.iter().any(|link| link.name == name);
-        let ends: Vec<String> = self.lock().keys().filter(|name| port_of(name).is_some()).cloned().collect();
-        let mut script = joined(&self.tunnel_name, &self.vxlan_name);
+        let mut joins = vec![self.tunnel_join()];
         let (mut gone, mut arguments) = (String::new(), Vec::new());
-        for end in &ends {
-            match port_of(end).filter(|port| exists(port) && exists(end)) {
-                Some(port) => {
-                    if links.iter().any(|link| link.name == *end && link.mtu != self.mtu) {
-                        self.make_end(end).await?;
-                    }
-                    script.push_str(&joined(end, &port));
+        let ports = self.programs.ports(&self.name).await?;
+        for end in &ports {
+            let Some(port) = port_of(end) else { continue };
+            if exists(&port) && exists(end) {
+                if links.iter().any(|link| link.name == *end && link.mtu != self.mtu) {
+                    self.make_end(end).await?;
                 }
-                None => {
-                    gone.push_str(&parted(end));
-                    arguments.extend(["--", "--if-exists", "del-port", self.bridge_name.as_str(), end]);
-                }
+                joins.push(Join::new(end, port));
+            } else {
+                gone.push_str(&Join::undo(end));
+                arguments.extend(["--", "--if-exists", "del-port", &self.name, end]);
             }
         }
         if !arguments.is_empty() {
             self.programs.change("remove ports that are gone", &arguments[1..]).await?;
-            self.read_numbers().await?;
         }
-        publish::run("join the switch with its devices", &(script + &gone)).await
-    }
-
-    /// Writes the flows that are always there, and removes those of ports that are gone: their numbers
-    /// will be others'.
-    async fn write_flows(&self, gateway: Ipv4Addr) -> Result<(), NetworkError> {
-        let mut text = flows::base(self.tunnel, gateway, GATEWAY_MAC);
-        let ours = |name: &str| port_of(name).is_some() || name == self.tunnel_name;
-        let there: HashSet<u32> =
-            self.lock().iter().filter(|(name, _)| ours(name)).map(|(_, number)| *number).collect();
-        let open = flows::open_ports(&self.programs.flows(&self.bridge_name, "table=0").await?);
-        text.extend(open.difference(&there).map(|gone| flows::forget(*gone)));
-        self.set_flows("write the flows", &text).await
-    }
-
-    async fn set_flows(&self, action: &str, text: &str) -> Result<(), NetworkError> {
-        self.programs.set_flows(action, &self.bridge_name, text).await
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, u32>> {
-        // Each change is one call.
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn number(&self, end: &str) -> Option<u32> {
-        self.lock().get(end).copied().filter(|number| *number > 0)
-    }
-
-    async fn find_number(&self, end: &str) -> Result<Option<u32>, NetworkError> {
-        if let Some(number) = self.number(end) {
-            return Ok(Some(number));
+        let ends = joins.iter().map(|join| join.end.clone()).collect();
+        self.bridge.forget_all_but(&ends).await?;
+        if !gone.is_empty() {
+            publish::run("remove joins of ports that are gone", &gone).await?;
         }
-        self.read_numbers().await?;
-        Ok(self.number(end))
+        self.join(joins).await
+    }
+
+    /// Joins ports with their devices, as if they had never been.
+    async fn join(&self, joins: Vec<Join>) -> Result<(), NetworkError> {
+        let links = self.netlink.links().await?;
+        let index = |name: &str| links.iter().find(|link| link.name == name).map_or(0, |link| link.index);
+        let indices: Vec<_> = joins.iter().map(|join| [index(&join.end), index(&join.device)]).collect();
+        let script: String = joins.iter().map(Join::script).collect();
+        publish::run("join the switch with its devices", &script).await?;
+        lock(&self.joined).extend(joins.into_iter().zip(indices));
+        Ok(())
+    }
+
+    fn tunnel_join(&self) -> Join {
+        Join::new(&self.tunnel_name, &self.vxlan_name)
+    }
+
+    /// The ports that were joined with their devices and are not any more, though both are there.
+    async fn parted(&self) -> Result<Vec<Join>, NetworkError> {
+        let links = self.netlink.links().await?;
+        let index = |name: &str| links.iter().find(|link| link.name == name).map(|link| link.index);
+        let joined = lock(&self.joined).clone();
+        let there = joined.into_iter().filter_map(|(join, indices)| {
+            let now = [index(&join.end)?, index(&join.device)?];
+            Some((join, now == indices))
+        });
+        // Rules are of the devices that they were made for, whatever is called so now.
+        let (same, other): (Vec<_>, Vec<_>) = there.partition(|(_, same)| *same);
+        let lost = joins::lost(same.into_iter().map(|(join, _)| join).collect()).await?;
+        Ok(other.into_iter().map(|(join, _)| join).chain(lost).collect())
     }
 
     async fn need_number(&self, port: &Link) -> Result<u32, NetworkError> {
         let end = end_of(&port.name);
-        self.find_number(&end).await?.ok_or_else(|| self.not_plugged(&end))
-    }
-
-    /// Drops ports that are gone and adds those that are not known. Those that are known stay as they are:
-    /// they may be newer than what was read.
-    async fn read_numbers(&self) -> Result<(), NetworkError> {
-        let read = self.programs.numbers().await?;
-        let mut numbers = self.lock();
-        numbers.retain(|end, number| *number > 0 && read.contains_key(end));
-        for (end, number) in read {
-            numbers.entry(end).or_insert(number);
-        }
-        Ok(())
+        self.bridge.number(&end).await?.ok_or_else(|| self.not_plugged(&end))
     }
 
     fn not_plugged(&self, end: &str) -> NetworkError {
         let message = "it could not set up the interface; its log says why".to_owned();
-        NetworkError::OpenVswitch { action: format!("make {end} a port of {}", self.bridge_name), message }
+        NetworkError::OpenVswitch { action: format!("make {end} a port of {}", self.name), message }
+    }
+
+    /// The bridge's own interface, if it is there; it must be the one that was brought up.
+    async fn own(&self) -> Result<Option<Link>, NetworkError> {
+        match self.netlink.link(&self.name).await? {
+            Some(link) if link.index != self.index => {
+                Err(NetworkError::Replaced { interface: self.name.clone() })
+            }
+            // Its number is the kernel module's to choose: what goes by it would have to be made anew.
+            None if self.datapath == SYSTEM => Err(NetworkError::SwitchGone { bridge: self.name.clone() }),
+            link => Ok(link),
+        }
+    }
+
+    /// Makes the bridge again, with the interface's index that it had. All its other ports are gone then.
+    async fn make_bridge_again(&self, config: &OverlayConfig, mtu: u32) -> Result<(), NetworkError> {
+        self.bridge.start_over().await;
+        lock(&self.joined).clear();
+        let name = self.name.as_str();
+        let action = format!("make the bridge {name} again");
+        self.programs.change(&action, &["--if-exists", "del-br", name]).await?;
+        tap::make(name, self.index).map_err(NetworkError::system(format!("make the TAP device {name}")))?;
+        if let Err(error) = make_bridge(&self.programs, config, mtu, self.datapath).await {
+            // It would be in the way of the next attempt.
+            self.netlink.delete_link(name).await?;
+            return Err(error);
+        }
+        set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")
     }
 }
 
 #[async_trait]
 impl Datapath for OpenVswitch {
     fn bridge(&self) -> u32 {
-        self.bridge
+        self.index
     }
 
     fn vxlan(&self) -> u32 {
@@ -235,105 +281,153 @@ impl Datapath for OpenVswitch {
 
     async fn passages(&self, port: &str) -> Result<Vec<u32>, NetworkError> {
         let end = self.netlink.link(&end_of(port)).await?;
-        Ok(end.map(|link| link.index).into_iter().chain([self.tunnel_index]).collect())
+        let tunnel = lock(&self.tunnel).index;
+        Ok(end.map(|link| link.index).into_iter().chain([tunnel]).collect())
     }
 
     async fn plug(&self, port: &Link) -> Result<(), NetworkError> {
         let end = end_of(&port.name);
         self.netlink.set_up(port.index, &port.name).await?;
         // Without flows it is closed.
-        let (_, number) = self.make_end(&end).await?;
+        let number = self.make_end(&end).await?.number;
         // An earlier port may have had the number.
-        self.set_flows(&format!("close {end}"), &flows::forget(number)).await?;
-        publish::run(&format!("join {end} and {}", port.name), &joined(&end, &port.name)).await
+        self.bridge.change(&format!("close {end}"), flows::forget(number)).await?;
+        self.join(vec![Join::new(&end, &port.name)]).await
     }
 
     async fn unplug(&self, port: &str) -> Result<(), NetworkError> {
         let end = end_of(port);
-        if let Some(number) = self.find_number(&end).await? {
-            self.set_flows(&format!("forget {end}"), &flows::forget(number)).await?;
+        lock(&self.joined).remove(&Join::new(&end, port));
+        if let Some(number) = self.bridge.number(&end).await? {
+            self.bridge.change(&format!("forget {end}"), flows::forget(number)).await?;
         }
-        let arguments = ["--if-exists", "del-port", &self.bridge_name, &end];
-        self.programs.change(&format!("remove {end} from {}", self.bridge_name), &arguments).await?;
-        self.lock().remove(&end);
-        publish::run(&format!("part {end} and {port}"), &parted(&end)).await
+        let arguments = ["--if-exists", "del-port", &self.name, &end];
+        self.programs.change(&format!("remove {end} from {}", self.name), &arguments).await?;
+        self.bridge.forget_number(&end).await;
+        publish::run(&format!("part {end} and {port}"), &Join::undo(&end)).await
     }
 
     async fn is_plugged(&self, port: &Link) -> Result<bool, NetworkError> {
         let end = end_of(&port.name);
-        Ok(self.find_number(&end).await?.is_some() && self.netlink.link(&end).await?.is_some())
+        Ok(self.bridge.number(&end).await?.is_some() && self.netlink.link(&end).await?.is_some())
     }
 
     async fn open_ports(&self, among: &[Link]) -> Result<HashSet<String>, NetworkError> {
-        self.read_numbers().await?;
-        let open = flows::open_ports(&self.programs.flows(&self.bridge_name, "table=0").await?);
-        let is_open = |link: &&Link| self.number(&end_of(&link.name)).is_some_and(|n| open.contains(&n));
+        let open = self.bridge.open_ports().await?;
+        let is_open = |link: &&Link| open.contains(&end_of(&link.name));
         Ok(among.iter().filter(is_open).map(|link| link.name.clone()).collect())
     }
 
     async fn set_port(&self, port: &Link, state: PortState) -> Result<(), NetworkError> {
         let number = self.need_number(port).await?;
-        match state {
-            PortState::Open => self.set_flows(&format!("open {}", port.name), &flows::open(number)).await,
-            PortState::Closed => self.set_flows(&format!("close {}", port.name), &flows::close(number)).await,
-        }
+        let (action, changes) = match state {
+            PortState::Open => ("open", flows::open(number)),
+            PortState::Closed => ("close", flows::close(number)),
+        };
+        self.bridge.change(&format!("{action} {}", port.name), changes).await
     }
 
     async fn set_entry(&self, address: Ipv4Addr, mac: Mac, behind: Behind<'_>) -> Result<(), NetworkError> {
-        let text = match behind {
+        let changes = match behind {
             Behind::Port(link) => flows::entry_here(address, mac, self.need_number(link).await?),
-            Behind::Tunnel => flows::entry_there(address, mac, self.tunnel),
+            Behind::Tunnel => flows::entry_there(address, mac, lock(&self.tunnel).number),
         };
-        self.set_flows(&format!("enter where {address} is"), &text).await
+        self.bridge.change(&format!("enter where {address} is"), changes).await
     }
 
     async fn delete_tunnel_entry(&self, address: Ipv4Addr, mac: Mac) -> Result<(), NetworkError> {
-        let text = flows::delete_entry(address, mac, self.tunnel);
-        self.set_flows(&format!("forget where {address} was"), &text).await
+        let changes = flows::delete_entry(address, mac, lock(&self.tunnel).number);
+        self.bridge.change(&format!("forget where {address} was"), changes).await
     }
 
     async fn check_unchanged(&self) -> Result<(), NetworkError> {
-        let gone = || NetworkError::SwitchGone { bridge: self.bridge_name.clone() };
-        let link = self.netlink.link(&self.bridge_name).await?;
-        let link = link.filter(|link| link.index == self.bridge).ok_or_else(gone)?;
-        if self.carrier_changes.swap(link.carrier_changes, Ordering::Relaxed) == link.carrier_changes {
-            return Ok(());
-        }
-        if flows::is_empty(&self.programs.flows(&self.bridge_name, "table=0").await?) {
-            return Err(gone());
-        }
-        Ok(())
+        // With the userspace datapath it is found and mended as the kernel's bridge is.
+        if self.datapath == SYSTEM { self.own().await.map(drop) } else { Ok(()) }
     }
 
     async fn damage(&self) -> Result<Option<String>, NetworkError> {
-        // Flows and ports are set up anew by the daemon's next life. That the carrier was lost is not
-        // noted here: who watches the switch is to find it.
-        let gone = || NetworkError::SwitchGone { bridge: self.bridge_name.clone() };
-        let link = self.netlink.link(&self.bridge_name).await?;
-        let link = link.filter(|link| link.index == self.bridge).ok_or_else(gone)?;
-        let looked_at = self.carrier_changes.load(Ordering::Relaxed) == link.carrier_changes;
-        if !looked_at && flows::is_empty(&self.programs.flows(&self.bridge_name, "table=0").await?) {
-            return Err(gone());
+        let mut found = Vec::new();
+        match self.own().await? {
+            // With all that is in it.
+            None => return Ok(Some(format!("the bridge {} is missing", self.name))),
+            Some(link) if !link.up => found.push(format!("the bridge {} is down", self.name)),
+            Some(_) => {}
         }
-        let vxlan = self.netlink.link(&self.vxlan_name).await?;
-        if vxlan.is_none_or(|link| link.index != self.vxlan || !link.up) {
-            return Err(NetworkError::Replaced { interface: self.vxlan_name.clone() });
+        let vxlan = &self.vxlan_name;
+        match self.netlink.link(vxlan).await? {
+            None => found.push(format!("the VXLAN device {vxlan} is missing")),
+            Some(link) if link.index != self.vxlan => {
+                return Err(NetworkError::Replaced { interface: vxlan.clone() });
+            }
+            Some(link) if !link.up => found.push(format!("the VXLAN device {vxlan} is down")),
+            Some(_) => {}
         }
-        Ok(None)
+        let (name, tunnel) = (&self.tunnel_name, *lock(&self.tunnel));
+        let number = self.bridge.number(name).await?;
+        match self.netlink.link(name).await? {
+            None => found.push(format!("the tunnel's port {name} is missing")),
+            Some(link) if link.index != tunnel.index || number != Some(tunnel.number) => {
+                found.push(format!("the tunnel's port {name} is another one"));
+            }
+            Some(link) if !link.up => found.push(format!("the tunnel's port {name} is down")),
+            Some(_) => {}
+        }
+        found.extend(self.bridge.damage().await?);
+        let parted: Vec<_> = self
+            .parted()
+            .await?
+            .into_iter()
+            .map(|join| format!("{} and {}", join.end, join.device))
+            .collect();
+        if !parted.is_empty() {
+            found.push(format!("not joined are {}", parted.join("; ")));
+        }
+        Ok((!found.is_empty()).then(|| found.join(", ")))
     }
 
-    async fn mend(&self, _config: &OverlayConfig, _mtu: u32) -> Result<(), NetworkError> {
-        // Nothing is found that could be.
-        Ok(())
+    async fn mend(&self, config: &OverlayConfig, mtu: u32) -> Result<(), NetworkError> {
+        if self.own().await?.is_none() {
+            self.make_bridge_again(config, mtu).await?;
+        }
+        if set_up(&self.netlink, &self.name, mtu, Some(GATEWAY_MAC)).await? != self.index {
+            return Err(NetworkError::Replaced { interface: self.name.clone() });
+        }
+        let vxlan = bring_vxlan_up(&self.netlink, config, mtu, None, self.vxlan).await?;
+        if vxlan != self.vxlan {
+            return Err(NetworkError::Replaced { interface: self.vxlan_name.clone() });
+        }
+        self.make_tunnel(config.subnet.gateway()).await?;
+        self.bridge.mend().await?;
+        // The tunnel's in any case: its rules may be those of a device that had the same index.
+        let mut joins = self.parted().await?;
+        joins.push(self.tunnel_join());
+        self.join(joins).await
     }
 
     async fn down(&self) -> Result<(), NetworkError> {
-        let arguments = ["--if-exists", "del-br", &self.bridge_name];
-        self.programs.change(&format!("remove the bridge {}", self.bridge_name), &arguments).await?;
+        let arguments = ["--if-exists", "del-br", &self.name];
+        self.programs.change(&format!("remove the bridge {}", self.name), &arguments).await?;
         self.netlink.delete_link(&self.vxlan_name).await?;
         let action = format!("part {} and {}", self.tunnel_name, self.vxlan_name);
-        publish::run(&action, &parted(&self.tunnel_name)).await
+        publish::run(&action, &Join::undo(&self.tunnel_name)).await
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change is one call.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes the bridge, where there is one, and the VXLAN device.
+pub(super) async fn clear(
+    netlink: &Netlink,
+    config: &OverlayConfig,
+    run: Option<PathBuf>,
+) -> Result<(), NetworkError> {
+    let bridge = &config.bridge;
+    let arguments = ["--if-exists", "del-br", bridge];
+    Programs::new(run).change(&format!("remove the bridge {bridge}"), &arguments).await?;
+    netlink.delete_link(&config.vxlan).await
 }
 
 /// The switch's end of a service's port.
@@ -346,33 +440,13 @@ fn port_of(end: &str) -> Option<String> {
     end.strip_prefix(END_PREFIX).map(|rest| format!("{PORT_PREFIX}{rest}"))
 }
 
-/// Has every frame that comes in at one of the two go out at the other. Each statement is harmless when it
-/// is repeated; a chain goes with its device.
-fn joined(end: &str, device: &str) -> String {
-    format!(
-        r#"add table netdev {end}
-add chain netdev {end} in {{ type filter hook ingress device "{device}" priority 0; }}
-add chain netdev {end} out {{ type filter hook ingress device "{end}" priority 0; }}
-flush chain netdev {end} in
-flush chain netdev {end} out
-add rule netdev {end} in fwd to "{end}"
-add rule netdev {end} out fwd to "{device}"
-"#
-    )
-}
-
-/// Undoes [`joined`], and does nothing where that was not done.
-fn parted(end: &str) -> String {
-    format!("add table netdev {end}\ndelete table netdev {end}\n")
-}
-
-/// Makes the bridge, or corrects one that exists.
+/// Makes the bridge, or corrects one that exists; which datapath it has.
 async fn bring_switch_up(
     netlink: &Netlink,
     programs: &Programs,
     config: &OverlayConfig,
     mtu: u32,
-) -> Result<(), NetworkError> {
+) -> Result<&'static str, NetworkError> {
     let name = config.bridge.as_str();
     let action = format!("make the bridge {name}");
     let bridges = programs.read(&action, &["list-br"]).await?;
@@ -394,27 +468,42 @@ async fn bring_switch_up(
     }
     // What the kernel can do is tried: Open vSwitch does not tell.
     let datapath = programs.datapath(name).await?.filter(|_| exists);
-    let datapaths = datapath.map_or_else(|| vec![SYSTEM.to_owned(), USERSPACE.to_owned()], |kind| vec![kind]);
-    let mac = format!("other_config:hwaddr=\"{}\"", mac_to_string(GATEWAY_MAC));
-    let mtu = format!("mtu_request={mtu}");
+    let datapaths = match datapath.as_deref() {
+        None => vec![SYSTEM, USERSPACE],
+        Some(USERSPACE) => vec![USERSPACE],
+        Some(_) => vec![SYSTEM],
+    };
     for datapath in datapaths {
-        let kind = format!("datapath_type={datapath}");
-        let bridge = ["--may-exist", "add-br", name, "--", "set", "Bridge", name, &kind, &mac];
-        // Secure: without flows no frame passes.
-        let settings = ["fail_mode=secure", "protocols=OpenFlow13,OpenFlow14"];
-        let interface = ["--", "set", "Interface", name, &mtu];
-        programs.change(&action, &[bridge.as_slice(), &settings, &interface].concat()).await?;
+        make_bridge(programs, config, mtu, datapath).await?;
         if netlink.link(name).await?.is_some() {
             if !exists {
                 // An interface has no IPv6 but what it is given (ipv6.rs).
                 set_sysctl(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
             }
-            return Ok(());
+            return Ok(datapath);
         }
     }
     let message = "the bridge's interface is not here: its ovs-vswitchd runs in another network namespace, or \
                    could not make it (its log says why)";
     Err(NetworkError::OpenVswitch { action, message: message.into() })
+}
+
+async fn make_bridge(
+    programs: &Programs,
+    config: &OverlayConfig,
+    mtu: u32,
+    datapath: &str,
+) -> Result<(), NetworkError> {
+    let name = config.bridge.as_str();
+    let mac = format!("other_config:hwaddr=\"{}\"", mac_to_string(GATEWAY_MAC));
+    let (mtu, kind) = (format!("mtu_request={mtu}"), format!("datapath_type={datapath}"));
+    let bridge = ["--may-exist", "add-br", name, "--", "set", "Bridge", name, &kind, &mac];
+    // Secure: without flows no frame passes.
+    let settings = ["fail_mode=secure", "protocols=OpenFlow13,OpenFlow14"];
+    let interface = ["--", "set", "Interface", name, &mtu];
+    programs
+        .change(&format!("make the bridge {name}"), &[bridge.as_slice(), &settings, &interface].concat())
+        .await
 }
 
 /// Sets up an interface of the switch's own; its index.
@@ -434,10 +523,11 @@ async fn set_up(netlink: &Netlink, name: &str, mtu: u32, mac: Option<Mac>) -> Re
 
 /// Says which Open vSwitch serves the bridge and how, for `godwit doctor`.
 pub(crate) async fn examine(bridge: &str, run: Option<PathBuf>) -> Result<String, NetworkError> {
+    let directory = control::directory(run.as_deref());
     let programs = Programs::new(run);
     let version = programs.version().await?;
     programs.check().await?;
-    if flows::is_empty(&programs.flows(bridge, "table=0").await?) {
+    if !Bridge::connect(bridge, directory).await?.has_base().await {
         return Err(NetworkError::SwitchGone { bridge: bridge.to_owned() });
     }
     let datapath = programs.datapath(bridge).await?;

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg};
 use nix::sys::time::TimeSpec;
 
-use super::{PacketSocket, link_address};
+use super::PacketSocket;
 
 /// What [`PacketSocket::see`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,10 +50,8 @@ impl PacketSocket {
         socket.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &memory)?;
         socket.filter(program)?;
         let every = u16::try_from(libc::ETH_P_ALL).map_err(io::Error::other)?;
-        let (address, length) = link_address(index, every, None)?;
-        // SAFETY: `address` is readable for `length` bytes during the call.
-        let bound = unsafe { libc::bind(socket.0.as_raw_fd(), (&raw const address).cast(), length) };
-        if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(socket) }
+        socket.bind(index, every)?;
+        Ok(socket)
     }
 
     /// Takes the oldest frame out of the queue. `beside` is from [`room_beside`].

@@ -4,19 +4,21 @@
 
 pub mod openvswitch;
 pub mod repair;
+pub mod wire;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use godwit_network::{
-    Backend, Handed, Overlay, OverlayConfig, Protocol, Published, ServiceEndpoint, enter_blocking, mac_of,
-    underlay_address,
+    Backend, Handed, Networks, Overlay, OverlayConfig, Protocol, Published, ServiceEndpoint, enter_blocking,
+    mac_of, underlay_address,
 };
 
 use openvswitch::OpenVswitch;
@@ -80,6 +82,11 @@ impl Host {
         sh(&format!("ip netns exec {} {line}", self.name))
     }
 
+    /// Runs a command in it that must succeed, wherever it is mounted.
+    pub fn sh_inside(&self, line: &str) -> String {
+        sh(&format!("nsenter --net={} {line}", self.path.display()))
+    }
+
     /// Runs `f` on a thread in it.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         enter_blocking(&self.path, f).unwrap()
@@ -92,7 +99,7 @@ impl Drop for Host {
     }
 }
 
-type Job = Box<dyn FnOnce(&tokio::runtime::Runtime, &mut Option<Overlay>) + Send>;
+type Job = Box<dyn FnOnce(&tokio::runtime::Runtime, &mut Option<Networks>) + Send>;
 
 /// A node: a host, and a thread in it that holds its overlay as a daemon would.
 pub struct Node {
@@ -136,7 +143,7 @@ impl Node {
 
     fn submit<T: Send + 'static>(
         &self,
-        f: impl FnOnce(&tokio::runtime::Runtime, &mut Option<Overlay>) -> T + Send + 'static,
+        f: impl FnOnce(&tokio::runtime::Runtime, &mut Option<Networks>) -> T + Send + 'static,
     ) -> T {
         let (done, result) = channel();
         let job: Job = Box::new(move |runtime, overlay| {
@@ -161,7 +168,7 @@ impl Node {
     pub fn up_with(&self, config: OverlayConfig) -> Result<(), String> {
         self.submit(move |runtime, held| {
             runtime.block_on(async {
-                *held = Some(Overlay::up(config).await.map_err(|e| describe(&e))?);
+                *held = Some(Networks::new(Overlay::up(config).await.map_err(|e| describe(&e))?));
                 Ok(())
             })
         })
@@ -174,66 +181,110 @@ impl Node {
         self.up_with(self.config()).unwrap();
     }
 
+    /// The overlay is nobody's, as when a daemon has ended; it stays as it is.
+    pub fn forget(&self) {
+        self.submit(|runtime, held| {
+            let _guard = runtime.enter();
+            drop(held.take());
+        });
+    }
+
     /// Does something with the overlay.
     pub fn with<T, F>(&self, f: F) -> T
     where
         T: Send + 'static,
         F: AsyncFnOnce(&Overlay) -> T + Send + 'static,
     {
-        self.submit(move |runtime, overlay| runtime.block_on(f(overlay.as_ref().unwrap())))
+        self.submit(move |runtime, held| runtime.block_on(f(held.as_ref().unwrap().first())))
+    }
+
+    /// Does something with its networks.
+    pub fn with_networks<T, F>(&self, f: F) -> T
+    where
+        T: Send + 'static,
+        F: AsyncFnOnce(&Networks) -> T + Send + 'static,
+    {
+        self.submit(move |runtime, held| runtime.block_on(f(held.as_ref().unwrap())))
+    }
+
+    /// Does something with the network of a service's address.
+    fn with_network_of<T, F>(&self, address: Ipv4Addr, f: F) -> T
+    where
+        T: Send + 'static,
+        F: AsyncFnOnce(&Overlay) -> T + Send + 'static,
+    {
+        self.with_networks(async move |networks: &Networks| f(&*networks.of(address).unwrap()).await)
     }
 
     pub fn down(&self) {
-        self.submit(|runtime, overlay| runtime.block_on(overlay.take().unwrap().down()).unwrap());
+        self.submit(|runtime, held| runtime.block_on(held.take().unwrap().first().down()).unwrap());
     }
 
     pub fn create(&self, service: &ServiceEndpoint) -> Host {
-        let name = service.name.clone();
-        let path = self.try_create(service).unwrap();
+        self.try_create(service).unwrap();
         // Not owned: the node removes it.
-        Host { name: format!("(service {name})"), path }
+        self.inside(&service.name)
+    }
+
+    /// The namespace of a service that it has.
+    pub fn inside(&self, name: &str) -> Host {
+        Host { name: format!("(service {name})"), path: self.netns_dir.join(name) }
     }
 
     pub fn try_create(&self, service: &ServiceEndpoint) -> Result<PathBuf, String> {
         let service = service.clone();
-        self.with(async move |overlay: &Overlay| {
-            overlay.create_endpoint(&service).await.map(|endpoint| endpoint.netns).map_err(|e| describe(&e))
+        // One that no network has is refused by the first.
+        self.with_networks(async move |networks: &Networks| {
+            let network = networks.of(service.address).unwrap_or_else(|_| Arc::clone(networks.first()));
+            network.create_endpoint(&service).await.map(|endpoint| endpoint.netns).map_err(|e| describe(&e))
         })
     }
 
     pub fn open(&self, service: &ServiceEndpoint) -> Handed {
         let service = service.clone();
-        self.with(async move |overlay: &Overlay| overlay.open(&service).await).unwrap()
+        self.with_network_of(service.address, async move |overlay: &Overlay| overlay.open(&service).await)
+            .unwrap()
     }
 
     pub fn close(&self, service: &ServiceEndpoint) {
         let service = service.clone();
-        self.with(async move |overlay: &Overlay| overlay.close(&service).await).unwrap();
+        self.with_network_of(service.address, async move |overlay: &Overlay| overlay.close(&service).await)
+            .unwrap();
     }
 
     pub fn hold(&self, service: &ServiceEndpoint) {
         let service = service.clone();
-        self.with(async move |overlay: &Overlay| overlay.hold(&service)).unwrap();
+        self.with_network_of(service.address, async move |overlay: &Overlay| overlay.hold(&service)).unwrap();
     }
 
     pub fn steer(&self, service: &ServiceEndpoint, vtep: Ipv4Addr) {
         let service = service.clone();
-        self.with(async move |overlay: &Overlay| overlay.steer(&service, vtep).await).unwrap();
+        self.with_network_of(service.address, async move |overlay: &Overlay| {
+            overlay.steer(&service, vtep).await
+        })
+        .unwrap();
     }
 
     pub fn is_open(&self, service: &ServiceEndpoint) -> bool {
-        let name = service.name.clone();
-        self.with(async move |overlay: &Overlay| overlay.is_open(&name).await).unwrap()
+        let service = service.clone();
+        self.with_network_of(service.address, async move |overlay: &Overlay| overlay.is_open(&service).await)
+            .unwrap()
     }
 
     pub fn remove(&self, service: &ServiceEndpoint) {
         let (name, address) = (service.name.clone(), service.address);
-        self.with(async move |overlay: &Overlay| overlay.remove_endpoint(&name, address).await).unwrap();
+        self.with_network_of(address, async move |overlay: &Overlay| {
+            overlay.remove_endpoint(&name, address).await
+        })
+        .unwrap();
     }
 
     pub fn set_remote(&self, service: &ServiceEndpoint, vtep: Ipv4Addr) {
         let (address, mac) = (service.address, service.mac);
-        self.with(async move |overlay: &Overlay| overlay.set_remote(address, mac, vtep).await).unwrap();
+        self.with_network_of(address, async move |overlay: &Overlay| {
+            overlay.set_remote(address, mac, vtep).await
+        })
+        .unwrap();
     }
 
     /// The port of a service on the bridge.
@@ -401,7 +452,7 @@ fn reachable(from: &Host, address: Ipv4Addr) {
 
 pub fn service(name: &str, last: u8) -> ServiceEndpoint {
     let address = Ipv4Addr::new(10, 88, 0, last);
-    ServiceEndpoint { name: name.into(), address, mac: mac_of(address), published: Vec::new() }
+    ServiceEndpoint { name: name.into(), address, mac: mac_of(address), published: Vec::new(), nth: 0 }
 }
 
 pub fn published(name: &str, last: u8, host_port: u16, container_port: u16) -> ServiceEndpoint {

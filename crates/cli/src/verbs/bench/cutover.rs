@@ -10,27 +10,28 @@
 //! ```
 //!
 //! The service is this program itself ([`super::echo`]), and its client tells every byte that is lost,
-//! repeated or mixed up ([`godwit_lab::workload::echo`]). What the pause costs those who send is told by
+//! repeated or mixed up ([`godwit_lab::workload::echo`]). Ways that the load does not take are tried once in
+//! the pause ([`super::probes`]). What the pause costs those who send is told by
 //! the kernel's counters, before and after.
 
-use std::{
-    net::{SocketAddrV4, TcpStream},
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{net::SocketAddrV4, path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::ValueEnum;
-use godwit_api::v1::{MigrationReport, RunRequest, ServiceRequest, migration_event, run_request::Source};
+use godwit_api::v1::{MigrationReport, ServiceRequest, migration_event};
 use godwit_lab::{
-    Lab, Link, TcpCounters,
-    workload::{EchoLoad, EchoReport, Rootfs},
+    Lab, Link, NetworkBackend, TcpCounters,
+    workload::{EchoLoad, EchoReport},
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
-use super::{Bed, parts::Orders, results::Results};
+use super::{
+    Bed,
+    probes::Probes,
+    results::Results,
+    service::{self, Service},
+};
 use crate::{
     cli::Global,
     client::Connection,
@@ -55,6 +56,9 @@ pub(super) struct Args {
     /// What becomes of frames for the service during the pause; both take turns
     #[arg(long, value_enum, value_delimiter = ',', default_value = "hold,drop")]
     cutover: Vec<Cutover>,
+    /// The nodes' switch; several take turns
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel")]
+    network_backend: Vec<NetworkBackend>,
     /// How its memory moves
     #[arg(long, value_enum, default_value_t = Mode::Precopy)]
     mode: Mode,
@@ -99,6 +103,7 @@ struct Load {
 const IDLE: u32 = 2;
 const NAME: &str = "echo";
 const PORT: u16 = 7010;
+const SERVICE: Service = Service { name: NAME, address: ADDRESS, port: PORT, published: None };
 /// How long the client is watched before and after the move: what was lost in the pause is sent again
 /// within this time.
 const WATCHED: Duration = Duration::from_secs(2);
@@ -113,8 +118,8 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
     let mut good = true;
     for run in 1..=args.runs {
         for load in args.loads() {
-            for &cutover in &args.cutover {
-                let mut row = match one(args, load, cutover, lab).await {
+            for (cutover, backend) in args.pauses() {
+                let mut row = match one(args, load, cutover, backend, lab).await {
                     Ok(row) => row,
                     Err(error) => {
                         let reason = format!("{error:#}");
@@ -122,6 +127,7 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
                         json!({ "outcome": "failed", "reason": reason })
                     }
                 };
+                row["network_backend"] = backend.to_string().into();
                 let clean = row["outcome"] == "moved" && row["lost_ops"] == 0 && row["broken"] == 0;
                 good &= clean || cutover == Cutover::Drop;
                 row["bench"] = "cutover".into();
@@ -142,6 +148,13 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
 }
 
 impl Args {
+    /// What becomes of frames, and by which switch, in turns.
+    fn pauses(&self) -> impl Iterator<Item = (Cutover, NetworkBackend)> {
+        self.cutover
+            .iter()
+            .flat_map(|cutover| self.network_backend.iter().map(|backend| (*cutover, *backend)))
+    }
+
     fn loads(&self) -> Vec<Load> {
         let mut loads = Vec::new();
         for &connections in &self.connections {
@@ -157,20 +170,28 @@ impl Args {
 }
 
 /// One move in a lab of its own.
-async fn one(args: &Args, load: Load, cutover: Cutover, lab: &str) -> anyhow::Result<Value> {
+async fn one(
+    args: &Args,
+    load: Load,
+    cutover: Cutover,
+    network_backend: NetworkBackend,
+    lab: &str,
+) -> anyhow::Result<Value> {
     let daemon_arguments = ["--cutover", cutover.as_str()].map(str::to_owned).to_vec();
-    let bed = Bed { name: lab.to_owned(), link: Some(args.link), daemon_arguments };
+    let bed = Bed { name: lab.to_owned(), link: Some(args.link), network_backend, daemon_arguments };
     bed.lab(true, async |lab| {
-        let connection = start(lab).await?;
+        let connection = service::start(lab, SERVICE).await?;
         let there = lab.clone();
         let begin = move || {
             let service = SocketAddrV4::new(ADDRESS, PORT);
             Ok(EchoLoad::start(&there, "client", service, load.connections, load.rate)?)
         };
         let client = blocking(begin).await?;
+        let there = lab.clone();
+        let probes = blocking(move || Probes::prepare(&there, SERVICE)).await?;
         tokio::time::sleep(WATCHED).await;
         let before = Counters::read(lab).await?;
-        let (report, client) = moved(&connection, args.mode, client).await?;
+        let (report, client) = moved(&connection, args.mode, client, &probes).await?;
         tokio::time::sleep(WATCHED).await;
         let client = blocking(move || Ok(client.stop()?)).await?;
         let after = Counters::read(lab).await?;
@@ -178,7 +199,13 @@ async fn one(args: &Args, load: Load, cutover: Cutover, lab: &str) -> anyhow::Re
             "moved" => Some(of_service(lab).await?),
             _ => None,
         };
-        let mut row = serde_json::to_value(&report)?;
+        let row = serde_json::to_value(&report)?;
+        let mut row = blocking(move || {
+            let mut row = row;
+            probes.finish(&mut row)?;
+            Ok(row)
+        })
+        .await?;
         seen(&mut row, &client);
         counted(&mut row, "", &after.client.since(&before.client));
         counted(&mut row, "node_", &after.node.since(&before.node));
@@ -191,44 +218,13 @@ async fn one(args: &Args, load: Load, cutover: Cutover, lab: &str) -> anyhow::Re
     .await
 }
 
-/// Runs the service on the source; returns when it answers.
-async fn start(lab: &Lab) -> anyhow::Result<Connection> {
-    let mut connection = connect(lab, SOURCE).await?;
-    let directory = lab.state(SOURCE)?.with_file_name("echo");
-    let program = std::env::current_exe()?;
-    let copied = program.clone();
-    let rootfs = blocking(move || Ok(Rootfs::new(directory)?.binary(copied)?.path().to_owned())).await?;
-    let program = program.to_string_lossy().into_owned();
-    let request = RunRequest {
-        name: NAME.to_owned(),
-        address: ADDRESS.to_string(),
-        source: Some(Source::Rootfs(rootfs.to_string_lossy().into_owned())),
-        command: [program.as_str(), "bench", "echo", "--port", &PORT.to_string()].map(str::to_owned).to_vec(),
-        ..RunRequest::default()
-    };
-    connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
-    let there = lab.clone();
-    let asked = blocking(move || {
-        let orders = SocketAddrV4::new(ADDRESS, PORT + 2);
-        let connect = || Ok(there.inside("client", || TcpStream::connect(orders))??);
-        Orders::connect(connect)?.give("count")
-    });
-    asked.await.context("the service does not start")?;
-    Ok(connection)
-}
-
-async fn connect(lab: &Lab, node: &str) -> anyhow::Result<Connection> {
-    let there =
-        Global { json: true, socket: Some(lab.socket(node)?), node: None, lab: lab.name().to_owned() };
-    Ok(Connection::open(&there).await?)
-}
-
 /// Moves the service. An idle client would mostly not meet so short a pause, so one request more is sent
-/// when the freeze is heard of.
+/// when the freeze is heard of; and whatever else is to be tried in it.
 async fn moved(
     connection: &Connection,
     mode: Mode,
     client: EchoLoad,
+    probes: &Probes,
 ) -> anyhow::Result<(MigrationReport, EchoLoad)> {
     let request = How::plain(STREAMS).request(mode, NAME, DESTINATION);
     let mut events = migrate::start(connection.clone(), request);
@@ -239,6 +235,7 @@ async fn moved(
                 if step.phase == "freeze" && !frozen {
                     frozen = true;
                     client.now()?;
+                    probes.go()?;
                 }
             }
             Some(Ok(migration_event::Kind::Report(report))) => return Ok((report, client)),
@@ -264,7 +261,7 @@ impl Counters {
 
 /// What the service itself sent again since it is at the destination.
 async fn of_service(lab: &Lab) -> anyhow::Result<TcpCounters> {
-    let mut connection = connect(lab, DESTINATION).await?;
+    let mut connection = service::connect(lab, DESTINATION).await?;
     let answer = connection.node.inspect(ServiceRequest { name: NAME.to_owned() }).await;
     let pid = answer.map_err(|status| connection.explain(&status))?.into_inner().pid;
     blocking(move || Ok(TcpCounters::of_process(pid)?)).await
@@ -293,9 +290,14 @@ fn table(rows: &[Value]) -> Table {
         "LOAD",
         "CONNECTIONS",
         "FRAMES",
+        "SWITCH",
         "OUTCOME",
         "DOWNTIME",
         "FROZEN",
+        "CUT-OVER",
+        "NEW",
+        "OUTGOING",
+        "DATAGRAM",
         "TIME-OUTS",
         "RETRANSMISSIONS",
         "LOST",
@@ -309,9 +311,14 @@ fn table(rows: &[Value]) -> Table {
             text("series"),
             count("connections"),
             text("cutover"),
+            text("network_backend"),
             text("outcome"),
             time("downtime_ms"),
             time("frozen_ms"),
+            time("cutover_ms"),
+            time("new_ms"),
+            time("outgoing_ms"),
+            time("datagram_ms"),
             count("timeouts"),
             count("retransmissions"),
             count("lost_ops"),

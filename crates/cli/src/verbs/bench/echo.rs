@@ -17,6 +17,8 @@
 //! | `finish P` | sends a FIN; what comes after that is read, and not given back | `ok` |
 //! | `received P` | | bytes that have come, and their digest |
 //! | `keepalive P IDLE EVERY COUNT` | seconds, seconds, probes | `ok` |
+//! | `leave` | does not read datagrams, so that they wait | `ok` |
+//! | `take` | does so again | `ok` |
 //! | `accept` | takes all that wait at PORT + 1 | how many |
 //! | `connect ADDRESS:PORT N` | connects to a server, which is given back what it sends too | `ok` |
 //!
@@ -289,6 +291,11 @@ impl Service {
                     count += 1;
                 }
                 return Ok(count.to_string());
+            }
+            [word @ ("leave" | "take")] => {
+                let wanted = if word == "take" { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+                watch(&self.epoll, &self.datagrams, EpollEvent::new(wanted, DATAGRAMS))?;
+                return Ok(done);
             }
             ["connect", server, count] => {
                 let server: SocketAddrV4 = server.parse()?;

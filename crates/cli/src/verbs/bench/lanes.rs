@@ -68,7 +68,7 @@ const THREADS: usize = 2;
 
 pub(super) async fn measure(args: &Args, name: &str, global: &Global) -> anyhow::Result<ExitCode> {
     let mut results = Results::new(args.out.as_deref(), global.json)?;
-    let bed = Bed { name: name.to_owned(), link: None, daemon_arguments: Vec::new() };
+    let bed = Bed { name: name.to_owned(), ..Bed::default() };
     bed.lab(false, async |lab| {
         let (lab, args) = (lab.clone(), args.clone());
         blocking(move || {

@@ -7,7 +7,9 @@
 //! - [`lanes`]: what the mover's own work costs, without TLS and with it.
 //! - [`touch`]: the service that those move.
 //! - [`cutover`]: what clients of one connection and of many notice when frames are held, or dropped.
-//! - [`echo`]: the service whose clients they are.
+//! - [`ports`]: what the way through a published port costs.
+//! - [`probes`]: what those of [`cutover`] try once in the pause.
+//! - [`echo`]: the service of these two, and [`service`] which runs it.
 //! - [`plot`]: pictures and a table of what the others measured.
 
 mod cutover;
@@ -16,8 +18,11 @@ mod lanes;
 mod moves;
 mod parts;
 mod plot;
+mod ports;
+mod probes;
 mod results;
 mod returns;
+mod service;
 mod stock;
 mod stock_lazy;
 mod touch;
@@ -26,7 +31,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use godwit_lab::{Lab, LabConfig, Link};
+use godwit_lab::{Lab, LabConfig, Link, NetworkBackend};
 
 use crate::{
     cli::Global,
@@ -48,10 +53,11 @@ pub(crate) struct Args {
 }
 
 /// The lab that each run has for itself.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Bed {
     name: String,
     link: Option<Link>,
+    network_backend: NetworkBackend,
     /// More arguments of its daemons.
     daemon_arguments: Vec<String>,
 }
@@ -77,13 +83,20 @@ enum BenchVerb {
     /// Measure what clients notice of a pause whose frames are held, beside one whose frames are dropped
     ///
     /// With --json each move is a line: the report's fields, and series (idle, busy or many), cutover,
-    /// connections, run, downtime_ms, timeouts, retransmissions, loss_probes and lost_ops. Ends with 1 if a
-    /// move with held frames failed or lost an answer.
+    /// connections, run, downtime_ms, timeouts, retransmissions, loss_probes and lost_ops; and what was tried
+    /// once in the pause: new_ms (a connection that did not exist), outgoing_ms (one that the service had
+    /// opened) and datagram_ms, each until the answer. Ends with 1 if a move with held frames failed or lost
+    /// an answer.
     Cutover(cutover::Args),
+    /// Measure what the way through a published port costs, here and at another node
+    ///
+    /// With --json each is a line: series (ports-address, ports-here or ports-detour), run, round_trip_ms
+    /// (median of 500) and stream_mb_s, the rate of one stream that is given back.
+    Ports(ports::Args),
     /// Hold memory and touch it: the service of wire, faults, return and scan
     #[command(hide = true)]
     Touch(touch::Args),
-    /// Give back what comes over many connections: the service of cutover
+    /// Give back what comes over many connections: the service of cutover and ports
     #[command(hide = true)]
     Echo(echo::Args),
     /// Draw what was measured: SVG pictures and a table in Markdown
@@ -108,6 +121,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             BenchVerb::Return(args) => returns::measure(args, &name, global).await,
             BenchVerb::Scan(args) => parts::scan(args, global),
             BenchVerb::Cutover(args) => cutover::measure(args, &name, global).await,
+            BenchVerb::Ports(args) => ports::measure(args, &name, global).await,
             BenchVerb::Touch(_) | BenchVerb::Echo(_) => unreachable!("they ran above"),
             BenchVerb::Plot(args) => plot::run(args),
         }
@@ -136,6 +150,7 @@ impl Bed {
             remove_lab(&bed.name)?;
             let mut config = LabConfig::new(bed.name, [SOURCE, DESTINATION]);
             (config.link, config.daemons) = (bed.link, daemons);
+            config.network_backend = bed.network_backend;
             config.programs.serve_arguments = bed.daemon_arguments;
             Ok(Lab::up(&config)?)
         })

@@ -131,7 +131,7 @@ impl Turn {
 pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::Result<ExitCode> {
     let Workload::Redis = args.workload;
     let turns = Turn::all(args);
-    let bed = Bed { name: lab.to_owned(), link: args.link, daemon_arguments: Vec::new() };
+    let bed = Bed { name: lab.to_owned(), link: args.link, ..Bed::default() };
     let modes = turns.iter().filter(|turn| matches!(turn, Turn::Godwit(_))).count();
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     let mut good = true;

@@ -134,7 +134,7 @@ impl LinkArgs {
         work: impl AsyncFnOnce(&Lab) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         let link = (!self.veth).then_some(self.link);
-        let bed = Bed { name: name.to_owned(), link, daemon_arguments: Vec::new() };
+        let bed = Bed { name: name.to_owned(), link, ..Bed::default() };
         bed.lab(true, async |lab| {
             if self.veth {
                 let lab = lab.clone();

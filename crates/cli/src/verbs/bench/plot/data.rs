@@ -26,6 +26,8 @@ pub(super) struct Cutover {
     pub(super) connections: u64,
     /// `hold` or `drop`.
     pub(super) frames: String,
+    /// The nodes' switch, where it is not the kernel's bridge.
+    switch: Option<String>,
     /// Those that moved; only they have figures.
     rows: Vec<Value>,
     /// Why the others did not.
@@ -35,10 +37,11 @@ pub(super) struct Cutover {
 impl Cutover {
     /// The load in words.
     pub(super) fn name(&self) -> String {
-        match self.connections {
+        let load = match self.connections {
             1 => format!("one {} connection", self.load),
             connections => format!("{connections} connections"),
-        }
+        };
+        self.switch.as_ref().map_or_else(|| load.clone(), |switch| format!("{load}, {switch}"))
     }
 
     /// Runs that moved.
@@ -81,11 +84,19 @@ impl Data {
             if row["bench"] == "cutover" {
                 let connections = row["connections"].as_u64().unwrap_or_default();
                 let frames = row["cutover"].as_str().unwrap_or_default().to_owned();
-                let place = (connections, series != "idle", frames != "hold");
+                let switch = row["network_backend"].as_str().filter(|switch| *switch != "kernel");
+                let switch = switch.map(str::to_owned);
+                let place = (connections, series != "idle", switch.clone(), frames != "hold");
                 let (rows, failures) = (Vec::new(), Vec::new());
                 let cutover = cutovers.entry(place);
-                let cutover =
-                    cutover.or_insert_with(|| Cutover { load: series, connections, frames, rows, failures });
+                let cutover = cutover.or_insert_with(|| Cutover {
+                    load: series,
+                    connections,
+                    frames,
+                    switch,
+                    rows,
+                    failures,
+                });
                 sort_in(row, &mut cutover.rows, &mut cutover.failures);
                 continue;
             }
@@ -276,6 +287,19 @@ mod tests {
         assert_eq!((last.runs(), last.most("timeouts"), last.median("timeouts")), (2, Some(9), Some(8.0)));
         assert_eq!((data.cutovers[3].runs(), &data.cutovers[3].failures[..]), (0, &["why".to_owned()][..]));
         assert!(data.groups.is_empty() && data.parts.is_empty() && !data.is_empty());
+    }
+
+    #[test]
+    fn pauses_by_another_switch_are_a_group_of_their_own() {
+        let row = |switch: &str, cutover_ms: f64| {
+            json!({"bench": "cutover", "series": "idle", "connections": 1, "cutover": "hold",
+                "outcome": "moved", "network_backend": switch, "cutover_ms": cutover_ms})
+        };
+        let data = Data::new(vec![row("openvswitch", 2.0), row("kernel", 1.0), row("openvswitch", 4.0)]);
+        let seen: Vec<_> =
+            data.cutovers.iter().map(|one| (one.name(), one.median("cutover_ms").unwrap())).collect();
+        let expected = [("one idle connection", 1.0), ("one idle connection, openvswitch", 3.0)];
+        assert_eq!(seen, expected.map(|(name, median)| (name.to_owned(), median)));
     }
 
     #[test]

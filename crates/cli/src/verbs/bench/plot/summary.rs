@@ -75,11 +75,12 @@ fn cutovers(data: &Data, page: &mut String) {
     }
     page.push_str(
         "\n## Cut-over\n\nTimes are medians, counts those of the run that had most: the client's, and the service's since the resume.\n\n\
-         | load | frames | runs | downtime | frozen | cut-over | round trip | time-outs | probes | retransmissions | by the service | lost |\n\
-         |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+         | load | frames | runs | downtime | frozen | cut-over | round trip | a new connection | the service's own | a datagram | time-outs | probes | retransmissions | by the service | lost |\n\
+         |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
     );
     for cutover in &data.cutovers {
         let time = |field| cutover.median(field).map(output::millis).unwrap_or_default();
+        let tried = |field| cutover.median(field).map_or_else(|| "no answer".to_owned(), output::millis);
         let count = |field| cutover.most(field).map(|most| most.to_string()).unwrap_or_default();
         let runs = match cutover.failures.len() {
             0 => cutover.runs().to_string(),
@@ -93,6 +94,9 @@ fn cutovers(data: &Data, page: &mut String) {
             time("frozen_ms"),
             time("cutover_ms"),
             time("usual_ms"),
+            tried("new_ms"),
+            tried("outgoing_ms"),
+            tried("datagram_ms"),
             count("timeouts"),
             count("loss_probes"),
             count("retransmissions"),
@@ -112,12 +116,13 @@ fn cutovers(data: &Data, page: &mut String) {
 }
 
 /// The figures of each benchmark of a part: field, name, unit.
-const FIGURES: [(&str, &str, &str); 15] = [
+const FIGURES: [(&str, &str, &str); 16] = [
     ("iperf_mb_s", "iperf3", "MB/s"),
     ("pages_mb_s", "pages", "MB/s"),
     ("share_of_iperf", "pages ÷ iperf3", ""),
     ("cpu_ns_per_byte", "CPU time of both ends for a byte", "ns"),
     ("round_trip_ms", "round trip", "ms"),
+    ("stream_mb_s", "one stream, given back", "MB/s"),
     ("fault_p50_ms", "a fault, median", "ms"),
     ("fault_p99_ms", "a fault, 99 of 100", "ms"),
     ("faults_timed", "faults", ""),

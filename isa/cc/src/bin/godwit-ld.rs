@@ -1,0 +1,5 @@
+//! The program `godwit-ld`: see the crate's documentation.
+
+fn main() -> std::process::ExitCode {
+    godwit_cc::main(godwit_cc::Tool::Linker)
+}

@@ -1,0 +1,49 @@
+//! The file under the program's own name: a script that lists the executables, and starts the one for
+//! the machine at hand.
+//!
+//! ```text
+//! #!/bin/sh
+//! # godwit program, version 1
+//! # identity: 64 hexadecimal digits of the build, or "plain"
+//! # executable: x86_64 prog.x86_64
+//! # executable: aarch64 prog.aarch64
+//! …
+//! ```
+//! The program sees the name it was called by as its first argument, through `GODWIT_ARGV0`, which the
+//! C library takes out of the environment before `main`.
+
+use std::fmt::Write as _;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+/// Writes the index of the executables `PROGRAM.SET`.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write(program: &Path, identity: &str, sets: &[&str]) -> io::Result<()> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let mut text = format!("#!/bin/sh\n# godwit program, version 1\n# identity: {identity}\n");
+    for set in sets {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "# executable: {set} {name}.{set}");
+    }
+    text.push_str(
+        "set=$(uname -m)\n\
+         [ \"$set\" != arm64 ] || set=aarch64\n\
+         file=$0\n\
+         [ ! -h \"$file\" ] || file=$(readlink -f \"$file\")\n\
+         if [ ! -x \"$file.$set\" ]; then\n\
+         \x20   echo \"$0: there is no executable $file.$set beside it\" >&2\n\
+         \x20   exit 127\n\
+         fi\n\
+         GODWIT_ARGV0=$0 exec \"$file.$set\" \"$@\"\n",
+    );
+    // What was there may be an executable that runs, or a link to one.
+    match std::fs::remove_file(program) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::fs::write(program, text)?;
+    std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755))
+}

@@ -1,0 +1,299 @@
+//! The drivers' command lines: what a build asks of `cc`, and what is refused and how.
+
+use crate::common::{SETS, cc, executable, isa, refuse, scratch, succeed, write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+const HELLO: &str =
+    "#include <stdio.h>\nint main(int n, char **a) { printf(\"%s %d\\n\", a[0], n); return 3; }\n";
+
+fn other_tool(name: &str) -> Command {
+    Command::new(Path::new(crate::common::CC).with_file_name(name))
+}
+
+/// Runs a program and gives its output and exit code.
+fn outcome(command: &mut Command) -> (String, Option<i32>) {
+    match command.output() {
+        Ok(output) => (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code()),
+        Err(error) => panic!("{command:?} does not start: {error}"),
+    }
+}
+
+#[test]
+fn a_program_has_an_index_and_an_executable_for_each_set() {
+    let directory = scratch();
+    write(directory.path(), "hello.c", HELLO);
+    succeed(cc(directory.path()).args(["--plain", "hello.c", "-o", "hello"]));
+    let program = directory.path().join("hello");
+    for (set, runner) in SETS {
+        let (output, code) = outcome(executable(&program, set, runner).args(["x", "y"]));
+        assert_eq!((output.ends_with(&format!("hello.{set} 3\n")), code), (true, Some(3)), "{output}");
+    }
+    // The index starts the one for this machine under its own name, also through a link elsewhere.
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&program, &link).unwrap_or_else(|error| panic!("{error}"));
+    for name in [&program, &link] {
+        assert_eq!(outcome(&mut Command::new(name)), (format!("{} 1\n", name.display()), Some(3)));
+    }
+    let index = std::fs::read_to_string(&program).unwrap_or_default();
+    assert!(index.contains("# executable: aarch64 hello.aarch64\n"), "{index}");
+}
+
+#[test]
+fn a_probe_is_one_executable_for_this_machine() {
+    let directory = scratch();
+    write(directory.path(), "conftest.c", HELLO);
+    succeed(cc(directory.path()).args(["-o", "conftest", "conftest.c"]));
+    let conftest = directory.path().join("conftest");
+    assert!(std::fs::read(&conftest).is_ok_and(|bytes| bytes.starts_with(b"\x7fELF")));
+    assert_eq!(outcome(&mut Command::new(&conftest)).1, Some(3));
+    assert!(!conftest.with_extension("x86_64").exists());
+    succeed(cc(directory.path()).arg("conftest.c"));
+    assert_eq!(outcome(&mut Command::new(directory.path().join("a.out"))).1, Some(3));
+    assert_eq!(
+        std::fs::metadata(&conftest).map(|metadata| metadata.permissions().mode() & 0o111).ok(),
+        Some(0o111)
+    );
+}
+
+#[test]
+fn objects_archives_libraries_and_response_files_make_a_program() {
+    let directory = scratch();
+    let path = directory.path();
+    write(
+        path,
+        "main.c",
+        "int one(void), two(void); double cos(double); int main(void) { return one() + two() + (int)cos(0); }",
+    );
+    write(path, "one.c", "int one(void) { return 1; }");
+    write(path, "two.c", "int helper(void); int two(void) { return helper(); }");
+    write(path, "helper.c", "int helper(void) { return 2; } ");
+    write(path, "unused.c", "int unused(void) { extern int nowhere(void); return nowhere(); }");
+    succeed(cc(path).args(["-c", "one.c", "two.c", "helper.c", "unused.c", "-MD"]));
+    assert!(std::fs::read_to_string(path.join("one.d")).is_ok_and(|text| text.starts_with("one.o:")));
+    succeed(other_tool("godwit-ar").current_dir(path).args(["cr", "libtwo.a", "two.o", "unused.o"]));
+    succeed(other_tool("godwit-ar").current_dir(path).args(["cr", "libhelper.a", "helper.o"]));
+    succeed(other_tool("godwit-ranlib").current_dir(path).arg("libhelper.a"));
+    write(
+        path,
+        "arguments",
+        "-L . '-lhelper'\n\"-ltwo\" -lm -lpthread -Wl,--as-needed,-rpath,/nowhere -Wl,-O1",
+    );
+    succeed(cc(path).args(["main.c", "one.o", "@arguments", "-o", "conftest"]));
+    assert_eq!(outcome(&mut Command::new(path.join("conftest"))).1, Some(4));
+    // The linker by itself, with what a compiler would have given it.
+    succeed(cc(path).args(["-c", "main.c"]));
+    succeed(other_tool("godwit-ld").current_dir(path).args([
+        "-o",
+        "conftest.2",
+        "-m",
+        "elf_x86_64",
+        "--hash-style=gnu",
+        "main.o",
+        "one.o",
+        "-L.",
+        "-ltwo",
+        "-lhelper",
+        "-lc",
+    ]));
+    assert_eq!(outcome(&mut Command::new(path.join("conftest.2"))).1, Some(4));
+    // Objects joined into one.
+    succeed(cc(path).args(["-r", "main.o", "one.o", "two.o", "helper.o", "-o", "all.o"]));
+    succeed(cc(path).args(["all.o", "-o", "conftest.3"]));
+    assert_eq!(outcome(&mut Command::new(path.join("conftest.3"))).1, Some(4));
+    let missing = refuse(cc(path).args([
+        "main.o",
+        "one.o",
+        "-Wl,--whole-archive",
+        "libtwo.a",
+        "-Wl,--no-whole-archive",
+        "-o",
+        "conftest",
+    ]));
+    assert!(missing.contains("undefined reference to 'nowhere', in libtwo.a(unused.o)"), "{missing}");
+    assert!(missing.contains("undefined reference to 'helper', in libtwo.a(two.o)"), "{missing}");
+}
+
+#[test]
+fn sources_see_no_instruction_set() {
+    let directory = scratch();
+    write(
+        directory.path(),
+        "see.c",
+        "#ifndef __godwit__\n#error no godwit\n#endif\n\
+        #if defined __aarch64__ || defined __x86_64__ || defined __ARM_NEON || defined __SSE2__ || defined __FP_FAST_FMA\n\
+        #error a set is seen\n#endif\n_Static_assert(sizeof(long double) == 16 && sizeof(long) == 8, \"\");\n",
+    );
+    succeed(cc(directory.path()).args(["-c", "see.c"]));
+    let macros = succeed(cc(directory.path()).args(["-E", "-dM", "-x", "c", "/dev/null"]));
+    let named: Vec<&str> = macros
+        .lines()
+        .filter(|line| line.contains("aarch64") || line.contains("__ARM") || line.contains("AARCH64"))
+        .collect();
+    assert!(named.is_empty(), "{named:?}");
+    // The readable form is LLVM's; and what goes to standard output goes there.
+    assert!(succeed(cc(directory.path()).args(["-S", "-o", "-", "see.c"])).contains("source_filename"));
+}
+
+#[test]
+fn what_cannot_be_neutral_is_refused_with_its_name_and_reason() {
+    let directory = scratch();
+    let path = directory.path();
+    write(path, "main.c", "int main(void) { return 0; }");
+    write(path, "load.c", "#include <dlfcn.h>\nint main(void) { return !dlopen(\"x\", 0); }");
+    write(path, "start.s", "nop");
+    write(path, "part.cpp", "int x;");
+    write(path, "text.o", "not an object");
+    succeed(cc(path).args(["-c", "load.c"]));
+    // An object of the machine's own compiler.
+    succeed(Command::new("clang-19").current_dir(path).args(["-c", "main.c", "-o", "native.o"]));
+    let expected: [(&[&str], &[&str]); 13] = [
+        (&["load.o", "-o", "conftest"], &["load.o uses dlopen: code that is loaded"]),
+        (&["native.o", "-o", "conftest"], &["native.o: native code of one instruction set", "CC=godwit-cc"]),
+        (&["text.o", "-o", "conftest"], &["text.o: a file of an unknown kind"]),
+        (&["start.s", "-c"], &["start.s: assembly is of one instruction set"]),
+        (&["part.cpp", "-c"], &["part.cpp: C++ is not supported yet"]),
+        (&["-shared", "main.c", "-o", "libx.so"], &["-shared", "--disable-shared"]),
+        (&["-mavx2", "-c", "main.c"], &["-mavx2", "instruction-set extension"]),
+        (&["-fsanitize=address", "main.c"], &["-fsanitize=address", "sanitizer"]),
+        (&["-m32", "-c", "main.c"], &["-m32", "64 bits wide"]),
+        (&["-Wl,-T,script.ld", "main.c"], &["-T", "layout"]),
+        (&["main.c", "-lnothing", "-o", "conftest"], &["cannot find -lnothing", "libnothing.a"]),
+        (&["main.c", "main.c", "-o", "conftest"], &["main is defined in", "and in"]),
+        (&["-o", "conftest"], &["no input files"]),
+    ];
+    for (arguments, words) in expected {
+        let said = refuse(cc(path).args(arguments));
+        for word in words {
+            assert!(said.contains(word), "{arguments:?} should speak of {word:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn inline_assembly_is_refused_with_its_file_and_line_also_without_debug_information() {
+    let directory = scratch();
+    let source = "int main(void)\n{\n    int x = 1;\n    __asm__ volatile(\"\" : : : \"memory\");\n    __asm__(\"nop %0\" : \"+r\"(x));\n    return x;\n}\n";
+    write(directory.path(), "assembly.c", source);
+    let said = refuse(cc(directory.path()).args(["assembly.c", "-o", "program"]));
+    assert!(said.contains("assembly.c:5") && !said.contains("assembly.c:4"), "{said}");
+}
+
+#[test]
+fn names_of_the_runtime_are_refused_with_symbol_and_file_unless_no_other_file_sees_them() {
+    let directory = scratch();
+    let path = directory.path();
+    write(
+        path,
+        "main.c",
+        "int other(int); int main(int count, char **words) { (void)words; return other(count); }",
+    );
+    let reserved = "names that begin with __gw_ are those of godwit's runtime";
+    // Made by the plugin, of the private runtime, of the neutral one, and of nobody.
+    for (text, name) in [
+        ("__attribute__((noinline)) void __gw_run_constructors(void) {}", "__gw_run_constructors"),
+        ("__attribute__((weak)) void __gw_run_destructors(void) {}", "__gw_run_destructors"),
+        ("int __gw_sites[3];", "__gw_sites"),
+        ("_Thread_local int __gw_tls_size;", "__gw_tls_size"),
+        ("long __gw_kernel(long nr) { return nr; }", "__gw_kernel"),
+        ("long __gw_syscall(long nr) { return nr; }", "__gw_syscall"),
+        ("int __gw_main(void) { return 0; }", "__gw_main"),
+        ("int __gw_anything;", "__gw_anything"),
+    ] {
+        write(path, "other.c", &format!("{text}\nint other(int x) {{ return x; }}\n"));
+        succeed(cc(path).args(["-c", "other.c"]));
+        let said = refuse(cc(path).args(["main.c", "other.o", "-o", "program"]));
+        assert!(said.contains(&format!("other.o defines {name}: {reserved}")), "{said}");
+        assert!(!path.join("program.x86_64").exists());
+        // Measured programs have them too.
+        let said = refuse(cc(path).args(["--plain", "main.c", "other.o", "-o", "program"]));
+        assert!(said.contains(&format!("other.o defines {name}: {reserved}")), "{said}");
+    }
+    write(
+        path,
+        "other.c",
+        "void *memcpy(void *a, const void *b, unsigned long n) { (void)b; (void)n; return a; }\nint other(int x) { return x; }\n",
+    );
+    succeed(cc(path).args(["-fno-builtin", "-c", "other.c"]));
+    let said = refuse(cc(path).args(["main.c", "other.o", "-o", "program"]));
+    assert!(said.contains("other.o defines memcpy: godwit's runtime has this function"), "{said}");
+
+    // A name of one file only, and one that the runtime's own files share, are the program's.
+    write(
+        path,
+        "other.c",
+        "static volatile int __gw_sites[3] = {3, 4, 5};\n\
+         __attribute__((noinline)) static int __gw_poll_slow(int x) { return __gw_sites[x]; }\n\
+         int gw_lock_memory(int x) { return x; }\n\
+         int other(int x)\n{\n    int sum = 0;\n    for (int i = 0; i < 1000; i++)\n        sum = (sum + __gw_poll_slow(x)) & 127;\n    return gw_lock_memory(sum);\n}\n",
+    );
+    succeed(cc(path).args(["main.c", "other.c", "-o", "program"]));
+    for (set, runner) in SETS {
+        let mut command = executable(&path.join("program"), set, runner);
+        assert_eq!(outcome(command.env("GODWIT_STATE_TURN", "1")).1, Some(4000 & 127), "on {set}");
+    }
+}
+
+#[test]
+fn a_program_that_would_load_code_is_told_so_when_it_is_built_without_loading() {
+    let directory = scratch();
+    let path = directory.path();
+    let source = isa().join("cc/tests/programs/no_loading.c");
+    succeed(cc(path).args(["-Wall", "-Werror", "-o", "program"]).arg(source).arg("-lgodwit-nodl"));
+    let why = "code cannot be loaded into a program of godwit-cc: it would be of one instruction set";
+    let failed = |what: &str| format!("{what}: 1, {why}\nagain: nothing\n");
+    let expected = [
+        "before: 0, nothing\nagain: nothing\n".to_owned(),
+        failed("dlopen"),
+        failed("dlopen of itself"),
+        failed("dlsym"),
+        failed("dlclose"),
+        "dladdr: 0\nanother thread: nothing\n".to_owned(),
+        failed("behind the thread"),
+    ]
+    .concat();
+    for (set, runner) in SETS {
+        let mut command = executable(&path.join("program"), set, runner);
+        assert_eq!(succeed(&mut command), expected, "on {set}");
+        assert_eq!(succeed(command.env("GODWIT_STATE_TURN", "3")), expected, "captured, on {set}");
+    }
+}
+
+#[test]
+fn questions_of_builds_are_answered() {
+    let directory = scratch();
+    let path = directory.path();
+    assert_eq!(succeed(cc(path).arg("-dumpmachine")), "aarch64-linux-musl\n");
+    assert!(succeed(cc(path).arg("--version")).starts_with("godwit-cc "));
+    assert!(succeed(cc(path).arg("-print-prog-name=ld")).ends_with("godwit-ld\n"));
+    assert!(succeed(cc(path).arg("-print-file-name=libc.a")).ends_with("/lib/libc.a\n"));
+    assert_eq!(succeed(cc(path).arg("-print-file-name=nothing.a")), "nothing.a\n");
+    assert!(succeed(other_tool("godwit-ld").arg("--version")).contains("GNU"));
+    write(path, "main.c", "int main(void) { return 0; }");
+    let dry = cc(path).args(["-###", "-c", "main.c"]).output();
+    assert!(dry.is_ok_and(|output| String::from_utf8_lossy(&output.stderr).contains("aarch64-unknown-linux-musl")));
+    assert!(!path.join("main.o").exists());
+}
+
+#[test]
+fn both_columns_of_the_system_call_table_are_the_kernel_s() {
+    let directory = scratch();
+    let table = isa().join("runtime/kernel/calls.h");
+    let check = |column: &str, header: &str, name: &str| {
+        let file = format!(
+            "#define __BITS_PER_LONG 64\n#define __ARCH_WANT_RENAMEAT\n#define __ARCH_WANT_NEW_STAT\n\
+             #define __ARCH_WANT_SET_GET_RLIMIT\n#define __ARCH_WANT_MEMFD_SECRET\n#include <{header}>\n\
+             #define CALL(generic, name, own, kind) _Static_assert(__NR_##name == {column}, #name);\n\
+             #include \"{}\"\n",
+            table.display()
+        );
+        let path = write(directory.path(), name, &file);
+        // The kernel's headers are those of the machine's own compiler.
+        succeed(Command::new("cc").args(["-fsyntax-only", "-I/usr/include"]).arg(path));
+    };
+    check("generic", "asm-generic/unistd.h", "generic.c");
+    if cfg!(target_arch = "x86_64") {
+        check("own", "asm/unistd_64.h", "own.c");
+    }
+}

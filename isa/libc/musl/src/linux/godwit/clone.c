@@ -1,0 +1,1 @@
+/* Not there: a stack of the caller's own has no neutral form. */

@@ -1,0 +1,1 @@
+/* Lowered by the plugin, like setjmp: isa/libc/README.md. */

@@ -1,0 +1,1 @@
+/* Native, one for each set: isa/libc/README.md. */

@@ -1,0 +1,1 @@
+/* The thread pointer is the runtime's. */

@@ -1,0 +1,378 @@
+// Makes functions suspendable. Behind every call that may suspend stands a test of the thread's state; if it is not
+// zero, the frame (site and live values) goes to the continuation buffer and the function returns, so its caller does
+// the same. A clone of each such function, cold and apart, goes on from its sites (Resume.cpp).
+//
+//     %r = call @f(…)                     cold:  %p = call @__gw_push(site)
+//     %s = load state                            store live values to %p
+//     br %s != 0, cold, behind                   ret poison
+//
+// A poll is such a call of __gw_poll_slow behind a test of the request. A call in tail position has no site: when its
+// callee returns early, returning right away is all there is to do.
+#include "Liveness.h"
+#include "Passes.h"
+#include "Program.h"
+#include "Sites.h"
+#include "Slots.h"
+#include "llvm/ADT/DenseSet.h"
+#include "llvm/ADT/SetVector.h"
+#include "llvm/IR/AttributeMask.h"
+#include "llvm/IR/InstIterator.h"
+#include "llvm/IR/Instructions.h"
+#include "llvm/IR/MDBuilder.h"
+#include "llvm/IR/Verifier.h"
+#include "llvm/Transforms/Utils/BasicBlockUtils.h"
+#include "llvm/Transforms/Utils/Local.h"
+
+using namespace llvm;
+
+namespace godwit {
+
+void branchOnState(IRBuilderBase &B, BasicBlock *Cold, BasicBlock *Behind) {
+  Value *State = B.CreateLoad(B.getInt32Ty(), threadField(B, OffState), "gw.state");
+  MDNode *Unlikely = MDBuilder(B.getContext()).createBranchWeights(1, 1U << 20);
+  B.CreateCondBr(B.CreateIsNotNull(State), Cold, Behind, Unlikely);
+}
+
+namespace {
+
+class Capture {
+public:
+  Capture(Module &M, Amount Wanted) : M(M), C(M.getContext()), Wanted(Wanted) {}
+  void run();
+
+private:
+  void findSuspendable();
+  bool maySuspend(const CallBase &Call) const;
+  void cleanAttributes(Function &F) const;
+  void cleanAttributes(CallBase &Call) const;
+  std::vector<Site> findSites(Function &F);
+  void choose(Site &S, const Liveness &Live, Refusals &Refused) const;
+  void putCommonFirst(MutableArrayRef<Site> Sites) const;
+  std::optional<Slots> layOut(Function &F, MutableArrayRef<Site> Sites);
+  void addTest(Function &F, Site &S);
+  void dropJumpPending(Function &F);
+  void defineTable();
+
+  Module &M;
+  LLVMContext &C;
+  Amount Wanted;
+  SmallSetVector<Function *, 32> Suspendable;
+  bool IndirectSuspends = false;
+  // For each site: the clone that goes on from it, and the bytes of its frame.
+  std::vector<std::pair<Function *, uint64_t>> Table;
+  uint64_t SavedValues = 0, DerivedValues = 0, TailCalls = 0, InMemory = 0;
+};
+
+bool Capture::maySuspend(const CallBase &Call) const {
+  if (!isRealCall(Call))
+    return false;
+  Function *Callee = calleeOf(Call);
+  if (!Callee)
+    return IndirectSuspends;
+  return startsEarlyReturn(*Callee) || Suspendable.contains(Callee);
+}
+
+void Capture::findSuspendable() {
+  DenseMap<Function *, SmallVector<Function *, 4>> Callers;
+  SmallVector<Function *> CallAnyone;
+  for (Function &F : M) {
+    if (!isPolled(F))
+      continue;
+    for (Instruction &I : instructions(F)) {
+      auto *Call = dyn_cast<CallBase>(&I);
+      if (!Call || !isRealCall(*Call))
+        continue;
+      Function *Callee = calleeOf(*Call);
+      if (!Callee)
+        CallAnyone.push_back(&F);
+      else if (startsEarlyReturn(*Callee))
+        Suspendable.insert(&F);
+      else
+        Callers[Callee].push_back(&F);
+    }
+  }
+  DenseSet<Function *> Taken;
+  for (Function *F : addressTaken(M))
+    Taken.insert(F);
+  // The set grows while it is walked, which no iterator would survive.
+  // NOLINTNEXTLINE(modernize-loop-convert)
+  for (unsigned I = 0; I < Suspendable.size(); ++I) {
+    Function *F = Suspendable[I];
+    Suspendable.insert(Callers[F].begin(), Callers[F].end());
+    if (!IndirectSuspends && Taken.contains(F)) {
+      IndirectSuspends = true;
+      Suspendable.insert(CallAnyone.begin(), CallAnyone.end());
+    }
+  }
+}
+
+// What the optimiser has found out about a function holds for its whole run, not for one that returns early.
+void Capture::cleanAttributes(Function &F) const {
+  for (Attribute::AttrKind Kind :
+       {Attribute::NoUnwind, Attribute::WillReturn, Attribute::NoSync, Attribute::NoFree, Attribute::Speculatable,
+        Attribute::Memory, Attribute::MustProgress, Attribute::NoRecurse, Attribute::NoReturn, Attribute::AllocKind,
+        Attribute::AllocSize, Attribute::NoCallback})
+    F.removeFnAttr(Kind);
+  F.removeFnAttr("alloc-family");
+  F.setAttributes(F.getAttributes().removeAttributesAtIndex(C, AttributeList::ReturnIndex));
+  AttributeMask Params;
+  for (Attribute::AttrKind Kind : {Attribute::Returned, Attribute::ReadOnly, Attribute::ReadNone, Attribute::WriteOnly,
+                                   Attribute::NoAlias, Attribute::Initializes, Attribute::Writable,
+                                   Attribute::DeadOnUnwind, Attribute::AllocAlign, Attribute::AllocatedPointer})
+    Params.addAttribute(Kind);
+  for (unsigned I = 0; I < F.arg_size(); ++I)
+    F.removeParamAttrs(I, Params);
+}
+
+void Capture::cleanAttributes(CallBase &Call) const {
+  AttributeList Clean;
+  for (unsigned I = 0; I < Call.arg_size(); ++I) {
+    AttrBuilder Kept(C);
+    // The only attributes of arguments that say how they are passed.
+    for (Attribute::AttrKind Kind : {Attribute::ZExt, Attribute::SExt, Attribute::InReg})
+      if (Call.paramHasAttr(I, Kind))
+        Kept.addAttribute(Kind);
+    Clean = Clean.addParamAttributes(C, I, Kept);
+  }
+  Call.setAttributes(Clean);
+  Call.setMetadata(LLVMContext::MD_range, nullptr);
+  Call.setMetadata(LLVMContext::MD_nonnull, nullptr);
+  Call.setMetadata(LLVMContext::MD_noundef, nullptr);
+}
+
+std::vector<Site> Capture::findSites(Function &F) {
+  std::vector<Site> Sites;
+  SmallVector<CallInst *> Calls;
+  for (Instruction &I : instructions(F))
+    if (auto *Call = dyn_cast<CallInst>(&I); Call && maySuspend(*Call))
+      Calls.push_back(Call);
+  for (CallInst *Call : Calls) {
+    cleanAttributes(*Call);
+    Instruction *Next = Call->getNextNonDebugInstruction();
+    auto *Return = dyn_cast<ReturnInst>(Next);
+    if (Return && (!Return->getReturnValue() || Return->getReturnValue() == Call)) {
+      ++TailCalls;
+      continue;
+    }
+    Call->setTailCallKind(CallInst::TCK_None);
+    Site S;
+    S.Call = Call;
+    S.Head = Call->getParent();
+    S.Behind = SplitBlock(S.Head, Call->getNextNode());
+    Sites.push_back(std::move(S));
+  }
+  return Sites;
+}
+
+// Clones that have to merge more values than this, counted over all sites, keep them in memory: what the code
+// generators need for the merging grows faster than its size.
+constexpr size_t MostMerged = 30;
+
+// A value that few instructions make from other live values is cheaper made again in the clone than saved.
+bool isDerivable(const Instruction &I) {
+  if (isa<GetElementPtrInst, CastInst, CmpInst, SelectInst>(I))
+    return true;
+  const auto *Binary = dyn_cast<BinaryOperator>(&I);
+  return Binary && !Binary->isIntDivRem();
+}
+
+void Capture::choose(Site &S, const Liveness &Live, Refusals &Refused) const {
+  std::vector<Value *> All = Live.liveIn(S.Behind);
+  erase(All, S.Call);
+  DenseSet<Value *> Known(All.begin(), All.end());
+  std::vector<Value *> Saved;
+  for (Value *V : All) {
+    auto *I = dyn_cast<Instruction>(V);
+    // Every operand is live as well, so it is either saved or derived itself; SSA form knows no circles without phis.
+    bool Derived = I && isDerivable(*I) && all_of(I->operands(), [&](const Use &U) {
+                     return isa<Constant>(U.get()) || Known.contains(U.get());
+                   });
+    if (Derived)
+      S.Derived.push_back(I);
+    else
+      Saved.push_back(V);
+    if (V->getType()->isTokenTy() || V->getType()->isMetadataTy() || V->getType()->isLabelTy())
+      Refused.add(*S.Call, "a value of a type without bytes is live across this call");
+  }
+  S.Saved = Frame(std::move(Saved), M.getDataLayout());
+}
+
+// An order in which each derived value follows its operands: definitions dominate uses, so count depth.
+void sortDerived(std::vector<Instruction *> &Derived) {
+  DenseMap<Instruction *, unsigned> Depth;
+  for (bool Changed = true; Changed;) {
+    Changed = false;
+    for (Instruction *I : Derived)
+      for (Value *Operand : I->operands())
+        if (auto *Other = dyn_cast<Instruction>(Operand); Other && is_contained(Derived, Other))
+          if (Depth[I] <= Depth[Other]) {
+            Depth[I] = Depth[Other] + 1;
+            Changed = true;
+          }
+  }
+  stable_sort(Derived, [&](Instruction *A, Instruction *B) { return Depth[A] < Depth[B]; });
+}
+
+// What most sites save gets the lowest offsets, so that it is at the same ones in most frames (Saves.cpp).
+void Capture::putCommonFirst(MutableArrayRef<Site> Sites) const {
+  DenseMap<Value *, unsigned> Users;
+  for (const Site &S : Sites)
+    for (Value *V : S.Saved.values())
+      ++Users[V];
+  for (Site &S : Sites) {
+    std::vector<Value *> Saved = S.Saved.values().vec();
+    stable_sort(Saved, [&](Value *A, Value *B) { return Users.lookup(A) > Users.lookup(B); });
+    S.Saved = Frame(std::move(Saved), M.getDataLayout());
+  }
+}
+
+// Decides between a clone in registers, with a frame of its own for each site, and one in memory.
+std::optional<Slots> Capture::layOut(Function &F, MutableArrayRef<Site> Sites) {
+  size_t Merged = 0;
+  for (const Site &S : Sites)
+    Merged += S.Saved.values().size();
+  std::optional<Slots> Places;
+  if (Merged > MostMerged) {
+    ++InMemory;
+    // Such a clone does the same at all sites, so what one of them saves is saved by all.
+    DenseSet<Value *> Anywhere;
+    for (const Site &S : Sites)
+      Anywhere.insert(S.Saved.values().begin(), S.Saved.values().end());
+    for (Site &S : Sites) {
+      std::vector<Value *> Saved = S.Saved.values().vec();
+      copy_if(S.Derived, std::back_inserter(Saved), [&](Instruction *I) { return Anywhere.contains(I); });
+      erase_if(S.Derived, [&](Instruction *I) { return Anywhere.contains(I); });
+      S.Saved = Frame(std::move(Saved), M.getDataLayout());
+    }
+    Places.emplace(F, Sites);
+    for (Site &S : Sites)
+      S.Saved = Frame(S.Saved.values().vec(), [&](Value *V) { return Places->offset(V); }, M.getDataLayout());
+  }
+  if (!Places)
+    putCommonFirst(Sites);
+  for (Site &S : Sites) {
+    sortDerived(S.Derived);
+    SavedValues += S.Saved.values().size();
+    DerivedValues += S.Derived.size();
+    S.Id = Table.size();
+    Table.emplace_back(&F, S.Saved.size());
+  }
+  return Places;
+}
+
+// The question that SetJump.cpp asks behind each call of a function that uses setjmp.
+CallInst *jumpPending(BasicBlock &Behind) {
+  for (Instruction &I : Behind)
+    if (auto *Call = dyn_cast<CallInst>(&I))
+      if (Function *Callee = calleeOf(*Call); Callee && Callee->getName() == name::JumpPending)
+        return Call;
+  return nullptr;
+}
+
+void Capture::addTest(Function &F, Site &S) {
+  // In a function that uses setjmp, a longjmp to it is looked for before the frame is given up.
+  S.Cold = S.Save;
+  if (CallInst *Pending = jumpPending(*S.Behind)) {
+    auto *Branch = cast<BranchInst>(S.Behind->getTerminator());
+    BasicBlock *Landing = Branch->getSuccessor(0);
+    S.Cold = BasicBlock::Create(C, "gw.jump", &F);
+    IRBuilder<> B(S.Cold);
+    auto *Identity = cast<Instruction>(Pending->getArgOperand(0));
+    if (Identity->getParent() == S.Behind) {
+      Identity = Identity->clone();
+      B.Insert(Identity);
+    }
+    Value *Target = B.CreateLoad(B.getPtrTy(), threadField(B, OffJumpFrame));
+    B.CreateCondBr(B.CreateICmpEQ(Target, Identity), Landing, S.Save);
+    IRBuilder<>(Branch).CreateBr(Branch->getSuccessor(1));
+    Branch->eraseFromParent();
+    Pending->eraseFromParent();
+  }
+
+  S.Head->getTerminator()->eraseFromParent();
+  IRBuilder<> B(S.Head);
+  branchOnState(B, S.Cold, S.Behind);
+}
+
+// The questions behind calls that turned out never to suspend.
+void Capture::dropJumpPending(Function &F) {
+  for (Instruction &I : make_early_inc_range(instructions(F)))
+    if (auto *Call = dyn_cast<CallInst>(&I))
+      if (Function *Callee = calleeOf(*Call); Callee && Callee->getName() == name::JumpPending) {
+        Call->replaceAllUsesWith(ConstantInt::getFalse(C));
+        Call->eraseFromParent();
+      }
+}
+
+// __gw_sites: for each site the clone's address and the size of the frame, 32 bits each. Addresses are below 2 GiB.
+void Capture::defineTable() {
+  Type *I32 = Type::getInt32Ty(C);
+  Type *I64 = Type::getInt64Ty(C);
+  auto *Entry = StructType::get(I32, I32);
+  std::vector<Constant *> Entries;
+  for (auto [Clone, Size] : Table) {
+    Constant *Address = ConstantExpr::getTrunc(ConstantExpr::getPtrToInt(Clone, I64), I32);
+    Entries.push_back(ConstantStruct::get(Entry, {Address, ConstantInt::get(I32, Size)}));
+  }
+  auto *ArrayTy = ArrayType::get(Entry, Entries.size());
+  auto Define = [&](StringRef Name, Constant *Value) {
+    auto *G = new GlobalVariable(M, Value->getType(), true, GlobalValue::ExternalLinkage, Value, Name);
+    G->setSection(".gw.sites");
+    G->setAlignment(Align(8));
+  };
+  Define(name::Sites, ConstantArray::get(ArrayTy, Entries));
+  Define(name::SiteCount, ConstantInt::get(I64, Table.size()));
+}
+
+void Capture::run() {
+  Refusals Refused("gw-capture");
+  if (Wanted != Amount::Nothing)
+    findSuspendable();
+  for (Function *F : Suspendable)
+    cleanAttributes(*F);
+
+  for (Function *F : Suspendable) {
+    std::vector<Site> Sites = findSites(*F);
+    if (Sites.empty())
+      continue;
+    unsigned First = Table.size();
+    Liveness Live(*F);
+    for (Site &S : Sites)
+      if (Wanted == Amount::Everything)
+        choose(S, Live, Refused);
+    Refused.exitIfAny();
+    std::optional<Slots> Places = layOut(*F, Sites);
+    makeSaves(*F, Sites);
+    for (Site &S : Sites)
+      addTest(*F, S);
+    dropJumpPending(*F);
+    if (Wanted != Amount::Everything)
+      continue;
+    Function *Clone = Places ? makeResumeCloneInMemory(*F, Sites, *Places) : makeResumeClone(*F, Sites);
+    for (unsigned I = First; I < Table.size(); ++I)
+      Table[I].first = Clone;
+    removeUnreachableBlocks(*F);
+    for (Function *Made : {F, Clone})
+      if (verifyFunction(*Made, &errs()))
+        report_fatal_error("gw-capture made an invalid function of '" + F->getName() + "'");
+  }
+  for (Function &F : M)
+    if (!F.isDeclaration())
+      dropJumpPending(F);
+  defineTable();
+  report("capture", {{"suspendable", Suspendable.size()},
+                     {"sites", Table.size()},
+                     {"tail-calls", TailCalls},
+                     {"clones-in-memory", InMemory},
+                     {"saved-values", SavedValues},
+                     {"derived-values", DerivedValues}});
+}
+
+} // namespace
+
+PreservedAnalyses CapturePass::run(Module &M, ModuleAnalysisManager &) {
+  Capture(M, Wanted).run();
+  return PreservedAnalyses::none();
+}
+
+} // namespace godwit

@@ -1,0 +1,75 @@
+// Where a process starts, how a thread changes to its native stack, and the kernel call that a request can end.
+
+    .section .note.GNU-stack, "", %progbits
+    .text
+
+// The kernel enters here; its stack holds argc, argv, envp and auxv.
+    .globl _start
+    .type _start, %function
+_start:
+    mov x29, #0
+    mov x30, #0
+    mov x0, sp
+    bl gw_start
+    brk #1
+    .size _start, . - _start
+
+// long gw_on_stack(void *top, long (*function)(void *), void *argument)
+    .globl gw_on_stack
+    .type gw_on_stack, %function
+gw_on_stack:
+    stp x29, x30, [sp, #-16]!
+    mov x29, sp
+    mov sp, x0
+    mov x0, x2
+    blr x1
+    mov sp, x29
+    ldp x29, x30, [sp], #16
+    ret
+    .size gw_on_stack, . - gw_on_stack
+
+// long gw_clone(long flags, void *stack, uint32_t *word, void *block): the kernel keeps the thread's number in `word` as
+// long as the thread is there. The thread begins with gw_thread_main(block).
+    .globl gw_clone
+    .type gw_clone, %function
+gw_clone:
+    mov x4, x2
+    mov x8, #220
+    svc #0
+    cbz x0, 1f
+    ret
+1:  mov x29, #0
+    mov x30, #0
+    mrs x0, tpidr_el0
+    bl gw_thread_main
+    brk #1
+    .size gw_clone, . - gw_clone
+
+// long __gw_native(long number, long a, …, long f). Between begin and end the call has not taken effect, also when the
+// kernel is about to restart it: a request that arrives there (GW_REQUEST_CAPTURE or _SIGNAL) makes it GW_ABANDONED.
+    .globl __gw_native
+    .type __gw_native, %function
+__gw_native:
+    mov x8, x0
+    mov x0, x1
+    mov x1, x2
+    mov x2, x3
+    mov x3, x4
+    mov x4, x5
+    mov x5, x6
+    .globl gw_window_begin, gw_window_call, gw_window_end, gw_window_abandon
+gw_window_begin:
+    mrs x9, tpidr_el0
+    ldr w10, [x9, #8]
+    tbnz w10, #0, 1f
+    tbnz w10, #2, 1f
+gw_window_call:
+    svc #0
+gw_window_end:
+    ret
+1:  ldr w10, [x9, #96] // gw_thread.uninterrupted
+    cbnz w10, gw_window_call
+gw_window_abandon:
+    mov x0, #-4096
+    ret
+    .size __gw_native, . - __gw_native

@@ -1,0 +1,85 @@
+// Every kernel call of the program. This code is part of the program and can be captured. A call that a request has
+// ended before it took effect is issued again behind the poll, unless it was waiting and a handler has run that ends
+// it. When a call is over, so are the handlers of the signals that it has let through.
+#include "identity.h"
+#include "memory.h"
+#include "signals.h"
+
+long __gw_syscall(long nr, long a, long b, long c, long d, long e, long f);
+long __gw_syscall_cp(volatile int *cancel, long nr, long a, long b, long c, long d, long e, long f);
+
+// signalfd must not take the reserved signal.
+NOSUSPEND static long signal_descriptor(long descriptor, const uint64_t *mask, long size, long flags) {
+    uint64_t allowed;
+    if (!mask)
+        return __gw_kernel(NR_signalfd4, descriptor, 0, size, flags, 0, 0);
+    allowed = *mask & ~GW_NEVER_BLOCKED;
+    return __gw_kernel(NR_signalfd4, descriptor, (long)&allowed, size, flags, 0, 0);
+}
+
+// One attempt.
+NOSUSPEND static long issue(long nr, long a, long b, long c, long d, long e, long f) {
+    long result;
+    switch (nr) {
+    case NR_kill:
+    case NR_tkill:
+    case NR_rt_sigqueueinfo:
+        return b == GW_RESERVED_SIGNAL ? -EINVAL : gw_own_call(nr, a, b, c, d, e, f);
+    case NR_tgkill:
+    case NR_rt_tgsigqueueinfo:
+        return c == GW_RESERVED_SIGNAL ? -EINVAL : gw_own_call(nr, a, b, c, d, e, f);
+    case NR_rt_sigaction:
+        return gw_sigaction((int)a, (const void *)b, (void *)c, (unsigned long)d);
+    case NR_rt_sigprocmask:
+        return gw_sigprocmask((int)a, (const uint64_t *)b, (uint64_t *)c, (unsigned long)d);
+    case NR_rt_sigpending:
+        return gw_sigpending((uint64_t *)a, (unsigned long)b);
+    case NR_sigaltstack:
+        return gw_sigaltstack((const void *)a, (void *)b);
+    case NR_signalfd4:
+        return signal_descriptor(a, (const uint64_t *)b, c, d);
+    case NR_timer_create:
+        return gw_timer_create((int)a, (const void *)b, (int *)c);
+    case NR_timer_gettime:
+    case NR_timer_getoverrun:
+    case NR_timer_settime:
+    case NR_timer_delete:
+        return gw_timer_call(nr, (int)a, b, c, d);
+    case NR_clock_gettime:
+        return gw_clock_gettime((int)a, (struct gw_time *)b);
+    case NR_clone:
+        result = gw_own_call(nr, a, b, c, d, e, f);
+        if (result == 0)
+            gw_signals_forked();
+        return result;
+    default:
+        return gw_is_memory_call(nr) ? gw_memory_call(nr, a, b, c, d, e, f) : gw_own_call(nr, a, b, c, d, e, f);
+    }
+}
+
+static inline long perform(volatile int *cancel, long nr, long a, long b, long c, long d, long e, long f) {
+    struct gw_signals *signals = gw_signals_of(gw_self());
+    int entered = 0;
+    signals->interrupted = GW_NOT_INTERRUPTED;
+    for (;;) {
+        if (cancel && *cancel)
+            return GW_CANCELLED;
+        signals->entered = 0;
+        long result = issue(nr, a, b, c, d, e, f);
+        entered |= signals->entered != 0;
+        gw_settle();
+        if (result != GW_ABANDONED)
+            return result;
+        if (gw_ends(signals, nr, entered))
+            return -EINTR;
+    }
+}
+
+long __gw_syscall(long nr, long a, long b, long c, long d, long e, long f) {
+    return gw_is_wait(nr) ? gw_waiting_call(0, nr, a, b, c, d, e, f) : perform(0, nr, a, b, c, d, e, f);
+}
+
+// A cancellation point.
+long __gw_syscall_cp(volatile int *cancel, long nr, long a, long b, long c, long d, long e, long f) {
+    return gw_is_wait(nr) ? gw_waiting_call(cancel, nr, a, b, c, d, e, f) : perform(cancel, nr, a, b, c, d, e, f);
+}

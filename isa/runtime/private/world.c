@@ -1,0 +1,249 @@
+// How all threads come to stand still for a capture.
+//
+//     somebody asks (signal, timer, counted poll)
+//        → a thread that sees the request at a poll stops the world: it sets the request of every live thread and
+//          sends each GW_SIGNAL, which takes it out of a kernel call that has not taken effect
+//        → each gives up its frames and parks
+//        → the last one that parks writes the state and ends the process, or lets all go on (GODWIT_STATE_TURN)
+//
+// A thread is live from just before the kernel starts it until it is about to end. Handlers only set bits; all else is
+// done under one lock, outside of handlers.
+#include "private.h"
+
+enum { SI_TKILL = -6, EAGAIN = 11 };
+enum { SIG_UNBLOCK = 1, SIGNAL_SET_BYTES = 8 };
+
+struct gw_native_thread gw_native_threads[GW_SLOTS];
+uint32_t gw_process;
+
+void __gw_sigreturn(void);
+
+static struct {
+    uint32_t lock;
+    uint32_t live;      // threads that take part
+    uint32_t parked;    // of these
+    uint32_t stops;     // that are over
+    uint32_t bell;      // changes when parked threads have to look again
+    uint32_t slots;     // all live ones are below
+    uint32_t stopping;  // requests have been sent
+    uint32_t wanted;    // a handler has seen a request for a capture that no stop has taken up yet
+    uint64_t polls;     // counted since the last stop
+    uint64_t requested; // when the capture was asked for; 0: not
+} world;
+
+static uint32_t lasting_request(void) { return gw_settings.polls != 0 ? GW_REQUEST_COUNT : 0; }
+
+static void note_time(void) {
+    if (!gw_settings.report)
+        return;
+    uint64_t none = 0;
+    uint64_t now = gw_nanoseconds();
+    (void)__atomic_compare_exchange_n(&world.requested, &none, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+static void on_request(int signal, void *information, void *context) {
+    struct gw_thread *thread = gw_this_thread();
+    int code = ((const int *)information)[2];
+    // Who stops the world has set the request already.
+    if (signal != GW_SIGNAL || code != SI_TKILL) {
+        note_time();
+        __atomic_store_n(&world.wanted, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_or(&thread->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
+    }
+    gw_leave_window(thread, context, 1);
+}
+
+static void listen(uint64_t signal, void (*handler)(int, void *, void *)) {
+    enum { SA_SIGINFO = 4, SA_RESTART = 0x10000000 };
+    struct {
+        void (*handler)(int, void *, void *);
+        uint64_t flags;
+        void (*restorer)(void);
+        uint64_t mask;
+    } action = {handler, SA_SIGINFO | SA_RESTART | GW_SA_RESTORER, __gw_sigreturn, UINT64_MAX};
+    long error = gw_call(GW_NR_rt_sigaction, (long)signal, (long)&action, 0, SIGNAL_SET_BYTES, 0, 0);
+    // Whoever started the program may have it blocked.
+    uint64_t set = 1UL << (signal - 1);
+    if (error == 0)
+        error = gw_call(GW_NR_rt_sigprocmask, SIG_UNBLOCK, (long)&set, 0, SIGNAL_SET_BYTES, 0, 0);
+    if (error != 0)
+        gw_fail("cannot listen for a signal", 0, error);
+}
+
+static void send_stop(uint32_t slot) {
+    uint32_t tid = __atomic_load_n(&gw_native_threads[slot].tid, __ATOMIC_SEQ_CST);
+    // It has not begun yet: its first kernel call or poll will see the request.
+    if (tid == 0)
+        return;
+    for (;;) {
+        long error = gw_call(GW_NR_tgkill, gw_process, tid, GW_SIGNAL, 0, 0, 0);
+        if (error == 0)
+            return;
+        // The user's limit of queued signals is reached; the receivers are about to take theirs.
+        if (error != -EAGAIN)
+            gw_fail("cannot stop a thread", 0, error);
+        (void)gw_call(GW_NR_sched_yield, 0, 0, 0, 0, 0, 0);
+    }
+}
+
+// With the lock.
+static void begin_stop(const struct gw_thread *self) {
+    world.stopping = 1;
+    __atomic_store_n(&world.wanted, 0, __ATOMIC_SEQ_CST);
+    for (uint32_t slot = 0; slot < world.slots; slot++) {
+        if (!gw_native_threads[slot].live)
+            continue;
+        __atomic_fetch_or(&gw_thread_of_slot(slot)->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
+        if (slot != self->slot)
+            send_stop(slot);
+    }
+}
+
+// At a poll that has seen GW_REQUEST_CAPTURE.
+void gw_stop_world(struct gw_thread *thread) {
+    if (__atomic_load_n(&world.stopping, __ATOMIC_ACQUIRE))
+        return;
+    __gw_lock(&world.lock);
+    if (!world.stopping)
+        begin_stop(thread);
+    __gw_unlock(&world.lock);
+}
+
+// Polls are counted over all threads; those between the request and the park do not count. Where there are several, nor
+// does a thread's first one behind a stop: threads that wait have to come back to their kernel calls, or they would
+// stop the world among themselves at each poll of that way, and the one they wait for would hardly get on.
+void gw_count_polls(struct gw_thread *thread) {
+    struct gw_native_thread *native = &gw_native_threads[thread->slot];
+    int is_first = native->resumed;
+    native->resumed = 0;
+    if (is_first && __atomic_load_n(&world.live, __ATOMIC_RELAXED) > 1)
+        return;
+    if (__atomic_load_n(&world.stopping, __ATOMIC_RELAXED) ||
+        __atomic_add_fetch(&world.polls, 1, __ATOMIC_RELAXED) != gw_settings.polls)
+        return;
+    note_time();
+    __atomic_fetch_or(&thread->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
+}
+
+static void ring(void) {
+    __atomic_fetch_add(&world.bell, 1, __ATOMIC_RELEASE);
+    gw_wake(&world.bell, GW_FUTEX_PRIVATE);
+}
+
+// With the lock, when every live thread is parked.
+static void finish_stop(const struct gw_thread *self) {
+    uint64_t parked = gw_settings.report ? gw_nanoseconds() : 0;
+    for (uint32_t slot = 0; slot < world.slots; slot++)
+        if (gw_native_threads[slot].live)
+            __atomic_fetch_and(&gw_thread_of_slot(slot)->request, GW_REQUEST_SIGNAL, __ATOMIC_SEQ_CST);
+    if (!gw_settings.turn) {
+        if (!gw_settings.save)
+            gw_fail("a capture was asked for, but GODWIT_STATE_SAVE does not say where to", 0, 0);
+        gw_save_signals();
+        gw_save_state(gw_settings.save);
+        if (gw_settings.report)
+            gw_report_capture(world.requested, parked, gw_nanoseconds());
+        if (gw_settings.next) {
+            gw_block_signals();
+            gw_become_next();
+        }
+        gw_exit(GW_EXIT_CAPTURED);
+    }
+    for (uint32_t slot = 0; slot < world.slots; slot++)
+        if (gw_native_threads[slot].live)
+            __atomic_fetch_or(&gw_thread_of_slot(slot)->request, lasting_request(), __ATOMIC_SEQ_CST);
+    world.polls = 0;
+    world.parked = 0;
+    __atomic_store_n(&world.requested, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&world.stopping, 0, __ATOMIC_RELEASE);
+    world.stops++;
+    // Somebody asked again meanwhile.
+    if (__atomic_load_n(&world.wanted, __ATOMIC_SEQ_CST))
+        begin_stop(self);
+    ring();
+}
+
+// All frames of this thread have returned. Comes back when it is to go on.
+void gw_park(struct gw_thread *thread) {
+    __gw_lock(&world.lock);
+    uint32_t stop = world.stops;
+    world.parked++;
+    if (!gw_settings.turn)
+        gw_park_signals(thread, world.parked == 1);
+    while (world.stops == stop) {
+        if (world.parked == world.live) {
+            finish_stop(thread);
+            break;
+        }
+        uint32_t bell = __atomic_load_n(&world.bell, __ATOMIC_ACQUIRE);
+        __gw_unlock(&world.lock);
+        gw_wait(&world.bell, bell, GW_FUTEX_PRIVATE);
+        __gw_lock(&world.lock);
+    }
+    __gw_unlock(&world.lock);
+    gw_native_threads[thread->slot].resumed = 1;
+}
+
+// A thread that is about to be started. During a stop it is told to park as soon as it can.
+void gw_enter_world(struct gw_thread *thread) {
+    __gw_lock(&world.lock);
+    uint32_t request = lasting_request() | (world.stopping ? GW_REQUEST_CAPTURE : 0);
+    __atomic_store_n(&thread->request, (thread->request & GW_REQUEST_SIGNAL) | request, __ATOMIC_SEQ_CST);
+    gw_native_threads[thread->slot].live = 1;
+    world.live++;
+    if (thread->slot >= world.slots)
+        world.slots = thread->slot + 1;
+    __gw_unlock(&world.lock);
+}
+
+// A thread that has changed its last bit of neutral memory, or could not be started. Its signals are blocked; a request
+// that only it has seen goes on to the others.
+void gw_leave_world(struct gw_thread *thread) {
+    __gw_lock(&world.lock);
+    gw_native_threads[thread->slot].live = 0;
+    world.live--;
+    if (!world.stopping && __atomic_load_n(&world.wanted, __ATOMIC_SEQ_CST))
+        begin_stop(thread);
+    if (world.stopping)
+        ring();
+    __gw_unlock(&world.lock);
+}
+
+// The child of a fork has this thread only, and nobody who could be asked to stop.
+void gw_forked_world(struct gw_thread *thread) {
+    for (uint32_t slot = 0; slot < world.slots; slot++)
+        gw_native_threads[slot].live = slot == thread->slot;
+    world.lock = 0;
+    world.live = 1;
+    world.parked = 0;
+    world.stopping = 0;
+    world.wanted = 0;
+    __atomic_fetch_and(&thread->request, ~(uint32_t)GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
+}
+
+static void start_timer(uint64_t microseconds) {
+    enum { CLOCK_MONOTONIC = 1, SIGEV_SIGNAL = 0, MILLION = 1000000 };
+    struct {
+        uint64_t value;
+        int signal, notify;
+        char rest[48];
+    } event = {.signal = GW_SIGNAL, .notify = SIGEV_SIGNAL};
+    int timer;
+    long error = gw_call(GW_NR_timer_create, CLOCK_MONOTONIC, (long)&event, (long)&timer, 0, 0, 0);
+    // A time of zero would not arm it.
+    uint64_t time[4] = {0, 0, microseconds / MILLION, microseconds % MILLION * 1000 + (microseconds == 0)};
+    if (error == 0)
+        error = gw_call(GW_NR_timer_settime, timer, 0, (long)time, 0, 0, 0);
+    if (error != 0)
+        gw_fail("cannot start the timer of GODWIT_STATE_TIMER", 0, error);
+}
+
+// From now on requests are heard. Threads that are there already begin to count when they enter.
+void gw_arm(void) {
+    if (gw_settings.polls != 0 || gw_settings.signal != 0 || gw_settings.timer != 0)
+        listen(GW_SIGNAL, on_request);
+    if (gw_settings.signal != 0 && gw_settings.signal != GW_SIGNAL)
+        listen(gw_settings.signal, on_request);
+    if (gw_settings.timer != 0)
+        start_timer(gw_settings.timer);
+}

@@ -1,0 +1,75 @@
+// Where a process starts, how a thread changes to its native stack, and the kernel call that a request can end.
+
+    .section .note.GNU-stack, "", @progbits
+    .text
+
+// The kernel enters here; its stack holds argc, argv, envp and auxv.
+    .globl _start
+    .type _start, @function
+_start:
+    xorl %ebp, %ebp
+    movq %rsp, %rdi
+    andq $-16, %rsp
+    call gw_start
+    hlt
+    .size _start, . - _start
+
+// long gw_on_stack(void *top, long (*function)(void *), void *argument)
+    .globl gw_on_stack
+    .type gw_on_stack, @function
+gw_on_stack:
+    pushq %rbp
+    movq %rsp, %rbp
+    movq %rdi, %rsp
+    movq %rdx, %rdi
+    call *%rsi
+    movq %rbp, %rsp
+    popq %rbp
+    ret
+    .size gw_on_stack, . - gw_on_stack
+
+// long gw_clone(long flags, void *stack, uint32_t *word, void *block): the kernel keeps the thread's number in `word` as
+// long as the thread is there. The thread begins with gw_thread_main(block).
+    .globl gw_clone
+    .type gw_clone, @function
+gw_clone:
+    movq %rcx, %r8
+    movq %rcx, %r9
+    movq %rdx, %r10
+    movl $56, %eax
+    syscall
+    testq %rax, %rax
+    jz 1f
+    ret
+1:  xorl %ebp, %ebp
+    movq %r9, %rdi
+    call gw_thread_main
+    hlt
+    .size gw_clone, . - gw_clone
+
+// long __gw_native(long number, long a, …, long f). Between begin and end the call has not taken effect, also when the
+// kernel is about to restart it: a request that arrives there (GW_REQUEST_CAPTURE or _SIGNAL) makes it GW_ABANDONED.
+    .globl __gw_native
+    .type __gw_native, @function
+__gw_native:
+    movq %rdi, %rax
+    movq %rsi, %rdi
+    movq %rdx, %rsi
+    movq %rcx, %rdx
+    movq %r8, %r10
+    movq %r9, %r8
+    movq 8(%rsp), %r9
+    .globl gw_window_begin, gw_window_call, gw_window_end, gw_window_abandon
+gw_window_begin:
+    testl $5, %fs:8
+    jnz 1f
+gw_window_call:
+    syscall
+gw_window_end:
+    ret
+1:  cmpl $0, %fs:96 // gw_thread.uninterrupted
+    jne gw_window_call
+gw_window_abandon:
+    movq $-4096, %rax
+    ret
+    .size __gw_native, . - __gw_native
