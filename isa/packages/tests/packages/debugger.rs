@@ -20,7 +20,7 @@ const SOURCE: &str = "#include <stdio.h>\n\
     }\n\
     int main(void) {\n\
         int sum = 0;\n\
-        for (int round = 1; round <= 200; round++)\n\
+        for (int round = 1; round <= 20000; round++)\n\
             sum += area(&corners[round & 1], round);\n\
         printf(\"%d\\n\", sum);\n\
         return 0;\n\
@@ -108,8 +108,10 @@ fn gdb_shows_the_lines_of_what_goes_on_after_a_move() -> Result<()> {
     let place = tempfile::tempdir()?;
     let executable = build(place.path())?;
     let state = place.path().join("state");
+    // The C library polls too, before `main`, while it reads the environment: far fewer times than this.
     let left = Command::new(executable(SETS[0]))
-        .env("GODWIT_STATE_POLLS", "100")
+        .env_clear()
+        .env("GODWIT_STATE_POLLS", "10000")
         .env("GODWIT_STATE_SAVE", &state)
         .status()
         .context("cannot run the program")?;
