@@ -117,10 +117,17 @@ fn a_program_does_not_see_the_settings() -> Result<()> {
 fn a_timer_finds_a_poll_soon_wherever_the_program_is() -> Result<()> {
     let program = program("busy.c")?;
     let kinds = ["recursion", "loop", "nested", "irreducible", "indirect", "string", "sleep", "threads"];
+    // A hole costs tens of milliseconds each time. Others use this machine as well, and a thread that waits for a core
+    // is late too, but not each time: one that was soon is enough.
+    const SOON: Duration = Duration::from_millis(5);
     for kind in kinds {
         let state = program.directory.path().join(format!("{kind}.state"));
         let mut waits = Vec::new();
-        for _ in 0..5 {
+        while !waits.last().is_some_and(|&wait| wait < SOON) {
+            ensure!(
+                waits.len() < 50,
+                "{kind}: never parked within {SOON:?} of the request, but after {waits:?}"
+            );
             let output = run::command(&program, Set::X86_64)
                 .arg(kind)
                 .env("GODWIT_STATE_SAVE", &state)
@@ -130,14 +137,7 @@ fn a_timer_finds_a_poll_soon_wherever_the_program_is() -> Result<()> {
             ensure!(output.status.code() == CAPTURED, "{kind}: {output:?}");
             waits.push(parked_after(&String::from_utf8_lossy(&output.stderr))?);
         }
-        waits.sort();
         println!("{kind}: request to parked {waits:?}");
-        // The best of five, since others use this machine as well; a hole costs tens of milliseconds each time.
-        ensure!(
-            waits[0] < Duration::from_millis(5),
-            "{kind}: parked {:?} after the request at best",
-            waits[0]
-        );
     }
     Ok(())
 }
