@@ -1,91 +1,29 @@
 //! State files that were damaged: godwit-state refuses each with its sentence, and so does the program's own runtime
 //! when it is handed one directly. Never a crash, never a resume from something else than was captured.
 
+#[path = "support/bench.rs"]
+mod bench;
 #[path = "support/programs.rs"]
 mod programs;
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
 use godwit_isa_state::plan::{self, PAGE, Quarter, Slot};
 use godwit_isa_state::{HEADER, Program, Set, StateFile};
 
-use programs::{capture, godwit_state, program, run, stderr};
+use bench::{Bench, refused};
+use programs::{godwit_state, program, run, stderr};
 use support::{BYTES, DESCRIPTOR, MAPPING, PAST_END, PROCESS, THREAD, borders, raw, seal, seal_header};
 
-/// A sound state in a directory of its own, which the tests damage.
-struct Bench {
-    _directory: tempfile::TempDir,
-    state: PathBuf,
-    sound: Vec<u8>,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let state = directory.path().join("state");
-        capture(program("travels"), Set::X86_64, 1500, &state, &["12"]);
-        let sound = std::fs::read(&state).expect("it was written");
-        Self { _directory: directory, state, sound }
-    }
-
-    /// The state with some change, sealed or not.
-    fn with(&self, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-        let mut file = self.sound.clone();
-        change(&mut file);
-        file
-    }
-
-    fn put(&self, file: &[u8]) {
-        std::fs::write(&self.state, file).expect("it is ours");
-    }
-
-    /// Asserts that godwit-state refuses to go on from a file, and to tell what is in it when it is no state at all.
-    fn refused_by_godwit_state(&self, file: &[u8], what: &str, why: &str) {
-        self.put(file);
-        let mut command = godwit_state();
-        refused(
-            &run(command.arg("resume").arg(&self.state).arg("--program").arg(&program("travels").prog)),
-            what,
-            why,
-        );
-        refused(
-            &run(godwit_state()
-                .arg("inspect")
-                .arg(&self.state)
-                .arg("--program")
-                .arg(&program("travels").prog)),
-            what,
-            why,
-        );
-    }
-
-    /// Asserts that the runtime of a set does.
-    fn refused_by_runtime(&self, set: Set, file: &[u8], what: &str, why: &str) {
-        self.put(file);
-        refused(&self.runtime(set), &format!("{what} on {}", set.name()), why);
-    }
-
-    fn runtime(&self, set: Set) -> Output {
-        program("travels")
-            .command(set)
-            .env("GODWIT_STATE_RESUME", &self.state)
-            .output()
-            .expect("the program can be started")
-    }
-}
-
-fn refused(output: &Output, what: &str, why: &str) {
-    let said = stderr(output);
-    assert_eq!(output.status.code(), Some(125), "{what}: {}: {said}", output.status);
-    assert!(output.stdout.is_empty(), "{what}: the program went on");
-    assert!(said.contains(why), "{what}: \"{why}\" is missing in: {said}");
+/// The state that is damaged.
+fn sound() -> Bench {
+    Bench::new("travels", 1500, &["12"])
 }
 
 #[test]
 fn every_field_of_the_header_that_is_altered_is_told() {
-    let bench = Bench::new();
+    let bench = sound();
     // Field and offset; what godwit-state and the runtime say, as altered and with right sums again.
     let damaged = ("the header was altered", "header is damaged");
     let fields = [
@@ -127,7 +65,7 @@ fn every_field_of_the_header_that_is_altered_is_told() {
 
 #[test]
 fn descriptors_that_cannot_be_are_refused_by_the_runtime_too() {
-    let bench = Bench::new();
+    let bench = sound();
     let borders = borders(&bench.sound);
     let kind = |at: usize| u32::from_le_bytes(bench.sound[at..at + 4].try_into().expect("four"));
     let begins: Vec<usize> = borders[..borders.len() - 1].to_vec();
@@ -171,7 +109,7 @@ fn descriptors_that_cannot_be_are_refused_by_the_runtime_too() {
 
 #[test]
 fn a_state_of_another_build_is_refused_with_both_builds() {
-    let bench = Bench::new();
+    let bench = sound();
     let basics = program("basics");
     for verb in ["resume", "inspect"] {
         let output = run(godwit_state().arg(verb).arg(&bench.state).arg("--program").arg(&basics.prog));
@@ -182,7 +120,7 @@ fn a_state_of_another_build_is_refused_with_both_builds() {
 
 #[test]
 fn a_file_that_ends_at_a_section_or_beside_one_is_refused() {
-    let bench = Bench::new();
+    let bench = sound();
     let borders = borders(&bench.sound);
     let (end, borders) = borders.split_last().expect("there are sections");
     assert_eq!(*end, bench.sound.len());
@@ -216,7 +154,7 @@ fn a_file_that_ends_at_a_section_or_beside_one_is_refused() {
 
 #[test]
 fn a_byte_that_is_altered_anywhere_is_refused() {
-    let bench = Bench::new();
+    let bench = sound();
     let seed = std::env::var("GODWIT_ISA_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     println!("GODWIT_ISA_SEED={seed}");
@@ -257,7 +195,7 @@ fn with_section(sound: &[u8], section: &[u8]) -> Vec<u8> {
 
 #[test]
 fn sections_that_were_forged_with_right_sums_are_refused() {
-    let bench = Bench::new();
+    let bench = sound();
     let (data, heap) = (plan::DATA.start, plan::HEAP.start);
     let continuation = Slot::MAIN.quarter(Quarter::Continuation).start;
     let native = Slot::MAIN.quarter(Quarter::NativeStack).start;
@@ -388,7 +326,7 @@ fn offset_of(file: &[u8], address: u64) -> usize {
 
 #[test]
 fn frames_and_control_blocks_that_were_forged_with_right_sums_are_refused() {
-    let bench = Bench::new();
+    let bench = sound();
     let block = Slot::MAIN.control_block();
     let pointer = offset_of(&bench.sound, block + 24);
     let end = u64::from_le_bytes(bench.sound[pointer..pointer + 8].try_into().expect("eight"));
@@ -525,7 +463,7 @@ fn capture_threads(path: &Path) -> Vec<u8> {
 
 #[test]
 fn an_executable_that_was_damaged_is_refused_or_read_within_its_bounds() {
-    let bench = Bench::new();
+    let bench = sound();
     let path = program("travels").executable(Set::X86_64);
     let sound = std::fs::read(&path).expect("it was built");
     let state = StateFile::open(&bench.state).expect("it is sound");

@@ -2,69 +2,49 @@
 //! table of mappings. godwit-state refuses each, and so does the runtime of both sets: never a crash, never a program
 //! that goes on from something else than was captured.
 
+#[path = "support/bench.rs"]
+mod bench;
 #[path = "support/programs.rs"]
 mod programs;
 mod support;
-
-use std::path::PathBuf;
-use std::process::Output;
 
 use godwit_isa_state::plan::{self, PAGE, Quarter, Slot};
 use godwit_isa_state::{HEADER, Set};
 use object::{Object as _, ObjectSymbol as _};
 
-use programs::{capture, godwit_state, program, run, stderr};
+use bench::{Bench, refused};
+use programs::{godwit_state, program, run, stderr};
 use support::{BYTES, borders, raw, seal};
 
 /// Says so where godwit-state does not look, but leaves it to the runtime.
 const ONLY_RUNTIME: &str = "";
 
-struct Bench {
-    _directory: tempfile::TempDir,
-    state: PathBuf,
-    sound: Vec<u8>,
+/// The state whose records are forged.
+fn sound() -> Bench {
+    Bench::new("handles", 3000, &[])
 }
 
-impl Bench {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let state = directory.path().join("state");
-        capture(program("handles"), Set::X86_64, 3000, &state, &[]);
-        let sound = std::fs::read(&state).expect("it was written");
-        Self { _directory: directory, state, sound }
-    }
+/// The address of a variable of the runtime's.
+fn symbol(name: &str) -> u64 {
+    let bytes = std::fs::read(program("handles").executable(Set::X86_64)).expect("it was built");
+    let file = object::File::parse(&*bytes).expect("it is ELF");
+    file.symbols().find(|symbol| symbol.name() == Ok(name)).expect("the runtime has it").address()
+}
 
-    /// The address of a variable of the runtime's.
-    fn symbol(name: &str) -> u64 {
-        let bytes = std::fs::read(program("handles").executable(Set::X86_64)).expect("it was built");
-        let file = object::File::parse(&*bytes).expect("it is ELF");
-        file.symbols().find(|symbol| symbol.name() == Ok(name)).expect("the runtime has it").address()
-    }
-
-    fn runtime(&self, set: Set) -> Output {
-        let mut command = program("handles").command(set);
-        command.env("GODWIT_STATE_RESUME", &self.state).output().expect("it starts")
-    }
-
-    /// Asserts that a state with these numbers at these addresses is refused by everybody.
-    fn refused(&self, what: &str, forged: &[(u64, Value)], ours: &str, runtime: &str) {
-        let mut file = self.sound.clone();
+/// Asserts that a state with these numbers at these addresses is refused by everybody.
+fn refused_with(bench: &Bench, what: &str, forged: &[(u64, Value)], ours: &str, runtime: &str) {
+    let file = bench.with(|file| {
         for (address, value) in forged {
-            write(&mut file, *address, &value.bytes());
+            write(file, *address, &value.bytes());
         }
-        seal(&mut file);
-        std::fs::write(&self.state, &file).expect("it is ours");
-        if ours != ONLY_RUNTIME {
-            let output = run(godwit_state()
-                .arg("resume")
-                .arg(&self.state)
-                .arg("--program")
-                .arg(&program("handles").prog));
-            is_refusal(&output, what, ours);
-        }
-        for set in Set::ALL {
-            is_refusal(&self.runtime(set), &format!("{what} on {}", set.name()), runtime);
-        }
+        seal(file);
+    });
+    bench.put(&file);
+    if ours != ONLY_RUNTIME {
+        refused(&bench.godwit_state("resume"), what, ours);
+    }
+    for set in Set::ALL {
+        refused(&bench.runtime(set), &format!("{what} on {}", set.name()), runtime);
     }
 }
 
@@ -83,13 +63,6 @@ impl Value {
             Long(value) => value.to_le_bytes().to_vec(),
         }
     }
-}
-
-fn is_refusal(output: &Output, what: &str, why: &str) {
-    let said = stderr(output);
-    assert_eq!(output.status.code(), Some(125), "{what}: {}: {said}", output.status);
-    assert!(output.stdout.is_empty(), "{what}: the program went on");
-    assert!(said.contains(why), "{what}: \"{why}\" is missing in: {said}");
 }
 
 /// Puts bytes at an address of the program: where the file has them, or in a section of their own where it has zeros.
@@ -113,7 +86,7 @@ fn write(file: &mut Vec<u8>, address: u64, bytes: &[u8]) {
 
 #[test]
 fn the_state_that_is_forged_here_is_sound() {
-    let bench = Bench::new();
+    let bench = sound();
     let whole = run(godwit_state().arg("run").arg(&program("handles").prog));
     assert_eq!(whole.status.code(), Some(5), "{}", stderr(&whole));
     let expected = String::from_utf8(whole.stdout).expect("text");
@@ -128,7 +101,7 @@ fn the_state_that_is_forged_here_is_sound() {
 
 #[test]
 fn forged_control_blocks_are_refused() {
-    let bench = Bench::new();
+    let bench = sound();
     let block = Slot::MAIN.control_block();
     let thread = "thread is damaged";
     for (what, forged, ours) in [
@@ -145,12 +118,13 @@ fn forged_control_blocks_are_refused() {
         ("a word to clear that is not mapped", (block + 88, Long(plan::MAP.end - 64)), ONLY_RUNTIME),
         ("another thread's number", (block + 80, Word(3)), ONLY_RUNTIME),
     ] {
-        bench.refused(what, &[forged], ours, thread);
+        refused_with(&bench, what, &[forged], ours, thread);
     }
-    let threads = Bench::symbol("__gw_threads");
+    let threads = symbol("__gw_threads");
     let nobody = "no thread to go on with";
-    bench.refused("no process", &[(threads, Word(0))], ONLY_RUNTIME, thread);
-    bench.refused(
+    refused_with(&bench, "no process", &[(threads, Word(0))], ONLY_RUNTIME, thread);
+    refused_with(
+        &bench,
         "process beyond",
         &[(threads, Word(1 << 22)), (block + 80, Word(1 << 22))],
         ONLY_RUNTIME,
@@ -163,9 +137,10 @@ fn forged_control_blocks_are_refused() {
         [("nowhere", 64), ("in text", plan::TEXT.start + 64), ("not mapped", plan::HEAP.end - 64)]
     {
         let forged = [(block + 16, Long(data_stack)), (page + 56, Long(own.end - 4096))];
-        bench.refused(what, &forged, ONLY_RUNTIME, thread);
+        refused_with(&bench, what, &forged, ONLY_RUNTIME, thread);
     }
-    bench.refused(
+    refused_with(
+        &bench,
         "own stack outside",
         &[(block + 16, Long(64)), (page + 56, Long(64))],
         "data stack pointer",
@@ -175,7 +150,7 @@ fn forged_control_blocks_are_refused() {
 
 #[test]
 fn forged_pages_of_signals_are_refused() {
-    let bench = Bench::new();
+    let bench = sound();
     let block = Slot::MAIN.control_block();
     let page = Slot::MAIN.quarter(Quarter::Control).end - PAGE;
     let signals = "signals are damaged";
@@ -193,27 +168,27 @@ fn forged_pages_of_signals_are_refused() {
         ("one that is too long", (page + 40, Long(u64::MAX)), "as its alternate stack"),
         ("unknown flags", (page + 48, Long(2)), "0x2 as its alternate stack's flags"),
     ] {
-        bench.refused(what, &[forged], ours, signals);
+        refused_with(&bench, what, &[forged], ours, signals);
     }
     for signal in [0, 9, 19, 58, 65, u32::MAX] {
         let forged = [(page + 28, Word(1)), (block + 8, Word(4)), (page + 64, Word(signal))];
-        bench.refused(&format!("signal {signal} held"), &forged, "as its held signal", signals);
+        refused_with(&bench, &format!("signal {signal} held"), &forged, "as its held signal", signals);
     }
     let twice = [(page + 28, Word(2)), (block + 8, Word(4)), (page + 64, Word(10))];
-    bench.refused("held twice", &twice, "0x2 as its mark of a held signal", signals);
+    refused_with(&bench, "held twice", &twice, "0x2 as its mark of a held signal", signals);
     // Held, but no poll would look at it.
     let unseen = [(page + 28, Word(1)), (page + 64, Word(10))];
-    bench.refused("held unseen", &unseen, "0x0 as its request", "thread is damaged");
+    refused_with(&bench, "held unseen", &unseen, "0x0 as its request", "thread is damaged");
 }
 
 #[test]
 fn a_forged_table_of_signals_is_refused() {
-    let bench = Bench::new();
-    let table = Bench::symbol("__gw_signal_table");
+    let bench = sound();
+    let table = symbol("__gw_signal_table");
     let (action, timer, pending) =
         (|signal: u64| table + (signal - 1) * 32, table + 2184, table + 2184 + 128 * 112);
     let signals = "signals are damaged";
-    let handler = Bench::symbol("handler");
+    let handler = symbol("handler");
     for (what, forged, ours) in [
         ("a handler nowhere", vec![(action(10), Long(64))], "handler of signal 10 is 0x40"),
         (
@@ -249,11 +224,12 @@ fn a_forged_table_of_signals_is_refused() {
         ("for no slot", vec![(pending, Long(u64::MAX))], "addressee of waiting signal 0"),
         ("more that wait than were sent", vec![(table + 2052, Word(2))], "waiting signal 1"),
     ] {
-        bench.refused(what, &forged, ours, signals);
+        refused_with(&bench, what, &forged, ours, signals);
     }
     for count in [1025, u32::MAX] {
         let ours = "count of signals that wait, of which there are at most 1024";
-        bench.refused(
+        refused_with(
+            &bench,
             "too many",
             &[(table + 2052, Word(count))],
             ours,
@@ -264,8 +240,8 @@ fn a_forged_table_of_signals_is_refused() {
 
 #[test]
 fn a_forged_table_of_mappings_is_refused_by_the_runtime() {
-    let bench = Bench::new();
-    let neutral = Bench::symbol("__gw_neutral");
+    let bench = sound();
+    let neutral = symbol("__gw_neutral");
     let table = plan::MAP_TABLE.start;
     let mappings = "mappings are damaged";
     // Two entries: the heap and a mapping. Each has begin, end, protection and flags.
@@ -288,6 +264,6 @@ fn a_forged_table_of_mappings_is_refused_by_the_runtime() {
         ("a protection to execute", (table + 40, Word(7))),
         ("flags that nobody has", (table + 44, Word(0x122))),
     ] {
-        bench.refused(what, &[forged], ONLY_RUNTIME, mappings);
+        refused_with(&bench, what, &[forged], ONLY_RUNTIME, mappings);
     }
 }
