@@ -120,12 +120,14 @@ static void all(int flags) {
     to_write = -1;
     check(close(poller) == 0, "close");
 
-    // The child ends when it reads its byte, which the handler writes.
+    // The child ends when it reads its byte, which the handler writes, or when there is nobody who could.
     int child_ends[2], status;
     check(pipe(child_ends) == 0, "pipe");
     pid_t child = fork();
-    if (child == 0)
+    if (child == 0) {
+        close(child_ends[1]);
         _exit(read(child_ends[0], &byte, 1) == 1 ? 7 : 8);
+    }
     check(child > 0, "fork");
     to_write = child_ends[1];
     ATTEMPT("waitpid", waitpid(child, &status, 0));

@@ -1,11 +1,14 @@
-//! Running an executable with a time limit, to its end.
+//! Running an executable with a time limit, to its end and that of the processes that it left.
 
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 /// An executable and what stands before it.
 #[derive(Debug, Clone)]
@@ -91,16 +94,42 @@ impl Executable {
         let mut command = Command::new("timeout");
         command.args(["--signal=KILL", &limit.as_secs_f64().to_string()]);
         command.args(&self.runner).arg(&self.path).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let start = Instant::now();
-        let output = command.output().with_context(|| format!("cannot run {}", self.path.display()))?;
+        let ended = output_of_group(&mut command);
+        let (status, output, errors) =
+            ended.with_context(|| format!("cannot run {}", self.path.display()))?;
         let time = start.elapsed();
-        let status =
-            output.status.code().or_else(|| output.status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
+        let status = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
         if status == 128 + 9 && time >= limit {
             return Ok((Outcome::TimedOut, time));
         }
-        Ok((Outcome::Ended { status, output: output.stdout, errors: output.stderr }, time))
+        Ok((Outcome::Ended { status, output, errors }, time))
     }
+}
+
+/// How timeout(1), which leads a process group of its own, and so its program ended, with all output. A program that
+/// was captured leaves its children alone, and they hold the pipes: they end with it.
+fn output_of_group(command: &mut Command) -> Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+    let mut child = command.spawn()?;
+    let output = reader(child.stdout.take().context("it has no output")?);
+    let errors = reader(child.stderr.take().context("it has no errors")?);
+    let leader = Pid::from_child(&child);
+    // It is not reaped yet, so the number is still that of its group.
+    waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+    kill_process_group(leader, Signal::KILL)?;
+    let status = child.wait()?;
+    let text = |reader: JoinHandle<std::io::Result<Vec<u8>>>| {
+        reader.join().map_err(|_| anyhow!("its output could not be read"))?.map_err(anyhow::Error::from)
+    };
+    Ok((status, text(output)?, text(errors)?))
+}
+
+fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<std::io::Result<Vec<u8>>> {
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        from.read_to_end(&mut text).map(|_| text)
+    })
 }
 
 #[cfg(test)]
@@ -123,6 +152,14 @@ mod tests {
             shell().run(&["-c", "while :; do :; done"], Duration::from_millis(100)).expect("it runs");
         assert_eq!(outcome, Outcome::TimedOut);
         assert!(!outcome.same(&outcome), "two runs that did not end say nothing");
+    }
+
+    #[test]
+    fn children_that_a_program_leaves_end_with_it() {
+        // It holds the pipes, so this lasts as long as the child.
+        let outcome =
+            shell().run(&["-c", "sleep 10000 & echo here"], Duration::from_secs(60)).expect("it runs");
+        assert_eq!(outcome, Outcome::Ended { status: 0, output: b"here\n".to_vec(), errors: Vec::new() });
     }
 
     #[test]
