@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use godwit_memory::batch::{Builder, Pool};
 use godwit_memory::process::{Piece, Process, ProcessError, Reader};
-use godwit_memory::tracker::{Backend, TrackError, Tracker};
+use godwit_memory::tracker::{Backend, Round, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use lru::LruCache;
 use rangemap::RangeSet;
@@ -65,6 +65,16 @@ struct Todo {
     unnamed: Option<RangeSet<u64>>,
 }
 
+/// A process that has ended.
+#[derive(Debug)]
+struct Ended {
+    space: Space,
+    /// What was noted of it and not sent; the destination may have been told of it, or have what it was before.
+    owed: RangeSet<u64>,
+    /// The pages of the process that has its number now.
+    lives: RangeSet<u64>,
+}
+
 /// What the service does while its pages are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
@@ -104,6 +114,9 @@ struct Lane {
 /// A hash that no page has in practice: nothing is known of it, it reads as zero where it arrived.
 pub(crate) const ZERO: u128 = 0;
 
+/// A hash that no page has in practice: the destination has something there of a process that has ended.
+const ANOTHERS: u128 = u128::MAX;
+
 /// What a page in a lane's memory takes, with its place.
 const HOT_BYTES: usize = PAGE + 64;
 
@@ -111,8 +124,7 @@ const HOT_BYTES: usize = PAGE + 64;
 pub(crate) struct Pages {
     tracker: Tracker,
     todo: BTreeMap<Space, Todo>,
-    /// Processes that have ended, and the pages of those that have their numbers now.
-    ended: Vec<(Space, RangeSet<u64>)>,
+    ended: Vec<Ended>,
     lanes: Vec<Lane>,
     /// What the last look found written in processes that were known before.
     recent: BTreeMap<Space, RangeSet<u64>>,
@@ -177,19 +189,31 @@ impl Pages {
         self.last_look = Some(now);
         self.populated = 0;
         self.recent.clear();
+        self.note(round, since);
+        Ok(Found { pages: self.todo_pages(), since, populated: self.populated })
+    }
+
+    /// Notes what a look found, on top of what earlier ones found and what was not sent yet.
+    fn note(&mut self, round: Round, since: Duration) {
         for space in round.ended {
-            self.todo.remove(&space);
-            self.ended.push((space, RangeSet::new()));
+            let owed = self.todo.remove(&space).map(Todo::owed).unwrap_or_default();
+            self.ended.push(Ended { space, owed, lives: RangeSet::new() });
         }
         for found in round.spaces {
             self.populated += found.populated_pages;
-            let known = self.todo.get(&found.space).is_some_and(|todo| todo.is_of(&found.process));
-            if !known {
-                self.todo.insert(found.space, Todo::of(&found.process));
-            } else if since > Duration::ZERO {
-                self.recent.insert(found.space, found.written.iter().cloned().collect());
+            let before = self.todo.remove(&found.space);
+            let todo = self.todo.entry(found.space).or_insert_with(|| Todo::of(&found.process));
+            match before {
+                Some(before) if before.is_of(&found.process) => {
+                    *todo = before;
+                    if since > Duration::ZERO {
+                        self.recent.insert(found.space, found.written.iter().cloned().collect());
+                    }
+                }
+                // Another process had the number. Its pages are gone, unless this one has them.
+                Some(before) => todo.zero = before.owed(),
+                None => {}
             }
-            let Some(todo) = self.todo.get_mut(&found.space) else { continue };
             for range in found.gone {
                 todo.gave_back(range);
             }
@@ -198,10 +222,9 @@ impl Pages {
             }
             todo.executable = found.executable.into_iter().collect();
         }
-        for (space, lives) in &mut self.ended {
-            *lives = self.todo.get(space).map(|todo| todo.data.clone()).unwrap_or_default();
+        for ended in &mut self.ended {
+            ended.lives = self.todo.get(&ended.space).map(|todo| todo.data.clone()).unwrap_or_default();
         }
-        Ok(Found { pages: self.todo_pages(), since, populated: self.populated })
     }
 
     /// Pages with content that are noted and not sent.
@@ -341,6 +364,13 @@ impl Todo {
         self.zero.insert(range);
     }
 
+    /// All that is noted.
+    fn owed(self) -> RangeSet<u64> {
+        let mut owed = self.zero;
+        owed.extend(self.data);
+        owed
+    }
+
     fn is_of(&self, process: &Arc<Process>) -> bool {
         Arc::ptr_eq(&self.process, process)
     }
@@ -370,13 +400,9 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    fn work(
-        &mut self,
-        todo: &BTreeMap<Space, Todo>,
-        ended: &[(Space, RangeSet<u64>)],
-    ) -> Result<(), PagesError> {
-        for (space, lives) in ended {
-            self.end(*space, lives)?;
+    fn work(&mut self, todo: &BTreeMap<Space, Todo>, ended: &[Ended]) -> Result<(), PagesError> {
+        for ended in ended {
+            self.end(ended)?;
         }
         let mut reader = Reader::new();
         for (space, todo) in todo {
@@ -414,17 +440,29 @@ impl Sending<'_> {
 
     /// A process has ended: whoever has its number next starts from nothing. Pages that already live
     /// again are still to come: who waits for one of them must not be given an empty one.
-    fn end(&mut self, space: Space, lives: &RangeSet<u64>) -> Result<(), PagesError> {
-        let regions: Vec<u64> =
-            self.lane.known.keys().filter(|(s, _)| *s == space).map(|(_, r)| *r).collect();
-        let mut batch = Builder::with(space, &self.lane.pool);
+    fn end(&mut self, ended: &Ended) -> Result<(), PagesError> {
+        let Ended { space, owed, lives } = ended;
+        let regions: Vec<u64> = self.lane.known.keys().filter(|(s, _)| s == space).map(|(_, r)| *r).collect();
+        let mut gone: RangeSet<u64> = owed.iter().flat_map(|range| self.mine(range)).collect();
         for region in regions {
-            self.lane.known.remove(&(space, region));
-            for gone in lives.gaps(&(region * REGION..(region + 1) * REGION)) {
-                batch.zero(&gone);
-                if batch.is_full() {
-                    self.ship(&mut batch)?;
-                }
+            gone.insert(region * REGION..(region + 1) * REGION);
+            let Some(known) = self.lane.known.get_mut(&(*space, region)) else { continue };
+            for (page, known) in (region * REGION..).step_by(PAGE).zip(known.iter_mut()) {
+                self.lane.hot.pop(&(*space, page / PAGE_SIZE));
+                *known = match *known != ZERO && lives.contains(&page) {
+                    true => ANOTHERS,
+                    false => ZERO,
+                };
+            }
+            if known.iter().all(|known| *known == ZERO) {
+                self.lane.known.remove(&(*space, region));
+            }
+        }
+        let mut batch = Builder::with(*space, &self.lane.pool);
+        for range in gone.iter().flat_map(|range| lives.gaps(range)) {
+            batch.zero(&range);
+            if batch.is_full() {
+                self.ship(&mut batch)?;
             }
         }
         if batch.is_empty() { Ok(()) } else { self.ship(&mut batch) }

@@ -111,7 +111,7 @@ fn play(events: &[(Space, Event)], kept: &Contents, hot: usize) -> (Contents, Co
             Event::Ended => {
                 // What was collected went out before the look that found it ended.
                 sending.ship(batch).unwrap();
-                sending.end(*space, &RangeSet::new()).unwrap();
+                sending.end(&Ended { space: *space, owed: RangeSet::new(), lives: RangeSet::new() }).unwrap();
                 should.retain(|(other, _), _| other != space);
             }
             Event::Shipped => sending.ship(batch).unwrap(),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
+use godwit_memory::tracker::SpaceRound;
 
 use super::*;
 
@@ -76,7 +77,33 @@ impl Both {
     /// The process has ended. Its number belongs to one that has these pages already.
     fn ended(&mut self, lives: &[usize]) {
         let lives = lives.iter().map(|number| self.range(*number)).collect();
-        self.pages.ended.push((self.space(), lives));
+        self.pages.ended.push(Ended { space: self.space(), owed: RangeSet::new(), lives });
+    }
+
+    /// A look found these pages written, and those gone.
+    fn look(&mut self, written: &[usize], gone: &[usize]) {
+        let ranges = |numbers: &[usize]| numbers.iter().map(|number| self.range(*number)).collect();
+        let found = SpaceRound {
+            space: self.space(),
+            process: Arc::clone(&self.process),
+            written: ranges(written),
+            gone: ranges(gone),
+            populated_pages: 0,
+            executable: Vec::new(),
+            unwatched: None,
+        };
+        self.pages.note(Round { spaces: vec![found], ended: Vec::new() }, Duration::from_secs(1));
+    }
+
+    /// A look found that the process has ended.
+    fn look_at_none(&mut self) {
+        let ended = vec![self.space()];
+        self.pages.note(Round { spaces: Vec::new(), ended }, Duration::from_secs(1));
+    }
+
+    /// Another process has its number from now on.
+    fn replace(&mut self) {
+        self.process = Arc::new(Process::open(i32::try_from(std::process::id()).unwrap()).unwrap());
     }
 
     /// Sends what is noted, and lets the destination have it; each lane's batches.
@@ -225,6 +252,48 @@ fn a_process_that_ended_leaves_zeroes_but_where_its_successor_has_pages_already(
     assert!(both.has(1) == [0; PAGE]);
     both.ended(&[]);
     assert_eq!(both.send().concat(), Vec::<Sent>::new());
+}
+
+#[test]
+fn what_was_noted_of_a_process_is_gone_when_another_one_has_its_number() {
+    let mut both = Both::new(5, 1);
+    both.look(&[0, 1, 2], &[]);
+    both.send();
+    // Two looks with nothing sent between them, as before and behind the freeze: the first process has
+    // given the page 0 back and written 3 and 4, and the other one has 1 and 4.
+    both.look(&[3, 4], &[0]);
+    both.replace();
+    both.look(&[1, 4], &[2, 3]);
+    both.send();
+    for number in [0, 2, 3] {
+        both.memory[number].0 = [0; PAGE];
+    }
+    both.agrees();
+}
+
+#[test]
+fn what_the_destination_was_told_of_a_process_that_has_ended_is_taken_back() {
+    let mut both = Both::new(REGION_PAGES + 2, 2);
+    let last = REGION_PAGES + 1;
+    both.look(&[0, last], &[]);
+    assert_eq!(pages_of(&both.pages.unnamed().spaces[&both.space()].1), 2);
+    both.look_at_none();
+    let mut sent: Vec<_> = both.send().into_iter().flatten().flatten().collect();
+    sent.sort_by_key(|(number, _)| *number);
+    assert_eq!(sent, [(0, Kind::Zero), (last, Kind::Zero)]);
+}
+
+#[test]
+fn a_successor_that_ends_before_its_pages_were_read_leaves_none_of_its_predecessor() {
+    let mut both = Both::new(2, 1);
+    both.wrote(&[0, 1]);
+    both.send();
+    both.ended(&[1]);
+    both.send();
+    assert!(both.has(0) == [0; PAGE] && both.has(1) == both.memory[1].0, "it is still to come");
+    both.ended(&[]);
+    both.send();
+    assert!(both.has(1) == [0; PAGE]);
 }
 
 #[test]
