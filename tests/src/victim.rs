@@ -22,7 +22,7 @@ use std::{
 
 use godwit_lab::{
     LabConfig,
-    workload::{Preset, RedisClient, RedisLoad, Workload},
+    workload::{Preset, RedisClient, RedisLoad, Workload, resp::Reply},
 };
 use serde::Deserialize;
 
@@ -40,6 +40,19 @@ pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 pub const FILL: u64 = 4 << 20;
 /// Requests a second.
 const RATE: u32 = 250;
+/// Waits until `node` has been told by `other` that a service is there.
+fn hears_of_a_service(bed: &Bed, node: &str, other: &str) {
+    #[derive(Deserialize)]
+    struct Told {
+        name: String,
+        services: u32,
+    }
+    wait_for(&format!("node {node} to hear of the service on {other}"), || {
+        let told: Vec<Told> = serde_json::from_str(&bed.godwit(node, &["--json", "nodes"]).stdout).ok()?;
+        told.into_iter().find(|told| told.name == other && told.services > 0)
+    });
+}
+
 /// A service as `godwit ps` shows it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Shown {
@@ -125,6 +138,10 @@ impl Victim {
         if let Some((name, address)) = beside {
             bed.run("b", name, address, &preset, &[]);
             bed.lab().heal("a", "b").unwrap();
+            // Each knows of the other's service before anything is asked of its own.
+            for (node, other) in [("a", "b"), ("b", "a")] {
+                hears_of_a_service(&bed, node, other);
+            }
         }
         let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
         data.fill(fill).unwrap();
@@ -229,6 +246,13 @@ impl Victim {
     /// All data are in the service, byte for byte: a page that was lost would read as zero.
     pub fn has_its_data(&mut self) {
         self.data.check_fill(self.fill).unwrap();
+    }
+
+    /// Whether a client on `host` finds the data at the service's address, or an empty service.
+    pub fn data_found_from(&self, host: &str) -> bool {
+        let at = self.preset.at(ADDRESS);
+        let mut client = RedisClient::connect(self.bed.lab(), host, at, PATIENCE).unwrap();
+        client.call(&["DBSIZE"]).unwrap() != Reply::Integer(0)
     }
 
     /// Puts so many bytes of further data into it, beyond those that it has.

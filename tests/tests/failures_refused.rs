@@ -15,13 +15,6 @@ use godwit_transfer::{Connection, Identity, NodeName};
 
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 99);
 
-/// The service that stands in the way on `b` is removed, and the other one can move.
-fn gives_way(victim: Victim, name: &str) {
-    victim.bed.done("b", &["rm", "--force", name]);
-    victim.bed.lab().heal("b", "client").unwrap();
-    victim.moves_in_the_end();
-}
-
 #[test]
 fn a_name_that_is_taken_at_the_destination() {
     let victim = Victim::up_split("name-taken", NAME, ELSEWHERE);
@@ -30,7 +23,9 @@ fn a_name_that_is_taken_at_the_destination() {
         assert!(reason.starts_with("node b refuses: ") && reason.contains("redis"), "{reason}");
         victim.runs_at_a_whatever_b_says();
     }
-    gives_way(victim, NAME);
+    victim.bed.done("b", &["rm", "--force", NAME]);
+    victim.bed.lab().heal("b", "client").unwrap();
+    victim.moves_in_the_end();
 }
 
 #[test]
@@ -39,7 +34,16 @@ fn an_address_that_is_taken_at_the_destination() {
     let reason = victim.kept();
     assert_eq!(reason, "node b refuses: the address 10.88.0.10 is taken by service other on node b");
     victim.runs_at_a_whatever_b_says();
-    gives_way(victim, "other");
+    // Each node leads to its own until one is removed, and says that they are two.
+    assert!(victim.data_found_from("a") && !victim.data_found_from("b"));
+    let shown = victim.shown("a", |shown| shown.is_some_and(|shown| !shown.reason.is_empty()));
+    let reason = shown.unwrap().reason;
+    assert!(reason.contains("10.88.0.10 is also that of service other on node b"), "{reason}");
+    victim.bed.done("b", &["rm", "--force", "other"]);
+    assert!(victim.data_found_from("b"), "the node that has none of its own any more leads to the other");
+    victim.shown("a", |shown| shown.is_some_and(|shown| shown.reason.is_empty()));
+    victim.bed.lab().heal("b", "client").unwrap();
+    victim.moves_in_the_end();
 }
 
 #[test]

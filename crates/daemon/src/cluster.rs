@@ -11,7 +11,7 @@ use godwit_migration::error_chain;
 
 use crate::node::Node;
 use crate::state::{StateError, now_ms};
-use crate::{keys, network, networks};
+use crate::{forward, keys, network, networks};
 
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -50,17 +50,9 @@ async fn put_right_all(node: &Arc<Node>) {
     if let Err(reason) = network::mend(node).await {
         tracing::error!(%reason, "the overlay is broken");
     }
-    if let Err(error) = forward_all(node).await {
+    if let Err(error) = forward::forward_all(node).await {
         tracing::error!(error = %error_chain(&error), "the overlay cannot be put right");
     }
-}
-
-/// Points the overlay at every service that is elsewhere.
-pub(crate) async fn forward_all(node: &Node) -> Result<(), StateError> {
-    for placement in node.state.placements()?.iter().filter(|p| p.node != node.name) {
-        node.forward(placement).await?;
-    }
-    Ok(())
 }
 
 /// Tells all peers and listens to them, once.
@@ -106,13 +98,13 @@ pub(crate) async fn take_in(node: &Arc<Node>, message: SyncMessage) -> Result<()
             network::guard(node).await?;
             node.events.tell("node", "joined", &member.name, &member.address);
             for placement in node.state.placements()?.iter().filter(|p| p.node == member.name) {
-                node.forward(placement).await?;
+                forward::forward(node, placement).await?;
             }
         }
     }
     networks::learn(node, &message.networks).await?;
     for placement in &message.placements {
-        node.learn(placement).await?;
+        forward::learn(node, placement).await?;
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ mod doctor;
 mod encrypt;
 mod events;
 mod exec;
+mod forward;
 mod join;
 mod keys;
 mod logs;

@@ -164,7 +164,7 @@ pub(crate) async fn mend(node: &Arc<Node>) -> Result<(), String> {
     }
     plug_in(node, mended).await.map_err(|error| error_chain(&error))?;
     if mended {
-        crate::cluster::forward_all(node).await.map_err(|error| error_chain(&error))?;
+        crate::forward::forward_all(node).await.map_err(|error| error_chain(&error))?;
     }
     Ok(())
 }

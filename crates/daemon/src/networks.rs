@@ -19,7 +19,7 @@ use tonic::Status;
 use crate::node::Node;
 use crate::services::status;
 use crate::state::{State, StateError};
-use crate::{cluster, convert, network};
+use crate::{cluster, convert, forward, network};
 
 /// The name of the network that every cluster has.
 pub(crate) const FIRST: &str = "default";
@@ -110,7 +110,7 @@ pub(crate) async fn reconcile(node: &Arc<Node>) -> Result<Vec<(Network, String)>
     }
     network::guard(node).await?;
     if raised {
-        cluster::forward_all(node).await?;
+        forward::forward_all(node).await?;
     }
     Ok(failed)
 }

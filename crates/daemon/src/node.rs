@@ -10,18 +10,17 @@ use godwit_api::v1::{DecisionRequest, NodeInfo, Placement, PublishedPort};
 use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
 use godwit_migration::{Decision, Host, HostError, Port, Progress, Service, error_chain};
-use godwit_network::{Mac, NetworkError, Overlay, Published};
+use godwit_network::Mac;
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::convert;
 use crate::events::Events;
 use crate::network::{self, Network};
-use crate::networks;
 use crate::peers::Peers;
 use crate::state::{State, StateError};
+use crate::{convert, forward, networks};
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
 const LEAVE: Duration = Duration::from_secs(5);
@@ -127,7 +126,7 @@ impl Node {
     }
 
     /// Whether a service is on its way here, perhaps waiting for its source's decision.
-    fn is_arriving(&self, name: &str) -> bool {
+    pub(crate) fn is_arriving(&self, name: &str) -> bool {
         let moment = self.moment();
         moment.busy.contains(name) || moment.in_doubt.contains_key(name)
     }
@@ -279,74 +278,6 @@ impl Node {
         })?;
         self.news.notify_one();
         Ok(())
-    }
-
-    /// Takes over what another node says of a placement.
-    pub(crate) async fn learn(&self, placement: &Placement) -> Result<(), StateError> {
-        if !self.state.put_placement(placement)? {
-            return Ok(());
-        }
-        if placement.node != self.name {
-            self.forward(placement).await?;
-        }
-        Ok(())
-    }
-
-    /// Points the overlay at the node that has a service.
-    pub(crate) async fn forward(&self, placement: &Placement) -> Result<(), StateError> {
-        // None where its network is somebody else's.
-        let addresses = networks::addresses_of(placement);
-        if self.state.service(&placement.service)?.is_some_and(|owned| owned.service.id == placement.id) {
-            // Still being let go here; the network is changed when that is done.
-            return Ok(());
-        }
-        if self.is_arriving(&placement.service) {
-            // What is known of it is about to be out of date; its address is this node's any moment.
-            return Ok(());
-        }
-        let member = self.state.members()?.into_iter().find(|m| m.name == placement.node);
-        let vtep = member.and_then(|m| m.vtep.parse::<Ipv4Addr>().ok()).filter(|_| !placement.removed);
-        for (nth, address) in addresses.into_iter().enumerate() {
-            if let Err(error) = self.forward_address(placement, nth, address, vtep).await {
-                tracing::warn!(service = %placement.service, error = %error_chain(&error), "the overlay cannot be pointed at it");
-            }
-        }
-        Ok(())
-    }
-
-    /// Points the network of an address at the node that has the service, or at none.
-    async fn forward_address(
-        &self,
-        placement: &Placement,
-        nth: usize,
-        address: Ipv4Addr,
-        vtep: Option<Ipv4Addr>,
-    ) -> Result<(), NetworkError> {
-        // A network that is not up here yet, or no more, leads nowhere.
-        let Ok(overlay) = self.local().networks.of(address) else { return Ok(()) };
-        let mac = godwit_network::mac_of(address);
-        let Some(vtep) = vtep else { return overlay.set_absent(address, mac).await };
-        overlay.set_remote(address, mac, vtep).await?;
-        // Published ports lead to the first of its addresses.
-        if nth == 0 { self.publish(placement, address, &overlay).await } else { Ok(()) }
-    }
-
-    /// Ports of this node lead to a service that is elsewhere, as they do on every other.
-    async fn publish(
-        &self,
-        placement: &Placement,
-        address: Ipv4Addr,
-        overlay: &Overlay,
-    ) -> Result<(), NetworkError> {
-        let ports = match convert::ports(&placement.publish) {
-            Ok(ports) => ports,
-            Err(status) => {
-                tracing::warn!(service = %placement.service, reason = status.message(), "a peer told no ports");
-                Vec::new()
-            }
-        };
-        let published: Vec<_> = ports.into_iter().map(Published::from).collect();
-        overlay.publish(&placement.service, address, &published).await
     }
 
     /// Why there cannot be a service of this name, addresses and published ports, as far as this node knows;
@@ -526,7 +457,7 @@ impl Host for NodeHost {
         if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))?
             && placement.node != node.name
         {
-            node.forward(&placement).await.map_err(|e| host_error(&e))?;
+            forward::forward(&node, &placement).await.map_err(|e| host_error(&e))?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use tonic::Status;
 
 use crate::node::Node;
 use crate::state::{Owned, StateError, now_ms};
-use crate::{convert, networks};
+use crate::{convert, forward, networks};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -241,6 +241,7 @@ pub(crate) async fn show(node: &Node, owned: Owned) -> Result<api::Service, Stat
         shown.reason = format!("on its way to node {}", migrating.to);
     } else {
         shown.set_state(ServiceState::Running);
+        shown.reason = forward::shared_by(node, &owned.service).map_err(internal)?.unwrap_or_default();
     }
     if let Ok(state) = node.local().engine.state(&config).await {
         shown.pid = state.pid;
@@ -337,6 +338,8 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     node.unwatch(name);
     node.local().clear(&service.service).await.map_err(internal)?;
     node.state.remove_service(name).map_err(internal)?;
+    // Should another one have its address, it is that one's. Until the next line nobody else takes it.
+    forward::lead(node, &service.service.addresses()).await.map_err(internal)?;
     node.place(&service.service, &node.name, service.service.epoch, true).map_err(internal)?;
     node.events.tell("service", "removed", name, "");
     Ok(())
@@ -379,6 +382,6 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    crate::cluster::forward_all(node).await?;
+    forward::forward_all(node).await?;
     Ok(())
 }

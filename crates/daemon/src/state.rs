@@ -2,13 +2,14 @@
 //! members, join tokens, and the last events. One SQLite file, `node.db`.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::v1::{Event, Member, Network, Placement};
 use godwit_migration::Service;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
 
 /// Events that are kept; older ones are forgotten.
@@ -161,11 +162,24 @@ impl State {
 
     /// Where all services are, including those removed.
     pub(crate) fn placements(&self) -> Result<Vec<Placement>, StateError> {
+        self.select_placements("1 ORDER BY service", params![])
+    }
+
+    /// The services that have an address, that which was created first before the others.
+    pub(crate) fn placements_at(&self, address: Ipv4Addr) -> Result<Vec<Placement>, StateError> {
+        self.select_placements(
+            "removed = 0 AND (address = ?1 OR EXISTS (SELECT 1 FROM json_each(more) WHERE value = ?1))
+             ORDER BY id",
+            params![address.to_string()],
+        )
+    }
+
+    fn select_placements(&self, which: &str, values: impl Params) -> Result<Vec<Placement>, StateError> {
         let database = self.lock();
-        let mut statement = database.prepare(
-            "SELECT service, id, address, node, epoch, removed, publish, more FROM placement ORDER BY service",
-        )?;
-        let rows = statement.query_map([], |row| {
+        let mut statement = database.prepare(&format!(
+            "SELECT service, id, address, node, epoch, removed, publish, more FROM placement WHERE {which}",
+        ))?;
+        let rows = statement.query_map(values, |row| {
             Ok(Placement {
                 publish: json_column(row, 6)?,
                 more: json_column(row, 7)?,
@@ -392,6 +406,28 @@ mod tests {
         assert!(!state.put_placement(&placement("0", "c", 1, false)).unwrap(), "one made before the removal");
         assert!(state.put_placement(&placement("3", "c", 1, false)).unwrap(), "the name is free again");
         assert_eq!(state.placements().unwrap(), [placement("3", "c", 1, false)]);
+    }
+
+    #[test]
+    fn who_has_an_address_is_found_the_first_before_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(&dir.path().join("node.db")).unwrap();
+        let placement = |service: &str, id: &str, address: &str, more: &[&str]| Placement {
+            service: service.into(),
+            address: address.into(),
+            more: more.iter().copied().map(str::to_owned).collect(),
+            ..placement(id, "a", 1, false)
+        };
+        let later = placement("a", "2", "10.88.0.10", &[]);
+        let first = placement("b", "1", "10.89.0.5", &["10.90.0.5", "10.88.0.10"]);
+        let others =
+            [placement("c", "0", "10.88.0.1", &["10.88.0.100"]), placement("d", "3", "10.88.0.11", &[])];
+        let gone = Placement { removed: true, ..placement("e", "0", "10.88.0.10", &[]) };
+        for one in [&later, &first, &gone].into_iter().chain(&others) {
+            assert!(state.put_placement(one).unwrap());
+        }
+        assert_eq!(state.placements_at("10.88.0.10".parse().unwrap()).unwrap(), [first, later]);
+        assert_eq!(state.placements_at("10.88.0.12".parse().unwrap()).unwrap(), []);
     }
 
     #[test]
