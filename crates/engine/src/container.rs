@@ -247,6 +247,9 @@ pub trait Engine: Send + Sync {
     async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// Lets frozen processes run again; no error when they run already.
     async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// Returns when all that a frozen container has written to its standard output and standard error is in
+    /// its log, the beginning of a line too.
+    async fn settle_log(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// What to tell CRIU of a (frozen) container. Refused while commands started by
     /// [`Engine::exec`] run: CRIU would pass over them without a word.
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError>;

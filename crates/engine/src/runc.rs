@@ -220,6 +220,11 @@ impl Engine for Runc {
         self.thaw_after_criu(config).await
     }
 
+    async fn settle_log(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let settled = Files::new(&config.directory).settle_log().await;
+        settled.map_err(|source| io_error(&config.name, "have its last output logged".into(), source))
+    }
+
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
         let pid = self.main_pid(config).await?;
         let commands = self.exec_sessions(config).await?;

@@ -59,6 +59,38 @@ async fn much_output_is_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_frozen_container_has_written_is_in_its_log_when_that_is_asked_for() {
+    let mut node = Node::new();
+    let script = "while [ ! -e /go ]; do usleep 1000; done; echo whole; echo err >&2; printf part; \
+                  touch /said; exec sleep 1000";
+    let config = node.container("settled", script);
+    node.runc.run(&config).await.unwrap();
+    // Its shim does not come to it.
+    let shim = std::fs::read_to_string(config.directory.join("shim.lock")).unwrap();
+    support::must("kill", &["-STOP", shim.trim()]);
+    File::create(config.rootfs.join("go")).unwrap();
+    until("it has written", || config.rootfs.join("said").exists());
+    node.runc.freeze(&config).await.unwrap();
+    assert_eq!(output(&config), []);
+    support::must("kill", &["-CONT", shim.trim()]);
+    node.runc.settle_log(&config).await.unwrap();
+    let mut lines = output(&config);
+    lines.sort_by(|(_, one), (_, other)| one.cmp(other));
+    let right = [
+        (LogStream::Stderr, "err\n".to_owned()),
+        (LogStream::Stdout, "part".into()),
+        (LogStream::Stdout, "whole\n".into()),
+    ];
+    assert_eq!(lines, right);
+    // Nobody is asked where there is nobody.
+    node.runc.thaw(&config).await.unwrap();
+    node.runc.signal(&config, 9).await.unwrap();
+    assert_eq!(wait(&node, &config).await, 137);
+    until("its shim ends", || !std::path::Path::new("/proc").join(shim.trim()).exists());
+    node.runc.settle_log(&config).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn standard_input_is_at_its_end() {
     let mut node = Node::new();
     let config = node.container("input", "cat; echo end");

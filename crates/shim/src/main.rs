@@ -16,6 +16,10 @@
 //! the container's output into the log, reaps what becomes its child, and when the main process has
 //! ended writes `D/exit.json` = `{"code":N,"time_ns":N}` and ends.
 //!
+//! On SIGUSR1 it writes all that it has of the output into the log, the beginning of a line too, and then
+//! a byte into the FIFO `D/log.settled`, if somebody has that open: so a log is complete that is to go
+//! elsewhere with its frozen container.
+//!
 //! While it lives it holds a lock (flock) on `D/shim.lock`, which contains its PID: who finds the
 //! lock free knows that there is no shim. The file is never removed. The daemon takes the lock and
 //! hands it over as an open descriptor, so that there is no instant at which a shim lives without.

@@ -74,6 +74,18 @@ impl Stream {
         copied
     }
 
+    /// Copies all that the pipe holds, of a container that does not write any more; of one that does, as
+    /// much as a pipe can hold.
+    pub(crate) fn pump_dry(&mut self, log: &mut Log) {
+        let mut left = usize::try_from(PIPE_BYTES).unwrap_or_default() + TURN_BYTES;
+        while left > 0 {
+            match self.pump(log) {
+                0 => break,
+                copied => left = left.saturating_sub(copied),
+            }
+        }
+    }
+
     /// Writes the beginning of a line that waits, as a partial record.
     pub(crate) fn flush(&mut self, log: &mut Log) {
         if !self.line.is_empty() {

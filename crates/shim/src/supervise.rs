@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,8 @@ pub(crate) fn supervise(arguments: &Arguments) -> Result<(), String> {
         .map_err(|error| format!("the shim cannot note the pipes of the container: {error}"))?;
 
     let engine = start(&arguments.command, container_stdout, container_stderr)?;
-    let mut shim = Shim { signals, streams: [stdout, stderr], ended: HashMap::new() };
+    let settled = arguments.directory.join("log.settled");
+    let mut shim = Shim { signals, streams: [stdout, stderr], settled, ended: HashMap::new() };
 
     // Until the engine's command has ended its children may be anybody's; then the PID file says
     // which one is the container.
@@ -105,6 +107,8 @@ fn report(status: &serde_json::Value) {
 struct Shim {
     signals: SignalFd,
     streams: [Stream; 2],
+    /// Where those wait who have asked for a complete log.
+    settled: PathBuf,
     /// Exit codes of children that were reaped and not asked for yet.
     ended: HashMap<Pid, i32>,
 }
@@ -126,8 +130,26 @@ impl Shim {
         for stream in &mut self.streams {
             stream.pump(log);
         }
-        while let Ok(Some(_)) = self.signals.read_signal() {}
+        let mut asked = false;
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            asked |= i32::try_from(signal.ssi_signo) == Ok(Signal::SIGUSR1 as i32);
+        }
         self.reap();
+        if asked {
+            self.settle(log);
+        }
+    }
+
+    /// Logs all there is, and says so to whoever asked for it.
+    fn settle(&mut self, log: &mut Log) {
+        for stream in &mut self.streams {
+            stream.pump_dry(log);
+            stream.flush(log);
+        }
+        let mut answer = File::options();
+        answer.write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+        // Who asked may have gone.
+        let _ = answer.open(&self.settled).and_then(|mut answer| answer.write_all(b"\n"));
     }
 
     fn reap(&mut self) {
@@ -189,13 +211,14 @@ fn take_lock(fd: RawFd) -> Result<(), String> {
 }
 
 /// Blocks every signal that can be blocked, so that none meant for the daemon ends the shim, and
-/// gives a descriptor for the ends of children.
+/// gives a descriptor for the ends of children and for questions.
 fn take_signals() -> Result<SignalFd, String> {
     let failed = |errno| format!("the shim cannot set up its signals: {errno}");
     SigSet::all().thread_block().map_err(failed)?;
-    let mut children = SigSet::empty();
-    children.add(Signal::SIGCHLD);
-    SignalFd::with_flags(&children, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)
+    let mut taken = SigSet::empty();
+    taken.add(Signal::SIGCHLD);
+    taken.add(Signal::SIGUSR1);
+    SignalFd::with_flags(&taken, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)
 }
 
 /// Asks the kernel to choose others first when memory runs out: with the shim the container's

@@ -119,7 +119,12 @@ impl Handle {
 
     /// Sends SIGKILL; no error when the process has ended.
     pub(super) fn kill(&self) -> io::Result<()> {
-        match rustix::process::pidfd_send_signal(self.fd.get_ref(), Signal::KILL) {
+        self.send(Signal::KILL)
+    }
+
+    /// Sends a signal; no error when the process has ended.
+    pub(super) fn send(&self, signal: Signal) -> io::Result<()> {
+        match rustix::process::pidfd_send_signal(self.fd.get_ref(), signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
         }

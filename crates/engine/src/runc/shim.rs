@@ -9,15 +9,20 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{CWD, FileType, FlockOperation, Mode};
+use rustix::process::Signal;
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
 use tokio::process::Command;
 
 use super::process::Handle;
 
 /// How often to look at a locked file that names no process; a matter of microseconds.
 const LOCK_LOOK: Duration = Duration::from_millis(1);
+
+/// How long the shim may take to write what it has into the log.
+const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The number of the lock's descriptor in the shim.
 const LOCK_FD: i32 = 3;
@@ -73,6 +78,10 @@ impl Files {
         Ok(serde_json::from_slice(&std::fs::read(self.streams())?)?)
     }
 
+    fn settled(&self) -> PathBuf {
+        self.directory.join("log.settled")
+    }
+
     fn work_note(&self) -> PathBuf {
         self.directory.join("restore.work")
     }
@@ -94,13 +103,33 @@ impl Files {
     /// Removes what an earlier life of the container left. The log and the lock stay.
     pub(super) fn clear(&self) -> io::Result<()> {
         let stopped = self.directory.join("stopped.json");
-        for file in [self.exit(), self.pid(), self.runc_log(), self.streams(), self.work_note(), stopped] {
-            match std::fs::remove_file(file) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        let [exit, pid, runc_log, streams] = [self.exit(), self.pid(), self.runc_log(), self.streams()];
+        for file in [exit, pid, runc_log, streams, self.work_note(), self.settled(), stopped] {
+            remove(&file)?;
         }
         Ok(())
+    }
+
+    /// Has the shim write all that it has of the container's output into the log. Without a shim nobody
+    /// writes it any more.
+    pub(super) async fn settle_log(&self) -> io::Result<()> {
+        let Some(shim) = self.shim().await? else { return Ok(()) };
+        let path = self.settled();
+        remove(&path)?;
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+        // Open for both, it has no end before the shim has opened it.
+        let mut answer = pipe::OpenOptions::new().read_write(true).open_receiver(&path)?;
+        shim.send(Signal::USR1)?;
+        let asked = async {
+            let mut byte = [0];
+            tokio::select! {
+                answered = answer.read_exact(&mut byte) => answered.map(drop),
+                ended = shim.ended() => ended,
+            }
+        };
+        let settled = tokio::time::timeout(SETTLE_LIMIT, asked).await;
+        remove(&path)?;
+        settled?
     }
 
     /// The exit code of the main process, once the shim has recorded it.
@@ -142,6 +171,13 @@ impl Files {
         rustix::fs::flock(lock.as_fd(), FlockOperation::NonBlockingLockExclusive)?;
         lock.set_len(0)?;
         Ok(lock)
+    }
+}
+
+fn remove(file: &Path) -> io::Result<()> {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

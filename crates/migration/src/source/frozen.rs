@@ -115,6 +115,12 @@ impl Source {
             Ok::<_, SourceError>(sent)
         };
 
+        let logging = async {
+            // The service is worth more than its last lines: clients wait, and the shim may wait for a disk.
+            if let Err(error) = self.local.engine.settle_log(&config).await {
+                tracing::warn!(service = %self.service.name, error = %crate::error_chain(&error), "its last output may not go along");
+            }
+        };
         let kernel = async {
             let (_, sent) = send_round(link, tree, last).await?;
             report.dump_bytes += sent;
@@ -125,7 +131,7 @@ impl Source {
                 let following = images.follow();
                 tokio::pin!(following);
                 tokio::select! {
-                    dumped = &mut dump => dumped,
+                    (dumped, ()) = async { tokio::join!(&mut dump, logging) } => dumped,
                     () = tokio::time::sleep(DUMP_LIMIT) => return Err(SourceError::Slow),
                     // A piece being sent when the dump ends is sent again from its start by `finish`,
                     // which is why `follow` advances its offset only after a piece is queued.
@@ -142,7 +148,6 @@ impl Source {
             }
             clock.end("dump");
             self.step("transfer", 0, 0);
-            // By now the shim has long emptied the pipes of the frozen processes.
             let sent = self.send_log(link).await?;
             report.dump_bytes += sent;
             report.file_bytes += sent;
