@@ -42,9 +42,6 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
             request.name
         )));
     }
-    if node.is_busy(&request.name) {
-        return Err(Status::aborted(format!("service {} is being stopped or removed", request.name)));
-    }
     let id = ulid::Ulid::new().to_string();
     let cancel = CancellationToken::new();
     let (end, ended) = watch::channel(());
@@ -56,9 +53,8 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
         progress: watching.clone(),
         ended,
     };
-    node.begin_migration(&request.name, migrating).map_err(|other| {
-        Status::aborted(format!("service {} is on its way to node {} already", request.name, other.to))
-    })?;
+    node.begin_migration(&request.name, migrating)
+        .map_err(|doing| Status::aborted(format!("service {} {doing}", request.name)))?;
     let source = Source::new(
         Arc::clone(node.local()),
         owned.service,

@@ -174,10 +174,8 @@ pub(crate) async fn mend(node: &Arc<Node>) -> Result<(), String> {
 async fn plug_in(node: &Arc<Node>, all: bool) -> Result<(), StateError> {
     for owned in node.state.services()?.into_iter().filter(|owned| owned.exit_code.is_none()) {
         let (service, name) = (&owned.service, &owned.service.name);
-        // Whoever works on a service says whether its port is open.
-        if node.migration(name).is_some() || node.is_busy(name) {
-            continue;
-        }
+        // Whoever works on a service says whether its port is open; nobody begins to while this looks at it.
+        let Some(_occupied) = node.occupy(name) else { continue };
         for endpoint in service.endpoints() {
             // Without its network there is nothing to plug it into, and that was said.
             let Ok(overlay) = node.local().networks.of(endpoint.address) else { continue };

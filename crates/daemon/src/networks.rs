@@ -154,19 +154,24 @@ pub(crate) fn addresses_of(placement: &Placement) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// The services with an address in a subnet, wherever they are.
-fn services_on(node: &Node, subnet: Subnet) -> Result<Vec<String>, StateError> {
-    let placements = node.state.placements()?.into_iter().filter(|placement| !placement.removed);
+/// The services with an address in a subnet, wherever they are; without those of another node that asks.
+fn services_on(node: &Node, subnet: Subnet, asker: &str) -> Result<Vec<String>, StateError> {
+    let placements = node
+        .state
+        .placements()?
+        .into_iter()
+        .filter(|placement| !placement.removed && (placement.node != asker || asker == node.name));
     let on = placements.filter(|p| addresses_of(p).into_iter().any(|address| subnet.contains(address)));
     Ok(on.map(|placement| placement.service).collect())
 }
 
-/// Why a network cannot be made, or not be removed, as far as this node knows; nothing if it can.
-pub(crate) async fn conflict(node: &Node, network: &Network) -> Result<Option<String>, Status> {
+/// Why a network cannot be made, or not be removed, as far as this node knows; nothing if it can. Of what
+/// node `asker` has, that knows more.
+pub(crate) async fn conflict(node: &Node, network: &Network, asker: &str) -> Result<Option<String>, Status> {
     let wanted = config(node.local().networks.first().config(), network).map_err(invalid)?;
     let known = known(node).map_err(internal)?;
     if network.removed {
-        let services = services_on(node, wanted.subnet).map_err(internal)?;
+        let services = services_on(node, wanted.subnet, asker).map_err(internal)?;
         let here = node.local().networks.of(wanted.subnet.gateway());
         let busy = match here {
             Ok(overlay) => overlay.list_endpoints().await.map_err(internal)?,
@@ -254,7 +259,7 @@ pub(crate) async fn create(node: &Arc<Node>, request: NetworkCreateRequest) -> R
     if network.subnet.is_empty() {
         network.subnet = free_subnet(node, &network, &others).await?;
     }
-    if let Some(conflict) = conflict(node, &network).await? {
+    if let Some(conflict) = conflict(node, &network, &node.name).await? {
         return Err(Status::already_exists(format!("network {} is not made: {conflict}", network.name)));
     }
     ask_all(node, &network).await?;
@@ -306,7 +311,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str) -> Result<(), Status> {
     }
     let network = find(node, name)?;
     let gone = Network { removed: true, ..network };
-    if let Some(conflict) = conflict(node, &gone).await? {
+    if let Some(conflict) = conflict(node, &gone, &node.name).await? {
         return Err(Status::failed_precondition(format!("network {name} is not removed: {conflict}")));
     }
     ask_all(node, &gone).await?;
@@ -333,7 +338,7 @@ pub(crate) fn list(node: &Node) -> Result<Vec<NetworkEntry>, Status> {
             Ok(_) => String::new(),
             Err(_) => format!("it is not up on node {}; the log of godwitd there says why", node.name),
         };
-        let services = services_on(node, subnet).map_err(internal)?;
+        let services = services_on(node, subnet, &node.name).map_err(internal)?;
         Ok(NetworkEntry { network: Some(network), services, reason })
     };
     known(node).map_err(internal)?.into_iter().map(entry).collect()

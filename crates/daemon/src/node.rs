@@ -131,11 +131,14 @@ impl Node {
         moment.busy.contains(name) || moment.in_doubt.contains_key(name)
     }
 
-    /// Enters a migration; the one under way if there is one.
-    pub(crate) fn begin_migration(&self, name: &str, migrating: Migrating) -> Result<(), Migrating> {
+    /// Enters a migration; what the service is doing, if it cannot begin one.
+    pub(crate) fn begin_migration(&self, name: &str, migrating: Migrating) -> Result<(), String> {
         let mut moment = self.moment();
         if let Some(other) = moment.migrating.get(name) {
-            return Err(other.clone());
+            return Err(format!("is on its way to node {} already", other.to));
+        }
+        if moment.busy.contains(name) {
+            return Err("is being stopped, removed or plugged in; try again in a moment".into());
         }
         moment.migrating.insert(name.to_string(), migrating);
         Ok(())
@@ -467,9 +470,8 @@ impl Host for NodeHost {
         let (end, ended) = watch::channel(());
         let (_, progress) = watch::channel(Progress { phase: "serve", ..Progress::default() });
         let (id, to, cancel) = (migration.into(), to.into(), CancellationToken::new());
-        node.begin_migration(&service.name, Migrating { id, to, cancel, progress, ended }).map_err(
-            |other| HostError(format!("service {} is on its way to node {}", service.name, other.to)),
-        )?;
+        node.begin_migration(&service.name, Migrating { id, to, cancel, progress, ended })
+            .map_err(|doing| HostError(format!("service {} {doing}", service.name)))?;
         Ok(Box::new(Leaving { node, name: service.name.clone(), _end: end }))
     }
 

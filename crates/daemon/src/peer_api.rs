@@ -80,8 +80,8 @@ impl Peer for PeerService {
         &self,
         request: Request<api::Network>,
     ) -> Result<Response<api::CheckResponse>, Status> {
-        caller(&request)?;
-        let conflict = networks::conflict(&self.0, &request.into_inner()).await?;
+        let from = caller(&request)?;
+        let conflict = networks::conflict(&self.0, &request.into_inner(), &from).await?;
         Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
     }
 
