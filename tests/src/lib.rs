@@ -51,6 +51,12 @@ const COMMAND_SECONDS: u32 = 90;
 /// The environment variable that says with which network backend the tests run: `kernel`, which is also
 /// the default, or `openvswitch`.
 pub const BACKEND_VARIABLE: &str = "GODWIT_TEST_BACKEND";
+/// How often a move is tried that is kept for what is said in [`BUSY`].
+pub const TRIES: u32 = 5;
+/// What a machine that is busy with much else makes of a move that comes about on any other: a daemon may come
+/// to nothing for seconds, and to give up is right then; and a service that does not run cannot accept what its
+/// clients ask for.
+pub const BUSY: [&str; 3] = ["was silent for", "has closed the connection", "wait for the service to accept"];
 /// Lines of a daemon's log that a failed test shows.
 const LOG_TAIL: usize = 40;
 
@@ -79,6 +85,11 @@ impl Said {
         serde_json::from_str(last)
             .unwrap_or_else(|error| panic!("the report of a migration: {error}: {self:?}"))
     }
+}
+
+/// Whether a move was kept for no other reason than a busy machine.
+pub fn is_busy(report: &Report) -> bool {
+    report.outcome == "kept" && BUSY.iter().any(|busy| report.reason.contains(busy))
 }
 
 /// The report of a migration; the fields that tests look at.
@@ -260,12 +271,28 @@ impl Bed {
 
     /// The same, with further flags of `godwit migrate`.
     pub fn migrate_so(&self, name: &str, from: &str, to: &str, how: &[&str]) -> Report {
-        let said = self.godwit(from, &[&["--json", "migrate", name, "--to", to], how].concat());
-        assert_eq!(said.code, 0, "moving {name} from {from} to {to}: {}{}", said.stdout, said.stderr);
-        let report = said.report();
-        let seen = [&report.name, &report.outcome, &report.source, &report.destination].map(String::as_str);
-        assert_eq!(seen, [name, "moved", from, to], "{report:?}");
-        report
+        for _ in 0..TRIES {
+            let said = self.godwit(from, &[&["--json", "migrate", name, "--to", to], how].concat());
+            if said.code == 1 && is_busy(&said.report()) {
+                println!("{name} was kept, and is moved again: {}", said.report().reason);
+                continue;
+            }
+            assert_eq!(said.code, 0, "moving {name} from {from} to {to}: {}{}", said.stdout, said.stderr);
+            let report = said.report();
+            let seen =
+                [&report.name, &report.outcome, &report.source, &report.destination].map(String::as_str);
+            assert_eq!(seen, [name, "moved", from, to], "{report:?}");
+            return report;
+        }
+        panic!("{name} was kept {TRIES} times, because the machine was busy")
+    }
+
+    /// Waits until a node has heard of a service, which may have been started on another.
+    pub fn knows(&self, node: &str, service: &str) {
+        wait_for(&format!("node {node} to hear of the service {service}"), || {
+            let said = self.godwit(node, &["--json", "inspect", service]);
+            (said.code == 0).then_some(())
+        });
     }
 
     /// Moves a service ten times in a row between `a` and `b`, beginning on `a`, in each mode in both

@@ -170,6 +170,7 @@ fn a_capture_follows_a_service_over_moves_without_a_gap() {
     let service = preset.at(ADDRESS);
     let path = bed.scratch().join("redis.pcapng");
     // Asked of the node that the service comes to.
+    bed.knows("b", "redis");
     let running = Running::start(&bed, "b", &["redis", "-o", path.to_str().unwrap(), "--at", "all"]);
 
     let mut client = Client::connect(&bed, service);

@@ -68,6 +68,7 @@ fn a_service_on_two_networks_moves_with_both_and_others_stay_apart() {
     both.push("--");
     both.extend(redis.command.iter().map(String::as_str));
     bed.done("a", &both);
+    bed.knows("b", "both");
     let service: Value = bed.json("b", &["inspect", "both"]);
     let names: Vec<_> = service["networks"].as_array().unwrap().iter().map(|n| &n["network"]).collect();
     assert_eq!(names, ["default", "back"], "{service}");
@@ -201,6 +202,7 @@ fn networks_outlive_daemons_and_what_cannot_be_is_said() {
     }
     let arguments = run(&["back"]);
     bed.done("a", &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    bed.knows("b", "svc");
     let service: Value = bed.json("b", &["inspect", "svc"]);
     assert_eq!(service["networks"][0]["address6"], "fd67:6f65::a59:502", "{service}");
     wait_on(&bed, &busybox, "b", "peer", "back");
@@ -208,7 +210,10 @@ fn networks_outlive_daemons_and_what_cannot_be_is_said() {
     wait_for("the service", || reaches(&bed, "b", "peer", at).then_some(()));
     for node in ["a", "b"] {
         bed.lab().restart_node(node).unwrap();
-        assert!(reaches(&bed, "b", "peer", at), "after a restart of {node}");
+        // Nodes agree on keys first.
+        wait_for(&format!("the service after a restart of {node}"), || {
+            reaches(&bed, "b", "peer", at).then_some(())
+        });
     }
     bed.migrate("svc", "a", "b");
     assert!(reaches(&bed, "b", "peer", at));

@@ -65,7 +65,7 @@ fn ten_moves_break_no_connection_of_wrk() {
     let mut own = Http(BufReader::new(bed.connect(preset.at(ADDRESS))));
     assert_eq!(own.get("/"), "served by nginx\n");
     let mut wrk = bed.on_client("wrk");
-    wrk.args(["--threads", "1", "--connections", &CONNECTIONS.to_string(), "--duration", "300s"]);
+    wrk.args(["--threads", "1", "--connections", &CONNECTIONS.to_string(), "--duration", "3600s"]);
     // By itself it counts an answer that takes 2 s as an error: on a busy machine a pause alone takes 1.5 s.
     wrk.args(["--timeout", &format!("{}s", PATIENCE.as_secs())]);
     wrk.arg(format!("http://{ADDRESS}/large")).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -78,6 +78,11 @@ async fn dump_sleep(directory: &Path, memory: Memory) {
         .stderr(std::process::Stdio::null())
         .spawn()
         .unwrap();
+    // A session's leader, and the program that it is to be.
+    let stat = format!("/proc/{}/stat", child.id());
+    while !std::fs::read_to_string(&stat).unwrap().contains("(sleep) S") {
+        std::thread::yield_now();
+    }
     let mut options = DumpOptions::new(child.id(), "/", directory, directory);
     options.memory = memory;
     let result = criu().dump(options).await;

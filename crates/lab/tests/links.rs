@@ -146,7 +146,8 @@ fn a_gigabit_link_carries_a_gigabit_with_its_delay() {
     let guard = Guard::up("link-gigabit", Some("1gbit,1ms"));
     let lab = &guard.lab;
     assert_delay(Duration::from_millis(1), Duration::from_millis(1), || round_trips(lab, "a", "b", 200));
-    for port in lab.figures().unwrap() {
+    // Hardly anything goes to the others.
+    for port in lab.figures().unwrap().into_iter().filter(|port| ["a", "b"].contains(&port.host.as_str())) {
         let counters = port.counters;
         println!(
             "{} late {} ns, at most {} ns",

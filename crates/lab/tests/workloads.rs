@@ -99,10 +99,13 @@ fn a_quiet_redis_gives_a_clean_report() {
     let (guard, scratch) = (Guard::up("load-quiet"), tempfile::tempdir().unwrap());
     let (preset, _child) = guard.redis(scratch.path());
     guard.client(&preset);
+    let begun = Instant::now();
     let load = guard.load(&preset);
     std::thread::sleep(Duration::from_secs(1));
     let lap = load.lap().unwrap();
-    assert!(lap.is_clean() && (900..1200).contains(&lap.sent), "{lap:?}");
+    // One a millisecond.
+    let due = u64::try_from(begun.elapsed().as_millis()).unwrap();
+    assert!(lap.is_clean() && (due / 2..due + 10).contains(&lap.sent), "{due}: {lap:?}");
     std::thread::sleep(Duration::from_millis(200));
     let report = load.stop().unwrap();
     assert!(report.is_clean() && report.reconnects == 0, "{report:?}");
@@ -120,21 +123,27 @@ fn a_pause_is_seen_by_every_request_that_was_due_in_it() {
     std::thread::sleep(Duration::from_millis(500));
     load.lap().unwrap();
     // From here on most of what is reported is the pause.
-    let begun = Instant::now();
+    let all = Instant::now();
     signal(&child, Signal::SIGSTOP);
+    let stopped = Instant::now();
     std::thread::sleep(Duration::from_millis(400));
-    let pause = begun.elapsed();
+    let pause = stopped.elapsed();
     signal(&child, Signal::SIGCONT);
     let lap = load.lap().unwrap();
     assert!(lap.is_clean(), "{lap:?}");
-    let pause_ms = pause.as_secs_f64() * 1e3;
-    assert!(lap.downtime_ms > pause_ms - 20.0 && lap.downtime_ms < pause_ms + 300.0, "{pause:?} {lap:?}");
+    let (pause_ms, all_ms) = (pause.as_secs_f64() * 1e3, all.elapsed().as_secs_f64() * 1e3);
+    assert!(
+        lap.downtime_ms > pause_ms - 20.0 && lap.downtime_ms < all_ms + 20.0,
+        "{pause_ms} {all_ms} {lap:?}"
+    );
     // One request a millisecond: half of them waited for more than half of the pause.
     let long = lap.latency.count_between(200_000, u64::MAX);
-    assert!((120..400).contains(&long), "{long}");
+    assert!(long > 120 && u128::from(long) < all.elapsed().as_millis(), "{long}");
+    let anew = Instant::now();
     std::thread::sleep(Duration::from_millis(300));
     let next = load.lap().unwrap();
-    assert!(next.downtime_ms < 200.0, "a lap begins anew: {next:?}");
+    let anew_ms = anew.elapsed().as_secs_f64() * 1e3;
+    assert!(next.downtime_ms < anew_ms + 20.0, "a lap begins anew: {anew_ms} {next:?}");
     assert!(load.stop().unwrap().downtime_ms >= lap.downtime_ms - 1.0);
 }
 
@@ -233,8 +242,8 @@ fn a_closed_loop_counts_what_is_answered_and_nothing_while_nothing_is() {
     let begun = Instant::now();
     std::thread::sleep(Duration::from_millis(500));
     signal(&child, Signal::SIGSTOP);
-    // What was under way is over by then.
-    std::thread::sleep(Duration::from_millis(200));
+    // What was under way is over by then: thousands of answers, which are still to be read.
+    std::thread::sleep(Duration::from_millis(1500));
     let (stopped, end) = (Instant::now(), Instant::now() + Duration::from_millis(200));
     std::thread::sleep(Duration::from_millis(200));
     signal(&child, Signal::SIGCONT);

@@ -13,7 +13,7 @@ use std::process::{Output, Stdio};
 
 use godwit_isa_state::{Program, Set, StateFile};
 
-use programs::{godwit_state, program, run, stderr};
+use programs::{copy, godwit_state, program, run, stderr};
 
 /// What it is, how it is done, and what is said of it then.
 type Damage = (&'static str, Box<dyn Fn()>, String);
@@ -44,7 +44,7 @@ impl Own {
             if path.exists() {
                 fs::remove_file(&path).expect("it is ours");
             }
-            fs::copy(program("travels").executable(set), path).expect("there is room");
+            copy(&program("travels").executable(set), &path);
         }
     }
 
@@ -70,7 +70,7 @@ impl Own {
                 "foreign",
                 Box::new(move || {
                     fs::remove_file(&foreign).expect("it is there");
-                    fs::copy(program("basics").executable(set), &foreign).expect("there is room");
+                    copy(&program("basics").executable(set), &foreign);
                 }),
                 format!("of build {}", program("basics").build.short()),
             ),

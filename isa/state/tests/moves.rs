@@ -256,16 +256,13 @@ fn a_timer_captures_what_would_never_end() {
     let state = directory.path().join("state");
     let travels = program("travels");
     let mut command = godwit_state();
-    command.args(["--json", "run"]).arg(&travels.prog).args(["--after", "20ms", "--state"]).arg(&state);
+    command.args(["--json", "run"]).arg(&travels.prog).args(["--after", "1s", "--state"]).arg(&state);
     let output = run(command.args(["--", "wait"]));
     assert_eq!(output.status.code(), Some(86), "{}", stderr(&output));
     assert_eq!(output.stdout, b"ready\n");
     // And again on the other set.
     let mut command = godwit_state();
-    command
-        .args(["resume", "--set", "aarch64", "--after", "20ms", "--program"])
-        .arg(&travels.prog)
-        .arg(&state);
+    command.args(["resume", "--set", "aarch64", "--after", "1s", "--program"]).arg(&travels.prog).arg(&state);
     let output = run(&mut command);
     assert_eq!(output.status.code(), Some(86), "{}", stderr(&output));
     assert!(output.stdout.is_empty());

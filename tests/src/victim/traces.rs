@@ -15,7 +15,7 @@ pub(super) fn run_directory(lab: &str, node: &str) -> PathBuf {
 }
 
 /// Everything a node holds of services and migrations.
-pub(super) fn traces(bed: &Bed, node: &str) -> BTreeSet<String> {
+fn traces(bed: &Bed, node: &str) -> BTreeSet<String> {
     let lab = bed.lab().name();
     let run = run_directory(lab, node);
     let state = bed.lab().state(node).unwrap();
@@ -53,11 +53,26 @@ pub(super) fn traces(bed: &Bed, node: &str) -> BTreeSet<String> {
         let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         let command = command.trim();
         let dead = fs::read_to_string(entry.path().join("stat")).is_ok_and(|stat| stat.contains(") Z "));
-        if identity(&meta) == namespace && command != "godwitd" && !dead {
+        // The daemon's own, and what it looks at its rules with, now and then.
+        if identity(&meta) == namespace && !["godwitd", "nft"].contains(&command) && !dead {
             traces.insert(format!("process {command}"));
         }
     }
     traces
+}
+
+/// The same of a node at rest that holds what it must: it still changes something when a service has just been
+/// made, or heard of.
+pub(super) fn steady_traces(
+    bed: &Bed,
+    node: &str,
+    right: impl Fn(&BTreeSet<String>) -> bool,
+) -> BTreeSet<String> {
+    let mut last = BTreeSet::new();
+    wait_for(&format!("node {node} to be at rest"), || {
+        let before = std::mem::replace(&mut last, traces(bed, node));
+        (before == last && right(&last)).then(|| last.clone())
+    })
 }
 
 pub(super) fn identity(meta: &fs::Metadata) -> (u64, u64) {

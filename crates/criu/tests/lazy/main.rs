@@ -230,13 +230,15 @@ async fn a_prepared_criu_that_hangs_ends_too() {
 }
 
 async fn ends_unless_needed(command: &str) {
-    use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let [program, note] = ["criu", "pid"].map(|name| directory.path().join(name));
     let script =
         format!("#!/bin/sh\necho $$ >{0}.new && mv {0}.new {0} && exec {command}\n", note.display(),);
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // By another process: a child of another test that is not its program yet would have it open.
+    let written = std::process::Command::new("sh")
+        .args(["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"", program.to_str().unwrap(), &script])
+        .status();
+    assert!(written.unwrap().success());
     let prepared = Criu::new(program).prepare().unwrap();
     while !note.exists() {
         tokio::task::yield_now().await;

@@ -100,9 +100,7 @@ impl Tree {
 
     /// Kills and reaps all.
     pub(crate) fn kill(&self) {
-        let mut members = self.members();
-        // A parent is made before its children, and these become ours when it is gone.
-        members.sort_unstable();
+        let members = self.members();
         for pid in &members {
             // SAFETY: a call without pointers.
             unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
@@ -121,10 +119,15 @@ impl Drop for Tree {
     }
 }
 
-/// Waits for a child to end; its status.
+/// Waits for a child to end, or for a process that will be one when its parent has ended; its status, if
+/// nobody else had it.
 pub(crate) fn reap(pid: u32) -> i32 {
     let mut status = -1;
     // SAFETY: the status lives in this frame.
-    unsafe { libc::waitpid(pid.cast_signed(), &raw mut status, 0) };
+    while unsafe { libc::waitpid(pid.cast_signed(), &raw mut status, 0) } != pid.cast_signed()
+        && Path::new(&format!("/proc/{pid}")).exists()
+    {
+        std::thread::yield_now();
+    }
     status
 }

@@ -513,7 +513,7 @@ mod tests {
             while !in_call() {
                 std::thread::yield_now();
             }
-            std::thread::sleep(Duration::from_millis(400));
+            std::thread::sleep(Duration::from_millis(500));
             for _ in 0..10 {
                 userfaultfd(&process).expect("a descriptor");
             }
@@ -609,17 +609,17 @@ mod tests {
 
     extern "C" fn handler(_: i32) {}
 
-    /// Waits 600 ms, or for a signal; 0 when it was as it should be.
+    /// Waits 1.5 s, or for a signal; 0 when it was as it should be.
     unsafe fn wait_in(number: i64) -> i32 {
         let begun = Instant::now();
         // SAFETY: the arguments are variables of ours.
         let right = unsafe {
             match number {
                 libc::SYS_clock_nanosleep => {
-                    let time = libc::timespec { tv_sec: 0, tv_nsec: 600_000_000 };
+                    let time = libc::timespec { tv_sec: 1, tv_nsec: 500_000_000 };
                     libc::nanosleep(&raw const time, std::ptr::null_mut()) == 0
                 }
-                libc::SYS_poll => libc::poll(std::ptr::null_mut(), 0, 600) == 0,
+                libc::SYS_poll => libc::poll(std::ptr::null_mut(), 0, 1500) == 0,
                 _ => {
                     libc::signal(libc::SIGUSR1, handler as *const () as usize);
                     let set: libc::sigset_t = std::mem::zeroed();
@@ -630,8 +630,8 @@ mod tests {
             }
         };
         let took = begun.elapsed();
-        // Begun anew, it would take a second at least.
+        // Begun anew, it would take two seconds at least.
         i32::from(!right)
-            + 2 * i32::from(took < Duration::from_millis(595) || took > Duration::from_millis(950))
+            + 2 * i32::from(took < Duration::from_millis(1495) || took > Duration::from_millis(1950))
     }
 }

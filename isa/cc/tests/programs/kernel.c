@@ -50,7 +50,7 @@ static void files(void)
     struct stat status, other;
     int file;
 
-    CHECK((file = open(in("file"), O_CREAT | O_EXCL | O_RDWR, 0640)) >= 0 && write(file, "0123456789", 10) == 10);
+    CHECK((file = open(in("file"), O_CREAT | O_EXCL | O_RDWR, 0600)) >= 0 && write(file, "0123456789", 10) == 10);
     CHECK(!symlink("file", in("link")) && !link(in("file"), in("second")));
     CHECK(open(in("file"), O_RDONLY | O_DIRECTORY) == -1 && errno == ENOTDIR);
     CHECK(open(in("link"), O_RDONLY | O_NOFOLLOW) == -1 && errno == ELOOP);
@@ -66,7 +66,7 @@ static void files(void)
     int temporary = open(directory, O_TMPFILE | O_RDWR, 0600);
     CHECK(temporary >= 0 || errno == EOPNOTSUPP);
 
-    CHECK(!fstat(file, &status) && status.st_size == 10 && status.st_nlink == 2 && status.st_mode == (S_IFREG | 0640));
+    CHECK(!fstat(file, &status) && status.st_size == 10 && status.st_nlink == 2 && status.st_mode == (S_IFREG | 0600));
     CHECK(status.st_uid == getuid() && status.st_gid == getgid() && status.st_blksize >= 512 && status.st_rdev == 0);
     CHECK(!lstat(in("link"), &other) && S_ISLNK(other.st_mode) && other.st_size == 4 && other.st_ino != status.st_ino);
     CHECK(!stat(in("second"), &other) && other.st_ino == status.st_ino && other.st_dev == status.st_dev);

@@ -32,7 +32,7 @@ const QUESTIONS: [&str; 6] =
 
 fn gdb(executable: &Path, begin: &[String]) -> Result<String> {
     let mut command = Command::new("gdb-multiarch");
-    command.args(["-q", "-nx", "-batch", "-ex", "set pagination off"]);
+    command.args(["-q", "-nx", "-batch", "-ex", "set pagination off", "-ex", "set startup-with-shell off"]);
     for line in begin.iter().map(String::as_str).chain(QUESTIONS) {
         command.args(["-ex", line]);
     }

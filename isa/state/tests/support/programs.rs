@@ -51,9 +51,16 @@ fn built_anew(name: &str) -> Program {
     std::fs::create_dir_all(&directory).expect("it is cargo's");
     let program = Program { prog: directory.join(name), build: BuildIdentity(built.report.identity) };
     for set in Set::ALL {
-        std::fs::copy(built.executable(set), program.executable(set)).expect("there is room");
+        copy(built.executable(set), &program.executable(set));
     }
     program
+}
+
+/// Copies an executable, by another process: the child of another test that is not its program yet would
+/// have the copy open for writing, and nobody could execute it.
+pub(crate) fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status().expect("cp can be started");
+    assert!(copied.success(), "{} cannot be copied to {}", from.display(), to.display());
 }
 
 /// `godwit-state ARGS…`.
