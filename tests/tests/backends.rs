@@ -64,7 +64,7 @@ fn ten_moves_over_open_vswitch_lose_no_answer_and_no_data() {
 }
 
 #[test]
-fn datagrams_that_come_in_the_pause_are_answered_once_and_in_order_over_open_vswitch() {
+fn datagrams_that_come_in_the_pause_are_answered_once_over_open_vswitch() {
     let mut points = None;
     let bed = Bed::up_with("ovsudp", |config| {
         config.network_backend = NetworkBackend::OpenVswitch;

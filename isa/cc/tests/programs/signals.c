@@ -115,7 +115,8 @@ static void timers(void)
     before = seen;
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGUSR1);
-    CHECK(!sigprocmask(SIG_BLOCK, &blocked, &old) && !timer_create(CLOCK_MONOTONIC, &event, &timer));
+    CHECK(!sigprocmask(SIG_BLOCK, &blocked, &old));
+    CHECK(!timer_create(CLOCK_MONOTONIC, &event, &timer));
     CHECK(!timer_settime(timer, 0, &(struct itimerspec){.it_value.tv_nsec = 1000000}, 0));
     CHECK(sigsuspend(&old) == -1 && errno == EINTR && seen == before + 1);
     CHECK(!timer_delete(timer) && !sigprocmask(SIG_SETMASK, &old, 0));
