@@ -36,7 +36,7 @@ const STOP_LOOK: Duration = Duration::from_micros(50);
 /// `PTRACE_EVENT_STOP`, which libc lacks for some targets.
 const EVENT_STOP: i32 = 128;
 
-const UFFD_USER_MODE_ONLY: i32 = 1;
+pub(super) const UFFD_USER_MODE_ONLY: i32 = 1;
 
 /// Why no descriptor was got.
 #[derive(Debug)]

@@ -192,21 +192,124 @@ impl Scanner {
                 Err(Errno::EINTR) if protect == Protect::No => continue,
                 Err(errno) => return Err(errno),
             };
+            let mut reached = start;
             for region in &self.regions[..count] {
+                if region.start < reached || region.end <= region.start {
+                    return Err(Errno::EIO);
+                }
                 each(region.start..region.end, region.categories & PAGE_IS_WRITTEN != 0);
+                reached = region.end;
             }
-            if arguments.walk_end <= start {
+            // Linux gathers 512 regions at a time and leaves the place where it did so last in `walk_end`
+            // when it has come to the end (seen in 6.18). What lies behind that place was given and
+            // protected all the same. Given twice, a page that was written in between would be lost by
+            // whoever takes pages to come in ascending order.
+            reached = reached.max(arguments.walk_end);
+            if reached <= start {
                 return Err(Errno::EIO);
             }
-            start = arguments.walk_end;
+            start = reached;
         }
         Ok(())
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::{AsFd, FromRawFd};
+
     use super::*;
+    use crate::PAGE_SIZE;
+    use crate::tracker::inject::UFFD_USER_MODE_ONLY;
+
+    /// Pages of this process, each with content.
+    struct Memory {
+        start: *mut u8,
+        pages: u64,
+    }
+
+    impl Memory {
+        fn new(pages: u64) -> Self {
+            let (access, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let length = usize::try_from(pages * PAGE_SIZE).unwrap();
+            // SAFETY: a new mapping, which no reference points to.
+            let start = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
+            assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+            let memory = Self { start: start.cast(), pages };
+            (0..pages).for_each(|page| memory.write(page));
+            memory
+        }
+
+        fn write(&self, page: u64) {
+            assert!(page < self.pages);
+            // SAFETY: within the mapping, to which there are no references.
+            unsafe { self.start.add(usize::try_from(page * PAGE_SIZE).unwrap()).write_volatile(1) };
+        }
+
+        fn range(&self) -> Range {
+            let start = self.start.addr() as u64;
+            start..start + self.pages * PAGE_SIZE
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            let length = usize::try_from(self.pages * PAGE_SIZE).unwrap();
+            // SAFETY: the mapping is this one's and nothing points to it any more.
+            unsafe { libc::munmap(self.start.cast(), length) };
+        }
+    }
+
+    /// A userfaultfd of this process that notes writes; none where the kernel does not.
+    fn userfault() -> Option<Userfault> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
+        // SAFETY: userfaultfd takes an integer and touches no memory of ours.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+        // SAFETY: the kernel has just returned this descriptor; nobody else owns it.
+        Userfault::new(unsafe { OwnedFd::from_raw_fd(fd) }).ok()
+    }
+
+    /// The kernel gathers 512 regions at a time: more of them than that, and an end of the memory that it
+    /// comes to with some of them gathered.
+    #[test]
+    fn a_page_that_is_written_while_its_scan_is_under_way_is_found_by_this_or_the_next_one() {
+        let Some(userfault) = userfault() else {
+            return assert_ne!(crate::tracker::detect().backend, crate::tracker::Backend::Uffd);
+        };
+        let memory = Memory::new(700);
+        let range = memory.range();
+        userfault.watch(&range).unwrap();
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let mut scanner = Scanner::new();
+        // What is given, as pages from the start, and whether it was written.
+        let mut scan = |each: &mut dyn FnMut(u64, bool)| {
+            let page = |address: u64| (address - range.start) / PAGE_SIZE;
+            let each = |found: Range, written| {
+                (page(found.start)..page(found.end)).for_each(|page| each(page, written));
+            };
+            scanner.scan(pagemap.as_fd(), &range, Protect::Yes, each).unwrap();
+        };
+        scan(&mut |_, written| assert!(written));
+        (0..memory.pages).step_by(2).for_each(|page| memory.write(page));
+        let (mut given, mut written) = (Vec::new(), Vec::new());
+        scan(&mut |page, is_written| {
+            given.push(page);
+            written.extend(is_written.then_some(page));
+            // All pages up to the last are protected when it is given.
+            if page + 1 == memory.pages {
+                memory.write(601);
+            }
+        });
+        assert_eq!(given, (0..memory.pages).collect::<Vec<_>>(), "each page is given once, in order");
+        assert_eq!(written, (0..memory.pages).step_by(2).collect::<Vec<_>>());
+        let mut later = Vec::new();
+        scan(&mut |page, is_written| later.extend(is_written.then_some(page)));
+        assert_eq!(later, [601]);
+    }
 
     #[test]
     fn kernels_that_leave_marks_are_told_by_their_release() {

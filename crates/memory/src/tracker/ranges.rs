@@ -3,11 +3,12 @@
 
 use crate::{PAGE_SIZE, Range};
 
-/// Adds a range behind the others.
+/// Adds a range that begins no earlier than the last one.
 pub(super) fn push(set: &mut Vec<Range>, range: Range) {
     if range.start >= range.end {
         return;
     }
+    debug_assert!(set.last().is_none_or(|last| last.start <= range.start), "{range:x?} comes too late");
     match set.last_mut() {
         Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
         _ => set.push(range),
