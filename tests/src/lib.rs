@@ -21,6 +21,7 @@ pub mod matrix;
 pub mod mqtt;
 pub mod pcapng;
 pub mod sockets;
+pub mod tier;
 pub mod torture;
 pub mod victim;
 pub mod vm;
@@ -295,12 +296,12 @@ impl Bed {
         });
     }
 
-    /// Moves a service ten times in a row between `a` and `b`, beginning on `a`, in each mode in both
-    /// directions. `check` is called
-    /// after each move with its number, from 1, and the node that has the service now.
-    pub fn ten_moves(&self, name: &str, mut check: impl FnMut(usize, &str)) -> Moves {
+    /// Moves a service [`tier::moves`] times in a row between `a` and `b`, from `a` to `b` first, in each mode.
+    /// The service ends on `a`. `check` is called after each move with its number, from 1, and the node that has
+    /// the service now.
+    pub fn move_to_and_fro(&self, name: &str, mut check: impl FnMut(usize, &str)) -> Moves {
         let mut reports = Vec::new();
-        for number in 1..=10 {
+        for number in 1..=tier::moves() {
             let (from, to) = if number % 2 == 1 { ("a", "b") } else { ("b", "a") };
             let mode = MODES[(number - 1) % MODES.len()];
             reports.push(self.migrate_so(name, from, to, &["--mode", mode]));
@@ -403,8 +404,8 @@ pub fn compile(source: &str, target: &Path) {
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }
 
-/// All modes, in an order in which each follows another kind: five of them, so that ten moves to and
-/// fro are each mode in both directions.
+/// All modes, in an order in which each follows another kind. They are five, so that ten moves to and fro take
+/// each mode in both directions. The first four are those that godwit has; `auto` chooses one of them.
 pub const MODES: [&str; 5] = ["precopy", "postcopy", "cold", "hybrid", "auto"];
 
 /// Waits until `found` finds something, looking every few milliseconds; for what no event tells.

@@ -1,0 +1,99 @@
+//! A container whose files were changed, added and deleted since it started. Needs root.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+};
+
+use godwit_lab::workload::Workload;
+use godwit_tests::Bed;
+use rustix::fs::{CWD, Mode, XattrFlags, makedev, mknodat, setxattr};
+use serde_json::{Value, json};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 60);
+
+fn ask(connection: &mut BufReader<TcpStream>, request: &str) -> Value {
+    connection.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
+    let mut line = String::new();
+    connection.read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{request}: {error}: {line:.200?}"))
+}
+
+/// The files that the container starts with, which its program then changes.
+fn lay_out(data: &Path) {
+    let file = |name: &str| {
+        fs::write(data.join(name), format!("{name} of the layer\n")).unwrap();
+    };
+    fs::create_dir(data).unwrap();
+    for name in [
+        "kept",
+        "changed",
+        "appended",
+        "deleted",
+        "file to directory",
+        "renamed",
+        "mode",
+        "owner",
+        "time",
+        "old name",
+        "open in the layer",
+        "xattr of the layer",
+    ] {
+        file(name);
+    }
+    for name in ["deleted", "replaced", "to file", "kept"] {
+        fs::create_dir(data.join(format!("directory {name}"))).unwrap();
+    }
+    for name in ["directory deleted/a", "directory replaced/old", "directory to file/a", "directory kept/a"] {
+        file(name);
+    }
+    symlink("kept", data.join("link")).unwrap();
+    fs::hard_link(data.join("kept"), data.join("kept too")).unwrap();
+    fs::set_permissions(data.join("kept"), fs::Permissions::from_mode(0o6750)).unwrap();
+    setxattr(data.join("xattr of the layer"), "user.layer", b"below", XattrFlags::empty()).unwrap();
+    let kind = rustix::fs::FileType::CharacterDevice;
+    mknodat(CWD, data.join("null"), kind, Mode::from_raw_mode(0o666), makedev(1, 3)).unwrap();
+}
+
+/// Paths that differ, with what they were and are.
+fn differences(before: &Value, after: &Value) -> Vec<String> {
+    let entries = |value: &Value| -> BTreeMap<String, Value> {
+        value.as_object().unwrap().iter().map(|(path, entry)| (path.clone(), entry.clone())).collect()
+    };
+    let (before, after) = (entries(before), entries(after));
+    let paths = before.keys().chain(after.keys().filter(|path| !before.contains_key(*path)));
+    paths
+        .filter(|path| before.get(*path) != after.get(*path))
+        .map(|path| format!("{path}: {:?} became {:?}", before.get(path), after.get(path)))
+        .collect()
+}
+
+#[test]
+fn moves_keep_every_file() {
+    let bed = Bed::up("files");
+    let preset = bed.build(Workload::Python);
+    fs::write(preset.rootfs.join("program.py"), include_str!("../programs/files.py")).unwrap();
+    lay_out(&preset.rootfs.join("data"));
+    bed.run("a", "files", ADDRESS, &preset, &[]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, 7000)));
+    let open = json!({
+        "deleted": true, "lower": "open in the layer of the layer\n", "replaced": "the first", "log": true,
+    });
+    assert_eq!(ask(&mut connection, "open"), open);
+    let mut before = ask(&mut connection, "describe");
+    assert!(before["/data/sparse"]["holes"] == true && before["/data/linked 1"]["names"] == 3, "{before}");
+    assert!(before.get("/data/deleted").is_none() && before["/data/null"]["device"] == json!([1, 3]));
+    bed.move_to_and_fro("files", |number, node| {
+        let after = ask(&mut connection, "describe");
+        let differences = differences(&before, &after);
+        assert!(differences.is_empty(), "move {number} to {node}: {differences:#?}");
+        assert_eq!(ask(&mut connection, "open"), open, "move {number}");
+        assert_eq!(ask(&mut connection, "change"), "done");
+        before = ask(&mut connection, "describe");
+    });
+    println!("{} files compared after each move", before.as_object().unwrap().len());
+}

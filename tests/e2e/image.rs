@@ -1,0 +1,125 @@
+//! OCI images made by other programs: run from a layout and from an archive, and moved layer by
+//! layer. Needs root.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddrV4},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use godwit_lab::workload::Workload;
+use godwit_tests::{Bed, wait_for};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 80);
+/// Data of the lower and of the upper layer, which nothing can compress.
+const BASE: usize = 12 << 20;
+const TOP: usize = 2 << 20;
+/// What a move of a small service needs besides layers: its memory and its files.
+const REST: u64 = 2 << 20;
+
+fn tool(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn noise(length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    fs::File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// Adds a layer with what `change` does to the root filesystem of an image.
+fn layer(layout: &str, bundle: &Path, change: impl FnOnce(&Path)) {
+    let bundle_text = bundle.to_str().unwrap();
+    tool("umoci", &["unpack", "--image", layout, bundle_text]);
+    change(&bundle.join("rootfs"));
+    tool("umoci", &["repack", "--image", layout, bundle_text]);
+    fs::remove_dir_all(bundle).unwrap();
+}
+
+/// Two images that have their lower layer in common: a layout, and an archive.
+fn images(bed: &Bed) -> (PathBuf, PathBuf) {
+    let preset = bed.build(Workload::Busybox);
+    let (layout, bundle) = (bed.scratch().join("layout"), bed.scratch().join("bundle"));
+    let tag = format!("{}:latest", layout.display());
+    tool("umoci", &["init", "--layout", layout.to_str().unwrap()]);
+    tool("umoci", &["new", "--image", &tag]);
+    layer(&tag, &bundle, |root| {
+        let sources = format!("{}/.", preset.rootfs.display());
+        tool("cp", &["-a", &sources, root.to_str().unwrap()]);
+        fs::create_dir(root.join("www")).unwrap();
+        fs::write(root.join("www/base"), noise(BASE)).unwrap();
+        fs::write(root.join("www/name"), "base\n").unwrap();
+        fs::write(root.join("www/deleted"), "in the base\n").unwrap();
+    });
+    let config = ["config", "--image", &tag, "--config.workingdir", "/www", "--config.env", "FROM=the image"];
+    tool("umoci", &[&config[..], &["--config.cmd", "httpd", "--config.cmd", "-f"]].concat());
+    let other = bed.scratch().join("other");
+    tool("cp", &["-a", layout.to_str().unwrap(), other.to_str().unwrap()]);
+    let other_tag = format!("{}:latest", other.display());
+    for (tag, name) in [(&tag, "first\n"), (&other_tag, "second\n")] {
+        layer(tag, &bundle, |root| {
+            fs::write(root.join("www/top"), noise(TOP)).unwrap();
+            fs::write(root.join("www/name"), name).unwrap();
+            fs::remove_file(root.join("www/deleted")).unwrap();
+        });
+    }
+    let archive = bed.scratch().join("other.tar");
+    tool(
+        "skopeo",
+        &["copy", &format!("oci:{other_tag}"), &format!("oci-archive:{}:latest", archive.display())],
+    );
+    (layout, archive)
+}
+
+/// What a service serves under a path.
+fn get(bed: &Bed, address: Ipv4Addr, path: &str) -> Vec<u8> {
+    let mut stream = bed.connect(SocketAddrV4::new(address, 80));
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let body = answer.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+    answer.split_off(body)
+}
+
+#[test]
+fn each_layer_travels_once_to_a_node() {
+    let bed = Bed::up("image");
+    let (layout, archive) = images(&bed);
+    let run = |name: &str, address: Ipv4Addr, image: &Path| {
+        let (address, image) = (address.to_string(), image.to_str().unwrap());
+        bed.done("a", &["run", "--name", name, "--ip", &address, "--image", image]);
+    };
+    let second = Ipv4Addr::new(10, 88, 0, 81);
+    run("first", ADDRESS, &layout);
+    run("second", second, &archive);
+    let (base, top) = (u64::try_from(BASE).unwrap(), u64::try_from(TOP).unwrap());
+    let whole = |address, name: &str| {
+        wait_for("the server", || (get(&bed, address, "/name") == name.as_bytes()).then_some(()));
+        assert_eq!((get(&bed, address, "/base").len(), get(&bed, address, "/top").len()), (BASE, TOP));
+        assert!(get(&bed, address, "/deleted").starts_with(b"<"), "a file that the upper layer deletes");
+    };
+    whole(ADDRESS, "first\n");
+    whole(second, "second\n");
+    let travelled = |name: &str, from: &str, to: &str, layers: u64| {
+        let report = bed.migrate(name, from, to);
+        let bytes = report.wire_bytes;
+        assert!(
+            (layers..layers + REST).contains(&bytes),
+            "{name} to {to}: {bytes} bytes, layers of {layers}"
+        );
+        println!("{name} from {from} to {to}: {bytes} bytes, layers of {layers}");
+    };
+    travelled("first", "a", "b", base + top);
+    // The lower layer is there already.
+    travelled("second", "a", "b", top);
+    travelled("first", "b", "a", 0);
+    travelled("second", "b", "a", 0);
+    travelled("first", "a", "b", 0);
+    whole(ADDRESS, "first\n");
+    whole(second, "second\n");
+    let environment = bed.done("b", &["exec", "first", "--", "sh", "-c", "echo $FROM; pwd"]);
+    assert_eq!(environment, "the image\n/www\n");
+}

@@ -1,0 +1,37 @@
+//! The end-to-end tests: one executable, so that several labs are up at once whatever file a test is in.
+//! `make unit TEST_ARGS=redis` runs those whose path contains `redis`.
+//!
+//! A lab is named after the test's own word and the process, so that each word is used once.
+#![allow(clippy::unwrap_used)]
+
+mod backends;
+mod bench;
+mod capture;
+mod connections;
+mod demo;
+mod failures_cancel;
+mod failures_criu;
+mod failures_daemon;
+mod failures_link;
+mod failures_matrix;
+mod failures_refused;
+mod failures_serving;
+mod files;
+mod hooks;
+mod identity;
+mod image;
+mod input;
+mod ipv6;
+mod memory;
+mod mosquitto;
+mod namespaces;
+mod network_faults;
+mod networks;
+mod newcomers;
+mod nginx;
+mod options;
+mod ports;
+mod postgres;
+mod python;
+mod redis;
+mod without;

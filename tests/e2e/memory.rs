@@ -1,0 +1,94 @@
+//! The memory of programs that change it in every way there is, compared byte by byte after each
+//! move, in every mode. Needs root.
+
+use std::env;
+
+use godwit_tests::{
+    tier,
+    torture::{MODES, Torture},
+};
+
+/// Moves the programs of the case with that number with every mode, and then once more at full speed, because
+/// comparing brings all pages to the destination before the programs run there. In `make test` each case takes
+/// two modes compared and one at full speed, and its neighbours take the others.
+fn compare(case: &str, number: usize) {
+    let mut torture = Torture::start(case, &[(case, 1), (case, 2)]);
+    let (compared, freely) = (MODES, ["postcopy", "hybrid"]);
+    if tier::is_full() {
+        compared.into_iter().for_each(|mode| drop(torture.move_compared(mode)));
+        freely.into_iter().for_each(|mode| drop(torture.move_freely(mode)));
+        return;
+    }
+    for turn in [number, number + 2] {
+        torture.move_compared(compared[turn % compared.len()]);
+    }
+    torture.move_freely(freely[number / 2 % freely.len()]);
+}
+
+macro_rules! cases {
+    ($($name:ident: $case:literal),* $(,)?) => {
+        /// The names of all cases, by their numbers.
+        const CASES: &[&str] = &[$($case),*];
+        $( #[test] fn $name() { compare($case, CASES.iter().position(|case| *case == $case).unwrap()); } )*
+    };
+}
+
+cases! {
+    mappings_that_come_move_and_go: "map",
+    trees_of_processes: "fork",
+    processes_that_execute_programs: "exec",
+    threads_in_one_address_space: "threads",
+    huge_pages_that_are_split_and_joined: "huge",
+    pages_that_are_given_back: "discard",
+    shared_anonymous_memory: "shared",
+    memory_files: "memfd",
+    private_mappings_of_files: "file",
+    private_mappings_of_files_in_trees_of_processes: "filefork",
+    rights_and_locks_that_change_after_a_fork: "rights",
+    files_written_through_mappings: "filewrite",
+    mappings_larger_than_the_machine: "sparse",
+    locked_memory: "lock",
+    guard_pages: "toldguard",
+    processes_that_come_and_go: "churn",
+}
+
+/// While pages follow, the kernel does not tell of new guard pages (see "Limits" in
+/// docs/migration.md), so that only modes without that can be asked this.
+#[test]
+fn guard_pages_that_nobody_tells_of() {
+    let mut torture = Torture::start("guard", &[("guard", 1), ("guard", 2)]);
+    for mode in ["precopy", "cold", "precopy"] {
+        torture.move_compared(mode);
+    }
+}
+
+/// Programs at once in one service, and how often there are as many.
+const AT_ONCE: u64 = 10;
+const TIMES: u64 = 20;
+const TIMES_IN_SHORT: u64 = 4;
+
+/// 200 programs, 40 of them in `make test`: what they do follows from their seeds. `GODWIT_TORTURE_SEED` (the first seed) makes it
+/// others, `GODWIT_TORTURE_TIMES` more or fewer, and `GODWIT_TORTURE_CRIU` takes another CRIU.
+#[test]
+fn random_programs() {
+    let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
+    let seed = number("GODWIT_TORTURE_SEED").unwrap_or(1);
+    let times = number("GODWIT_TORTURE_TIMES").unwrap_or(if tier::is_full() { TIMES } else { TIMES_IN_SHORT });
+    println!("to repeat: GODWIT_TORTURE_SEED={seed} GODWIT_TORTURE_TIMES={times}");
+    let mut torture: Option<Torture> = None;
+    for time in 0..times {
+        let first = seed + time * AT_ONCE;
+        let programs: Vec<_> = (first..first + AT_ONCE).map(|seed| ("random", seed)).collect();
+        let torture = match &mut torture {
+            Some(torture) => {
+                torture.replace(&programs);
+                torture
+            }
+            none => none.insert(Torture::start("random", &programs)),
+        };
+        // Each mode follows each other one, once with everything compared and once at full speed.
+        let mode = |n: u64| MODES[usize::try_from((time + n * (1 + time / 4)) % 4).unwrap()];
+        torture.move_compared(mode(0));
+        torture.move_freely(mode(1));
+    }
+}

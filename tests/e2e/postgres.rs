@@ -1,0 +1,124 @@
+//! PostgreSQL: transactions that are open while the server moves. Needs root.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::Ipv4Addr,
+    process::{Child, ChildStdin, ChildStdout, Stdio},
+};
+
+use godwit_lab::workload::Workload;
+use godwit_tests::{Bed, tier, wait_for};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 40);
+/// Ends the answer to a statement.
+const END: &str = "-- end of the answer --";
+
+/// A psql on the client host that stays connected.
+struct Psql {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Psql {
+    fn new(bed: &Bed) -> Self {
+        let mut command = bed.on_client("psql");
+        command.args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "-v", "ON_ERROR_STOP=1"]);
+        command.args(["-h", &ADDRESS.to_string(), "-U", "postgres"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, input, output: BufReader::new(output) }
+    }
+
+    /// Sends a statement, whose answer will be read later.
+    fn ask(&mut self, statement: &str) {
+        writeln!(self.input, "{statement};\nSELECT '{END}';").unwrap();
+    }
+
+    /// The rows of the statement that was asked.
+    fn answer(&mut self) -> Vec<String> {
+        let mut rows = Vec::new();
+        loop {
+            let mut line = String::new();
+            let length = self.output.read_line(&mut line).unwrap();
+            assert!(length > 0, "psql ended after {rows:?}; its error is above");
+            match line.trim_end() {
+                END => return rows,
+                row => rows.push(row.to_owned()),
+            }
+        }
+    }
+
+    fn query(&mut self, statement: &str) -> Vec<String> {
+        self.ask(statement);
+        self.answer()
+    }
+
+    /// Ends it; an error of any statement would have ended it before, with another code.
+    fn end(mut self) {
+        drop(self.input);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn moves_keep_open_transactions() {
+    let bed = Bed::up("postgres");
+    let preset = bed.build(Workload::Postgres);
+    bed.run("a", "database", ADDRESS, &preset, &[]);
+    wait_for("PostgreSQL's readiness", || {
+        let mut ready = bed.on_client("pg_isready");
+        let ready = ready.args(["-q", "-U", "postgres", "-h", &ADDRESS.to_string()]).status().unwrap();
+        ready.success().then_some(())
+    });
+    let (mut writer, mut reader, mut waiter) = (Psql::new(&bed), Psql::new(&bed), Psql::new(&bed));
+    writer.query("CREATE TABLE t (number int PRIMARY KEY, note text)");
+    writer.query("INSERT INTO t SELECT -g, repeat('x', 1000) FROM generate_series(1, 5000) g");
+    // What only these sessions have.
+    writer.query("PREPARE add (int) AS INSERT INTO t VALUES ($1, 'in a transaction')");
+    reader.query("CREATE TEMPORARY TABLE seen AS SELECT 0 AS number");
+    let count = "SELECT count(*) FROM t WHERE number > 0";
+
+    let begin = |writer: &mut Psql, reader: &mut Psql, waiter: &mut Psql, number: usize| {
+        writer.query("BEGIN");
+        writer.query(&format!("EXECUTE add ({number})"));
+        writer.query("DECLARE rows CURSOR FOR SELECT number FROM t WHERE number < 0 ORDER BY number DESC");
+        assert_eq!(writer.query("FETCH 2 FROM rows"), ["-1", "-2"]);
+        // It waits in the server for the writer's commit.
+        waiter.ask(&format!(
+            "INSERT INTO t VALUES ({number}, 'too') ON CONFLICT (number) DO NOTHING RETURNING 1"
+        ));
+        let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        wait_for("the wait for a lock", || (reader.query(waiting) == ["1"]).then_some(()));
+    };
+    begin(&mut writer, &mut reader, &mut waiter, 1);
+    bed.move_to_and_fro("database", |number, _| {
+        assert_eq!(reader.query(count), [(number - 1).to_string()], "seen before its commit");
+        assert_eq!(writer.query("FETCH 2 FROM rows"), ["-3", "-4"]);
+        writer.query("COMMIT");
+        assert!(waiter.answer().is_empty(), "the other's row is there");
+        assert_eq!(reader.query(count), [number.to_string()]);
+        reader.query("UPDATE seen SET number = number + 1");
+        if number < tier::moves() {
+            begin(&mut writer, &mut reader, &mut waiter, number + 1);
+        }
+    });
+    assert_eq!(reader.query("SELECT number FROM seen"), [tier::moves().to_string()]);
+    assert_eq!(
+        reader.query("SELECT sum(number), count(*), sum(length(note)) FROM t WHERE number < 0"),
+        [format!("{}|5000|5000000", -5000 * 5001 / 2)]
+    );
+    // What is on disk is whole: all is written there, and every page of it is read.
+    writer.query("CHECKPOINT");
+    writer.query("VACUUM FULL t");
+    for session in [writer, reader, waiter] {
+        session.end();
+    }
+    let log = bed.godwit("a", &["logs", "database"]);
+    assert!(log.stderr.contains("ready to accept connections"), "{log:?}");
+    // Those who asked for its readiness may have been too early.
+    let faults = log.stderr.lines().filter(|line| !line.ends_with("the database system is starting up"));
+    let faults: Vec<_> =
+        faults.filter(|line| ["PANIC", "FATAL", "ERROR"].iter().any(|word| line.contains(word))).collect();
+    assert!(faults.is_empty(), "{faults:?}");
+}

@@ -1,0 +1,86 @@
+//! Nodes that lack what the page mover would like to have: it works by the plain way, and says so.
+//! Needs root.
+
+use std::net::Ipv4Addr;
+
+use godwit_lab::workload::{RedisClient, Workload};
+use godwit_tests::{Bed, CLIENT, MODES, PATIENCE};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
+/// Data in it.
+const FILL: u64 = 16 << 20;
+
+/// A filled Redis on node `a` of a lab whose daemons have these arguments.
+fn up(test: &str, arguments: [&str; 2]) -> (Bed, RedisClient) {
+    let bed = Bed::up_with(test, |config| {
+        config.programs.serve_arguments = arguments.map(str::to_owned).to_vec();
+    });
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &[]);
+    let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
+    data.fill(FILL).unwrap();
+    (bed, data)
+}
+
+/// The mode is refused with a sentence that has these words.
+fn refused(bed: &Bed, mode: &str, words: &[&str]) {
+    let said = bed.godwit("a", &["migrate", "redis", "--to", "b", "--mode", mode]);
+    assert_eq!(said.code, 1, "{said:?}");
+    for word in words {
+        assert!(said.stderr.contains(word), "{mode}: {word:?}: {said:?}");
+    }
+}
+
+#[test]
+fn where_userfaultfd_is_forbidden_services_are_restored_from_images() {
+    let (bed, mut data) = up("no-uffd", ["--userfaultfd", "off"]);
+    for mode in ["postcopy", "hybrid"] {
+        refused(&bed, mode, &["needs userfaultfd", "node b", "precopy"]);
+    }
+    for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "cold"), ("a", "b", "auto")] {
+        // What is allowed is not possible.
+        let report = bed.migrate_so("redis", from, to, &["--mode", mode, "--allow", "postcopy"]);
+        assert_eq!(report.faulted_bytes, 0, "{report:?}");
+        data.check_fill(FILL).unwrap();
+    }
+    let checks = bed.done("b", &["doctor", "--json"]);
+    assert!(checks.contains("restored from images"), "{checks}");
+}
+
+#[test]
+fn with_a_criu_without_patches_services_move_in_all_modes() {
+    let (bed, mut data) = up("stock-criu", ["--criu-patches", "off"]);
+    for ((from, to), mode) in [("a", "b"), ("b", "a")].into_iter().cycle().zip(MODES) {
+        let report = bed.migrate_so("redis", from, to, &["--mode", mode, "--allow", "postcopy"]);
+        assert!(!report.criu.contains('+'), "{report:?}");
+        data.check_fill(FILL).unwrap();
+    }
+    let checks = bed.done("b", &["doctor", "--json"]);
+    assert!(checks.contains("a stock CRIU"), "{checks}");
+}
+
+#[test]
+fn where_writes_cannot_be_followed_services_move_cold_or_postcopy() {
+    let (bed, mut data) = up("no-track", ["--tracker", "none"]);
+    for mode in ["precopy", "hybrid"] {
+        refused(&bed, mode, &["which pages are written", "node a", "cold or postcopy"]);
+    }
+    // Auto leaves pages behind only where that is allowed.
+    for (from, to, flags, mode) in [
+        ("a", "b", &["--mode", "auto"][..], "cold"),
+        ("b", "a", &["--mode", "auto", "--allow", "postcopy"], "postcopy"),
+        ("a", "b", &["--mode", "postcopy"], "postcopy"),
+        ("b", "a", &["--mode", "cold"], "cold"),
+    ] {
+        let report = bed.migrate_so("redis", from, to, flags);
+        assert_eq!(
+            (report.mode.as_str(), report.faulted_bytes > 0),
+            (mode, mode == "postcopy"),
+            "{report:?}"
+        );
+        data.check_fill(FILL).unwrap();
+    }
+    // Only the nodes' own tests force it.
+    let checks = bed.done("b", &["doctor", "--json"]);
+    assert!(checks.contains("only modes cold and postcopy"), "{checks}");
+}

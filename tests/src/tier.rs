@@ -1,0 +1,24 @@
+//! How much the end-to-end tests do.
+//!
+//! | | `make test` | `make test-full` (`GODWIT_TEST_FULL=1`) |
+//! |---|---|---|
+//! | faults in migrations | each fault in each phase, the mode rotates | each fault in each phase of each mode |
+//! | services under load | each mode once | each mode in both directions, and `auto` |
+//! | programs that change their memory | two modes each, 40 random programs | all modes, 200 random programs |
+//!
+//! Both are deterministic: a test that fails once can be repeated.
+
+/// The environment variable that asks for all combinations.
+pub const VARIABLE: &str = "GODWIT_TEST_FULL";
+
+/// Whether the tests run in all combinations.
+#[must_use]
+pub fn is_full() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|value| value == "1")
+}
+
+/// How often a service moves to and fro. The number is even, so that the service ends where it began.
+#[must_use]
+pub fn moves() -> usize {
+    if is_full() { 10 } else { 4 }
+}
