@@ -4,8 +4,10 @@ SHELL := /bin/bash
 PREFIX ?= /usr/local
 DESTDIR ?=
 # More words for `cargo test` and for the benchmark, for example:
-#   make test TEST_ARGS='redis'   make bench BENCH_ARGS='--memory 64MiB --runs 1'
+#   make unit TEST_ARGS='redis'   make bench BENCH_ARGS='--memory 64MiB --runs 1'
 TEST_ARGS ?=
+# Labs that the end-to-end tests have up at once: they wait most of the time, and more than this make two cores late.
+E2E_THREADS ?= 3
 BENCH_ARGS ?= --memory 256MiB,1GiB,4GiB --runs 5 --mode precopy,hybrid,postcopy --compress off \
 	--link 1gbit,1ms --baseline floor
 # What else does the job, where that ends in minutes; the moves beside it show what a stock CRIU costs.
@@ -25,7 +27,7 @@ ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwi
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test test-vm test-isa test-isa-full isa lint-isa lint unit demo bench bench-isa install install-isa uninstall clean
+.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint unit crates e2e demo bench bench-isa install install-isa uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,23 +43,44 @@ release: ## build the programs as they are installed
 	$(SAY) "building the programs (release)"
 	@cargo build --release --workspace --bins
 
-test: setup lint unit test-isa ## everything: set-up, formatting, clippy, unit and end-to-end tests, stress over instruction sets (as root)
+# Part after part, also with `make --jobs`: two of them would be in each other's way.
+test: ## set-up, formatting, clippy, and each promise tested once (as root; less than 20 minutes)
+	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
+	@scripts/timed "formatting, clippy, shellcheck" $(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory unit
 	$(SAY) "all tests passed"
 
+test-full: ## make test in all combinations, then under eager huge pages, and programs of all instruction sets (hours)
+	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
+	@scripts/timed "formatting, clippy, shellcheck" $(MAKE) --no-print-directory lint
+	@GODWIT_TEST_FULL=1 $(MAKE) --no-print-directory unit
+	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
+	$(SAY) "all tests passed"
+
+check: ## formatting, clippy and what needs neither root nor set-up: minutes
+	@$(MAKE) --no-print-directory lint
+	@cargo test --workspace --lib --bins -- $(TEST_ARGS)
+
 lint: ## formatting, clippy with warnings as errors, shellcheck
-	$(SAY) "checking the formatting"
 	@cargo fmt --all --check
-	$(SAY) "checking the scripts"
 	@shellcheck -x scripts/* tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
-	$(SAY) "running clippy"
 	@cargo clippy --workspace --all-targets $(ISA_FEATURES) -- -D warnings
 
-# The end-to-end tests drive the built programs, which `cargo test` alone would not build.
-unit: ## unit and end-to-end tests without the set-up; TEST_ARGS chooses among them
-	$(SAY) "building the programs"
-	@cargo build --workspace --bins
-	$(SAY) "running the tests"
-	@cargo test --workspace --no-fail-fast -- $(TEST_ARGS)
+# Everything is built by one command, so that dependencies are compiled once, with one set of features. The
+# end-to-end tests drive the built programs, which `cargo test` alone would not build. Both kinds of tests run,
+# whatever came of the first.
+unit: ## all tests without the set-up and the instruction sets; TEST_ARGS chooses among them
+	@scripts/timed "build" cargo build --workspace --bins --tests
+	@failed=0; \
+	scripts/timed "tests of the crates" $(MAKE) --no-print-directory crates || failed=1; \
+	scripts/timed "end-to-end tests" $(MAKE) --no-print-directory e2e || failed=1; \
+	exit $$failed
+
+crates:
+	@cargo test --workspace --exclude godwit-tests --lib --bins --tests --no-fail-fast -- $(TEST_ARGS)
+
+e2e:
+	@cargo test --workspace --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
 
 test-vm: setup ## tests on another kernel (WireGuard, Open vSwitch's module) in virtual machines; takes minutes
 	@scripts/setup --vm
