@@ -122,4 +122,27 @@ fn each_layer_travels_once_to_a_node() {
     whole(second, "second\n");
     let environment = bed.done("b", &["exec", "first", "--", "sh", "-c", "echo $FROM; pwd"]);
     assert_eq!(environment, "the image\n/www\n");
+
+    // Node a has the layers of both, and only "second" is there; node b the other way round, "first" stays whole.
+    let layers = |node: &str, count: usize| {
+        let layers: serde_json::Value = bed.json(node, &["image", "ls"]);
+        assert_eq!(layers.as_array().unwrap().len(), count, "{layers}");
+        layers
+    };
+    let users = |layer: &serde_json::Value| layer["services"].to_string();
+    let listed = layers("b", 3);
+    let used: Vec<_> = listed.as_array().unwrap().iter().filter(|l| users(l) != "[]").collect();
+    assert_eq!(used.len(), 2, "{listed}");
+    let refused = bed.godwit("b", &["image", "rm", used[0]["digest"].as_str().unwrap()]);
+    assert!(refused.code == 1 && refused.stderr.contains("is used by first"), "{}", refused.stderr);
+    let pruned: serde_json::Value = bed.json("b", &["image", "prune"]);
+    assert_eq!(pruned.as_array().unwrap().len(), 1, "{pruned}");
+    assert!(layers("b", 2).as_array().unwrap().iter().all(|layer| users(layer) == "[\"first\"]"));
+    whole(ADDRESS, "first\n");
+    bed.done("b", &["rm", "--force", "first"]);
+    assert_eq!(bed.done("b", &["image", "prune"]).lines().count(), 2);
+    layers("b", 0);
+    // It brings along what has gone.
+    travelled("second", "a", "b", base + top);
+    whole(second, "second\n");
 }

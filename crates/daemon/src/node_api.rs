@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::node::Node;
 use crate::services::{self, status};
-use crate::{capture, cluster, connections, doctor, exec, join, logs, migrate, network, networks};
+use crate::{capture, cluster, connections, doctor, exec, images, join, logs, migrate, network, networks};
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -181,6 +181,21 @@ impl NodeApi for NodeService {
         let removed = tokio::spawn(async move { networks::remove(&node, &request.into_inner().name).await });
         removed.await.map_err(internal)??;
         Ok(Response::new(api::NetworkRemoveResponse {}))
+    }
+
+    async fn image_list(
+        &self,
+        _: Request<api::ImageListRequest>,
+    ) -> Result<Response<api::ImageListResponse>, Status> {
+        Ok(Response::new(api::ImageListResponse { layers: images::list(&self.0).await? }))
+    }
+
+    async fn image_remove(
+        &self,
+        request: Request<api::ImageRemoveRequest>,
+    ) -> Result<Response<api::ImageRemoveResponse>, Status> {
+        let removed = images::remove(&self.0, &request.into_inner().layers).await?;
+        Ok(Response::new(api::ImageRemoveResponse { removed }))
     }
 
     async fn create_token(

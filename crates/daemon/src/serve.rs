@@ -53,7 +53,7 @@ use crate::node_api::NodeService;
 use crate::peer_api::PeerService;
 use crate::peers::Peers;
 use crate::state::{State, now_ms};
-use crate::{cluster, join, networks, services};
+use crate::{cluster, images, join, networks, services};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -118,6 +118,10 @@ pub(crate) struct ServeArgs {
     /// quarter of what is free]
     #[arg(long, value_name = "MIB")]
     pub keep_memory: Option<u64>,
+    /// How long image layers stay that no service uses, in hours, so that a service comes back sooner; they go
+    /// earlier when the disk runs short
+    #[arg(long, default_value_t = 168, value_name = "HOURS")]
+    pub keep_layers: u32,
     /// How written pages are found: the best there is, or one of these
     #[arg(long, value_enum, default_value_t = Track::Auto)]
     pub tracker: Track,
@@ -288,6 +292,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         () = join::invite(Arc::clone(&node), inviting) => Ok(()),
         () = cluster::run(Arc::clone(&node)) => Ok(()),
         () = relieve(&node) => Ok(()),
+        () = images::tend(&node, Duration::from_secs(u64::from(args.keep_layers) * 3600)) => Ok(()),
         error = node.local().networks.failed() => Err(error).context("the uplink cannot be watched"),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),

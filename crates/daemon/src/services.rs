@@ -68,6 +68,8 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     let _occupied = node.occupy(&request.name).ok_or_else(|| occupied(&request.name))?;
     ask_peers(node, &request, &addresses).await?;
 
+    // Its layers are in no table before the service is.
+    let _hold = node.local().store.hold();
     let (image, origin) = import(node, &request).await?;
     let mut service = describe(node, &request, (network, addresses), &image, origin)?;
     let user = if request.user.is_empty() { image.config.user } else { request.user };

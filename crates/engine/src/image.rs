@@ -3,7 +3,8 @@
 //! ```text
 //! <store>/blobs/sha256/<hex>        layers as they were received: verified, never changed
 //!         layers/sha256/<hex>/      the same layers unpacked, for overlayfs; <hex> is the blob's
-//!         diff_ids/sha256/<hex>     digest of the unpacked layer's tar stream, as text
+//!         diff_ids/sha256/<hex>     digest of the layer's tar stream and its bytes, a line each; the file's time
+//!                                   of change is that of the layer's last use
 //!         tmp/                      what is being made; emptied when a store is opened
 //!         lock                      held shared by every user, alone while tmp is emptied
 //! ```
@@ -17,6 +18,7 @@
 
 mod archive;
 mod capture;
+mod collect;
 mod digest;
 mod error;
 mod layer;
@@ -26,6 +28,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub use collect::{Collector, Hold, StoredLayer};
 pub use digest::{Digest, DigestError};
 pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};

@@ -9,6 +9,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod image;
 pub(crate) mod inspect;
 pub(crate) mod iperf;
 pub(crate) mod lab;

@@ -46,7 +46,7 @@ const OPAQUE_XATTR: (&[u8], &[u8]) = (b"trusted.overlay.opaque", b"y");
 
 /// Unpacks the layer in `blob` into the empty directory `tree`; returns the digest of its tar
 /// stream, the diff id.
-pub(super) fn unpack(blob: File, tree: &Path) -> Result<Digest, LayerFault> {
+pub(super) fn unpack(blob: File, tree: &Path) -> Result<(Digest, u64), LayerFault> {
     let root = Root::open(tree, Links::InRoot).map_err(|source| LayerFault::Entry {
         path: "/".into(),
         action: "open the directory".into(),
@@ -67,7 +67,8 @@ pub(super) fn unpack(blob: File, tree: &Path) -> Result<Digest, LayerFault> {
     let at = unpacker.reader.offset();
     let mut stream = unpacker.reader.into_stream();
     io::copy(&mut (&mut stream).take(MAX_LAYER_BYTES), &mut io::sink()).map_err(damaged(at))?;
-    Ok(stream.into_parts().1)
+    let (_, digest, bytes) = stream.into_parts();
+    Ok((digest, bytes))
 }
 
 fn damaged(bytes: u64) -> impl Fn(io::Error) -> LayerFault {

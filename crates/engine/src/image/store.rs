@@ -10,12 +10,17 @@ use std::sync::Arc;
 use rustix::fs::FlockOperation;
 use tempfile::{NamedTempFile, TempDir};
 
+use super::collect::Holds;
 use super::digest::Hashing;
 use super::{Digest, ImageError, LayerFault, layer};
 use crate::beneath;
 
 /// Only root may look in: layers hold setuid programs and device nodes of strangers.
 const DIRECTORY_MODE: u32 = 0o700;
+
+/// The directories in which a layer has its name. The first of them says that it can be used, so that it loses its
+/// name there first.
+pub(super) const PARTS: [&str; 3] = ["layers/sha256", "diff_ids/sha256", "blobs/sha256"];
 
 /// A directory of blobs and unpacked layers. Several may have it open at once; a clone is the
 /// same opening.
@@ -24,6 +29,8 @@ pub struct Store {
     directory: PathBuf,
     /// Holds the lock file's shared lock for as long as the store or a writer is there.
     lock: Arc<File>,
+    /// Of all clones.
+    pub(super) holds: Arc<Holds>,
 }
 
 impl Store {
@@ -34,7 +41,7 @@ impl Store {
             let (store, action) = (directory.to_path_buf(), action.to_owned());
             move |source: io::Error| ImageError::Store { store, action, source }
         };
-        for part in ["blobs/sha256", "layers/sha256", "diff_ids/sha256", "tmp"] {
+        for part in PARTS.into_iter().chain(["tmp"]) {
             let mut builder = fs::DirBuilder::new();
             builder.recursive(true).mode(DIRECTORY_MODE);
             builder.create(directory.join(part)).map_err(fault("make its directories"))?;
@@ -44,7 +51,7 @@ impl Store {
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let lock = options.open(directory.join("lock")).map_err(fault("open its lock"))?;
         let alone = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
-        let store = Self { directory, lock: Arc::new(lock) };
+        let store = Self { directory, lock: Arc::new(lock), holds: Arc::default() };
         if alone {
             store.sweep().map_err(|error| store.fault("remove what was half-made in tmp", error))?;
         }
@@ -122,33 +129,16 @@ impl Store {
         self.unpack_now(digest, Some(diff_id))
     }
 
-    /// Removes all blobs and layers except those of `keep`. Not to be called while an image is
-    /// imported or received whose layers are not in `keep`.
-    pub fn remove_unused(&self, keep: &[Digest]) -> Result<(), ImageError> {
-        for part in ["layers/sha256", "diff_ids/sha256", "blobs/sha256"] {
-            let fault = |error| self.fault(&format!("clear {part}"), error);
-            for entry in fs::read_dir(self.directory.join(part)).map_err(fault)? {
-                let entry = entry.map_err(fault)?;
-                if keep.iter().any(|digest| entry.file_name() == *digest.hex()) {
-                    continue;
-                }
-                // What goes loses its name first, so that a crash leaves no half of a layer.
-                let grave = TempDir::new_in(self.directory.join("tmp")).map_err(fault)?;
-                match fs::rename(entry.path(), grave.path().join("gone")) {
-                    Ok(()) => remove_directory(grave).map_err(fault)?,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(fault(error)),
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Bytes that can be written to the store's filesystem.
     pub fn available_bytes(&self) -> Result<u64, ImageError> {
+        Ok(self.space()?.0)
+    }
+
+    /// Bytes that can be written to the store's filesystem, and bytes that it has in all.
+    pub fn space(&self) -> Result<(u64, u64), ImageError> {
         let stat = rustix::fs::statvfs(&self.directory)
             .map_err(|error| self.fault("ask for the free space", error.into()))?;
-        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+        Ok((stat.f_bavail.saturating_mul(stat.f_frsize), stat.f_blocks.saturating_mul(stat.f_frsize)))
     }
 
     pub(super) fn fault(&self, action: &str, source: io::Error) -> ImageError {
@@ -164,7 +154,7 @@ impl Store {
     }
 
     fn diff_id(&self, digest: &Digest) -> Option<Digest> {
-        fs::read_to_string(self.diff_id_path(digest)).ok()?.trim().parse().ok()
+        fs::read_to_string(self.diff_id_path(digest)).ok()?.lines().next()?.parse().ok()
     }
 
     fn writer(&self, expected: Option<(Digest, u64)>) -> Result<BlobWriter, ImageError> {
@@ -180,27 +170,27 @@ impl Store {
         let tree = scratch.path().join("tree");
         fs::create_dir(&tree).map_err(|error| self.fault("make a directory in tmp", error))?;
         let unpacked = layer::unpack(blob, &tree).and_then(|found| match diff_id {
-            Some(expected) if *expected != found => {
-                Err(LayerFault::DiffId { expected: expected.clone(), found })
+            Some(expected) if *expected != found.0 => {
+                Err(LayerFault::DiffId { expected: expected.clone(), found: found.0 })
             }
             _ => Ok(found),
         });
-        let found = match unpacked {
-            Ok(found) => found,
+        let (diff_id, bytes) = match unpacked {
+            Ok(unpacked) => unpacked,
             Err(fault) => {
                 remove_directory(scratch).map_err(|error| self.fault("clear tmp", error))?;
                 return Err(ImageError::Layer { digest: digest.clone(), fault });
             }
         };
-        self.keep(digest, &found, &tree)
+        self.keep(digest, &diff_id, bytes, &tree)
             .map_err(|error| self.fault(&format!("put layer {digest} in its place"), error))?;
         remove_directory(scratch).map_err(|error| self.fault("clear tmp", error))
     }
 
     /// Writes an unpacked tree to disk and gives it its name.
-    fn keep(&self, digest: &Digest, diff_id: &Digest, tree: &Path) -> io::Result<()> {
+    fn keep(&self, digest: &Digest, diff_id: &Digest, bytes: u64, tree: &Path) -> io::Result<()> {
         let mut note = NamedTempFile::new_in(self.directory.join("tmp"))?;
-        writeln!(note, "{diff_id}")?;
+        writeln!(note, "{diff_id}\n{bytes}")?;
         note.persist(self.diff_id_path(digest))?;
         rustix::fs::syncfs(File::open(tree)?)?;
         match fs::rename(tree, self.layer_path(digest)) {
@@ -288,7 +278,7 @@ impl std::fmt::Debug for BlobWriter {
 }
 
 /// Removes a scratch directory by descriptors: what is in it may have paths of any length.
-fn remove_directory(scratch: TempDir) -> io::Result<()> {
+pub(super) fn remove_directory(scratch: TempDir) -> io::Result<()> {
     let path = scratch.keep();
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
     beneath::remove_tree(File::open(parent)?.as_fd(), name.as_encoded_bytes())

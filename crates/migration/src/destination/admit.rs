@@ -94,6 +94,8 @@ pub(super) async fn admit(
             reasons.push(error.to_string());
         }
     }
+    // Until the journal names the layers that are here.
+    let hold = local.store.hold();
     let missing = missing_layers(local, &open, &mut reasons)?;
     let disk = missing.iter().map(|l| l.bytes.saturating_mul(3)).sum::<u64>().saturating_add(open.tree_bytes);
     let free = local.store.available_bytes()?;
@@ -115,6 +117,7 @@ pub(super) async fn admit(
         return Err(DestinationError::Refused(reasons));
     };
     local.journal.begin(&open.migration, Role::Destination, link.node(), &service)?;
+    drop(hold);
     let missing_layers = missing.iter().map(|l| l.digest.clone()).collect();
     let (userfaultfd, kept) = (local.userfaultfd, local.keeper.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);

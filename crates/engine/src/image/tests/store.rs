@@ -110,13 +110,57 @@ fn unused_layers_are_removed_and_used_ones_stay() {
     let store = open(&scratch);
     let layers = ["one", "two"].map(|name| put(&store, &Tar::default().file(name, name).end()));
     layers.iter().for_each(|layer| store.unpack(layer).unwrap());
-    store.remove_unused(&layers[1..]).unwrap();
+    let mut collector = store.collector().unwrap();
+    collector.remove(&layers[0]).unwrap();
+    assert!(!store.has_layer(&layers[0]) && !store.has_blob(&layers[0]));
+    collector.delete().unwrap();
     assert!(!store.has_layer(&layers[0]) && !store.has_blob(&layers[0]));
     assert!(store.has_layer(&layers[1]) && store.has_blob(&layers[1]));
     assert!(store.layer_path(&layers[1]).join("two").is_file());
     assert_eq!(left_in(&store, "tmp"), 0);
     assert!(matches!(store.open_blob(&layers[0]), Err(ImageError::NoBlob { .. })));
     assert!(matches!(store.unpack(&layers[0]), Err(ImageError::NoBlob { .. })));
+}
+
+#[test]
+fn nothing_is_removed_while_somebody_holds_the_store() {
+    let scratch = scratch();
+    let store = open(&scratch);
+    let (first, second) = (store.hold(), store.clone().hold());
+    assert!(store.collector().is_none());
+    drop(first);
+    assert!(store.collector().is_none(), "the other one is still there");
+    drop(second);
+    let collector = store.collector().unwrap();
+    std::thread::scope(|scope| {
+        let held = scope.spawn(|| store.hold());
+        collector.delete().unwrap();
+        drop(held.join().unwrap());
+    });
+}
+
+#[test]
+fn layers_are_listed_with_their_size_those_used_longest_ago_first() {
+    let scratch = scratch();
+    let store = open(&scratch);
+    let content = "x".repeat(100_000);
+    let layers = ["one", "two"].map(|name| put(&store, &Tar::default().file(name, &content).end()));
+    layers.iter().for_each(|layer| store.unpack(layer).unwrap());
+    let listed = |store: &Store| store.layers().unwrap();
+    // The blob and the file in it.
+    assert!(
+        listed(&store).iter().all(|layer| (200_000..400_000).contains(&layer.bytes)),
+        "{:?}",
+        listed(&store)
+    );
+    let before = listed(&store);
+    store.touch(&before[0].digest).unwrap();
+    let after = listed(&store);
+    assert_eq!(after[1].digest, before[0].digest);
+    assert!(after[1].last_used > before[1].last_used);
+    // What is not there is not used.
+    store.touch(&Digest::of(b"nothing")).unwrap();
+    assert_eq!(listed(&store).len(), 2);
 }
 
 #[test]
