@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use godwit_api::v1::{DecisionRequest, NodeInfo, Placement, PublishedPort};
+use godwit_api::v1::{DecisionRequest, DecisionResponse, NodeInfo, Placement, PublishedPort};
 use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
-use godwit_migration::{Decision, Host, HostError, Port, Progress, Service, error_chain};
+use godwit_migration::{Decision, Host, HostError, Known, Port, Progress, Service, error_chain};
 use godwit_network::Mac;
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
@@ -47,8 +47,6 @@ struct Moment {
     busy: HashSet<String>,
     /// Migrations from here, by service.
     migrating: HashMap<String, Migrating>,
-    /// Services restored here whose source has not told its decision: the source, and since when.
-    in_doubt: HashMap<String, (Service, String)>,
     /// Tasks that wait for a service's end.
     watchers: HashMap<String, AbortHandle>,
     /// What peers last told of themselves.
@@ -127,8 +125,7 @@ impl Node {
 
     /// Whether a service is on its way here, perhaps waiting for its source's decision.
     pub(crate) fn is_arriving(&self, name: &str) -> bool {
-        let moment = self.moment();
-        moment.busy.contains(name) || moment.in_doubt.contains_key(name)
+        self.is_busy(name) || self.local().doubts.has(name)
     }
 
     /// Enters a migration; what the service is doing, if it cannot begin one.
@@ -189,11 +186,6 @@ impl Node {
         self.moment().migrating.values().cloned().collect()
     }
 
-    /// Services restored here that wait for their source's decision.
-    pub(crate) fn doubts(&self) -> Vec<(Service, String)> {
-        self.moment().in_doubt.values().cloned().collect()
-    }
-
     /// Remembers what a peer told of itself.
     pub(crate) fn hear(&self, info: NodeInfo) {
         self.moment().heard.insert(info.name.clone(), info);
@@ -222,7 +214,7 @@ impl Node {
                 Err(error) => (-1, error_chain(&error)),
             };
             let known = node.state.service(&watched.name).ok().flatten();
-            if known.is_some_and(|owned| owned.exit_code.is_some()) {
+            if known.is_some_and(|owned| owned.service.id == watched.id && owned.exit_code.is_some()) {
                 // Whoever ended it has told why.
                 return;
             }
@@ -241,7 +233,7 @@ impl Node {
     }
 
     async fn ended(&self, service: &Service, code: i32, reason: &str) {
-        if let Err(error) = self.state.set_exit(&service.name, code, reason) {
+        if let Err(error) = self.state.set_exit(service, code, reason) {
             tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
         }
         if let Err(error) = self.local().close_network(service).await {
@@ -390,6 +382,27 @@ impl NodeHost {
     }
 }
 
+impl NodeHost {
+    /// Asks the source of a migration for its decision; `acknowledged`: says that it needs not be told any more.
+    async fn ask(
+        &self,
+        source: &str,
+        migration: &str,
+        journal: &str,
+        acknowledged: bool,
+    ) -> Result<DecisionResponse, HostError> {
+        let node = self.node()?;
+        let address = node
+            .member_address(source)
+            .map_err(|e| host_error(&e))?
+            .ok_or_else(|| HostError(format!("node {source} is no member of the cluster")))?;
+        let (migration_id, journal) = (migration.to_owned(), journal.to_owned());
+        let request = DecisionRequest { migration_id, journal, acknowledged };
+        let answer = node.peers.get(source, &address).decision(request).await;
+        Ok(answer.map_err(|status| HostError(status.message().to_string()))?.into_inner())
+    }
+}
+
 fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
     HostError(error_chain(error))
 }
@@ -417,9 +430,11 @@ impl Host for NodeHost {
             Ok(taken) => objections.extend(taken),
             Err(error) => objections.push(error_chain(&error)),
         }
-        if node.moment().in_doubt.contains_key(&service.name) {
-            objections
-                .push(format!("node {} still waits for the end of an earlier migration of it", node.name));
+        if node.local().doubts.has(&service.name) {
+            objections.push(format!(
+                "node {} still waits for the end of an earlier migration of it, which is in doubt there",
+                node.name
+            ));
         }
         objections.extend(network::objections(&node, service).await);
         if !objections.is_empty() {
@@ -432,6 +447,21 @@ impl Host for NodeHost {
                 service.name, node.name
             )]),
         }
+    }
+
+    fn known(&self, service: &Service) -> Result<Known, HostError> {
+        let node = self.node()?;
+        let owned = node.state.service(&service.name).map_err(|e| host_error(&e))?;
+        let placements = node.state.placements().map_err(|e| host_error(&e))?;
+        let placement = placements.into_iter().find(|placement| placement.id == service.id);
+        Ok(Known {
+            here: owned.filter(|owned| owned.service.id == service.id).map(|owned| owned.service.epoch),
+            elsewhere: placement.filter(|p| p.removed || p.node != node.name).map(|p| p.epoch),
+        })
+    }
+
+    fn occupy(&self, name: &str) -> Option<Place> {
+        self.node().ok()?.occupy(name).map(|occupied| Box::new(occupied) as Place)
     }
 
     async fn adopt(&self, service: &Service) -> Result<(), HostError> {
@@ -454,8 +484,9 @@ impl Host for NodeHost {
 
     async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {
         let node = self.node()?;
-        node.unwatch(&service.name);
-        node.state.remove_service(&service.name).map_err(|e| host_error(&e))?;
+        if node.state.remove_service(service).map_err(|e| host_error(&e))? {
+            node.unwatch(&service.name);
+        }
         node.place(service, to, service.epoch + 1, false).map_err(|e| host_error(&e))?;
         if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))?
             && placement.node != node.name
@@ -475,24 +506,22 @@ impl Host for NodeHost {
         Ok(Box::new(Leaving { node, name: service.name.clone(), _end: end }))
     }
 
-    async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError> {
-        let node = self.node()?;
-        let address = node
-            .member_address(source)
-            .map_err(|e| host_error(&e))?
-            .ok_or_else(|| HostError(format!("node {source} is no member of the cluster")))?;
-        let answer = node
-            .peers
-            .get(source, &address)
-            .decision(DecisionRequest { migration_id: migration.to_string() })
-            .await
-            .map_err(|status| HostError(status.message().to_string()))?
-            .into_inner();
+    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, HostError> {
+        let answer = self.ask(source, migration, journal, false).await?;
         Ok(match answer.decision() {
             godwit_api::v1::Decision::Committed => Decision::Committed,
+            // One of before journals had an identity takes what it does not know for what it has kept.
+            godwit_api::v1::Decision::Kept if !journal.is_empty() && answer.journal != journal => {
+                Decision::Unknown("it is of an older version, which cannot tell whether it knows".into())
+            }
             godwit_api::v1::Decision::Kept => Decision::Kept(answer.reason),
+            godwit_api::v1::Decision::Unknown => Decision::Unknown(answer.reason),
             godwit_api::v1::Decision::Pending | godwit_api::v1::Decision::Unspecified => Decision::Pending,
         })
+    }
+
+    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), HostError> {
+        self.ask(source, migration, "", true).await.map(drop)
     }
 
     fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError> {
@@ -519,15 +548,10 @@ impl Host for NodeHost {
         }
     }
 
-    async fn in_doubt(&self, service: &Service, source: &str, doubt: bool) {
-        let Ok(node) = self.node() else { return };
-        if doubt {
-            let entry = (service.clone(), source.to_string());
-            node.moment().in_doubt.insert(service.name.clone(), entry);
+    async fn in_doubt(&self, service: &Service, source: &str) {
+        if let Ok(node) = self.node() {
             let detail = format!("restored here, stopped, until node {source} tells whether it committed");
             node.events.tell("migration", "in doubt", &service.name, &detail);
-        } else {
-            node.moment().in_doubt.remove(&service.name);
         }
     }
 }

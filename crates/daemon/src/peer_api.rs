@@ -51,14 +51,20 @@ impl Peer for PeerService {
         request: Request<api::DecisionRequest>,
     ) -> Result<Response<api::DecisionResponse>, Status> {
         let from = caller(&request)?;
-        let id = request.into_inner().migration_id;
-        let decision = recovery::decision(self.0.local(), &id, &from).map_err(internal)?;
+        let api::DecisionRequest { migration_id: id, journal: asked, acknowledged } = request.into_inner();
+        let local = self.0.local();
+        if acknowledged {
+            local.journal.acknowledge(&id, &from).map_err(internal)?;
+        }
+        let decision = recovery::decision(local, &id, &from, &asked).map_err(internal)?;
         let (decision, reason) = match decision {
             Decision::Pending => (api::Decision::Pending, String::new()),
             Decision::Committed => (api::Decision::Committed, String::new()),
             Decision::Kept(reason) => (api::Decision::Kept, reason),
+            Decision::Unknown(reason) => (api::Decision::Unknown, reason),
         };
-        Ok(Response::new(api::DecisionResponse { decision: decision.into(), reason }))
+        let journal = local.journal.identity().to_owned();
+        Ok(Response::new(api::DecisionResponse { decision: decision.into(), reason, journal }))
     }
 
     async fn check(

@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerStatus, EngineError, rootfs};
-use godwit_migration::{Attachment, Service, error_chain, hooks};
+use godwit_migration::{Attachment, Service, Verdict, error_chain, hooks};
 use godwit_network::NetworkError;
 use tonic::Status;
 
@@ -39,6 +39,12 @@ pub(crate) fn owned(node: &Node, name: &str) -> Result<Owned, Status> {
         return Ok(owned);
     }
     match node.placement(name).map_err(internal)? {
+        Some(placement) if placement.node == node.name && !node.is_arriving(name) => {
+            Err(Status::not_found(format!(
+                "the cluster's list has service {name} on node {}, which does not have it: it is gone; `godwit rm --force {name}` there takes its name and addresses off the list",
+                node.name
+            )))
+        }
         Some(placement) if placement.node != node.name => Err(Status::failed_precondition(format!(
             "service {name} is on node {}, not on {}; ask there",
             placement.node, node.name
@@ -194,6 +200,8 @@ fn describe(
 
 async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<(), Status> {
     let local = node.local();
+    // What somebody has left under the name must not mix with it.
+    local.make_room(service).await.map_err(internal)?;
     local.make_directories(service, false).map_err(internal)?;
     local.mount_root(service).map_err(internal)?;
     let root = local.config(service).rootfs;
@@ -260,14 +268,15 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
             shown.push(show(node, owned).await?);
         }
     }
-    for (service, source) in node.doubts() {
+    for doubt in node.local().doubts.all() {
+        let service = &doubt.service;
         if !names.insert(service.name.clone()) {
             // It has just become this node's.
             continue;
         }
-        let mut doubtful = described(node, &service).map_err(internal)?;
+        let mut doubtful = described(node, service).map_err(internal)?;
         doubtful.set_state(ServiceState::InDoubt);
-        doubtful.reason = format!("waits for node {source} to tell whether the migration committed");
+        doubtful.reason = doubt.sentence();
         shown.push(doubtful);
     }
     for placement in node.state.placements().map_err(internal)? {
@@ -320,7 +329,7 @@ async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(
     }
     .map_err(internal)?;
     node.local().close_network(service).await.map_err(internal)?;
-    node.state.set_exit(&service.name, code, "stopped by `godwit stop`").map_err(internal)?;
+    node.state.set_exit(service, code, "stopped by `godwit stop`").map_err(internal)?;
     node.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
     Ok(())
 }
@@ -328,6 +337,9 @@ async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(
 /// Removes a stopped service and all of its files.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), Status> {
     node.settle(name).await;
+    if force && node.state.service(name).map_err(internal)?.is_none() {
+        return forget(node, name).await;
+    }
     let service = owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
     if service.exit_code.is_none() && !force {
@@ -337,11 +349,52 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     }
     node.unwatch(name);
     node.local().clear(&service.service).await.map_err(internal)?;
-    node.state.remove_service(name).map_err(internal)?;
+    node.state.remove_service(&service.service).map_err(internal)?;
     // Should another one have its address, it is that one's. Until the next line nobody else takes it.
     forward::lead(node, &service.service.addresses()).await.map_err(internal)?;
     node.place(&service.service, &node.name, service.service.epoch, true).map_err(internal)?;
     node.events.tell("service", "removed", name, "");
+    Ok(())
+}
+
+/// Takes a service off the cluster's list that the list has on this node, and this node has not.
+async fn forget(node: &Arc<Node>, name: &str) -> Result<(), Status> {
+    let placement = node.placement(name).map_err(internal)?;
+    let Some(placement) = placement.filter(|placement| placement.node == node.name) else {
+        return owned(node, name).map(drop);
+    };
+    let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    let local = node.local();
+    let open = local.journal.unfinished_of(&placement.id).map_err(internal)?;
+    if node.state.service(name).map_err(internal)?.is_some() || !open.is_empty() || local.doubts.has(name) {
+        return Err(Status::aborted(format!(
+            "service {name} is about to be this node's, or a migration of it ends here; try again when it has"
+        )));
+    }
+    local.clear_left(name, &placement.id).await.map_err(internal)?;
+    let addresses = networks::addresses_of(&placement);
+    node.state.put_placement(&api::Placement { removed: true, ..placement }).map_err(internal)?;
+    forward::lead(node, &addresses).await.map_err(internal)?;
+    node.news.notify_one();
+    node.events.tell("service", "forgotten", name, "it was on the cluster's list, and on no node");
+    Ok(())
+}
+
+/// Decides a doubt by hand.
+pub(crate) fn resolve(node: &Node, name: &str, own: bool) -> Result<(), Status> {
+    let verdict = if own { Verdict::Own } else { Verdict::Drop };
+    node.local().doubts.decide(name, verdict).map_err(Status::failed_precondition)?;
+    let decided = if own { "it is this node's" } else { "it is not this node's" };
+    node.events.tell("migration", "resolved", name, &format!("an operator decided that {decided}"));
+    Ok(())
+}
+
+/// Before anything is removed that another life of this daemon has left: what this node owns says so on the disk,
+/// where an older version made it.
+pub(crate) fn record_all(node: &Node) -> anyhow::Result<()> {
+    for owned in node.state.services()? {
+        node.local().record(&owned.service)?;
+    }
     Ok(())
 }
 
@@ -370,13 +423,13 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
             }
             Ok(state) => {
                 let code = state.exit_code.unwrap_or(-1);
-                node.state.set_exit(&service.name, code, "ended while godwitd was not running")?;
+                node.state.set_exit(&service, code, "ended while godwitd was not running")?;
                 node.events.tell("service", "died", &service.name, "while godwitd was not running");
             }
             Err(EngineError::NotFound(_)) => {
                 let reason =
                     "its processes are gone: the machine was restarted, or they were killed with their shim";
-                node.state.set_exit(&service.name, -1, reason)?;
+                node.state.set_exit(&service, -1, reason)?;
                 node.events.tell("service", "died", &service.name, reason);
             }
             Err(error) => return Err(error.into()),
