@@ -101,8 +101,10 @@ fn where_nobody_knows_whether_the_commit_is_on_the_disk_the_service_stays_frozen
     );
     let said = victim.begin("a", "b").end();
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.stderr.contains("stays frozen") && said.stderr.contains("godwitd ends"), "{said:?}");
     victim.has_ended("a");
+    // Whether it could still tell the user is a matter of luck.
+    let log = fs::read_to_string(victim.bed.lab().log("a").unwrap()).unwrap();
+    assert!(log.lines().last().unwrap().contains("stays frozen"), "{log}");
     victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "in-doubt"));
     victim.never_ran_twice();
     // The disk is well again, and has the commit.

@@ -1,6 +1,6 @@
 //! One running node: what its parts share, and what it knows of the cluster.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::events::Events;
 use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
-use crate::{convert, forward, networks};
+use crate::{cluster, convert, forward, networks};
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
 const LEAVE: Duration = Duration::from_secs(5);
@@ -40,11 +40,31 @@ pub(crate) struct Migrating {
     pub ended: watch::Receiver<()>,
 }
 
+/// What is kept for a service that is being made, or on its way here.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Claim {
+    /// Its addresses.
+    pub addresses: Vec<Ipv4Addr>,
+    /// Its published ports.
+    pub ports: Vec<Port>,
+}
+
+/// Why there cannot be a service of a name, with addresses and ports.
+#[derive(Debug)]
+pub(crate) struct Conflict {
+    /// In a sentence.
+    pub sentence: String,
+    /// The address that it is about, if it is about one.
+    pub address: Option<Ipv4Addr>,
+    /// The node that is said to have the other service, if it is another node.
+    pub node: Option<String>,
+}
+
 /// What changes while the node runs and is not worth a disk.
 #[derive(Default)]
 struct Moment {
-    /// Names that are being created or removed.
-    busy: HashSet<String>,
+    /// Names that are being created or removed, with what is kept for them until it is in the books.
+    busy: HashMap<String, Claim>,
     /// Migrations from here, by service.
     migrating: HashMap<String, Migrating>,
     /// Tasks that wait for a service's end.
@@ -65,6 +85,8 @@ pub(crate) struct Node {
     pub peers: Peers,
     /// What is around its overlay.
     pub network: Network,
+    /// Held by who looks whether a name, addresses and ports are free, and takes them.
+    pub claiming: Mutex<()>,
     /// Held by who makes or removes a network.
     pub changing_networks: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
@@ -85,6 +107,7 @@ impl Node {
             events,
             peers,
             network,
+            claiming: Mutex::default(),
             changing_networks: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
@@ -111,16 +134,28 @@ impl Node {
 
     /// Takes a name for an operation that must not meet another one on it.
     pub(crate) fn occupy(self: &Arc<Self>, name: &str) -> Option<Occupied> {
+        self.claim(name, Claim::default())
+    }
+
+    /// The same with addresses and ports, which nobody else is given meanwhile; under [`Node::claiming`] from the
+    /// look at what is free.
+    pub(crate) fn claim(self: &Arc<Self>, name: &str, claim: Claim) -> Option<Occupied> {
         let mut moment = self.moment();
-        if moment.migrating.contains_key(name) || !moment.busy.insert(name.to_string()) {
+        if moment.migrating.contains_key(name) || moment.busy.contains_key(name) {
             return None;
         }
+        moment.busy.insert(name.to_string(), claim);
         Some(Occupied { node: Arc::clone(self), name: name.to_string() })
     }
 
     /// Names being created or removed now.
     pub(crate) fn is_busy(&self, name: &str) -> bool {
-        self.moment().busy.contains(name)
+        self.moment().busy.contains_key(name)
+    }
+
+    /// Addresses that are kept for services that are not in the books yet.
+    pub(crate) fn claimed_addresses(&self) -> Vec<Ipv4Addr> {
+        self.moment().busy.values().flat_map(|claim| claim.addresses.clone()).collect()
     }
 
     /// Whether a service is on its way here, perhaps waiting for its source's decision.
@@ -134,7 +169,7 @@ impl Node {
         if let Some(other) = moment.migrating.get(name) {
             return Err(format!("is on its way to node {} already", other.to));
         }
-        if moment.busy.contains(name) {
+        if moment.busy.contains_key(name) {
             return Err("is being stopped, removed or plugged in; try again in a moment".into());
         }
         moment.migrating.insert(name.to_string(), migrating);
@@ -280,51 +315,90 @@ impl Node {
     pub(crate) fn conflict(
         &self,
         name: &str,
-        addresses: &[Ipv4Addr],
-        ports: &[Port],
+        Claim { addresses, ports }: &Claim,
         id: &str,
         asker: &str,
-    ) -> Result<Option<String>, StateError> {
+    ) -> Result<Option<Conflict>, StateError> {
+        let about = |sentence, address| Ok(Some(Conflict { sentence, address, node: None }));
         for address in addresses {
             let network = self.local().networks.of(*address);
             if let Err(error) = network.and_then(|network| network.config().subnet.check(*address)) {
-                return Ok(Some(format!("node {}: {error}", self.name)));
+                return about(format!("node {}: {error}", self.name), None);
             }
         }
+        let ports = convert::shown_ports(ports);
+        let taken = |theirs: &[PublishedPort]| {
+            let same = |port: &&PublishedPort| {
+                theirs.iter().any(|o| o.host_port == port.host_port && o.protocol == port.protocol)
+            };
+            ports.iter().find(same).map(|port| format!("{}/{}", port.host_port, port.protocol))
+        };
         for placement in self.state.placements()? {
             if placement.removed || placement.id == id || (placement.node == asker && asker != self.name) {
                 continue;
             }
-            if placement.service == name {
-                return Ok(Some(format!("the name {name} is taken by a service on node {}", placement.node)));
+            let Placement { service, node, .. } = &placement;
+            let with = |sentence, address| {
+                let node = Some(node.clone()).filter(|node| *node != self.name);
+                Ok(Some(Conflict { sentence, address, node }))
+            };
+            if service == name {
+                return with(format!("the name {name} is taken by a service on node {node}"), None);
             }
             let theirs = networks::addresses_of(&placement);
             if let Some(address) = addresses.iter().find(|address| theirs.contains(*address)) {
-                return Ok(Some(format!(
-                    "the address {address} is taken by service {} on node {}",
-                    placement.service, placement.node
-                )));
+                return with(
+                    format!("the address {address} is taken by service {service} on node {node}"),
+                    Some(*address),
+                );
             }
-            let taken = convert::shown_ports(ports).into_iter().find(|port| {
-                let same = |other: &&PublishedPort| {
-                    other.host_port == port.host_port && other.protocol == port.protocol
-                };
-                placement.publish.iter().find(same).is_some()
-            });
-            if let Some(port) = taken {
-                return Ok(Some(format!(
-                    "port {}/{} is already published by service {} on node {}, and a published port leads to the same service on every node; choose another port",
-                    port.host_port, port.protocol, placement.service, placement.node
-                )));
+            if let Some(port) = taken(&placement.publish) {
+                return with(
+                    format!(
+                        "port {port} is already published by service {service} on node {node}, and a published port leads to the same service on every node; choose another port"
+                    ),
+                    None,
+                );
             }
         }
-        if self.is_busy(name) {
-            return Ok(Some(format!(
-                "a service {name} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
-                self.name
-            )));
+        let busy = self.moment().busy.clone();
+        for (other, claim) in &busy {
+            let coming = || {
+                format!("service {other}, which is being created on node {} or on its way there", self.name)
+            };
+            if other == name {
+                return about(
+                    format!(
+                        "a service {name} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
+                        self.name
+                    ),
+                    None,
+                );
+            }
+            if let Some(address) = addresses.iter().find(|address| claim.addresses.contains(*address)) {
+                return about(format!("the address {address} is taken by {}", coming()), Some(*address));
+            }
+            if let Some(port) = taken(&convert::shown_ports(&claim.ports)) {
+                return about(format!("port {port} is published by {}; choose another port", coming()), None);
+            }
         }
         Ok(None)
+    }
+
+    /// The same, where another node is asked first that is said to have what is in the way: news of what it has
+    /// removed may be on its way here.
+    pub(crate) async fn settled_conflict(
+        self: &Arc<Self>,
+        name: &str,
+        claim: &Claim,
+        id: &str,
+        asker: &str,
+    ) -> Result<Option<Conflict>, StateError> {
+        let conflict = self.conflict(name, claim, id, asker)?;
+        match conflict.as_ref().and_then(|conflict| conflict.node.as_ref()) {
+            Some(other) if cluster::hear(self, other).await? => self.conflict(name, claim, id, asker),
+            _ => Ok(conflict),
+        }
     }
 }
 
@@ -413,14 +487,10 @@ impl Host for NodeHost {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
         node.let_leave(&service.name).await;
         node.settle(&service.name).await;
-        let mut objections = match node.conflict(
-            &service.name,
-            &service.addresses(),
-            &service.publish,
-            &service.id,
-            &node.name,
-        ) {
-            Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
+        let claim = Claim { addresses: service.addresses(), ports: service.publish.clone() };
+        let mut objections = match node.settled_conflict(&service.name, &claim, &service.id, &node.name).await
+        {
+            Ok(conflict) => conflict.into_iter().map(|conflict| conflict.sentence).collect::<Vec<_>>(),
             Err(error) => vec![error_chain(&error)],
         };
         if node.state.service(&service.name).ok().flatten().is_some() {
@@ -440,7 +510,14 @@ impl Host for NodeHost {
         if !objections.is_empty() {
             return Err(objections);
         }
-        match node.occupy(&service.name) {
+        // What was free may have been taken since.
+        let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+        let conflict = node.conflict(&service.name, &claim, &service.id, &node.name);
+        match conflict.map_err(|error| vec![error_chain(&error)])? {
+            Some(conflict) => return Err(vec![conflict.sentence]),
+            None => {}
+        }
+        match node.claim(&service.name, claim) {
             Some(occupied) => Ok(Box::new(occupied)),
             None => Err(vec![format!(
                 "a service {} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",

@@ -11,7 +11,7 @@ use godwit_transfer::NodeName;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::node::Node;
+use crate::node::{Claim, Node};
 use crate::services::status;
 use crate::{capture, cluster, connections, keys, migrate, networks};
 
@@ -78,8 +78,13 @@ impl Peer for PeerService {
         };
         let addresses = request.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ports = crate::convert::ports(&request.publish)?;
-        let conflict = self.0.conflict(&request.name, &addresses, &ports, "", &from).map_err(internal)?;
-        Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
+        let claim = Claim { addresses, ports };
+        let conflict = self.0.settled_conflict(&request.name, &claim, "", &from).await.map_err(internal)?;
+        let address = conflict.as_ref().and_then(|conflict| conflict.address);
+        Ok(Response::new(api::CheckResponse {
+            conflict: conflict.map(|conflict| conflict.sentence).unwrap_or_default(),
+            address: address.map(|address| address.to_string()).unwrap_or_default(),
+        }))
     }
 
     async fn check_network(
@@ -88,7 +93,10 @@ impl Peer for PeerService {
     ) -> Result<Response<api::CheckResponse>, Status> {
         let from = caller(&request)?;
         let conflict = networks::conflict(&self.0, &request.into_inner(), &from).await?;
-        Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
+        Ok(Response::new(api::CheckResponse {
+            conflict: conflict.unwrap_or_default(),
+            address: String::new(),
+        }))
     }
 
     async fn keys(&self, request: Request<api::KeysRequest>) -> Result<Response<api::KeysResponse>, Status> {

@@ -3,19 +3,19 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerStatus, EngineError, rootfs};
-use godwit_migration::{Attachment, Service, Verdict, error_chain, hooks};
+use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, hooks};
 use godwit_network::NetworkError;
 use tonic::Status;
 
-use crate::node::Node;
+use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
-use crate::{convert, forward, networks};
+use crate::{cluster, convert, forward, networks};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -64,15 +64,8 @@ fn occupied(name: &str) -> Status {
 /// Creates and starts a service.
 pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Service, Status> {
     convert::check_name(&request.name)?;
-    let (network, addresses) = networks::attach(node, &request)?;
     let ports = convert::ports(&request.publish)?;
-    if let Some(conflict) =
-        node.conflict(&request.name, &addresses, &ports, "", &node.name).map_err(internal)?
-    {
-        return Err(Status::already_exists(conflict));
-    }
-    let _occupied = node.occupy(&request.name).ok_or_else(|| occupied(&request.name))?;
-    ask_peers(node, &request, &addresses).await?;
+    let (network, addresses, _occupied) = reserve(node, &request, ports).await?;
 
     let (image, origin) = import(node, &request).await?;
     let mut service = describe(node, &request, (network, addresses), &image, origin)?;
@@ -93,8 +86,71 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     show(node, Owned { service, exit_code: None, reason: String::new() }).await
 }
 
-/// Other nodes may know of a name, an address or a port that this one has not heard of yet.
-async fn ask_peers(node: &Arc<Node>, run: &RunRequest, addresses: &[Ipv4Addr]) -> Result<(), Status> {
+/// How often another address is chosen, where the one that was free here is not elsewhere.
+const TRIES: usize = 8;
+
+/// Keeps a name, addresses and published ports for a new service, until what is returned last is dropped.
+async fn reserve(
+    node: &Arc<Node>,
+    request: &RunRequest,
+    ports: Vec<Port>,
+) -> Result<(Attachment, Vec<Ipv4Addr>, Occupied), Status> {
+    let mut refused = HashSet::new();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let reserved = match claim(node, request, &ports, &refused)? {
+            Ok(reserved) => reserved,
+            // It may have been removed there a moment ago.
+            Err(Conflict { node: Some(other), .. })
+                if cluster::hear(node, &other).await.map_err(internal)? =>
+            {
+                claim(node, request, &ports, &refused)?
+                    .map_err(|conflict| Status::already_exists(conflict.sentence))?
+            }
+            Err(conflict) => return Err(Status::already_exists(conflict.sentence)),
+        };
+        let (sentence, address) = match ask_peers(node, request, &reserved.1).await? {
+            None => return Ok(reserved),
+            Some(conflict) => conflict,
+        };
+        let given = |address: &Ipv4Addr| {
+            let text = address.to_string();
+            request.address == text
+                || request.networks.iter().any(|network| network.ends_with(&format!(":ip={text}")))
+        };
+        match address.filter(|address| tries < TRIES && !given(address)) {
+            Some(address) => refused.insert(address),
+            None => return Err(Status::already_exists(sentence)),
+        };
+    }
+}
+
+/// What is free is taken before anybody else looks.
+#[allow(clippy::type_complexity)]
+fn claim(
+    node: &Arc<Node>,
+    request: &RunRequest,
+    ports: &[Port],
+    refused: &HashSet<Ipv4Addr>,
+) -> Result<Result<(Attachment, Vec<Ipv4Addr>, Occupied), Conflict>, Status> {
+    let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+    let (network, addresses) = networks::attach(node, request, refused)?;
+    let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec() };
+    if let Some(conflict) = node.conflict(&request.name, &claim, "", &node.name).map_err(internal)? {
+        return Ok(Err(conflict));
+    }
+    let occupied = node.claim(&request.name, claim).ok_or_else(|| occupied(&request.name))?;
+    Ok(Ok((network, addresses, occupied)))
+}
+
+/// Other nodes may know of a name, an address or a port that this one has not heard of yet: a conflict in a
+/// sentence, and the address that it is about, if it is about one.
+async fn ask_peers(
+    node: &Arc<Node>,
+    run: &RunRequest,
+    addresses: &[Ipv4Addr],
+) -> Result<Option<(String, Option<Ipv4Addr>)>, Status> {
     for member in node.state.members().map_err(internal)? {
         if member.name == node.name {
             continue;
@@ -106,13 +162,16 @@ async fn ask_peers(node: &Arc<Node>, run: &RunRequest, addresses: &[Ipv4Addr]) -
         };
         match node.peers.get(&member.name, &member.address).check(request).await {
             Ok(answer) if answer.get_ref().conflict.is_empty() => {}
-            Ok(answer) => return Err(Status::already_exists(answer.into_inner().conflict)),
+            Ok(answer) => {
+                let answer = answer.into_inner();
+                return Ok(Some((answer.conflict, answer.address.parse().ok())));
+            }
             Err(error) => {
                 tracing::warn!(peer = %member.name, %error, "cannot be asked whether the name is free")
             }
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String), Status> {
