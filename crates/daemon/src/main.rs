@@ -9,6 +9,7 @@ mod encrypt;
 mod events;
 mod exec;
 mod forward;
+mod host;
 mod join;
 mod keys;
 mod logs;

@@ -48,8 +48,9 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
 use crate::encrypt::{self, Encrypt};
+use crate::host::NodeHost;
 use crate::network::Network;
-use crate::node::{Node, NodeHost};
+use crate::node::Node;
 use crate::node_api::NodeService;
 use crate::peer_api::PeerService;
 use crate::peers::Peers;

@@ -9,6 +9,7 @@
 //! - [`copy`]: rounds of memory while the service runs.
 //! - [`frozen`]: the stretch in which it does not.
 //! - [`serve`]: pages that follow after the commit.
+//! - [`rest`]: what is left to do on this node.
 //! - [`undo`]: the way back, before the commit.
 //! - [`pages`], [`lanes`], [`pace`], [`queue`]: what these send memory with.
 
@@ -21,6 +22,7 @@ pub mod pace;
 pub(crate) mod pages;
 mod prepare;
 mod queue;
+mod rest;
 mod serve;
 mod stock;
 mod undo;
@@ -38,7 +40,6 @@ use crate::fault;
 use crate::hooks;
 use crate::images;
 use crate::journal::{Beginning, Commit, Role, Stage};
-use crate::kept::Kept;
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError, from_local_causes};
 use crate::message::{Message, Reason};
@@ -49,6 +50,9 @@ use answer::Answering;
 use lanes::{LaneTraffic, Lanes};
 use pages::Pages;
 use prepare::Prepared;
+pub use rest::Rest;
+use rest::{Left, acknowledged, keep};
+pub(crate) use rest::{go_on_serving, let_go};
 use undo::note_reason;
 pub(crate) use undo::{put_back, tell_hook};
 
@@ -516,111 +520,5 @@ impl Source {
     fn lanes_sent(&self) -> u64 {
         // It is replaced in one step.
         self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner).sent()
-    }
-}
-
-/// Keeps the service's pages for when it comes back, as far as there is room.
-async fn keep(local: &Local, service: &Service) {
-    let kept = async {
-        let room = local.keeper.room();
-        let pids = local.engine.processes(&local.config(service)).await?;
-        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
-        let kept = tokio::task::spawn_blocking(move || Kept::copy(&pids, room)).await?;
-        Ok::<_, LocalError>(kept)
-    };
-    match kept.await {
-        Ok(Ok(kept)) => local.keeper.keep(&service.id, kept),
-        // It has moved, and will cross whole when it comes back.
-        Ok(Err(error)) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
-        Err(error) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
-    }
-}
-
-fn acknowledged(local: &Local, id: &str, destination: &str) {
-    if let Err(error) = local.journal.acknowledge(id, destination) {
-        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "it cannot be noted that the destination has heard of the commit");
-    }
-}
-
-/// After the commit: removes all that this node still holds of the service, and says so in its books. Safe to do
-/// again.
-pub(crate) async fn let_go(
-    local: &Local,
-    service: &Service,
-    id: &str,
-    destination: &str,
-    reason: &str,
-) -> Result<(), LocalError> {
-    local.host.release(service, destination).await?;
-    local.clear(service).await?;
-    images::remove(&local.layout.migration(id))?;
-    Ok(local.journal.let_go(id, reason)?)
-}
-
-/// What a migration from this node still has to do here. It keeps the service's name until it is done.
-#[must_use]
-pub struct Rest {
-    local: Arc<Local>,
-    service: Service,
-    id: String,
-    destination: String,
-    left: Left,
-}
-
-/// Each with the reason for the journal.
-enum Left {
-    LetGo(String),
-    PutBack { reason: String, attempted: bool },
-}
-
-impl Rest {
-    /// Does it; returns when it is done, or when this daemon ends.
-    pub async fn end(self) {
-        let Self { local, service, id, destination, left } = &self;
-        let failed = match left {
-            Left::LetGo(_) => "the source cannot let go",
-            Left::PutBack { .. } => "the service cannot be put back",
-        };
-        let mut again = local.again(id, failed);
-        loop {
-            let done = match left {
-                Left::LetGo(reason) => let_go(local, service, id, destination, reason).await,
-                Left::PutBack { reason, attempted } => {
-                    match put_back(local, service, id, reason, *attempted).await {
-                        Ok(put_back) => put_back.noted,
-                        Err(error) => Err(error),
-                    }
-                }
-            };
-            match done {
-                Ok(()) => break,
-                Err(error) if again.after(&error).await => {}
-                Err(_) => return,
-            }
-        }
-        tracing::info!(migration = %id, service = %service.name, "what was left of a migration is done");
-    }
-}
-
-/// After a restart: serves the pages that the destination still lacks, then lets go.
-pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &str, destination: &str) {
-    let serving = serve::Serving {
-        local,
-        id,
-        destination,
-        compress: pace::Compress::Auto,
-        max_bandwidth: None,
-        progress: None,
-    };
-    // Nothing: once more a next life of this daemon.
-    let Some(served) = serving.run(None, service).await else { return };
-    acknowledged(local, id, destination);
-    let reason =
-        served.lost.as_deref().unwrap_or("godwitd was restarted while it served the service's pages");
-    let mut again = local.again(id, "the source cannot let go");
-    while let Err(error) = let_go(local, service, id, destination, reason).await {
-        if !again.after(&error).await {
-            return;
-        }
     }
 }
