@@ -275,7 +275,7 @@ async fn stop_and_rm_take_several_and_go_on_after_an_error() {
 
 #[tokio::test]
 async fn a_doubt_is_decided_one_way_or_the_other_and_never_without_a_word() {
-    let fake = Fake::start().await;
+    let fake = Fake::start();
     let owned = fake.run(&["resolve", "--own", "doubtful"]).await;
     assert_eq!((owned.code, owned.stdout.as_str()), (0, "doubtful\n"));
     let dropped = fake.run(&["resolve", "--drop", "redis"]).await;
