@@ -4,6 +4,7 @@
 //! A lab is named after the test's own word and the process, so that each word is used once.
 #![allow(clippy::unwrap_used)]
 
+mod at_once;
 mod backends;
 mod bench;
 mod capture;
@@ -34,4 +35,5 @@ mod ports;
 mod postgres;
 mod python;
 mod redis;
+mod stale;
 mod without;

@@ -274,6 +274,19 @@ async fn stop_and_rm_take_several_and_go_on_after_an_error() {
 }
 
 #[tokio::test]
+async fn a_doubt_is_decided_one_way_or_the_other_and_never_without_a_word() {
+    let fake = Fake::start();
+    let owned = fake.run(&["resolve", "--own", "doubtful"]).await;
+    assert_eq!((owned.code, owned.stdout.as_str()), (0, "doubtful\n"));
+    let dropped = fake.run(&["resolve", "--drop", "redis"]).await;
+    assert_eq!(dropped.code, 1);
+    assert!(dropped.stderr.contains("redis needs no decision"), "{}", dropped.stderr);
+    for wrong in [&["resolve", "redis"][..], &["resolve", "--own", "--drop", "redis"]] {
+        assert_eq!(fake.run(wrong).await.code, 2, "{wrong:?}");
+    }
+}
+
+#[tokio::test]
 async fn nodes_mark_the_one_that_was_asked() {
     let fake = Fake::start();
     let table = fake.run(&["nodes"]).await.stdout;
@@ -445,6 +458,7 @@ async fn every_verb_has_a_man_page_and_completions_know_them() {
         "rm",
         "migrate",
         "cancel",
+        "resolve",
         "nodes",
         "network",
         "network-create",

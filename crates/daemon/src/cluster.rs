@@ -77,6 +77,18 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
     Ok(())
 }
 
+/// Exchanges with one node; whether it answered.
+pub(crate) async fn hear(node: &Arc<Node>, from: &str) -> Result<bool, StateError> {
+    let Some(address) = node.member_address(from)? else { return Ok(false) };
+    match node.peers.get(from, &address).sync(what_we_know(node)?).await {
+        Ok(answer) => take_in(node, answer.into_inner()).await.map(|()| true),
+        Err(status) => {
+            tracing::debug!(peer = %from, %status, "no exchange");
+            Ok(false)
+        }
+    }
+}
+
 /// Everything this node can tell.
 pub(crate) fn what_we_know(node: &Node) -> Result<SyncMessage, StateError> {
     Ok(SyncMessage {

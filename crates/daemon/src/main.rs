@@ -10,6 +10,7 @@ mod events;
 mod exec;
 mod forward;
 mod images;
+mod host;
 mod join;
 mod keys;
 mod logs;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
-use godwit_migration::{Outcome, Progress, Source, error_chain};
+use godwit_migration::{LocalError, Outcome, Progress, Source, error_chain};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -68,9 +68,11 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
     let (node, name, to) = (Arc::clone(node), request.name.clone(), request.to.clone());
     tokio::spawn(async move {
         node.events.tell("migration", "started", &name, &format!("to node {to}"));
-        let report = source.run().await;
-        node.end_migration(&name);
-        drop(end);
+        let (report, rest) = source.run().await;
+        if rest.is_none() {
+            node.end_migration(&name);
+        }
+        let end = rest.is_some().then_some(end);
         let answer = match report {
             Ok(report) => {
                 let detail = match report.outcome {
@@ -86,13 +88,22 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
             Err(error) => {
                 let why = error_chain(&error);
                 node.events.tell("migration", "failed", &name, &why);
-                Err(Status::internal(format!(
-                    "service {name} could neither be moved nor put back: {why}; look at `godwit inspect {name}` and restart godwitd, which tries again"
-                )))
+                if matches!(error, LocalError::Undecided { .. }) {
+                    Err(Status::unavailable(why))
+                } else {
+                    Err(Status::internal(format!(
+                        "service {name} could neither be moved nor put back: {why}; godwitd tries again until it is put back; look at `godwit inspect {name}` and at godwitd's log"
+                    )))
+                }
             }
         };
         // The one who asked may have gone; the events tell the same.
         let _ = finish.send(answer);
+        if let Some(rest) = rest {
+            rest.end().await;
+            node.end_migration(&name);
+        }
+        drop(end);
     });
     Ok(stream(id, watching, finished))
 }

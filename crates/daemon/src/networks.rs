@@ -27,6 +27,8 @@ pub(crate) const FIRST: &str = "default";
 const SUBNETS: std::ops::RangeInclusive<u8> = 0..=255;
 /// VXLAN network identifiers have 24 bits (RFC 7348).
 const MOST_VNI: u32 = (1 << 24) - 1;
+/// Of so many free addresses one is taken when another node was about to take the first.
+const SPREAD: usize = 64;
 /// Interfaces of a service.
 const MOST_NETWORKS: usize = 16;
 
@@ -344,8 +346,13 @@ pub(crate) fn list(node: &Node) -> Result<Vec<NetworkEntry>, Status> {
     known(node).map_err(internal)?.into_iter().map(entry).collect()
 }
 
-/// What a new service is to be plugged into, with an address on each network.
-pub(crate) fn attach(node: &Node, request: &RunRequest) -> Result<(Attachment, Vec<Ipv4Addr>), Status> {
+/// What a new service is to be plugged into, with an address on each network; none of those that other nodes have
+/// `refused`.
+pub(crate) fn attach(
+    node: &Node,
+    request: &RunRequest,
+    refused: &HashSet<Ipv4Addr>,
+) -> Result<(Attachment, Vec<Ipv4Addr>), Status> {
     if let [one] = request.networks.as_slice()
         && one.starts_with("ns:")
     {
@@ -382,12 +389,17 @@ pub(crate) fn attach(node: &Node, request: &RunRequest) -> Result<(Attachment, V
         if addresses.iter().any(|address| subnet.contains(*address)) {
             return Err(Status::invalid_argument(format!("network {name} is given twice")));
         }
-        addresses.push(choose(node, subnet, ip)?);
+        addresses.push(choose(node, subnet, ip, refused)?);
     }
     Ok((Attachment::Overlay, addresses))
 }
 
-fn choose(node: &Node, subnet: Subnet, given: Option<&str>) -> Result<Ipv4Addr, Status> {
+fn choose(
+    node: &Node,
+    subnet: Subnet,
+    given: Option<&str>,
+    refused: &HashSet<Ipv4Addr>,
+) -> Result<Ipv4Addr, Status> {
     if let Some(text) = given {
         let address = text.parse().map_err(|_| {
             Status::invalid_argument(format!("{text:?} is no IPv4 address; give one of {subnet}"))
@@ -396,10 +408,16 @@ fn choose(node: &Node, subnet: Subnet, given: Option<&str>) -> Result<Ipv4Addr, 
         return Ok(address);
     }
     let placements = node.state.placements().map_err(internal)?;
-    let taken: HashSet<_> = placements.iter().filter(|p| !p.removed).flat_map(addresses_of).collect();
-    subnet
-        .hosts()
-        .find(|address| !taken.contains(address))
+    let mut taken: HashSet<_> = placements.iter().filter(|p| !p.removed).flat_map(addresses_of).collect();
+    taken.extend(node.claimed_addresses());
+    taken.extend(refused);
+    let mut free = subnet.hosts().filter(|address| !taken.contains(address));
+    // Two nodes that choose at the same time must not choose the same again and again.
+    let spread = if refused.is_empty() { 1 } else { SPREAD };
+    let some: Vec<_> = free.by_ref().take(spread).collect();
+    let random = usize::try_from(ulid::Ulid::new().random() % SPREAD as u128).unwrap_or(0);
+    some.get(random % some.len().max(1))
+        .copied()
         .ok_or_else(|| Status::resource_exhausted(format!("all addresses of {subnet} are taken")))
 }
 

@@ -1,17 +1,14 @@
 //! One running node: what its parts share, and what it knows of the cluster.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use godwit_api::v1::{DecisionRequest, NodeInfo, Placement, PublishedPort};
-use godwit_migration::link;
-use godwit_migration::local::{Local, Place};
-use godwit_migration::{Decision, Host, HostError, Port, Progress, Service, error_chain};
+use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
+use godwit_migration::local::Local;
+use godwit_migration::{Port, Progress, Service, error_chain};
 use godwit_network::Mac;
-use godwit_transfer::{Connection, NodeName};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +17,7 @@ use crate::events::Events;
 use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
-use crate::{convert, forward, networks};
+use crate::{cluster, convert, networks};
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
 const LEAVE: Duration = Duration::from_secs(5);
@@ -40,15 +37,33 @@ pub(crate) struct Migrating {
     pub ended: watch::Receiver<()>,
 }
 
+/// What is kept for a service that is being made, or on its way here.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Claim {
+    /// Its addresses.
+    pub addresses: Vec<Ipv4Addr>,
+    /// Its published ports.
+    pub ports: Vec<Port>,
+}
+
+/// Why there cannot be a service of a name, with addresses and ports.
+#[derive(Debug)]
+pub(crate) struct Conflict {
+    /// In a sentence.
+    pub sentence: String,
+    /// The address that it is about, if it is about one.
+    pub address: Option<Ipv4Addr>,
+    /// The node that is said to have the other service, if it is another node.
+    pub node: Option<String>,
+}
+
 /// What changes while the node runs and is not worth a disk.
 #[derive(Default)]
 struct Moment {
-    /// Names that are being created or removed.
-    busy: HashSet<String>,
+    /// Names that are being created or removed, with what is kept for them until it is in the books.
+    busy: HashMap<String, Claim>,
     /// Migrations from here, by service.
     migrating: HashMap<String, Migrating>,
-    /// Services restored here whose source has not told its decision: the source, and since when.
-    in_doubt: HashMap<String, (Service, String)>,
     /// Tasks that wait for a service's end.
     watchers: HashMap<String, AbortHandle>,
     /// What peers last told of themselves.
@@ -67,6 +82,8 @@ pub(crate) struct Node {
     pub peers: Peers,
     /// What is around its overlay.
     pub network: Network,
+    /// Held by who looks whether a name, addresses and ports are free, and takes them.
+    pub claiming: Mutex<()>,
     /// Held by who makes or removes a network.
     pub changing_networks: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
@@ -87,6 +104,7 @@ impl Node {
             events,
             peers,
             network,
+            claiming: Mutex::default(),
             changing_networks: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
@@ -113,22 +131,33 @@ impl Node {
 
     /// Takes a name for an operation that must not meet another one on it.
     pub(crate) fn occupy(self: &Arc<Self>, name: &str) -> Option<Occupied> {
+        self.claim(name, Claim::default())
+    }
+
+    /// The same with addresses and ports, which nobody else is given meanwhile; under [`Node::claiming`] from the
+    /// look at what is free.
+    pub(crate) fn claim(self: &Arc<Self>, name: &str, claim: Claim) -> Option<Occupied> {
         let mut moment = self.moment();
-        if moment.migrating.contains_key(name) || !moment.busy.insert(name.to_string()) {
+        if moment.migrating.contains_key(name) || moment.busy.contains_key(name) {
             return None;
         }
+        moment.busy.insert(name.to_string(), claim);
         Some(Occupied { node: Arc::clone(self), name: name.to_string() })
     }
 
     /// Names being created or removed now.
     pub(crate) fn is_busy(&self, name: &str) -> bool {
-        self.moment().busy.contains(name)
+        self.moment().busy.contains_key(name)
+    }
+
+    /// Addresses that are kept for services that are not in the books yet.
+    pub(crate) fn claimed_addresses(&self) -> Vec<Ipv4Addr> {
+        self.moment().busy.values().flat_map(|claim| claim.addresses.clone()).collect()
     }
 
     /// Whether a service is on its way here, perhaps waiting for its source's decision.
     pub(crate) fn is_arriving(&self, name: &str) -> bool {
-        let moment = self.moment();
-        moment.busy.contains(name) || moment.in_doubt.contains_key(name)
+        self.is_busy(name) || self.local().doubts.has(name)
     }
 
     /// Enters a migration; what the service is doing, if it cannot begin one.
@@ -137,7 +166,7 @@ impl Node {
         if let Some(other) = moment.migrating.get(name) {
             return Err(format!("is on its way to node {} already", other.to));
         }
-        if moment.busy.contains(name) {
+        if moment.busy.contains_key(name) {
             return Err("is being stopped, removed or plugged in; try again in a moment".into());
         }
         moment.migrating.insert(name.to_string(), migrating);
@@ -175,7 +204,7 @@ impl Node {
 
     /// Waits a while for the end of a migration from here that has committed: a service that comes
     /// straight back finds the last of it being let go.
-    async fn let_leave(&self, name: &str) {
+    pub(crate) async fn let_leave(&self, name: &str) {
         if let Some(mut leaving) = self.migration(name)
             && leaving.progress.borrow().is_committed()
         {
@@ -187,11 +216,6 @@ impl Node {
     /// All migrations under way.
     pub(crate) fn migrations(&self) -> Vec<Migrating> {
         self.moment().migrating.values().cloned().collect()
-    }
-
-    /// Services restored here that wait for their source's decision.
-    pub(crate) fn doubts(&self) -> Vec<(Service, String)> {
-        self.moment().in_doubt.values().cloned().collect()
     }
 
     /// Remembers what a peer told of itself.
@@ -222,7 +246,7 @@ impl Node {
                 Err(error) => (-1, error_chain(&error)),
             };
             let known = node.state.service(&watched.name).ok().flatten();
-            if known.is_some_and(|owned| owned.exit_code.is_some()) {
+            if known.is_some_and(|owned| owned.service.id == watched.id && owned.exit_code.is_some()) {
                 // Whoever ended it has told why.
                 return;
             }
@@ -240,8 +264,8 @@ impl Node {
         }
     }
 
-    async fn ended(&self, service: &Service, code: i32, reason: &str) {
-        if let Err(error) = self.state.set_exit(&service.name, code, reason) {
+    pub(crate) async fn ended(&self, service: &Service, code: i32, reason: &str) {
+        if let Err(error) = self.state.set_exit(service, code, reason) {
             tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
         }
         if let Err(error) = self.local().close_network(service).await {
@@ -288,51 +312,90 @@ impl Node {
     pub(crate) fn conflict(
         &self,
         name: &str,
-        addresses: &[Ipv4Addr],
-        ports: &[Port],
+        Claim { addresses, ports }: &Claim,
         id: &str,
         asker: &str,
-    ) -> Result<Option<String>, StateError> {
+    ) -> Result<Option<Conflict>, StateError> {
+        let about = |sentence, address| Ok(Some(Conflict { sentence, address, node: None }));
         for address in addresses {
             let network = self.local().networks.of(*address);
             if let Err(error) = network.and_then(|network| network.config().subnet.check(*address)) {
-                return Ok(Some(format!("node {}: {error}", self.name)));
+                return about(format!("node {}: {error}", self.name), None);
             }
         }
+        let ports = convert::shown_ports(ports);
+        let taken = |theirs: &[PublishedPort]| {
+            let same = |port: &&PublishedPort| {
+                theirs.iter().any(|o| o.host_port == port.host_port && o.protocol == port.protocol)
+            };
+            ports.iter().find(same).map(|port| format!("{}/{}", port.host_port, port.protocol))
+        };
         for placement in self.state.placements()? {
             if placement.removed || placement.id == id || (placement.node == asker && asker != self.name) {
                 continue;
             }
-            if placement.service == name {
-                return Ok(Some(format!("the name {name} is taken by a service on node {}", placement.node)));
+            let Placement { service, node, .. } = &placement;
+            let with = |sentence, address| {
+                let node = Some(node.clone()).filter(|node| *node != self.name);
+                Ok(Some(Conflict { sentence, address, node }))
+            };
+            if service == name {
+                return with(format!("the name {name} is taken by a service on node {node}"), None);
             }
             let theirs = networks::addresses_of(&placement);
             if let Some(address) = addresses.iter().find(|address| theirs.contains(*address)) {
-                return Ok(Some(format!(
-                    "the address {address} is taken by service {} on node {}",
-                    placement.service, placement.node
-                )));
+                return with(
+                    format!("the address {address} is taken by service {service} on node {node}"),
+                    Some(*address),
+                );
             }
-            let taken = convert::shown_ports(ports).into_iter().find(|port| {
-                let same = |other: &&PublishedPort| {
-                    other.host_port == port.host_port && other.protocol == port.protocol
-                };
-                placement.publish.iter().find(same).is_some()
-            });
-            if let Some(port) = taken {
-                return Ok(Some(format!(
-                    "port {}/{} is already published by service {} on node {}, and a published port leads to the same service on every node; choose another port",
-                    port.host_port, port.protocol, placement.service, placement.node
-                )));
+            if let Some(port) = taken(&placement.publish) {
+                return with(
+                    format!(
+                        "port {port} is already published by service {service} on node {node}, and a published port leads to the same service on every node; choose another port"
+                    ),
+                    None,
+                );
             }
         }
-        if self.is_busy(name) {
-            return Ok(Some(format!(
-                "a service {name} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
-                self.name
-            )));
+        let busy = self.moment().busy.clone();
+        for (other, claim) in &busy {
+            let coming = || {
+                format!("service {other}, which is being created on node {} or on its way there", self.name)
+            };
+            if other == name {
+                return about(
+                    format!(
+                        "a service {name} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
+                        self.name
+                    ),
+                    None,
+                );
+            }
+            if let Some(address) = addresses.iter().find(|address| claim.addresses.contains(*address)) {
+                return about(format!("the address {address} is taken by {}", coming()), Some(*address));
+            }
+            if let Some(port) = taken(&convert::shown_ports(&claim.ports)) {
+                return about(format!("port {port} is published by {}; choose another port", coming()), None);
+            }
         }
         Ok(None)
+    }
+
+    /// The same, where another node is asked first that is said to have what is in the way: news of what it has
+    /// removed may be on its way here.
+    pub(crate) async fn settled_conflict(
+        self: &Arc<Self>,
+        name: &str,
+        claim: &Claim,
+        id: &str,
+        asker: &str,
+    ) -> Result<Option<Conflict>, StateError> {
+        let conflict = self.conflict(name, claim, id, asker)?;
+        match conflict.as_ref().and_then(|conflict| conflict.node.as_ref()) {
+            Some(other) if cluster::hear(self, other).await? => self.conflict(name, claim, id, asker),
+            _ => Ok(conflict),
+        }
     }
 }
 
@@ -364,170 +427,5 @@ impl Drop for Occupied {
     fn drop(&mut self) {
         self.node.moment().busy.remove(&self.name);
         self.node.freed.notify_waiters();
-    }
-}
-
-/// A service whose pages are served by this life of the daemon, though an earlier one gave it away.
-struct Leaving {
-    node: Arc<Node>,
-    name: String,
-    /// Its end is what others wait for.
-    _end: watch::Sender<()>,
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        self.node.end_migration(&self.name);
-    }
-}
-
-/// The node as migrations know it.
-pub(crate) struct NodeHost(pub std::sync::Weak<Node>);
-
-impl NodeHost {
-    fn node(&self) -> Result<Arc<Node>, HostError> {
-        self.0.upgrade().ok_or_else(|| HostError("godwitd is shutting down".into()))
-    }
-}
-
-fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
-    HostError(error_chain(error))
-}
-
-#[async_trait]
-impl Host for NodeHost {
-    async fn admit(&self, service: &Service) -> Result<Place, Vec<String>> {
-        let node = self.node().map_err(|error| vec![error.to_string()])?;
-        node.let_leave(&service.name).await;
-        node.settle(&service.name).await;
-        let mut objections = match node.conflict(
-            &service.name,
-            &service.addresses(),
-            &service.publish,
-            &service.id,
-            &node.name,
-        ) {
-            Ok(conflict) => conflict.into_iter().collect::<Vec<_>>(),
-            Err(error) => vec![error_chain(&error)],
-        };
-        if node.state.service(&service.name).ok().flatten().is_some() {
-            objections.push(format!("node {} still holds a service {}", node.name, service.name));
-        }
-        match node.namespace_taken(service) {
-            Ok(taken) => objections.extend(taken),
-            Err(error) => objections.push(error_chain(&error)),
-        }
-        if node.moment().in_doubt.contains_key(&service.name) {
-            objections
-                .push(format!("node {} still waits for the end of an earlier migration of it", node.name));
-        }
-        objections.extend(network::objections(&node, service).await);
-        if !objections.is_empty() {
-            return Err(objections);
-        }
-        match node.occupy(&service.name) {
-            Some(occupied) => Ok(Box::new(occupied)),
-            None => Err(vec![format!(
-                "a service {} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
-                service.name, node.name
-            )]),
-        }
-    }
-
-    async fn adopt(&self, service: &Service) -> Result<(), HostError> {
-        let node = self.node()?;
-        node.state.put_service(service).map_err(|e| host_error(&e))?;
-        node.place(service, &node.name, service.epoch, false).map_err(|e| host_error(&e))?;
-        node.watch(service);
-        node.events.tell("migration", "arrived", &service.name, "");
-        Ok(())
-    }
-
-    async fn lost(&self, service: &Service, reason: &str) {
-        if let Ok(node) = self.node() {
-            // Its watcher would tell less.
-            node.unwatch(&service.name);
-            node.events.tell("migration", "lost", &service.name, reason);
-            node.ended(service, 128 + nix::libc::SIGKILL, reason).await;
-        }
-    }
-
-    async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {
-        let node = self.node()?;
-        node.unwatch(&service.name);
-        node.state.remove_service(&service.name).map_err(|e| host_error(&e))?;
-        node.place(service, to, service.epoch + 1, false).map_err(|e| host_error(&e))?;
-        if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))?
-            && placement.node != node.name
-        {
-            forward::forward(&node, &placement).await.map_err(|e| host_error(&e))?;
-        }
-        Ok(())
-    }
-
-    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError> {
-        let node = self.node()?;
-        let (end, ended) = watch::channel(());
-        let (_, progress) = watch::channel(Progress { phase: "serve", ..Progress::default() });
-        let (id, to, cancel) = (migration.into(), to.into(), CancellationToken::new());
-        node.begin_migration(&service.name, Migrating { id, to, cancel, progress, ended })
-            .map_err(|doing| HostError(format!("service {} {doing}", service.name)))?;
-        Ok(Box::new(Leaving { node, name: service.name.clone(), _end: end }))
-    }
-
-    async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError> {
-        let node = self.node()?;
-        let address = node
-            .member_address(source)
-            .map_err(|e| host_error(&e))?
-            .ok_or_else(|| HostError(format!("node {source} is no member of the cluster")))?;
-        let answer = node
-            .peers
-            .get(source, &address)
-            .decision(DecisionRequest { migration_id: migration.to_string() })
-            .await
-            .map_err(|status| HostError(status.message().to_string()))?
-            .into_inner();
-        Ok(match answer.decision() {
-            godwit_api::v1::Decision::Committed => Decision::Committed,
-            godwit_api::v1::Decision::Kept => Decision::Kept(answer.reason),
-            godwit_api::v1::Decision::Pending | godwit_api::v1::Decision::Unspecified => Decision::Pending,
-        })
-    }
-
-    fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError> {
-        let members = self.node()?.state.members().map_err(|e| host_error(&e))?;
-        let member = members.into_iter().find(|member| member.name == node);
-        let vtep = member.and_then(|member| member.vtep.parse().ok());
-        vtep.ok_or_else(|| HostError(format!("it is not known where node {node} takes frames for services")))
-    }
-
-    async fn connect(&self, to: &str) -> Result<Connection, HostError> {
-        let node = self.node()?;
-        let address = node
-            .member_address(to)
-            .map_err(|e| host_error(&e))?
-            .ok_or_else(|| HostError(format!("node {to} is no member of the cluster")))?;
-        let peer = NodeName::new(to).map_err(|e| host_error(&e))?;
-        let opened = Connection::open(node.peers.identity(), &address, &peer, &link::options()).await;
-        opened.map_err(|e| host_error(&e))
-    }
-
-    async fn told(&self, service: &Service, what: &str) {
-        if let Ok(node) = self.node() {
-            node.events.tell("service", "told", &service.name, what);
-        }
-    }
-
-    async fn in_doubt(&self, service: &Service, source: &str, doubt: bool) {
-        let Ok(node) = self.node() else { return };
-        if doubt {
-            let entry = (service.clone(), source.to_string());
-            node.moment().in_doubt.insert(service.name.clone(), entry);
-            let detail = format!("restored here, stopped, until node {source} tells whether it committed");
-            node.events.tell("migration", "in doubt", &service.name, &detail);
-        } else {
-            node.moment().in_doubt.remove(&service.name);
-        }
     }
 }

@@ -114,6 +114,15 @@ impl NodeApi for NodeService {
         Ok(Response::new(migrate::cancel_anywhere(&self.0, &request.into_inner().name).await?))
     }
 
+    async fn resolve(
+        &self,
+        request: Request<api::ResolveRequest>,
+    ) -> Result<Response<api::ResolveResponse>, Status> {
+        let request = request.into_inner();
+        services::resolve(&self.0, &request.name, request.own)?;
+        Ok(Response::new(api::ResolveResponse {}))
+    }
+
     async fn nodes(&self, _: Request<api::NodesRequest>) -> Result<Response<api::NodesResponse>, Status> {
         let nodes = cluster::nodes(&self.0).map_err(internal)?;
         Ok(Response::new(api::NodesResponse { nodes }))

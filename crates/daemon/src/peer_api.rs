@@ -11,7 +11,7 @@ use godwit_transfer::NodeName;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::node::Node;
+use crate::node::{Claim, Node};
 use crate::services::status;
 use crate::{capture, cluster, connections, keys, migrate, networks};
 
@@ -51,14 +51,20 @@ impl Peer for PeerService {
         request: Request<api::DecisionRequest>,
     ) -> Result<Response<api::DecisionResponse>, Status> {
         let from = caller(&request)?;
-        let id = request.into_inner().migration_id;
-        let decision = recovery::decision(self.0.local(), &id, &from).map_err(internal)?;
+        let api::DecisionRequest { migration_id: id, journal: asked, acknowledged } = request.into_inner();
+        let local = self.0.local();
+        if acknowledged {
+            local.journal.acknowledge(&id, &from).map_err(internal)?;
+        }
+        let decision = recovery::decision(local, &id, &from, &asked).map_err(internal)?;
         let (decision, reason) = match decision {
             Decision::Pending => (api::Decision::Pending, String::new()),
             Decision::Committed => (api::Decision::Committed, String::new()),
             Decision::Kept(reason) => (api::Decision::Kept, reason),
+            Decision::Unknown(reason) => (api::Decision::Unknown, reason),
         };
-        Ok(Response::new(api::DecisionResponse { decision: decision.into(), reason }))
+        let journal = local.journal.identity().to_owned();
+        Ok(Response::new(api::DecisionResponse { decision: decision.into(), reason, journal }))
     }
 
     async fn check(
@@ -72,8 +78,13 @@ impl Peer for PeerService {
         };
         let addresses = request.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ports = crate::convert::ports(&request.publish)?;
-        let conflict = self.0.conflict(&request.name, &addresses, &ports, "", &from).map_err(internal)?;
-        Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
+        let claim = Claim { addresses, ports };
+        let conflict = self.0.settled_conflict(&request.name, &claim, "", &from).await.map_err(internal)?;
+        let address = conflict.as_ref().and_then(|conflict| conflict.address);
+        Ok(Response::new(api::CheckResponse {
+            conflict: conflict.map(|conflict| conflict.sentence).unwrap_or_default(),
+            address: address.map(|address| address.to_string()).unwrap_or_default(),
+        }))
     }
 
     async fn check_network(
@@ -82,7 +93,10 @@ impl Peer for PeerService {
     ) -> Result<Response<api::CheckResponse>, Status> {
         let from = caller(&request)?;
         let conflict = networks::conflict(&self.0, &request.into_inner(), &from).await?;
-        Ok(Response::new(api::CheckResponse { conflict: conflict.unwrap_or_default() }))
+        Ok(Response::new(api::CheckResponse {
+            conflict: conflict.unwrap_or_default(),
+            address: String::new(),
+        }))
     }
 
     async fn keys(&self, request: Request<api::KeysRequest>) -> Result<Response<api::KeysResponse>, Status> {

@@ -26,6 +26,7 @@ use godwit_criu::Criu;
 use godwit_engine::image::Store;
 use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
+use godwit_migration::Doubts;
 use godwit_migration::arrivals::Arrivals;
 use godwit_migration::journal::Journal;
 use godwit_migration::kept::Keeper;
@@ -47,8 +48,9 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
 use crate::encrypt::{self, Encrypt};
+use crate::host::NodeHost;
 use crate::network::Network;
-use crate::node::{Node, NodeHost};
+use crate::node::Node;
 use crate::node_api::NodeService;
 use crate::peer_api::PeerService;
 use crate::peers::Peers;
@@ -262,6 +264,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let _only_one = lock(&args.run)?;
     let node = build(&args, Arc::clone(&identity)).await?;
 
+    services::record_all(&node)?;
     // Before anything of services is looked for.
     networks::keep(&node).await?;
     recovery::recover(node.local()).await.context("migrations left unfinished cannot be ended")?;
@@ -293,6 +296,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         () = cluster::run(Arc::clone(&node)) => Ok(()),
         () = relieve(&node) => Ok(()),
         () = images::tend(&node, Duration::from_secs(u64::from(args.keep_layers) * 3600)) => Ok(()),
+        reason = ends_at_once(&node) => Err(anyhow::anyhow!(reason)),
         error = node.local().networks.failed() => Err(error).context("the uplink cannot be watched"),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
@@ -378,6 +382,8 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         tracker: tracker(args.tracker),
         holds: args.cutover == CutOver::Hold,
         ending: CancellationToken::new(),
+        doubts: Doubts::default(),
+        fatal: tokio::sync::watch::channel(None).0,
         criu,
     };
     node.equip(Arc::new(local));
@@ -463,6 +469,16 @@ async fn receive(local: Arc<Local>, accepted: Accepted) {
     match Connection::accept(accepted, &link::options()).await {
         Ok(connection) => destination::serve(local, Link::new(connection)).await,
         Err(error) => tracing::warn!(%remote, %error, "a data connection did not begin as it must"),
+    }
+}
+
+/// Why this daemon must not go on.
+async fn ends_at_once(node: &Node) -> String {
+    let mut fatal = node.local().fatal.subscribe();
+    match fatal.wait_for(Option::is_some).await {
+        Ok(reason) => reason.clone().unwrap_or_default(),
+        // The sender lives as long as the node.
+        Err(_) => std::future::pending().await,
     }
 }
 

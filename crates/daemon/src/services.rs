@@ -3,19 +3,19 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerStatus, EngineError, rootfs};
-use godwit_migration::{Attachment, Service, error_chain, hooks};
+use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, hooks};
 use godwit_network::NetworkError;
 use tonic::Status;
 
-use crate::node::Node;
+use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
-use crate::{convert, forward, networks};
+use crate::{cluster, convert, forward, networks};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -39,6 +39,12 @@ pub(crate) fn owned(node: &Node, name: &str) -> Result<Owned, Status> {
         return Ok(owned);
     }
     match node.placement(name).map_err(internal)? {
+        Some(placement) if placement.node == node.name && !node.is_arriving(name) => {
+            Err(Status::not_found(format!(
+                "the cluster's list has service {name} on node {}, which does not have it: it is gone; `godwit rm --force {name}` there takes its name and addresses off the list",
+                node.name
+            )))
+        }
         Some(placement) if placement.node != node.name => Err(Status::failed_precondition(format!(
             "service {name} is on node {}, not on {}; ask there",
             placement.node, node.name
@@ -58,15 +64,8 @@ fn occupied(name: &str) -> Status {
 /// Creates and starts a service.
 pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Service, Status> {
     convert::check_name(&request.name)?;
-    let (network, addresses) = networks::attach(node, &request)?;
     let ports = convert::ports(&request.publish)?;
-    if let Some(conflict) =
-        node.conflict(&request.name, &addresses, &ports, "", &node.name).map_err(internal)?
-    {
-        return Err(Status::already_exists(conflict));
-    }
-    let _occupied = node.occupy(&request.name).ok_or_else(|| occupied(&request.name))?;
-    ask_peers(node, &request, &addresses).await?;
+    let (network, addresses, _occupied) = reserve(node, &request, ports).await?;
 
     // Its layers are in no table before the service is.
     let _hold = node.local().store.hold();
@@ -89,8 +88,71 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     show(node, Owned { service, exit_code: None, reason: String::new() }).await
 }
 
-/// Other nodes may know of a name, an address or a port that this one has not heard of yet.
-async fn ask_peers(node: &Arc<Node>, run: &RunRequest, addresses: &[Ipv4Addr]) -> Result<(), Status> {
+/// How often another address is chosen, where the one that was free here is not elsewhere.
+const TRIES: usize = 8;
+
+/// Keeps a name, addresses and published ports for a new service, until what is returned last is dropped.
+async fn reserve(
+    node: &Arc<Node>,
+    request: &RunRequest,
+    ports: Vec<Port>,
+) -> Result<(Attachment, Vec<Ipv4Addr>, Occupied), Status> {
+    let mut refused = HashSet::new();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let reserved = match claim(node, request, &ports, &refused)? {
+            Ok(reserved) => reserved,
+            // It may have been removed there a moment ago.
+            Err(Conflict { node: Some(other), .. })
+                if cluster::hear(node, &other).await.map_err(internal)? =>
+            {
+                claim(node, request, &ports, &refused)?
+                    .map_err(|conflict| Status::already_exists(conflict.sentence))?
+            }
+            Err(conflict) => return Err(Status::already_exists(conflict.sentence)),
+        };
+        let (sentence, address) = match ask_peers(node, request, &reserved.1).await? {
+            None => return Ok(reserved),
+            Some(conflict) => conflict,
+        };
+        let given = |address: &Ipv4Addr| {
+            let text = address.to_string();
+            request.address == text
+                || request.networks.iter().any(|network| network.ends_with(&format!(":ip={text}")))
+        };
+        match address.filter(|address| tries < TRIES && !given(address)) {
+            Some(address) => refused.insert(address),
+            None => return Err(Status::already_exists(sentence)),
+        };
+    }
+}
+
+/// What is free is taken before anybody else looks.
+#[allow(clippy::type_complexity)]
+fn claim(
+    node: &Arc<Node>,
+    request: &RunRequest,
+    ports: &[Port],
+    refused: &HashSet<Ipv4Addr>,
+) -> Result<Result<(Attachment, Vec<Ipv4Addr>, Occupied), Conflict>, Status> {
+    let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+    let (network, addresses) = networks::attach(node, request, refused)?;
+    let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec() };
+    if let Some(conflict) = node.conflict(&request.name, &claim, "", &node.name).map_err(internal)? {
+        return Ok(Err(conflict));
+    }
+    let occupied = node.claim(&request.name, claim).ok_or_else(|| occupied(&request.name))?;
+    Ok(Ok((network, addresses, occupied)))
+}
+
+/// Other nodes may know of a name, an address or a port that this one has not heard of yet: a conflict in a
+/// sentence, and the address that it is about, if it is about one.
+async fn ask_peers(
+    node: &Arc<Node>,
+    run: &RunRequest,
+    addresses: &[Ipv4Addr],
+) -> Result<Option<(String, Option<Ipv4Addr>)>, Status> {
     for member in node.state.members().map_err(internal)? {
         if member.name == node.name {
             continue;
@@ -102,13 +164,16 @@ async fn ask_peers(node: &Arc<Node>, run: &RunRequest, addresses: &[Ipv4Addr]) -
         };
         match node.peers.get(&member.name, &member.address).check(request).await {
             Ok(answer) if answer.get_ref().conflict.is_empty() => {}
-            Ok(answer) => return Err(Status::already_exists(answer.into_inner().conflict)),
+            Ok(answer) => {
+                let answer = answer.into_inner();
+                return Ok(Some((answer.conflict, answer.address.parse().ok())));
+            }
             Err(error) => {
                 tracing::warn!(peer = %member.name, %error, "cannot be asked whether the name is free")
             }
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String), Status> {
@@ -196,6 +261,8 @@ fn describe(
 
 async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<(), Status> {
     let local = node.local();
+    // What somebody has left under the name must not mix with it.
+    local.make_room(service).await.map_err(internal)?;
     local.make_directories(service, false).map_err(internal)?;
     local.mount_root(service).map_err(internal)?;
     let root = local.config(service).rootfs;
@@ -262,14 +329,15 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
             shown.push(show(node, owned).await?);
         }
     }
-    for (service, source) in node.doubts() {
+    for doubt in node.local().doubts.all() {
+        let service = &doubt.service;
         if !names.insert(service.name.clone()) {
             // It has just become this node's.
             continue;
         }
-        let mut doubtful = described(node, &service).map_err(internal)?;
+        let mut doubtful = described(node, service).map_err(internal)?;
         doubtful.set_state(ServiceState::InDoubt);
-        doubtful.reason = format!("waits for node {source} to tell whether the migration committed");
+        doubtful.reason = doubt.sentence();
         shown.push(doubtful);
     }
     for placement in node.state.placements().map_err(internal)? {
@@ -322,7 +390,7 @@ async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(
     }
     .map_err(internal)?;
     node.local().close_network(service).await.map_err(internal)?;
-    node.state.set_exit(&service.name, code, "stopped by `godwit stop`").map_err(internal)?;
+    node.state.set_exit(service, code, "stopped by `godwit stop`").map_err(internal)?;
     node.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
     Ok(())
 }
@@ -330,6 +398,9 @@ async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(
 /// Removes a stopped service and all of its files.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), Status> {
     node.settle(name).await;
+    if force && node.state.service(name).map_err(internal)?.is_none() {
+        return forget(node, name).await;
+    }
     let service = owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
     if service.exit_code.is_none() && !force {
@@ -339,11 +410,52 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     }
     node.unwatch(name);
     node.local().clear(&service.service).await.map_err(internal)?;
-    node.state.remove_service(name).map_err(internal)?;
+    node.state.remove_service(&service.service).map_err(internal)?;
     // Should another one have its address, it is that one's. Until the next line nobody else takes it.
     forward::lead(node, &service.service.addresses()).await.map_err(internal)?;
     node.place(&service.service, &node.name, service.service.epoch, true).map_err(internal)?;
     node.events.tell("service", "removed", name, "");
+    Ok(())
+}
+
+/// Takes a service off the cluster's list that the list has on this node, and this node has not.
+async fn forget(node: &Arc<Node>, name: &str) -> Result<(), Status> {
+    let placement = node.placement(name).map_err(internal)?;
+    let Some(placement) = placement.filter(|placement| placement.node == node.name) else {
+        return owned(node, name).map(drop);
+    };
+    let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    let local = node.local();
+    let open = local.journal.unfinished_of(&placement.id).map_err(internal)?;
+    if node.state.service(name).map_err(internal)?.is_some() || !open.is_empty() || local.doubts.has(name) {
+        return Err(Status::aborted(format!(
+            "service {name} is about to be this node's, or a migration of it ends here; try again when it has"
+        )));
+    }
+    local.clear_left(name, &placement.id).await.map_err(internal)?;
+    let addresses = networks::addresses_of(&placement);
+    node.state.put_placement(&api::Placement { removed: true, ..placement }).map_err(internal)?;
+    forward::lead(node, &addresses).await.map_err(internal)?;
+    node.news.notify_one();
+    node.events.tell("service", "forgotten", name, "it was on the cluster's list, and on no node");
+    Ok(())
+}
+
+/// Decides a doubt by hand.
+pub(crate) fn resolve(node: &Node, name: &str, own: bool) -> Result<(), Status> {
+    let verdict = if own { Verdict::Own } else { Verdict::Drop };
+    node.local().doubts.decide(name, verdict).map_err(Status::failed_precondition)?;
+    let decided = if own { "it is this node's" } else { "it is not this node's" };
+    node.events.tell("migration", "resolved", name, &format!("an operator decided that {decided}"));
+    Ok(())
+}
+
+/// Before anything is removed that another life of this daemon has left: what this node owns says so on the disk,
+/// where an older version made it.
+pub(crate) fn record_all(node: &Node) -> anyhow::Result<()> {
+    for owned in node.state.services()? {
+        node.local().record(&owned.service)?;
+    }
     Ok(())
 }
 
@@ -372,13 +484,13 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
             }
             Ok(state) => {
                 let code = state.exit_code.unwrap_or(-1);
-                node.state.set_exit(&service.name, code, "ended while godwitd was not running")?;
+                node.state.set_exit(&service, code, "ended while godwitd was not running")?;
                 node.events.tell("service", "died", &service.name, "while godwitd was not running");
             }
             Err(EngineError::NotFound(_)) => {
                 let reason =
                     "its processes are gone: the machine was restarted, or they were killed with their shim";
-                node.state.set_exit(&service.name, -1, reason)?;
+                node.state.set_exit(&service, -1, reason)?;
                 node.events.tell("service", "died", &service.name, reason);
             }
             Err(error) => return Err(error.into()),

@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::v1::{Event, Member, Network, Placement};
 use godwit_migration::Service;
+use godwit_migration::schema::{self, SchemaError};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
 
@@ -24,6 +25,12 @@ pub(crate) enum StateError {
     /// A row that cannot be read.
     #[error("godwitd's database node.db holds a service that cannot be read")]
     Damaged(#[from] serde_json::Error),
+    /// The file cannot be brought up to this version.
+    #[error("godwitd's database node.db cannot be used by this version of godwit")]
+    Schema(#[from] SchemaError),
+    /// A name is another service's.
+    #[error("this node has another service {0} already, or a later life of it")]
+    Another(String),
 }
 
 /// A service this node owns, and how its main process ended, if it did.
@@ -37,6 +44,35 @@ pub(crate) struct Owned {
     pub reason: String,
 }
 
+/// What the file has become from version to version; see [`schema`].
+const STEPS: [&str; 1] = ["CREATE TABLE IF NOT EXISTS service (
+        name TEXT PRIMARY KEY, service TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS placement (
+        service TEXT PRIMARY KEY, id TEXT NOT NULL, address TEXT NOT NULL, node TEXT NOT NULL,
+        epoch INTEGER NOT NULL, removed INTEGER NOT NULL, publish TEXT NOT NULL, more TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS network (
+        name TEXT PRIMARY KEY, id TEXT NOT NULL, subnet TEXT NOT NULL, subnet6 TEXT NOT NULL,
+        vni INTEGER NOT NULL, removed INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS member (
+        name TEXT PRIMARY KEY, address TEXT NOT NULL, vtep TEXT NOT NULL, revision INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS token (
+        secret_sha256 BLOB PRIMARY KEY, node TEXT NOT NULL, expires_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS granted (
+        node TEXT PRIMARY KEY, time_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS setting (
+        name TEXT PRIMARY KEY, value TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS event (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, node TEXT NOT NULL,
+        subject TEXT NOT NULL, action TEXT NOT NULL, name TEXT NOT NULL, detail TEXT NOT NULL
+    ) STRICT;"];
+
 /// The database of one node.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -46,38 +82,10 @@ pub(crate) struct State {
 impl State {
     /// Opens or makes it. Writes are on the disk when their method returns.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
-        let database = Connection::open(path)?;
+        let mut database = Connection::open(path)?;
         database.pragma_update(None, "journal_mode", "WAL")?;
         database.pragma_update(None, "synchronous", "FULL")?;
-        database.execute_batch(
-            "CREATE TABLE IF NOT EXISTS service (
-                name TEXT PRIMARY KEY, service TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL DEFAULT ''
-            ) STRICT;
-            CREATE TABLE IF NOT EXISTS placement (
-                service TEXT PRIMARY KEY, id TEXT NOT NULL, address TEXT NOT NULL, node TEXT NOT NULL,
-                epoch INTEGER NOT NULL, removed INTEGER NOT NULL, publish TEXT NOT NULL, more TEXT NOT NULL
-            ) STRICT;
-            CREATE TABLE IF NOT EXISTS network (
-                name TEXT PRIMARY KEY, id TEXT NOT NULL, subnet TEXT NOT NULL, subnet6 TEXT NOT NULL,
-                vni INTEGER NOT NULL, removed INTEGER NOT NULL
-            ) STRICT;
-            CREATE TABLE IF NOT EXISTS member (
-                name TEXT PRIMARY KEY, address TEXT NOT NULL, vtep TEXT NOT NULL, revision INTEGER NOT NULL
-            ) STRICT;
-            CREATE TABLE IF NOT EXISTS token (
-                secret_sha256 BLOB PRIMARY KEY, node TEXT NOT NULL, expires_ms INTEGER NOT NULL
-            ) STRICT;
-            CREATE TABLE IF NOT EXISTS granted (
-                node TEXT PRIMARY KEY, time_ms INTEGER NOT NULL
-            ) STRICT;
-            CREATE TABLE IF NOT EXISTS setting (
-                name TEXT PRIMARY KEY, value TEXT NOT NULL
-            ) STRICT;
-            CREATE TABLE IF NOT EXISTS event (
-                id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, node TEXT NOT NULL,
-                subject TEXT NOT NULL, action TEXT NOT NULL, name TEXT NOT NULL, detail TEXT NOT NULL
-            ) STRICT;",
-        )?;
+        schema::upgrade(&mut database, &STEPS)?;
         Ok(Self { database: Mutex::new(database) })
     }
 
@@ -86,29 +94,39 @@ impl State {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Inserts or replaces a service this node owns.
+    /// Inserts a service this node owns, or a later life of it; how the earlier one ended is forgotten.
+    ///
+    /// # Errors
+    /// [`StateError::Another`] when the name is another service's here, or its life here is a later one.
     pub(crate) fn put_service(&self, service: &Service) -> Result<(), StateError> {
         let text = serde_json::to_string(service)?;
+        let rows = self.lock().execute(
+            &format!(
+                "INSERT INTO service (name, service) VALUES (?3, ?4)
+                 ON CONFLICT (name) DO UPDATE SET service = excluded.service, exit_code = NULL, reason = ''
+                 WHERE {UP_TO}"
+            ),
+            params![service.id, epoch(service), service.name, text],
+        )?;
+        if rows == 1 { Ok(()) } else { Err(StateError::Another(service.name.clone())) }
+    }
+
+    /// Notes how this life of a service, or an earlier one, ended.
+    pub(crate) fn set_exit(&self, service: &Service, code: i32, reason: &str) -> Result<(), StateError> {
         self.lock().execute(
-            "INSERT OR REPLACE INTO service (name, service) VALUES (?1, ?2)",
-            params![service.name, text],
+            &format!("UPDATE service SET exit_code = ?4, reason = ?5 WHERE name = ?3 AND {UP_TO}"),
+            params![service.id, epoch(service), service.name, code, reason],
         )?;
         Ok(())
     }
 
-    /// Notes how a service ended.
-    pub(crate) fn set_exit(&self, name: &str, code: i32, reason: &str) -> Result<(), StateError> {
-        self.lock().execute(
-            "UPDATE service SET exit_code = ?2, reason = ?3 WHERE name = ?1",
-            params![name, code, reason],
+    /// Forgets this life of a service, or an earlier one; whether it was here.
+    pub(crate) fn remove_service(&self, service: &Service) -> Result<bool, StateError> {
+        let rows = self.lock().execute(
+            &format!("DELETE FROM service WHERE name = ?3 AND {UP_TO}"),
+            params![service.id, epoch(service), service.name],
         )?;
-        Ok(())
-    }
-
-    /// Forgets a service.
-    pub(crate) fn remove_service(&self, name: &str) -> Result<(), StateError> {
-        self.lock().execute("DELETE FROM service WHERE name = ?1", params![name])?;
-        Ok(())
+        Ok(rows > 0)
     }
 
     /// One service this node owns.
@@ -354,6 +372,14 @@ impl State {
     }
 }
 
+/// The row is of the service with the id ?1, with the epoch ?2 or an earlier one.
+const UP_TO: &str =
+    "json_extract(service.service, '$.id') = ?1 AND json_extract(service.service, '$.epoch') <= ?2";
+
+fn epoch(service: &Service) -> i64 {
+    i64::try_from(service.epoch).unwrap_or(i64::MAX)
+}
+
 /// What a column holds as JSON.
 fn json_column<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> Result<T, rusqlite::Error> {
     let text: String = row.get(column)?;
@@ -406,6 +432,44 @@ mod tests {
         assert!(!state.put_placement(&placement("0", "c", 1, false)).unwrap(), "one made before the removal");
         assert!(state.put_placement(&placement("3", "c", 1, false)).unwrap(), "the name is free again");
         assert_eq!(state.placements().unwrap(), [placement("3", "c", 1, false)]);
+    }
+
+    fn service(id: &str, epoch: u64) -> Service {
+        serde_json::from_value(serde_json::json!({
+            "id": id, "name": "redis", "address": "10.88.0.10", "epoch": epoch, "image": "", "layers": [],
+            "command": ["redis-server"], "env": [], "mounts": [], "memory_bytes": 0, "cpu_millis": 0,
+            "publish": [], "hostname": "redis", "user": {"uid": 0, "gid": 0, "groups": []}, "workdir": "/",
+            "labels": [], "created_ms": 0, "started_ms": 0,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_the_life_of_a_service_that_is_meant_is_forgotten_or_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(&dir.path().join("node.db")).unwrap();
+        state.put_service(&service("1", 3)).unwrap();
+        for other in [service("2", 3), service("1", 2)] {
+            assert!(!state.remove_service(&other).unwrap(), "{other:?}");
+            assert!(matches!(state.put_service(&other), Err(StateError::Another(_))), "{other:?}");
+            state.set_exit(&other, 1, "").unwrap();
+        }
+        let owned = state.service("redis").unwrap().unwrap();
+        assert_eq!((owned.service, owned.exit_code), (service("1", 3), None));
+        state.put_service(&service("1", 5)).unwrap();
+        state.set_exit(&service("1", 5), 7, "why").unwrap();
+        assert_eq!(state.service("redis").unwrap().unwrap().exit_code, Some(7));
+        assert!(state.remove_service(&service("1", 5)).unwrap());
+        assert!(state.services().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_database_of_before_versions_were_counted_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node.db");
+        State::open(&path).unwrap().put_service(&service("1", 3)).unwrap();
+        Connection::open(&path).unwrap().pragma_update(None, "user_version", 0).unwrap();
+        assert_eq!(State::open(&path).unwrap().services().unwrap().len(), 1);
     }
 
     #[test]

@@ -31,12 +31,12 @@ use crate::link::{Link, LinkError};
 use crate::local::{Decision, Local, LocalError, from_local_causes};
 use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
 use crate::service::Service;
-use admit::admit;
+use admit::{accept, admit};
 use intake::{Intake, IntakeError};
 use own::{adopt, fill, start};
 use receive::{RESTORE_LIMIT, until_restored};
 use recover::answer_resume;
-pub(crate) use recover::{reattach, resolve, take_over};
+pub(crate) use recover::{Asked, reattach, resolve, take_over};
 
 /// Why the copy here was given up.
 #[derive(Debug, thiserror::Error)]
@@ -169,8 +169,10 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     let (service, id) = (admitted.service.clone(), admitted.id.clone());
     tracing::info!(migration = %id, service = %service.name, %source, "a service is on its way here");
     let restored = async {
+        // What goes wrong from here on is told to the source, and ends with an entry that says so.
+        accept(&mut link, &admitted).await?;
         // What an earlier attempt may have left must not mix with what comes now.
-        local.clear(&service).await?;
+        local.make_room(&service).await?;
         let Some(arrival) = admitted.arrival.take() else {
             return Err(DestinationError::Protocol("a migration that was taken already"));
         };
@@ -194,11 +196,14 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
             // First the reason, for the user: the source does not wait long for it once it sees the lanes
             // close.
             let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
-            let dropped = drop_copy(local, &service, &id, &reason, memory).await;
-            // From here on the name is free for another attempt.
-            drop(admitted);
+            let mut memory = memory;
+            let dropped = drop_copy(local, &service, &id, &reason, &mut memory).await;
+            // A copy that cannot be dropped yet keeps its name, but its source need not wait for that.
+            let place = dropped.is_err().then_some(admitted);
             link.close().await;
-            return log_end(&id, dropped);
+            drop_in_the_end(local, &service, &id, &reason, memory, dropped).await;
+            drop(place);
+            return;
         }
     };
     let mut memory = match intake {
@@ -242,13 +247,15 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
         }
         Some(Decision::Kept(reason)) => {
             link.close().await;
-            log_end(&id, drop_copy(local, &service, &id, &reason, memory).await);
+            let dropped = drop_copy(local, &service, &id, &reason, &mut memory).await;
+            drop_in_the_end(local, &service, &id, &reason, memory, dropped).await;
         }
-        Some(Decision::Pending) | None => {
+        Some(Decision::Pending | Decision::Unknown(_)) | None => {
             tracing::warn!(migration = %id, %source, "the conversation ended before the decision; asking for it");
             link.close().await;
-            local.host.in_doubt(&service, &source, true).await;
-            resolve(local, &service, &id, &source, &keep_stopped, memory).await;
+            local.host.in_doubt(&service, &source).await;
+            let from = Asked { source: &source, journal: &admitted.source_journal };
+            resolve(local, &service, &id, from, &keep_stopped, memory).await;
         }
     }
 }
@@ -275,23 +282,41 @@ async fn decision(link: &mut Link) -> Option<Decision> {
     }
 }
 
-/// Removes everything that came here of a service that stays where it was.
+/// Removes everything that came here of a service that stays where it was. Safe to do again.
 pub(crate) async fn drop_copy(
     local: &Local,
     service: &Service,
     id: &str,
     reason: &str,
-    memory: Memory,
+    memory: &mut Memory,
 ) -> Result<(), LocalError> {
     fault::point("destination.dropping").await;
     local.clear(service).await?;
     local.hold_no_more(service).await?;
     images::remove(&local.layout.migration(id))?;
-    match memory {
-        Memory::Whole => {}
+    match std::mem::replace(memory, Memory::Lost(String::new())) {
+        Memory::Whole => *memory = Memory::Whole,
         Memory::Filling(intake) => intake.abandon(local, id).await?,
         Memory::Lost(_) => intake::discard(local, id).await?,
     }
     local.journal.set(id, Stage::Dropped, reason)?;
     Ok(())
+}
+
+/// What [`drop_copy`] could not do is tried again until it is done.
+async fn drop_in_the_end(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    reason: &str,
+    mut memory: Memory,
+    mut dropped: Result<(), LocalError>,
+) {
+    let mut again = local.again(id, "a copy that nobody needs cannot be dropped");
+    while let Err(error) = &dropped {
+        if !again.after(error).await {
+            return;
+        }
+        dropped = drop_copy(local, service, id, reason, &mut memory).await;
+    }
 }

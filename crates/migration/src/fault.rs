@@ -2,7 +2,8 @@
 //!
 //! `GODWIT_FAULT=POINT=exit` ends the process at once as SIGKILL would; `GODWIT_FAULT=POINT=wait:DIR`
 //! makes `DIR/POINT.reached` and goes on when `DIR/POINT.go` is there; where it is there already, the
-//! point is passed without a mark. Several are separated by commas. Only who starts the daemon can set its environment; unset, a point costs a comparison.
+//! point is passed without a mark. `GODWIT_FAULT=POINT=error` makes what is done there fail. Several are
+//! separated by commas. Only who starts the daemon can set its environment; unset, a point costs a comparison.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,6 +15,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Action {
     Exit,
+    Error,
     Wait(PathBuf),
 }
 
@@ -29,6 +31,7 @@ fn parse(text: &str) -> Vec<(String, Action)> {
             let action = match action.split_once(':') {
                 Some(("wait", directory)) => Action::Wait(directory.into()),
                 None if action == "exit" => Action::Exit,
+                None if action == "error" => Action::Error,
                 _ => return None,
             };
             Some((point.to_string(), action))
@@ -40,6 +43,7 @@ fn parse(text: &str) -> Vec<(String, Action)> {
 pub async fn point(name: &str) {
     for (_, action) in faults().iter().filter(|(point, _)| point == name) {
         match action {
+            Action::Error => {}
             Action::Wait(directory) if directory.join(format!("{name}.go")).exists() => {}
             Action::Wait(directory) => {
                 tracing::warn!(point = name, "a fault is injected: it waits");
@@ -57,6 +61,7 @@ pub async fn point(name: &str) {
 pub fn blocking_point(name: &str) {
     for (_, action) in faults().iter().filter(|(point, _)| point == name) {
         match action {
+            Action::Error => {}
             Action::Wait(directory) if directory.join(format!("{name}.go")).exists() => {}
             Action::Wait(directory) => {
                 let go = reached(directory, name);
@@ -67,6 +72,33 @@ pub fn blocking_point(name: &str) {
             Action::Exit => std::process::abort(),
         }
     }
+}
+
+/// Whether what is done at this point is to fail.
+pub(crate) fn fails(name: &str) -> bool {
+    #[cfg(test)]
+    if FAILING.with_borrow(|failing| failing.contains(&name.to_owned())) {
+        return true;
+    }
+    faults().iter().any(|(point, action)| point == name && *action == Action::Error)
+}
+
+#[cfg(test)]
+thread_local! {
+    static FAILING: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// Lets what is done at these points of this thread fail, until this is dropped.
+#[cfg(test)]
+pub(crate) fn failing(points: &[&str]) -> impl Drop + use<> {
+    struct Failing;
+    impl Drop for Failing {
+        fn drop(&mut self) {
+            FAILING.with_borrow_mut(Vec::clear);
+        }
+    }
+    FAILING.with_borrow_mut(|failing| *failing = points.iter().copied().map(str::to_owned).collect());
+    Failing
 }
 
 async fn wait(directory: &Path, name: &str) {
@@ -90,7 +122,8 @@ mod tests {
 
     #[test]
     fn faults_are_read_and_nonsense_is_passed_over() {
-        let faults = parse("a=exit,b=wait:/tmp/x,c=,d,=,e=burn");
-        assert_eq!(faults, [("a".into(), Action::Exit), ("b".into(), Action::Wait("/tmp/x".into()))]);
+        let faults = parse("a=exit,b=wait:/tmp/x,c=,d,=,e=burn,f=error");
+        let expected = [("a", Action::Exit), ("b", Action::Wait("/tmp/x".into())), ("f", Action::Error)];
+        assert_eq!(faults, expected.map(|(point, action)| (point.to_owned(), action)));
     }
 }

@@ -1,26 +1,37 @@
 //! The journal: what this node has promised about each migration, on disk before it acts on it.
 //!
 //! ```text
-//! source:       started ──► frozen ──► committed | serving ──► done
-//!                  └───────────┴─────► kept
+//! source:       started ──► frozen ──► committed | serving ──► released ──► done
+//!                  └──► undoing ◄┘                    └──────────────────────►┘
+//!                          └─────► kept
 //! destination:  reserved ──► restored ──► committed ──► done
 //!                  └────────────┴───────► dropped
 //! ```
 //! `committed` at the source is the commit point of the whole migration: before it is on disk the
 //! source owns the service, after it the destination does. `serving` is the same, where pages of the
-//! service are still at the source. The destination's `committed` only
-//! repeats what the source decided. `kept`, `dropped` and `done` are final.
+//! service are still at the source. `undoing` is the other decision: the service stays, and is put back.
+//! The destination's `committed` only repeats what the source decided.
+//!
+//! A commit is forgotten only when the destination has acknowledged it: `released` (nothing of the service is
+//! left here) stays until then, for ever if need be. `kept`, `dropped` and `done` are final, and are forgotten
+//! after a month. A journal has a random identity, so that a destination in doubt notices when it asks another
+//! journal than the one in which its migration began.
+//!
+//! A service has one open migration on a node: [`Journal::begin`] ends older ones, or refuses ([`older`]).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
+use crate::fault;
+use crate::schema::{self, SchemaError};
 use crate::service::Service;
 
 /// Which side of a migration this node is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The service leaves.
     Source,
@@ -29,12 +40,14 @@ pub enum Role {
 }
 
 /// How far a migration has come, as promised on disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Source: requested; the service runs here.
     Started,
     /// Source: the service is, or was about to be, frozen here.
     Frozen,
+    /// Source: it stays, and is being put back.
+    Undoing,
     /// Destination: room has been promised, nothing runs here.
     Reserved,
     /// Destination: the stopped copy is complete, the source may commit.
@@ -43,23 +56,42 @@ pub enum Stage {
     Committed,
     /// As `committed`; the destination still needs pages from here.
     Serving,
+    /// Source: as `committed`, and nothing of the service is left here. The destination may still ask.
+    Released,
     /// Source: it stayed.
     Kept,
     /// Destination: the copy is gone.
     Dropped,
-    /// Nothing is left to do.
+    /// Nothing is left to do, and nobody will ask.
     Done,
 }
 
 impl Stage {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Started,
+        Self::Frozen,
+        Self::Undoing,
+        Self::Reserved,
+        Self::Restored,
+        Self::Committed,
+        Self::Serving,
+        Self::Released,
+        Self::Kept,
+        Self::Dropped,
+        Self::Done,
+    ];
+
     fn name(self) -> &'static str {
         match self {
             Self::Started => "started",
             Self::Frozen => "frozen",
+            Self::Undoing => "undoing",
             Self::Reserved => "reserved",
             Self::Restored => "restored",
             Self::Committed => "committed",
             Self::Serving => "serving",
+            Self::Released => "released",
             Self::Kept => "kept",
             Self::Dropped => "dropped",
             Self::Done => "done",
@@ -67,26 +99,82 @@ impl Stage {
     }
 
     fn parse(name: &str) -> Option<Self> {
-        [
-            Self::Started,
-            Self::Frozen,
-            Self::Reserved,
-            Self::Restored,
-            Self::Committed,
-            Self::Serving,
-            Self::Kept,
-            Self::Dropped,
-            Self::Done,
-        ]
-        .into_iter()
-        .find(|stage| stage.name() == name)
+        Self::ALL.into_iter().find(|stage| stage.name() == name)
     }
 
-    /// Whether nothing is left to do.
+    /// Whether nothing is left to do and nobody will ask: it may be forgotten.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(self, Self::Kept | Self::Dropped | Self::Done)
     }
+
+    /// Whether this node still has something to do.
+    #[must_use]
+    pub fn is_open(self) -> bool {
+        !self.is_final() && self != Self::Released
+    }
+
+    /// Whether the source has given the service away.
+    #[must_use]
+    pub fn is_committed(self) -> bool {
+        matches!(self, Self::Committed | Self::Serving | Self::Released | Self::Done)
+    }
+}
+
+/// What becomes of an entry when a newer migration of the same service begins on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Older {
+    /// It is of the same incarnation, or needs nothing: nothing.
+    Stays,
+    /// It is over.
+    Ends(Stage),
+    /// The newer one cannot begin.
+    Refuses,
+}
+
+/// The rule for [`Older`]: an entry for the service with this epoch, and a newer migration, for which its epoch
+/// is `new`. A service that comes back with a higher epoch proves that its destination knows of the commit.
+#[must_use]
+pub fn older(role: Role, stage: Stage, epoch: u64, new_role: Role, new: u64) -> Older {
+    match (role, stage) {
+        (Role::Source, Stage::Released) if epoch.saturating_add(1) < new => Older::Ends(Stage::Done),
+        _ if !stage.is_open() => Older::Stays,
+        (Role::Source, Stage::Committed) if epoch.saturating_add(1) < new => Older::Ends(Stage::Done),
+        (Role::Source, Stage::Started | Stage::Frozen | Stage::Undoing) if epoch < new => {
+            Older::Ends(Stage::Kept)
+        }
+        (Role::Destination, Stage::Reserved) if epoch <= new => Older::Ends(Stage::Dropped),
+        (Role::Destination, Stage::Committed) if epoch < new => Older::Ends(Stage::Done),
+        // It is this node's, and complete in a moment.
+        (Role::Destination, Stage::Committed) if epoch == new && new_role == Role::Source => Older::Stays,
+        _ => Older::Refuses,
+    }
+}
+
+/// What came of writing the commit.
+#[derive(Debug)]
+pub enum Commit {
+    /// It is on the disk.
+    Written,
+    /// It is not, for this reason, and will not be.
+    NotWritten(JournalError),
+    /// Nobody knows: the disk can neither be written to nor read.
+    Unknown(JournalError),
+}
+
+/// A migration that begins.
+#[derive(Debug, Clone, Copy)]
+pub struct Beginning<'a> {
+    /// The migration.
+    pub id: &'a str,
+    /// This node's side.
+    pub role: Role,
+    /// The other node.
+    pub peer: &'a str,
+    /// The identity of the source's journal, at the destination; empty where it did not tell.
+    pub peer_journal: &'a str,
+    /// The service, with the epoch that it has on this node.
+    pub service: &'a Service,
 }
 
 /// One migration in the journal.
@@ -98,6 +186,8 @@ pub struct Entry {
     pub role: Role,
     /// The other node.
     pub peer: String,
+    /// The identity of the source's journal, at the destination; empty where it did not tell.
+    pub peer_journal: String,
     /// How far it has come.
     pub stage: Stage,
     /// The service as it was when the entry was made.
@@ -114,41 +204,79 @@ pub enum JournalError {
     /// SQLite's answer.
     #[error("the migration journal cannot be used; check the disk that holds godwit's state directory")]
     Database(#[from] rusqlite::Error),
+    /// The file cannot be brought up to this version.
+    #[error("the migration journal journal.db cannot be used by this version of godwit")]
+    Schema(#[from] SchemaError),
     /// A row that this version did not write.
     #[error(
         "the migration journal's entry {0} is damaged; move journal.db aside only after checking with `godwit ps` on both nodes where the service runs"
     )]
     Damaged(String),
+    /// An earlier migration of the service has to come to its end first.
+    #[error(
+        "an earlier migration of service {service} has not come to its end on this node (journal entry {id}: {stage}); try again in a moment"
+    )]
+    Unsettled {
+        /// The service.
+        service: String,
+        /// The earlier migration.
+        id: String,
+        /// How far that is.
+        stage: &'static str,
+    },
+    /// An error that a test asked for.
+    #[error("a fault is injected: the disk does not take the journal's entry")]
+    Injected,
 }
 
 /// Entries older than this and final are forgotten: nobody asks about them any more.
 const KEEP_FINAL_MS: i64 = 30 * 24 * 3600 * 1000;
 
+/// What the file has become from version to version; see [`schema`].
+const STEPS: [&str; 2] = [
+    "CREATE TABLE IF NOT EXISTS migration (
+        id TEXT PRIMARY KEY,
+        role TEXT NOT NULL CHECK (role IN ('source', 'destination')),
+        peer TEXT NOT NULL,
+        stage TEXT NOT NULL,
+        service TEXT NOT NULL,
+        keep_stopped TEXT NOT NULL DEFAULT '[]',
+        reason TEXT NOT NULL DEFAULT '',
+        updated_ms INTEGER NOT NULL
+    ) STRICT;",
+    "ALTER TABLE migration ADD COLUMN service_id TEXT NOT NULL DEFAULT '';
+    ALTER TABLE migration ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE migration ADD COLUMN peer_journal TEXT NOT NULL DEFAULT '';
+    ALTER TABLE migration ADD COLUMN acknowledged INTEGER NOT NULL DEFAULT 0;
+    UPDATE migration SET service_id = coalesce(json_extract(service, '$.id'), ''),
+        epoch = coalesce(json_extract(service, '$.epoch'), 0) WHERE json_valid(service);
+    CREATE INDEX migration_by_service ON migration (service_id);
+    CREATE TABLE identity (id TEXT NOT NULL) STRICT;
+    INSERT INTO identity (id) VALUES (lower(hex(randomblob(16))));",
+];
+
 /// The journal of one node.
 #[derive(Debug)]
 pub struct Journal {
+    path: PathBuf,
+    identity: String,
+    undecided: AtomicBool,
     database: Mutex<Connection>,
 }
 
 impl Journal {
     /// Opens or makes the journal at `path`. Every write is on the disk when its method returns.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
-        let database = Connection::open(path)?;
-        database.pragma_update(None, "journal_mode", "WAL")?;
-        database.pragma_update(None, "synchronous", "FULL")?;
-        database.execute_batch(
-            "CREATE TABLE IF NOT EXISTS migration (
-                id TEXT PRIMARY KEY,
-                role TEXT NOT NULL CHECK (role IN ('source', 'destination')),
-                peer TEXT NOT NULL,
-                stage TEXT NOT NULL,
-                service TEXT NOT NULL,
-                keep_stopped TEXT NOT NULL DEFAULT '[]',
-                reason TEXT NOT NULL DEFAULT '',
-                updated_ms INTEGER NOT NULL
-            ) STRICT;",
-        )?;
-        let journal = Self { database: Mutex::new(database) };
+        let mut database = Connection::open(path)?;
+        prepare(&database)?;
+        schema::upgrade(&mut database, &STEPS)?;
+        let identity = database.query_row("SELECT id FROM identity", [], |row| row.get(0))?;
+        let journal = Self {
+            path: path.to_path_buf(),
+            identity,
+            undecided: AtomicBool::new(false),
+            database: Mutex::new(database),
+        };
         journal.lock().execute(
             "DELETE FROM migration WHERE stage IN ('kept', 'dropped', 'done') AND updated_ms < ?1",
             params![now_ms() - KEEP_FINAL_MS],
@@ -156,32 +284,135 @@ impl Journal {
         Ok(journal)
     }
 
+    /// What tells this journal from all others, also from one that is made in its place.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Connection> {
         // A panic while the lock was held cannot have left a half-made row: SQLite rolls it back.
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes the first entry of a migration.
-    pub fn begin(&self, id: &str, role: Role, peer: &str, service: &Service) -> Result<(), JournalError> {
-        let (role, stage) = match role {
+    /// Writes the first entry of a migration, and ends older ones of the same service as [`older`] says.
+    ///
+    /// # Errors
+    /// [`JournalError::Unsettled`] when an older one must end by itself.
+    pub fn begin(&self, new: &Beginning<'_>) -> Result<(), JournalError> {
+        let Beginning { id, role, peer, peer_journal, service } = *new;
+        let damaged = || JournalError::Damaged(id.to_string());
+        let (role_name, stage) = match role {
             Role::Source => ("source", Stage::Started),
             Role::Destination => ("destination", Stage::Reserved),
         };
-        let service = serde_json::to_string(service).map_err(|_| JournalError::Damaged(id.to_string()))?;
-        self.lock().execute(
-            "INSERT INTO migration (id, role, peer, stage, service, updated_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-            params![id, role, peer, stage.name(), service, now_ms()],
+        let text = serde_json::to_string(service).map_err(|_| damaged())?;
+        let epoch = i64::try_from(service.epoch).map_err(|_| damaged())?;
+        let mut database = self.lock();
+        let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let others = select(&transaction, "service_id = ?1 ORDER BY id", params![service.id])?;
+        for other in others {
+            match older(other.role, other.stage, other.service.epoch, role, service.epoch) {
+                Older::Stays => {}
+                Older::Ends(stage) => {
+                    let reason = format!("superseded by migration {id}");
+                    transaction.execute(
+                        "UPDATE migration SET stage = ?2, reason = ?3, updated_ms = ?4 WHERE id = ?1",
+                        params![other.id, stage.name(), reason, now_ms()],
+                    )?;
+                }
+                Older::Refuses => {
+                    return Err(JournalError::Unsettled {
+                        service: service.name.clone(),
+                        id: other.id,
+                        stage: other.stage.name(),
+                    });
+                }
+            }
+        }
+        transaction.execute(
+            "INSERT INTO migration (id, role, peer, stage, service, updated_ms, service_id, epoch, peer_journal)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            params![id, role_name, peer, stage.name(), text, now_ms(), service.id, epoch, peer_journal],
         )?;
-        Ok(())
+        Ok(transaction.commit()?)
     }
 
     /// Advances a migration.
     pub fn set(&self, id: &str, stage: Stage, reason: &str) -> Result<(), JournalError> {
+        if fault::fails(&format!("journal.set.{}", stage.name())) {
+            return Err(JournalError::Injected);
+        }
         let rows = self.lock().execute(
             "UPDATE migration SET stage = ?2, reason = ?3, updated_ms = ?4 WHERE id = ?1",
             params![id, stage.name(), reason, now_ms()],
         )?;
         if rows == 1 { Ok(()) } else { Err(JournalError::Damaged(id.to_string())) }
+    }
+
+    /// Writes the commit of this node's migration: `committed`, or `serving` where pages stay. With it end
+    /// those by which the service had come here. An error of the write is not taken for "not written": what
+    /// the disk has is read. Until that is known nobody else reads the journal, and nobody ever where it stays
+    /// unknown ([`Journal::is_undecided`]): an answer could be what the disk will lose.
+    pub fn commit(&self, id: &str, stage: Stage) -> Commit {
+        let mut database = self.lock();
+        let Err(error) = write_commit(&mut database, id, stage) else { return Commit::Written };
+        let unknown = match self.read_again(&mut database, id) {
+            Ok(Some(entry)) if entry.stage.is_committed() => {
+                tracing::warn!(migration = id, error = %crate::error_chain(&error), "the commit is on the disk, though its write failed");
+                return Commit::Written;
+            }
+            Ok(Some(_)) => return Commit::NotWritten(error),
+            Ok(None) => JournalError::Damaged(id.to_string()),
+            Err(error) => error,
+        };
+        self.undecided.store(true, Ordering::SeqCst);
+        Commit::Unknown(unknown)
+    }
+
+    /// Whether a commit is neither known to be on the disk nor not to be: then this journal answers nobody, and
+    /// what the disk has is read when it is opened again.
+    #[must_use]
+    pub fn is_undecided(&self) -> bool {
+        let _until_known = self.lock();
+        self.undecided.load(Ordering::SeqCst)
+    }
+
+    /// What the disk has of a migration after a write has failed. With a connection of its own, that makes what
+    /// it reads durable: what a failed write left in memory would be read, and be lost with the machine.
+    fn read_again(&self, database: &mut Connection, id: &str) -> Result<Option<Entry>, JournalError> {
+        if fault::fails("journal.reading") {
+            return Err(JournalError::Injected);
+        }
+        // The old one is closed first: as long as it is open, it is asked.
+        drop(std::mem::replace(database, Connection::open_in_memory()?));
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let again = Connection::open_with_flags(&self.path, flags)?;
+        prepare(&again)?;
+        *database = again;
+        Ok(select(database, "id = ?1", params![id])?.pop())
+    }
+
+    /// Notes that nothing of a service that was given away is left here. The entry stays until the destination
+    /// has acknowledged the commit.
+    pub fn let_go(&self, id: &str, reason: &str) -> Result<(), JournalError> {
+        let rows = self.lock().execute(
+            "UPDATE migration SET stage = CASE WHEN acknowledged = 1 OR stage = 'done' THEN 'done' ELSE 'released' END,
+                reason = ?2, updated_ms = ?3 WHERE id = ?1 AND role = 'source'",
+            params![id, reason, now_ms()],
+        )?;
+        if rows == 1 { Ok(()) } else { Err(JournalError::Damaged(id.to_string())) }
+    }
+
+    /// Notes that the destination has it on its disk that the service is its own: it will not ask any more.
+    pub fn acknowledge(&self, id: &str, destination: &str) -> Result<(), JournalError> {
+        self.lock().execute(
+            "UPDATE migration SET acknowledged = 1, updated_ms = ?3,
+                stage = CASE stage WHEN 'released' THEN 'done' ELSE stage END
+             WHERE id = ?1 AND role = 'source' AND peer = ?2 AND stage IN ('committed', 'serving', 'released')",
+            params![id, destination, now_ms()],
+        )?;
+        Ok(())
     }
 
     /// Notes that the service is restored, stopped, and which of its processes stay so.
@@ -197,30 +428,91 @@ impl Journal {
 
     /// One migration, if the journal knows it.
     pub fn get(&self, id: &str) -> Result<Option<Entry>, JournalError> {
-        let row =
-            self.lock().query_row(&format!("{SELECT} WHERE id = ?1"), params![id], columns).optional()?;
-        row.map(parse).transpose()
+        Ok(select(&self.lock(), "id = ?1", params![id])?.pop())
     }
 
-    /// All migrations that are not final, oldest first.
+    /// All migrations for which this node has something to do, oldest first.
     pub fn unfinished(&self) -> Result<Vec<Entry>, JournalError> {
-        let database = self.lock();
-        let mut statement = database
-            .prepare(&format!("{SELECT} WHERE stage NOT IN ('kept', 'dropped', 'done') ORDER BY id"))?;
-        let rows = statement.query_map([], columns)?.collect::<Result<Vec<_>, _>>()?;
-        rows.into_iter().map(parse).collect()
+        select(&self.lock(), "stage NOT IN ('kept', 'dropped', 'done', 'released') ORDER BY id", params![])
+    }
+
+    /// Those of them that are of one service.
+    pub fn unfinished_of(&self, service: &str) -> Result<Vec<Entry>, JournalError> {
+        Ok(self.unfinished()?.into_iter().filter(|entry| entry.service.id == service).collect())
     }
 }
 
-const SELECT: &str = "SELECT id, role, peer, stage, service, keep_stopped, reason FROM migration";
+fn write_commit(database: &mut Connection, id: &str, stage: Stage) -> Result<(), JournalError> {
+    if fault::fails("journal.committing") {
+        return Err(JournalError::Injected);
+    }
+    let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let rows = transaction.execute(
+        "UPDATE migration SET stage = ?2, reason = '', updated_ms = ?3 WHERE id = ?1 AND role = 'source'",
+        params![id, stage.name(), now_ms()],
+    )?;
+    if rows != 1 {
+        return Err(JournalError::Damaged(id.to_string()));
+    }
+    transaction.execute(
+        "UPDATE migration SET stage = 'done', updated_ms = ?2 FROM migration AS left
+         WHERE left.id = ?1 AND migration.service_id = left.service_id AND migration.service_id <> ''
+            AND migration.role = 'destination' AND migration.stage = 'committed'
+            AND migration.epoch <= left.epoch",
+        params![id, now_ms()],
+    )?;
+    transaction.commit()?;
+    if fault::fails("journal.committed") {
+        return Err(JournalError::Injected);
+    }
+    Ok(())
+}
 
-type Columns = (String, String, String, String, String, String, String);
+/// What every connection to the file is told. The checkpoint makes durable what an earlier life of the daemon
+/// may have left in the system's memory only.
+fn prepare(database: &Connection) -> Result<(), rusqlite::Error> {
+    database.pragma_update(None, "journal_mode", "WAL")?;
+    database.pragma_update(None, "synchronous", "FULL")?;
+    let busy: bool = database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+    if busy {
+        return Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY),
+            Some("another program reads journal.db".into()),
+        ));
+    }
+    Ok(())
+}
+
+fn select(
+    database: &Connection,
+    which: &str,
+    values: impl rusqlite::Params,
+) -> Result<Vec<Entry>, JournalError> {
+    let mut statement = database.prepare(&format!(
+        "SELECT id, role, peer, stage, service, keep_stopped, reason, peer_journal FROM migration WHERE {which}"
+    ))?;
+    let rows = statement.query_map(values, columns)?.collect::<Result<Vec<_>, _>>()?;
+    rows.into_iter().map(parse).collect()
+}
+
+type Columns = (String, String, String, String, String, String, String, String);
 
 fn columns(row: &rusqlite::Row<'_>) -> rusqlite::Result<Columns> {
-    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?))
+    Ok((
+        row.get(0)?,
+        row.get(1)?,
+        row.get(2)?,
+        row.get(3)?,
+        row.get(4)?,
+        row.get(5)?,
+        row.get(6)?,
+        row.get(7)?,
+    ))
 }
 
-fn parse((id, role, peer, stage, service, keep_stopped, reason): Columns) -> Result<Entry, JournalError> {
+fn parse(
+    (id, role, peer, stage, service, keep_stopped, reason, peer_journal): Columns,
+) -> Result<Entry, JournalError> {
     let damaged = || JournalError::Damaged(id.clone());
     Ok(Entry {
         role: match role.as_str() {
@@ -234,6 +526,7 @@ fn parse((id, role, peer, stage, service, keep_stopped, reason): Columns) -> Res
         id,
         peer,
         reason,
+        peer_journal,
     })
 }
 
@@ -244,67 +537,5 @@ fn now_ms() -> i64 {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use crate::service::tests::service;
-
-    #[test]
-    fn a_migration_is_found_again_as_it_was_left() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("journal.db");
-        let journal = Journal::open(&path).unwrap();
-        journal.begin("01A", Role::Source, "b", &service()).unwrap();
-        journal.begin("01B", Role::Destination, "c", &service()).unwrap();
-        journal.set("01A", Stage::Frozen, "").unwrap();
-        journal.set_restored("01B", &[7, 9]).unwrap();
-        drop(journal);
-
-        let journal = Journal::open(&path).unwrap();
-        let left = journal.unfinished().unwrap();
-        assert_eq!(left.len(), 2);
-        assert_eq!((left[0].role, left[0].stage, left[0].peer.as_str()), (Role::Source, Stage::Frozen, "b"));
-        assert_eq!((left[1].role, left[1].stage), (Role::Destination, Stage::Restored));
-        assert_eq!(left[1].keep_stopped, [7, 9]);
-        assert_eq!(left[0].service, service());
-    }
-
-    #[test]
-    fn what_is_final_needs_nothing_more_but_is_still_known() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(&directory.path().join("journal.db")).unwrap();
-        for (id, stage) in [("01A", Stage::Kept), ("01B", Stage::Dropped), ("01C", Stage::Done)] {
-            journal.begin(id, Role::Source, "b", &service()).unwrap();
-            journal.set(id, stage, "why").unwrap();
-        }
-        assert!(journal.unfinished().unwrap().is_empty());
-        assert_eq!(journal.get("01A").unwrap().unwrap().reason, "why");
-        assert!(journal.get("01X").unwrap().is_none());
-    }
-
-    #[test]
-    fn a_migration_begins_once_and_none_advances_that_did_not_begin() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(&directory.path().join("journal.db")).unwrap();
-        journal.begin("01A", Role::Source, "b", &service()).unwrap();
-        assert!(journal.begin("01A", Role::Destination, "c", &service()).is_err());
-        assert!(journal.set("01B", Stage::Committed, "").is_err());
-    }
-
-    #[test]
-    fn every_stage_has_a_name_of_its_own() {
-        for stage in [
-            Stage::Started,
-            Stage::Frozen,
-            Stage::Reserved,
-            Stage::Restored,
-            Stage::Committed,
-            Stage::Kept,
-            Stage::Dropped,
-            Stage::Done,
-        ] {
-            assert_eq!(Stage::parse(stage.name()), Some(stage));
-        }
-        assert_eq!(Stage::parse("thawed"), None);
-    }
-}
+#[path = "journal_tests.rs"]
+mod tests;

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_criu::Criu;
@@ -13,11 +14,14 @@ use godwit_engine::{ContainerConfig, Engine, EngineError};
 use godwit_memory::tracker::Detected;
 use godwit_network::{NetworkError, Networks};
 use godwit_transfer::Connection;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::arrivals::Arrivals;
 use crate::destination::intake::IntakeError;
+use crate::doubt::Doubts;
 use crate::images;
+use crate::incarnation::Incarnation;
 use crate::journal::{Journal, JournalError};
 use crate::kept::Keeper;
 use crate::service::{Layout, Service};
@@ -31,6 +35,17 @@ pub enum Decision {
     Committed,
     /// The source does, for this reason.
     Kept(String),
+    /// The source cannot tell, for this reason, and perhaps never will.
+    Unknown(String),
+}
+
+/// What this node's books say of a service, by its id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Known {
+    /// The epoch that it has here, if it is this node's.
+    pub here: Option<u64>,
+    /// The highest epoch under which it is known to be another node's, or removed.
+    pub elsewhere: Option<u64>,
 }
 
 /// A name that is kept for a service on its way here; free again when this is dropped.
@@ -42,6 +57,11 @@ pub trait Host: Send + Sync {
     /// Keeps the service's name for it on this node, or every reason why this node cannot take it
     /// beside its resources: name or address taken, address outside the subnet, already migrating.
     async fn admit(&self, service: &Service) -> Result<Place, Vec<String>>;
+    /// What the books say of a service.
+    fn known(&self, service: &Service) -> Result<Known, HostError>;
+    /// Keeps others from using a name on this node, until what is returned is dropped; nothing if somebody does
+    /// already.
+    fn occupy(&self, name: &str) -> Option<Place>;
     /// This node owns the service from now on and it runs here. Called again after a crash.
     async fn adopt(&self, service: &Service) -> Result<(), HostError>;
     /// This node does not own the service any more; `to` does. Called again after a crash.
@@ -49,8 +69,10 @@ pub trait Host: Send + Sync {
     /// This node still serves pages of a service that has left: its place is not free until this is
     /// dropped.
     fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError>;
-    /// Asks the source of a migration what became of it.
-    async fn decision(&self, source: &str, migration: &str) -> Result<Decision, HostError>;
+    /// Asks the source of a migration, which began in this journal of its, what became of it.
+    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, HostError>;
+    /// Tells the source of a migration that this node has it on its disk that the service is its own.
+    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), HostError>;
     /// Where another node of the cluster takes frames for its services.
     fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError>;
     /// Connects to another node of the cluster.
@@ -59,8 +81,8 @@ pub trait Host: Send + Sync {
     async fn lost(&self, service: &Service, reason: &str);
     /// Something about a service that its user should know.
     async fn told(&self, service: &Service, what: &str);
-    /// Says that a migration that arrived here is (not) waiting for the source's decision.
-    async fn in_doubt(&self, service: &Service, source: &str, doubt: bool);
+    /// Says that a service that arrived here waits for its source's decision ([`Local::doubts`]).
+    async fn in_doubt(&self, service: &Service, source: &str);
 }
 
 /// The daemon's sentence about what it could not do.
@@ -108,6 +130,29 @@ pub enum LocalError {
         /// The system's answer.
         #[source]
         source: std::io::Error,
+    },
+    /// What is in a service's place is another's, or a later life of it.
+    #[error(
+        "{path} belongs to the service with id {id}, epoch {epoch}, of which this node still has a migration to end; try again in a moment"
+    )]
+    InTheWay {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is.
+        id: String,
+        /// At which epoch.
+        epoch: u64,
+    },
+    /// Whether the service has moved stands in a journal that can neither be written nor read.
+    #[error(
+        "whether service {service} has moved is not known, as the journal can neither be written nor read; it stays frozen, and godwitd ends: mend the disk that holds its state directory, and start it again"
+    )]
+    Undecided {
+        /// The service.
+        service: String,
+        /// What the disk said.
+        #[source]
+        source: JournalError,
     },
     /// A task of ours ended by a panic.
     #[error("an internal task failed; godwitd's log tells more")]
@@ -168,7 +213,15 @@ pub struct Local {
     pub holds: bool,
     /// Cancelled when this daemon ends: what can go on in its next life stops.
     pub ending: CancellationToken,
+    /// Services that arrived here and whose source has not told its decision.
+    pub doubts: Doubts,
+    /// Why this daemon has to end at once, in a sentence, where only its next life can go on.
+    pub fatal: watch::Sender<Option<String>>,
 }
+
+/// First and last pause between two attempts at what has to be done in the end.
+const AGAIN_FIRST: Duration = Duration::from_millis(100);
+const AGAIN_LAST: Duration = Duration::from_secs(5);
 
 impl Local {
     /// What the engine is told of the service on this node.
@@ -190,18 +243,67 @@ impl Local {
         [older.into(), log]
     }
 
+    /// For what has to be done in the end, and is done again until it is.
+    pub(crate) fn again<'a>(&'a self, id: &'a str, failed: &'a str) -> Again<'a> {
+        Again { local: self, id, failed, pause: AGAIN_FIRST }
+    }
+
     /// Makes the directories a service needs here. The upper directory only for one that arrives:
     /// the first mount makes it for a new one, with the owner and mode of the image's root.
     pub fn make_directories(&self, service: &Service, arriving: bool) -> Result<(), LocalError> {
+        let create = |path: PathBuf| {
+            let made = std::fs::create_dir_all(&path);
+            made.map_err(|source| LocalError::Io { action: "create", path, source })
+        };
+        let directory = self.layout.service(&service.name);
+        create(directory.clone())?;
+        Incarnation::of(service).write(&directory)?;
         let upper = arriving.then(|| self.layout.upper(&service.name));
         for path in upper.into_iter().chain([self.layout.container(&service.name)]) {
-            std::fs::create_dir_all(&path).map_err(|source| LocalError::Io {
-                action: "create",
-                path,
-                source,
-            })?;
+            create(path)?;
         }
         Ok(())
+    }
+
+    /// Notes whose the directory of a service that this node owns is, where an older version did not.
+    pub fn record(&self, service: &Service) -> Result<(), LocalError> {
+        let directory = self.layout.service(&service.name);
+        if directory.exists() && Incarnation::read(&directory)?.is_none() {
+            Incarnation::of(service).write(&directory)?;
+        }
+        Ok(())
+    }
+
+    /// Clears what is left in the place of a service that comes here, or is made. The caller has its name, and
+    /// this node owns no service of that.
+    pub async fn make_room(&self, service: &Service) -> Result<(), LocalError> {
+        let path = self.layout.service(&service.name);
+        match Incarnation::read(&path)? {
+            Some(left) if !left.is_up_to(service) => {
+                if !self.journal.unfinished_of(&left.id)?.is_empty() {
+                    return Err(LocalError::InTheWay { path, id: left.id, epoch: left.epoch });
+                }
+                tracing::warn!(service = %service.name, id = left.id, epoch = left.epoch, "what was left of another service of its name is removed");
+                self.clear(&left.as_service(&service.name)).await
+            }
+            _ => self.clear(service).await,
+        }
+    }
+
+    /// Removes what is left under a name of the service with this id, which is nobody's any more. The caller has
+    /// the name, and this node owns no service of that.
+    pub async fn clear_left(&self, name: &str, id: &str) -> Result<(), LocalError> {
+        match Incarnation::read(&self.layout.service(name))? {
+            Some(left) if left.id == id => self.clear(&left.as_service(name)).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether what this node has under the service's name is this life of it. What an older version made says
+    /// nothing of that.
+    pub(crate) fn holds(&self, service: &Service) -> Result<bool, LocalError> {
+        let here = Incarnation::read(&self.layout.service(&service.name))?;
+        Ok(here.is_none_or(|here| here == Incarnation::of(service)))
     }
 
     /// Mounts the root filesystem of a service whose layers are all here.
@@ -214,22 +316,30 @@ impl Local {
         Ok(())
     }
 
-    /// Removes all that this node holds of a service. May be called at any time, also when only
-    /// some of it is there; with `forget_files` also what it wrote.
+    /// Removes all that this node holds of a service, of this life of it or an earlier one. May be called at any
+    /// time, also when only some of it is there. What is another's, or of a later life, stays.
     pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {
+        let path = self.layout.service(&service.name);
+        if !path.exists() {
+            // It is made before all else, and removed after it.
+            return Ok(());
+        }
+        if let Some(here) = Incarnation::read(&path)?
+            && !here.is_up_to(service)
+        {
+            tracing::warn!(
+                service = %service.name, id = service.id, epoch = service.epoch, here = here.id, its_epoch = here.epoch,
+                "nothing of it is here, but of another service of its name or of a later life: that stays"
+            );
+            return Ok(());
+        }
         self.forget_connections(service).await?;
         self.engine.delete(&self.config(service)).await?;
         self.layout.root(&service.name, Vec::new()).unmount()?;
         self.unplug(service).await?;
-        let path = self.layout.service(&service.name);
         let gone = path.clone();
-        let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(gone)).await?;
-        match removed {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                Err(LocalError::Io { action: "remove", path, source })
-            }
-            _ => Ok(()),
-        }
+        let removed = tokio::task::spawn_blocking(move || Incarnation::remove(&gone)).await?;
+        removed.map_err(|source| LocalError::Io { action: "remove", path, source })
     }
 
     /// The most that one service on its way here may need, bytes.
@@ -260,6 +370,29 @@ impl Local {
             ));
         }
         Ok(reservation)
+    }
+}
+
+/// The pauses between attempts at what has to be done in the end, which become longer.
+pub(crate) struct Again<'a> {
+    local: &'a Local,
+    id: &'a str,
+    failed: &'a str,
+    pause: Duration,
+}
+
+impl Again<'_> {
+    /// Says why an attempt has failed, and waits for the time of the next one. No when this daemon ends: its next
+    /// life goes on then.
+    pub(crate) async fn after(&mut self, error: &LocalError) -> bool {
+        let error = crate::error_chain(error);
+        tracing::error!(migration = %self.id, %error, "{}; trying again", self.failed);
+        let pause = self.pause;
+        self.pause = (pause * 2).min(AGAIN_LAST);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => true,
+            () = self.local.ending.cancelled() => false,
+        }
     }
 }
 

@@ -86,6 +86,10 @@ pub struct Open {
     /// The source's overlay; nothing from a node that cannot tell.
     #[prost(message, optional, tag = "11")]
     pub overlay: Option<OverlayTerms>,
+    /// The identity of the source's journal, by which a destination in doubt knows whom it asks; empty from a
+    /// node of an older version.
+    #[prost(string, tag = "12")]
+    pub journal: String,
 }
 
 /// A layer the service stands on.

@@ -9,6 +9,7 @@
 //! - [`copy`]: rounds of memory while the service runs.
 //! - [`frozen`]: the stretch in which it does not.
 //! - [`serve`]: pages that follow after the commit.
+//! - [`rest`]: what is left to do on this node.
 //! - [`undo`]: the way back, before the commit.
 //! - [`pages`], [`lanes`], [`pace`], [`queue`]: what these send memory with.
 
@@ -21,6 +22,7 @@ pub mod pace;
 pub(crate) mod pages;
 mod prepare;
 mod queue;
+mod rest;
 mod serve;
 mod stock;
 mod undo;
@@ -31,13 +33,13 @@ use std::time::{Duration, Instant};
 use godwit_engine::EngineError;
 use godwit_engine::tree;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::fault;
 use crate::hooks;
 use crate::images;
-use crate::journal::{Role, Stage};
-use crate::kept::Kept;
+use crate::journal::{Beginning, Commit, Role, Stage};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError, from_local_causes};
 use crate::message::{Message, Reason};
@@ -48,6 +50,10 @@ use answer::Answering;
 use lanes::{LaneTraffic, Lanes};
 use pages::Pages;
 use prepare::Prepared;
+pub use rest::Rest;
+use rest::{Left, acknowledged, keep};
+pub(crate) use rest::{go_on_serving, let_go};
+use undo::note_reason;
 pub(crate) use undo::{put_back, tell_hook};
 
 /// How long the destination may take to say why it gave up.
@@ -202,13 +208,24 @@ impl Source {
         Self { local, service, id, destination, options, progress, cancel, lane_traffic }
     }
 
-    /// Moves the service. The report says how it ended; an error is returned only when the service
-    /// could neither be moved nor put back.
-    pub async fn run(self) -> Result<Report, LocalError> {
+    /// Moves the service. The report says how it ended; it is an error only when the service could neither be
+    /// moved nor put back. What could not be done at once on this node is the rest.
+    pub async fn run(self) -> (Result<Report, LocalError>, Option<Rest>) {
         let start = Instant::now();
         let mut report = Report::begin(&self.id, &self.service.name, &self.local.node, &self.destination);
         report.mode = self.options.mode.name().into();
-        self.local.journal.begin(&self.id, Role::Source, &self.destination, &self.service)?;
+        let new = Beginning {
+            id: &self.id,
+            role: Role::Source,
+            peer: &self.destination,
+            peer_journal: "",
+            service: &self.service,
+        };
+        if let Err(error) = self.local.journal.begin(&new) {
+            // Nothing was touched.
+            report.reason = crate::error_chain(&error);
+            return (Ok(report), None);
+        }
         let mut link = None;
         let mut clock = None;
         let attempt = async {
@@ -229,63 +246,41 @@ impl Source {
             ended = attempt => ended,
             () = self.cancel.cancelled() => Err(SourceError::Cancelled),
         };
+        let mut attempted = false;
         let outcome = match ended {
             Ok(restored) => {
-                // The commit point. An error here leaves the service at the source.
+                // The commit point.
+                attempted = true;
                 let stage = if restored.stock.leaves() { Stage::Serving } else { Stage::Committed };
-                match self.local.journal.set(&self.id, stage, "") {
-                    Ok(()) => Ok(restored),
-                    Err(error) => Err(SourceError::Local(error.into())),
+                match self.local.journal.commit(&self.id, stage) {
+                    Commit::Written => Ok(restored),
+                    Commit::NotWritten(error) => Err(SourceError::Local(error.into())),
+                    Commit::Unknown(source) => {
+                        let service = self.service.name.clone();
+                        return self.undecided(LocalError::Undecided { service, source }, link);
+                    }
                 }
             }
             Err(error) => Err(error),
         };
-        match (outcome, link) {
-            (Ok(restored), Some(link)) => {
-                if let Err(error) = self.release(link, restored, &mut report, &mut clock, start).await {
-                    // Committed is committed: what is left here is let go at the next start.
-                    let why = crate::error_chain(&error);
-                    tracing::error!(migration = %self.id, error = %why, "the source cannot let go");
-                    report.reason = format!(
-                        "it moved, but node {} could not let go of all it held: {why}",
-                        self.local.node
-                    );
-                }
-            }
+        let rest = match (outcome, link) {
+            (Ok(restored), Some(link)) => self.release(link, restored, &mut report, &mut clock, start).await,
             (Ok(_), None) => unreachable!("only an attempt with a link succeeds"),
-            (Err(error), mut link) => {
-                let mut reason = crate::error_chain(&error);
-                tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
-                let told = put_back(&self.local, &self.service, &self.id, &reason).await?;
-                if let Some(clock) = &mut clock {
-                    clock.end("undo");
-                }
-                // Only now: what the other side says of it is worth waiting for, but not frozen.
-                if let Some(link) = &mut link
-                    && error.is_of_closing()
-                {
-                    let closed = link.why_closed().await;
-                    let why = if closed.is_some() { closed } else { link.last_words(LAST_WORDS).await };
-                    if let Some(why) = why {
-                        reason = crate::error_chain(&why);
-                        self.local.journal.set(&self.id, Stage::Kept, &reason)?;
+            (Err(error), link) => {
+                match self.give_up(&error, link, attempted, &mut report, &mut clock).await {
+                    Ok(rest) => rest,
+                    Err((error, link)) if matches!(error, LocalError::Undecided { .. }) => {
+                        return self.undecided(error, link);
+                    }
+                    Err((error, _)) => {
+                        return (
+                            Err(error),
+                            Some(self.rest(Left::PutBack { reason: report.reason, attempted })),
+                        );
                     }
                 }
-                if told {
-                    reason =
-                        tell_hook(&self.local, &self.service, &self.id, &self.destination, reason).await?;
-                }
-                if let Some(link) = link {
-                    report.memory_wire_bytes = self.lanes_sent();
-                    report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
-                    let abort = Message::Abort(Reason { reason: reason.clone() });
-                    // The other side also sees the connection close; the word only makes it sooner.
-                    let _ = link.sender().try_send(abort);
-                    link.close().await;
-                }
-                report.reason = reason;
             }
-        }
+        };
         if let Some(clock) = clock {
             report.frozen_ms = clock.total_ms();
             report.phases = clock.phases();
@@ -293,7 +288,74 @@ impl Source {
         if report.total_ms == 0.0 {
             report.total_ms = ms_since(start);
         }
-        Ok(report)
+        (Ok(report), rest)
+    }
+
+    /// The service stays, for this reason.
+    async fn give_up(
+        &self,
+        error: &SourceError,
+        mut link: Option<Link>,
+        attempted: bool,
+        report: &mut Report,
+        clock: &mut Option<PhaseClock>,
+    ) -> Result<Option<Rest>, (LocalError, Option<Link>)> {
+        let mut reason = crate::error_chain(error);
+        tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
+        report.reason.clone_from(&reason);
+        let put_back = match put_back(&self.local, &self.service, &self.id, &reason, attempted).await {
+            Ok(put_back) => put_back,
+            Err(error) => return Err((error, link)),
+        };
+        if let Some(clock) = clock {
+            clock.end("undo");
+        }
+        // Only now: what the other side says of it is worth waiting for, but not frozen.
+        if let Some(link) = &mut link
+            && error.is_of_closing()
+        {
+            let closed = link.why_closed().await;
+            let why = if closed.is_some() { closed } else { link.last_words(LAST_WORDS).await };
+            if let Some(why) = why {
+                reason = crate::error_chain(&why);
+                note_reason(&self.local, &self.id, &reason);
+            }
+        }
+        if put_back.told {
+            reason = tell_hook(&self.local, &self.service, &self.id, &self.destination, reason).await;
+        }
+        if let Some(link) = link {
+            report.memory_wire_bytes = self.lanes_sent();
+            report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
+            let abort = Message::Abort(Reason { reason: reason.clone() });
+            // The other side also sees the connection close; the word only makes it sooner.
+            let _ = link.sender().try_send(abort);
+            link.close().await;
+        }
+        report.reason.clone_from(&reason);
+        Ok(put_back.noted.err().map(|error| {
+            tracing::error!(migration = %self.id, error = %crate::error_chain(&error), "the journal does not take that the service is kept; trying again");
+            self.rest(Left::PutBack { reason, attempted })
+        }))
+    }
+
+    /// Nobody knows whether it has committed: the service stays frozen, and the next life of this daemon reads
+    /// what the disk has. The destination is told nothing: it asks.
+    fn undecided(&self, error: LocalError, link: Option<Link>) -> (Result<Report, LocalError>, Option<Rest>) {
+        tracing::error!(migration = %self.id, service = %self.service.name, error = %crate::error_chain(&error), "godwitd ends");
+        self.local.fatal.send_replace(Some(crate::error_chain(&error)));
+        drop(link);
+        (Err(error), None)
+    }
+
+    fn rest(&self, left: Left) -> Rest {
+        Rest {
+            local: Arc::clone(&self.local),
+            service: self.service.clone(),
+            id: self.id.clone(),
+            destination: self.destination.clone(),
+            left,
+        }
     }
 
     fn step(&self, phase: &'static str, bytes_done: u64, bytes_total: u64) {
@@ -324,7 +386,7 @@ impl Source {
     }
 
     /// After the commit: tells the destination, serves what has stayed here, then lets go of
-    /// everything.
+    /// everything. No error ends it early: what fails is tried again.
     async fn release(
         &self,
         mut link: Link,
@@ -332,13 +394,28 @@ impl Source {
         report: &mut Report,
         clock: &mut Option<PhaseClock>,
         started: Instant,
-    ) -> Result<(), LocalError> {
+    ) -> Option<Rest> {
         fault::point("source.committed").await;
         let Restored { lanes, stock, pages } = restored;
         let mut pages = Some(pages);
         self.step("commit", 0, 0);
         let told = link.send(Message::Commit).await;
-        self.local.host.release(&self.service, &self.destination).await?;
+        // Beside all that follows: the destination must not wait for this node's books.
+        let mut releasing = JoinSet::new();
+        if let Err(error) = self.local.host.release(&self.service, &self.destination).await {
+            let (local, service) = (Arc::clone(&self.local), self.service.clone());
+            let (id, to) = (self.id.clone(), self.destination.clone());
+            let mut failed = Err(LocalError::from(error));
+            releasing.spawn(async move {
+                let mut again = local.again(&id, "the books do not take that the service has left");
+                while let Err(error) = &failed {
+                    if !again.after(error).await {
+                        return;
+                    }
+                    failed = local.host.release(&service, &to).await.map_err(LocalError::from);
+                }
+            });
+        }
         let running = match told {
             Ok(()) => tokio::select! {
                 running = link.receive() => running,
@@ -352,6 +429,7 @@ impl Source {
         report.outcome = Outcome::Moved;
         match running {
             Ok(Message::Running(there)) => {
+                self.acknowledged();
                 report.cutover_ms += f64::from(there.cutover_us) / 1e3;
                 (report.held_frames, report.held_dropped) = (there.held_frames, there.held_dropped);
             }
@@ -392,13 +470,14 @@ impl Source {
                 max_bandwidth: self.options.max_bandwidth,
                 progress: Some(&self.progress),
             };
-            let Some(served) = serving.run(Some(conversation), &self.service).await? else {
+            let Some(served) = serving.run(Some(conversation), &self.service).await else {
                 report.reason = format!(
                     "it runs on node {}, which still needs pages from here: godwitd on node {} ends, and serves them when it is started again",
                     self.destination, self.local.node
                 );
-                return Ok(());
+                return None;
             };
+            self.acknowledged();
             // Whatever had been heard before of its running there.
             (report.outcome, report.reason) = match served.lost {
                 None => (Outcome::Moved, String::new()),
@@ -414,63 +493,32 @@ impl Source {
         self.step("release", 0, 0);
         report.total_ms = ms_since(started);
         keep(&self.local, &self.service).await;
-        self.local.clear(&self.service).await?;
+        // It is part of what follows.
+        drop(releasing);
+        let gone = let_go(&self.local, &self.service, &self.id, &self.destination, &report.reason).await;
         // With the processes gone there is no memory left to walk over.
         tokio::task::spawn_blocking(move || drop(pages));
-        self.local.journal.set(&self.id, Stage::Done, &report.reason)?;
-        Ok(())
+        let error = gone.err()?;
+        let why = crate::error_chain(&error);
+        let rest = self.rest(Left::LetGo(report.reason.clone()));
+        if report.outcome == Outcome::Moved {
+            report.reason = format!(
+                "it moved, but node {} could not let go of all it held yet, and tries again: {why}",
+                self.local.node
+            );
+        }
+        Some(rest)
+    }
+
+    /// The destination has it on its disk that the service is its own. If this cannot be noted, the entry only
+    /// stays longer.
+    fn acknowledged(&self) {
+        acknowledged(&self.local, &self.id, &self.destination);
     }
 
     /// Bytes that the lanes have put on the wire.
     fn lanes_sent(&self) -> u64 {
         // It is replaced in one step.
         self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner).sent()
-    }
-}
-
-/// Keeps the service's pages for when it comes back, as far as there is room.
-async fn keep(local: &Local, service: &Service) {
-    let kept = async {
-        let room = local.keeper.room();
-        let pids = local.engine.processes(&local.config(service)).await?;
-        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
-        let kept = tokio::task::spawn_blocking(move || Kept::copy(&pids, room)).await?;
-        Ok::<_, LocalError>(kept)
-    };
-    match kept.await {
-        Ok(Ok(kept)) => local.keeper.keep(&service.id, kept),
-        // It has moved, and will cross whole when it comes back.
-        Ok(Err(error)) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
-        Err(error) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
-    }
-}
-
-/// After a restart: serves the pages that the destination still lacks, then lets go.
-pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &str, destination: &str) {
-    let serving = serve::Serving {
-        local,
-        id,
-        destination,
-        compress: pace::Compress::Auto,
-        max_bandwidth: None,
-        progress: None,
-    };
-    let ended = match serving.run(None, service).await {
-        Ok(Some(served)) => {
-            async {
-                local.clear(service).await?;
-                images::remove(&local.layout.migration(id))?;
-                let reason = "godwitd was restarted while it served the service's pages";
-                let reason = served.lost.as_deref().unwrap_or(reason);
-                Ok::<_, LocalError>(local.journal.set(id, Stage::Done, reason)?)
-            }
-            .await
-        }
-        // Once more a next life of this daemon.
-        Ok(None) => Ok(()),
-        Err(error) => Err(error),
-    };
-    if let Err(error) = ended {
-        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the source cannot let go");
     }
 }

@@ -105,6 +105,7 @@ impl Overlay {
     pub async fn create_endpoint(&self, service: &ServiceEndpoint) -> Result<Endpoint, NetworkError> {
         check_name(&service.name)?;
         self.config.subnet.check(service.address)?;
+        let _alone = self.shared.changing.lock().await;
         let endpoint = Endpoint {
             netns: self.config.netns_dir.join(&service.name),
             interface: port_name(service.address),
@@ -127,7 +128,7 @@ impl Overlay {
         let missing = self.missing(&endpoint, namespace, service.nth).await?;
         if let Err(error) = self.make(service, &endpoint, missing).await {
             let undone = match missing {
-                Missing::Everything => self.remove_endpoint(&service.name, service.address).await,
+                Missing::Everything => self.remove_own(&service.name, service.address).await,
                 Missing::Veth => self.remove_port(&endpoint.interface).await,
                 Missing::Nothing => Ok(()),
             };
@@ -395,19 +396,29 @@ impl Overlay {
 
     /// Removes the service's endpoint: veth, what answers for its address, and the namespace with the last
     /// of the service's endpoints. What [`Overlay::set_remote`] entered stays, and with it the published
-    /// ports. No error when it is gone already.
+    /// ports. No error when it is gone already; what another service has at that address stays.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub async fn remove_endpoint(&self, name: &str, address: Ipv4Addr) -> Result<(), NetworkError> {
         check_name(name)?;
+        let _alone = self.shared.changing.lock().await;
+        self.remove_own(name, address).await
+    }
+
+    async fn remove_own(&self, name: &str, address: Ipv4Addr) -> Result<(), NetworkError> {
         self.let_go(name);
-        self.remove_port(&port_name(address)).await?;
-        self.answer_no_more(address).await?;
-        let remote = self.netlink.neighbours(self.vxlan, false).await?;
-        if !remote.iter().any(|(there, _)| *there == address) {
-            self.shared.ports.unpublish(address).await?;
-            self.know_no_more(address).await?;
+        let port = port_name(address);
+        let link = self.netlink.link(&port).await?;
+        let owner = link.as_ref().and_then(marked).map(|(_, owner)| owner);
+        if owner.is_none_or(|owner| owner == name) {
+            self.remove_port(&port).await?;
+            self.answer_no_more(address).await?;
+            let remote = self.netlink.neighbours(self.vxlan, false).await?;
+            if !remote.iter().any(|(there, _)| *there == address) {
+                self.shared.ports.unpublish(address).await?;
+                self.know_no_more(address).await?;
+            }
         }
         // Last, as it keeps the endpoint listed until all else is gone.
         self.remove_namespace(name).await

@@ -127,12 +127,19 @@ pub(crate) struct Shared {
     pub(crate) ports: Ports,
     /// Who looks at services' packets here.
     pub(crate) captures: Captures,
+    /// Held by who makes or removes an endpoint: whose a port is must not change between look and deed.
+    pub(crate) changing: tokio::sync::Mutex<()>,
 }
 
 impl Shared {
     fn new() -> Result<Self, NetworkError> {
         let sender = PacketSocket::new().map_err(NetworkError::system("open a packet socket"))?;
-        Ok(Self { sender, ports: Ports::default(), captures: Captures::default() })
+        Ok(Self {
+            sender,
+            ports: Ports::default(),
+            captures: Captures::default(),
+            changing: tokio::sync::Mutex::default(),
+        })
     }
 }
 

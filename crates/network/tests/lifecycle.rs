@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{A_WHILE, SOON, Switch, World, connect, echo_server, published, service};
+use common::{A_WHILE, SOON, Switch, World, connect, echo_server, echoes, published, service};
 use godwit_network::{Overlay, OverlayConfig, probe};
 
 common::on_every_switch!(
@@ -12,11 +12,29 @@ common::on_every_switch!(
     a_closed_port_stays_closed_whatever_is_done_to_its_device,
     what_was_half_made_is_completed,
     a_restarted_daemon_finds_what_exists,
+    what_another_service_has_at_an_address_is_not_removed,
     what_cannot_be_is_refused_with_a_sentence_and_leaves_nothing,
     an_overlay_that_cannot_be_is_refused_with_a_sentence,
     changed_settings_are_corrected,
     doctor_sees_the_uplink_and_a_filter_that_swallows_services_frames,
 );
+
+fn what_another_service_has_at_an_address_is_not_removed(switch: Switch) {
+    let world = World::new(switch);
+    let first = published("first", 40, 8080, 80);
+    let inside = world.a.create(&first);
+    world.a.open(&first);
+    let address = echo_server(&inside, first.address, 80);
+    let before = world.a.state();
+    // Of one that could not be made, as its address was taken meanwhile.
+    let second = service("second", 40);
+    let refused = world.a.try_create(&second).unwrap_err();
+    assert!(refused.contains("first"), "{refused}");
+    world.a.remove(&second);
+    assert_eq!(world.a.state(), before);
+    assert!(echoes(&mut connect(&world.client, address, SOON).unwrap(), b"still there", SOON));
+    world.a.remove(&first);
+}
 
 fn nothing_is_left_after_removing_services_and_taking_the_overlay_down(switch: Switch) {
     let world = World::bare(switch);

@@ -20,6 +20,7 @@ pub(crate) mod network;
 pub(crate) mod nodes;
 pub(crate) mod progress;
 pub(crate) mod ps;
+pub(crate) mod resolve;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod stop;

@@ -7,6 +7,8 @@ use godwit_api::v1::RemoveRequest;
 use crate::{cli::Global, client::Connection, output};
 
 /// Remove stopped services and their files
+///
+/// A service that is on the cluster's list only, as its node has lost it, is taken off that with --force.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Stop them first if they run

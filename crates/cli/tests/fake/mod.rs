@@ -15,8 +15,8 @@ use godwit_api::v1::{
     CreateTokenRequest, CreateTokenResponse, DoctorRequest, DoctorResponse, Event, EventsRequest, ExecInput,
     ExecOutput, ListRequest, ListResponse, LogEntry, LogsRequest, MigrateRequest, MigrationEvent,
     MigrationProgress, MigrationReport, NodeInfo, NodesRequest, NodesResponse, PhaseTime, RemoveRequest,
-    RemoveResponse, RunRequest, Service, ServiceRequest, ServiceState, StopRequest, capture_event,
-    exec_input, exec_output, migration_event,
+    RemoveResponse, ResolveRequest, ResolveResponse, RunRequest, Service, ServiceRequest, ServiceState,
+    StopRequest, capture_event, exec_input, exec_output, migration_event,
     node_server::{Node, NodeServer},
 };
 use tokio::{net::UnixListener, process::Command, sync::Notify};
@@ -384,6 +384,14 @@ impl Node for Answers {
         let cancelled = name == "slow";
         let reason = if cancelled { "" } else { "it had committed" };
         Ok(Response::new(CancelResponse { cancelled, reason: reason.into() }))
+    }
+
+    async fn resolve(&self, request: Request<ResolveRequest>) -> Answer<ResolveResponse> {
+        let ResolveRequest { name, own } = request.into_inner();
+        if own && name == "doubtful" {
+            return Ok(Response::new(ResolveResponse {}));
+        }
+        Err(Status::failed_precondition(format!("service {name} needs no decision by hand")))
     }
 
     async fn nodes(&self, _: Request<NodesRequest>) -> Answer<NodesResponse> {

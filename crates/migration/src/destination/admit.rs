@@ -10,7 +10,7 @@ use super::DestinationError;
 use crate::arrivals::Arrival;
 use crate::fault;
 use crate::hooks;
-use crate::journal::Role;
+use crate::journal::{Beginning, JournalError, Role};
 use crate::kept::Kept;
 use crate::link::Link;
 use crate::local::{Local, Place, cpu_flags, machine};
@@ -28,11 +28,14 @@ const RESTORE_OVERHEAD: u64 = 32 << 20;
 pub(super) struct Admitted {
     pub(super) service: Service,
     pub(super) id: String,
+    /// The identity of the source's journal; empty where it did not tell.
+    pub(super) source_journal: String,
     pub(super) images_bytes: u64,
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
     pub(super) arrival: Option<Arrival>,
     pub(super) userfaultfd: bool,
+    tcp_inline: bool,
     pub(super) kept: Option<Arc<Kept>>,
     pub(super) _memory: crate::local::Reservation,
     /// Keeps others from using the name on this node.
@@ -116,24 +119,43 @@ pub(super) async fn admit(
     let (Some(memory), Some(place), []) = (memory, place, reasons.as_slice()) else {
         return Err(DestinationError::Refused(reasons));
     };
-    local.journal.begin(&open.migration, Role::Destination, link.node(), &service)?;
+    let new = Beginning {
+        id: &open.migration,
+        role: Role::Destination,
+        peer: link.node(),
+        peer_journal: &open.journal,
+        service: &service,
+    };
+    match local.journal.begin(&new) {
+        Err(error @ JournalError::Unsettled { .. }) => {
+            return Err(DestinationError::Refused(vec![crate::error_chain(&error)]));
+        }
+        begun => begun?,
+    }
     drop(hold);
-    let missing_layers = missing.iter().map(|l| l.digest.clone()).collect();
     let (userfaultfd, kept) = (local.userfaultfd, local.keeper.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
-    let admitted = Admitted {
+    Ok(Admitted {
         service,
         id: open.migration,
+        source_journal: open.journal,
         memory_bytes: open.memory_bytes,
         arrival: Some(arrival),
         userfaultfd,
+        tcp_inline,
         kept,
         images_bytes: open.images_bytes,
         missing,
         _memory: memory,
         _place: place,
-    };
+    })
+}
+
+/// Tells the source that it is, and what is here already.
+pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), DestinationError> {
     fault::point("destination.reserved").await;
+    let missing_layers = admitted.missing.iter().map(|l| l.digest.clone()).collect();
+    let (userfaultfd, tcp_inline) = (admitted.userfaultfd, admitted.tcp_inline);
     let kept = admitted.kept.is_some();
     link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept, tcp_inline })).await?;
     if let Some(kept) = &admitted.kept {
@@ -142,8 +164,11 @@ pub(super) async fn admit(
         }
         link.send(Message::KeptEnd).await?;
     }
-    Ok(admitted)
+    Ok(())
 }
+
+/// Most moves of one service: a number that can be counted on from.
+const MOST_EPOCH: u64 = 1 << 48;
 
 /// Names become paths here: only plain ones are let in.
 fn check_names(service: &Service, open: &Open) -> Result<(), DestinationError> {
@@ -154,6 +179,9 @@ fn check_names(service: &Service, open: &Open) -> Result<(), DestinationError> {
     };
     if !plain(&service.name) || !plain(&open.migration) || !plain(&service.id) {
         return Err(DestinationError::Protocol("a name that cannot be a file name"));
+    }
+    if service.epoch > MOST_EPOCH || open.journal.len() > 64 {
+        return Err(DestinationError::Protocol("an epoch or a journal that cannot be"));
     }
     Ok(())
 }

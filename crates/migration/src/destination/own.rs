@@ -129,7 +129,13 @@ pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Mem
         }
     }
     // First the books: as long as the pager is there, a next life of this daemon finds it complete.
-    log_end(id, local.journal.set(id, Stage::Done, &reason).map_err(LocalError::from));
+    // An entry that stays open would have the service taken over again, wherever it is then.
+    let mut again = local.again(id, "the end of a migration cannot be noted");
+    while let Err(error) = local.journal.set(id, Stage::Done, &reason) {
+        if !again.after(&error.into()).await {
+            return;
+        }
+    }
     if let Some(intake) = pager
         && let Err(error) = intake.abandon(local, id).await
     {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::intake::Intake;
 use super::own::{ASK_FIRST, ASK_LAST, adopt, fill, start, tell_hook};
-use super::{Memory, drop_copy, log_end};
+use super::{Memory, drop_copy, drop_in_the_end};
 use crate::arrivals::Arrival;
+use crate::doubt::Verdict;
 use crate::journal::Role;
 use crate::link::Link;
 use crate::local::{Decision, Local};
@@ -39,7 +40,15 @@ pub(crate) async fn take_over(
     memory: Memory,
 ) {
     let memory = own(local, service, id, keep_stopped, memory).await;
+    acknowledge(local, id, source).await;
     tokio::join!(fill(local, service, id, memory, None), tell_hook(local, service, id, source));
+}
+
+/// Tells the source that it may forget. If it does not hear it, it remembers.
+async fn acknowledge(local: &Local, id: &str, source: &str) {
+    if let Err(error) = local.host.acknowledge(source, id).await {
+        tracing::debug!(migration = %id, %source, %error, "the source is not told that its commit has been heard of");
+    }
 }
 
 async fn own(local: &Local, service: &Service, id: &str, keep_stopped: &[u32], memory: Memory) -> Memory {
@@ -58,34 +67,72 @@ pub(crate) async fn reattach(local: &Local, id: &str, arrival: Arrival) -> Memor
     }
 }
 
-/// Asks the source of a migration that is said to be in doubt until it answers, and does what it says.
+/// Who is asked for the decision.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    /// The source.
+    pub(crate) source: &'a str,
+    /// The identity of the journal in which the migration began there; empty where it did not tell.
+    pub(crate) journal: &'a str,
+}
+
+/// Asks the source of a migration that is said to be in doubt until it answers, and does what it says. Where it
+/// cannot answer any more, an operator decides; nothing is guessed.
 pub(crate) async fn resolve(
     local: &Arc<Local>,
     service: &Service,
     id: &str,
-    source: &str,
+    Asked { source, journal }: Asked<'_>,
     keep_stopped: &[u32],
     memory: Memory,
 ) {
+    let mut memory = memory;
+    let mut verdict = local.doubts.begin(service, id, source);
     let mut pause = ASK_FIRST;
-    let ended = loop {
-        match local.host.decision(source, id).await {
-            Ok(Decision::Committed) => {
-                let memory = own(local, service, id, keep_stopped, memory).await;
-                // Not before it is this node's own in the books: somebody might point the network at
-                // its source meanwhile.
-                local.host.in_doubt(service, source, false).await;
-                let telling = tell_hook(local, service, id, source);
-                tokio::join!(fill(local, service, id, memory, None), telling);
-                return;
-            }
-            Ok(Decision::Kept(reason)) => break drop_copy(local, service, id, &reason, memory).await,
-            Ok(Decision::Pending) => {}
-            Err(error) => tracing::debug!(migration = %id, %source, %error, "the source does not answer"),
+    let kept = loop {
+        let stuck = match local.host.decision(source, id, journal).await {
+            Ok(Decision::Committed) => break None,
+            Ok(Decision::Kept(reason)) => break Some(reason),
+            Ok(Decision::Pending) => None,
+            Ok(Decision::Unknown(why)) => Some(format!("node {source} answers that {why}")),
+            Err(error) => Some(format!("node {source} does not answer ({error})")),
+        };
+        if local.doubts.note(&service.name, stuck.clone())
+            && let Some(why) = stuck
+        {
+            let doubt = local.doubts.all().into_iter().find(|doubt| doubt.migration == id);
+            let sentence = doubt.map_or(why, |doubt| doubt.sentence());
+            tracing::warn!(migration = %id, service = %service.name, %sentence, "in doubt");
+            local.host.told(service, &sentence).await;
         }
-        tokio::time::sleep(pause).await;
+        let decided = tokio::select! {
+            () = tokio::time::sleep(pause) => None,
+            Ok(()) = verdict.changed() => *verdict.borrow_and_update(),
+        };
+        match decided {
+            None => {}
+            Some(Verdict::Own) => {
+                local.host.told(service, "it is this node's, as an operator decided").await;
+                break None;
+            }
+            Some(Verdict::Drop) => break Some("an operator decided that it is not this node's".to_owned()),
+        }
         pause = (pause * 2).min(ASK_LAST);
     };
-    local.host.in_doubt(service, source, false).await;
-    log_end(id, ended);
+    match kept {
+        None => {
+            let memory = own(local, service, id, keep_stopped, memory).await;
+            // Not before it is this node's own in the books: somebody might point the network at
+            // its source meanwhile.
+            local.doubts.end(&service.name);
+            acknowledge(local, id, source).await;
+            let telling = tell_hook(local, service, id, source);
+            tokio::join!(fill(local, service, id, memory, None), telling);
+        }
+        Some(reason) => {
+            let dropped = drop_copy(local, service, id, &reason, &mut memory).await;
+            drop_in_the_end(local, service, id, &reason, memory, dropped).await;
+            local.doubts.end(&service.name);
+        }
+    }
 }

@@ -108,6 +108,7 @@ impl Source {
             cpu_flags: cpu_flags(),
             lanes: u32::try_from(self.options.lanes).unwrap_or(1),
             overlay: Some(OverlayTerms::of(self.local.networks.first())),
+            journal: self.local.journal.identity().to_owned(),
         }))
         .await?;
         let missing = match link.receive().await? {

@@ -24,7 +24,7 @@ use super::pages::{Leaving, PagesError, Remaining};
 use super::stock::{Open, Stock};
 use crate::fault;
 use crate::link::{Link, LinkError};
-use crate::local::{Local, LocalError};
+use crate::local::Local;
 use crate::message::{Message, Reason, Resume};
 use crate::service::Service;
 
@@ -87,14 +87,10 @@ pub(crate) struct Serving<'a> {
 impl Serving<'_> {
     /// Serves until the destination has everything; nothing when this daemon ends before that.
     /// Without a conversation it is begun anew.
-    pub(crate) async fn run(
-        &self,
-        begun: Option<Conversation>,
-        service: &Service,
-    ) -> Result<Option<Served>, LocalError> {
+    pub(crate) async fn run(&self, begun: Option<Conversation>, service: &Service) -> Option<Served> {
         tokio::select! {
-            served = self.until_received(begun, service) => Ok(Some(served)),
-            () = self.local.ending.cancelled() => Ok(None),
+            served = self.until_received(begun, service) => Some(served),
+            () = self.local.ending.cancelled() => None,
         }
     }
 

@@ -8,16 +8,43 @@ use crate::journal::Stage;
 use crate::local::{Local, LocalError};
 use crate::service::Service;
 
-/// Undoes a migration that did not commit: in the same life of the daemon, or after a crash. Says whether
-/// the service had come so far that others were told: then they are to be told with [`tell_hook`] too.
+/// A service that goes on where it was.
+pub(crate) struct PutBack {
+    /// It had come so far that others were told: then they are to be told with [`tell_hook`] too.
+    pub(crate) told: bool,
+    /// Whether the journal has it; if not, putting back is to be done again.
+    pub(crate) noted: Result<(), LocalError>,
+}
+
+/// Undoes a migration that did not commit: in the same life of the daemon, or after a crash. Where the commit was
+/// `attempted`, and may be on the disk, the service goes on only when the disk says that it stays; it is
+/// [`LocalError::Undecided`] otherwise.
 pub(crate) async fn put_back(
     local: &Local,
     service: &Service,
     id: &str,
     reason: &str,
-) -> Result<bool, LocalError> {
-    let entry = local.journal.get(id)?;
-    let frozen = entry.is_some_and(|e| e.stage == Stage::Frozen) && lives(local, service).await?;
+    attempted: bool,
+) -> Result<PutBack, LocalError> {
+    if !local.holds(service)? {
+        let noted = local.journal.set(id, Stage::Kept, reason).map_err(LocalError::from);
+        return Ok(PutBack { told: false, noted });
+    }
+    let stage = local.journal.get(id).map(|entry| entry.map(|entry| entry.stage));
+    // To thaw what was not frozen does no harm.
+    let frozen = !matches!(stage, Ok(Some(Stage::Started))) && lives(local, service).await?;
+    if frozen || attempted {
+        match local.journal.set(id, Stage::Undoing, reason) {
+            Ok(()) => {}
+            Err(source) if attempted => {
+                return Err(LocalError::Undecided { service: service.name.clone(), source });
+            }
+            // What the disk has says that it stays, too: a service is not kept frozen for a full disk.
+            Err(error) => {
+                tracing::error!(migration = %id, error = %crate::error_chain(&error), "the service goes on, which the journal does not take");
+            }
+        }
+    }
     if frozen {
         local.admit_newcomers(service).await?;
         // The port first: what came in the meantime waits in their sockets while the processes thaw.
@@ -30,8 +57,8 @@ pub(crate) async fn put_back(
     // It may have been slowed to make copying converge.
     local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
     images::remove(&local.layout.migration(id))?;
-    local.journal.set(id, Stage::Kept, reason)?;
-    Ok(frozen)
+    let noted = local.journal.set(id, Stage::Kept, reason).map_err(LocalError::from);
+    Ok(PutBack { told: frozen, noted })
 }
 
 /// Runs the operator's program for a service that stays where it was. The reason of that, and of its
@@ -42,14 +69,21 @@ pub(crate) async fn tell_hook(
     id: &str,
     destination: &str,
     reason: String,
-) -> Result<String, LocalError> {
+) -> String {
     let ends = (id, local.node.as_str(), destination);
-    let Err(error) = hooks::run(local, service, Moment::Kept, ends).await else { return Ok(reason) };
+    let Err(error) = hooks::run(local, service, Moment::Kept, ends).await else { return reason };
     let error = crate::error_chain(&error);
     tracing::error!(migration = %id, %error, "a hook failed");
     let reason = format!("{reason}; and {error}");
-    local.journal.set(id, Stage::Kept, &reason)?;
-    Ok(reason)
+    note_reason(local, id, &reason);
+    reason
+}
+
+/// Notes a better reason of a migration that was undone, for those who look; it changes nothing.
+pub(super) fn note_reason(local: &Local, id: &str, reason: &str) {
+    if let Err(error) = local.journal.set(id, Stage::Kept, reason) {
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the reason cannot be noted");
+    }
 }
 
 /// Whether there is anything to thaw: the service may have been killed, or the machine restarted,

@@ -1,0 +1,215 @@
+//! The node as migrations know it: what they ask of the cluster, and what they do to the node's books.
+
+use std::net::Ipv4Addr;
+use std::sync::{Arc, PoisonError};
+
+use async_trait::async_trait;
+use godwit_api::v1::{DecisionRequest, DecisionResponse};
+use godwit_migration::link;
+use godwit_migration::local::Place;
+use godwit_migration::{Decision, Host, HostError, Known, Progress, Service, error_chain};
+use godwit_transfer::{Connection, NodeName};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::node::{Claim, Migrating, Node};
+use crate::{forward, network};
+
+/// A service whose pages are served by this life of the daemon, though an earlier one gave it away.
+struct Leaving {
+    node: Arc<Node>,
+    name: String,
+    /// Its end is what others wait for.
+    _end: watch::Sender<()>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.node.end_migration(&self.name);
+    }
+}
+
+/// The node as migrations know it.
+pub(crate) struct NodeHost(pub std::sync::Weak<Node>);
+
+impl NodeHost {
+    fn node(&self) -> Result<Arc<Node>, HostError> {
+        self.0.upgrade().ok_or_else(|| HostError("godwitd is shutting down".into()))
+    }
+}
+
+impl NodeHost {
+    /// Asks the source of a migration for its decision; `acknowledged`: says that it needs not be told any more.
+    async fn ask(
+        &self,
+        source: &str,
+        migration: &str,
+        journal: &str,
+        acknowledged: bool,
+    ) -> Result<DecisionResponse, HostError> {
+        let node = self.node()?;
+        let address = node
+            .member_address(source)
+            .map_err(|e| host_error(&e))?
+            .ok_or_else(|| HostError(format!("node {source} is no member of the cluster")))?;
+        let (migration_id, journal) = (migration.to_owned(), journal.to_owned());
+        let request = DecisionRequest { migration_id, journal, acknowledged };
+        let answer = node.peers.get(source, &address).decision(request).await;
+        Ok(answer.map_err(|status| HostError(status.message().to_string()))?.into_inner())
+    }
+}
+
+fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
+    HostError(error_chain(error))
+}
+
+#[async_trait]
+impl Host for NodeHost {
+    async fn admit(&self, service: &Service) -> Result<Place, Vec<String>> {
+        let node = self.node().map_err(|error| vec![error.to_string()])?;
+        node.let_leave(&service.name).await;
+        node.settle(&service.name).await;
+        let claim = Claim { addresses: service.addresses(), ports: service.publish.clone() };
+        let mut objections = match node.settled_conflict(&service.name, &claim, &service.id, &node.name).await
+        {
+            Ok(conflict) => conflict.into_iter().map(|conflict| conflict.sentence).collect::<Vec<_>>(),
+            Err(error) => vec![error_chain(&error)],
+        };
+        if node.state.service(&service.name).ok().flatten().is_some() {
+            objections.push(format!("node {} still holds a service {}", node.name, service.name));
+        }
+        match node.namespace_taken(service) {
+            Ok(taken) => objections.extend(taken),
+            Err(error) => objections.push(error_chain(&error)),
+        }
+        if node.local().doubts.has(&service.name) {
+            objections.push(format!(
+                "node {} still waits for the end of an earlier migration of it, which is in doubt there",
+                node.name
+            ));
+        }
+        objections.extend(network::objections(&node, service).await);
+        if !objections.is_empty() {
+            return Err(objections);
+        }
+        // What was free may have been taken since.
+        let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+        let conflict = node.conflict(&service.name, &claim, &service.id, &node.name);
+        if let Some(conflict) = conflict.map_err(|error| vec![error_chain(&error)])? {
+            return Err(vec![conflict.sentence]);
+        }
+        match node.claim(&service.name, claim) {
+            Some(occupied) => Ok(Box::new(occupied)),
+            None => Err(vec![format!(
+                "a service {} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
+                service.name, node.name
+            )]),
+        }
+    }
+
+    fn known(&self, service: &Service) -> Result<Known, HostError> {
+        let node = self.node()?;
+        let owned = node.state.service(&service.name).map_err(|e| host_error(&e))?;
+        let placements = node.state.placements().map_err(|e| host_error(&e))?;
+        let placement = placements.into_iter().find(|placement| placement.id == service.id);
+        Ok(Known {
+            here: owned.filter(|owned| owned.service.id == service.id).map(|owned| owned.service.epoch),
+            elsewhere: placement.filter(|p| p.removed || p.node != node.name).map(|p| p.epoch),
+        })
+    }
+
+    fn occupy(&self, name: &str) -> Option<Place> {
+        self.node().ok()?.occupy(name).map(|occupied| Box::new(occupied) as Place)
+    }
+
+    async fn adopt(&self, service: &Service) -> Result<(), HostError> {
+        let node = self.node()?;
+        node.state.put_service(service).map_err(|e| host_error(&e))?;
+        node.place(service, &node.name, service.epoch, false).map_err(|e| host_error(&e))?;
+        node.watch(service);
+        node.events.tell("migration", "arrived", &service.name, "");
+        Ok(())
+    }
+
+    async fn lost(&self, service: &Service, reason: &str) {
+        if let Ok(node) = self.node() {
+            // Its watcher would tell less.
+            node.unwatch(&service.name);
+            node.events.tell("migration", "lost", &service.name, reason);
+            node.ended(service, 128 + nix::libc::SIGKILL, reason).await;
+        }
+    }
+
+    async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {
+        let node = self.node()?;
+        if node.state.remove_service(service).map_err(|e| host_error(&e))? {
+            node.unwatch(&service.name);
+        }
+        node.place(service, to, service.epoch + 1, false).map_err(|e| host_error(&e))?;
+        if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))?
+            && placement.node != node.name
+        {
+            forward::forward(&node, &placement).await.map_err(|e| host_error(&e))?;
+        }
+        Ok(())
+    }
+
+    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError> {
+        let node = self.node()?;
+        let (end, ended) = watch::channel(());
+        let (_, progress) = watch::channel(Progress { phase: "serve", ..Progress::default() });
+        let (id, to, cancel) = (migration.into(), to.into(), CancellationToken::new());
+        node.begin_migration(&service.name, Migrating { id, to, cancel, progress, ended })
+            .map_err(|doing| HostError(format!("service {} {doing}", service.name)))?;
+        Ok(Box::new(Leaving { node, name: service.name.clone(), _end: end }))
+    }
+
+    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, HostError> {
+        let answer = self.ask(source, migration, journal, false).await?;
+        Ok(match answer.decision() {
+            godwit_api::v1::Decision::Committed => Decision::Committed,
+            // One of before journals had an identity takes what it does not know for what it has kept.
+            godwit_api::v1::Decision::Kept if !journal.is_empty() && answer.journal != journal => {
+                Decision::Unknown("it is of an older version, which cannot tell whether it knows".into())
+            }
+            godwit_api::v1::Decision::Kept => Decision::Kept(answer.reason),
+            godwit_api::v1::Decision::Unknown => Decision::Unknown(answer.reason),
+            godwit_api::v1::Decision::Pending | godwit_api::v1::Decision::Unspecified => Decision::Pending,
+        })
+    }
+
+    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), HostError> {
+        self.ask(source, migration, "", true).await.map(drop)
+    }
+
+    fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError> {
+        let members = self.node()?.state.members().map_err(|e| host_error(&e))?;
+        let member = members.into_iter().find(|member| member.name == node);
+        let vtep = member.and_then(|member| member.vtep.parse().ok());
+        vtep.ok_or_else(|| HostError(format!("it is not known where node {node} takes frames for services")))
+    }
+
+    async fn connect(&self, to: &str) -> Result<Connection, HostError> {
+        let node = self.node()?;
+        let address = node
+            .member_address(to)
+            .map_err(|e| host_error(&e))?
+            .ok_or_else(|| HostError(format!("node {to} is no member of the cluster")))?;
+        let peer = NodeName::new(to).map_err(|e| host_error(&e))?;
+        let opened = Connection::open(node.peers.identity(), &address, &peer, &link::options()).await;
+        opened.map_err(|e| host_error(&e))
+    }
+
+    async fn told(&self, service: &Service, what: &str) {
+        if let Ok(node) = self.node() {
+            node.events.tell("service", "told", &service.name, what);
+        }
+    }
+
+    async fn in_doubt(&self, service: &Service, source: &str) {
+        if let Ok(node) = self.node() {
+            let detail = format!("restored here, stopped, until node {source} tells whether it committed");
+            node.events.tell("migration", "in doubt", &service.name, &detail);
+        }
+    }
+}

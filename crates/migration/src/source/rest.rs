@@ -1,0 +1,117 @@
+//! After the commit, or its undoing: what is left to do on this node, until it is done.
+
+use std::sync::Arc;
+
+use super::undo::put_back;
+use super::{pace, serve};
+use crate::images;
+use crate::kept::Kept;
+use crate::local::{Local, LocalError};
+use crate::service::Service;
+
+/// Keeps the service's pages for when it comes back, as far as there is room.
+pub(super) async fn keep(local: &Local, service: &Service) {
+    let kept = async {
+        let room = local.keeper.room();
+        let pids = local.engine.processes(&local.config(service)).await?;
+        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
+        let kept = tokio::task::spawn_blocking(move || Kept::copy(&pids, room)).await?;
+        Ok::<_, LocalError>(kept)
+    };
+    match kept.await {
+        Ok(Ok(kept)) => local.keeper.keep(&service.id, kept),
+        // It has moved, and will cross whole when it comes back.
+        Ok(Err(error)) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
+        Err(error) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
+    }
+}
+
+/// Notes that the destination has heard of the commit. If that fails, the entry only stays longer.
+pub(super) fn acknowledged(local: &Local, id: &str, destination: &str) {
+    if let Err(error) = local.journal.acknowledge(id, destination) {
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "it cannot be noted that the destination has heard of the commit");
+    }
+}
+
+/// After the commit: removes all that this node still holds of the service, and says so in its books. Safe to do
+/// again.
+pub(crate) async fn let_go(
+    local: &Local,
+    service: &Service,
+    id: &str,
+    destination: &str,
+    reason: &str,
+) -> Result<(), LocalError> {
+    local.host.release(service, destination).await?;
+    local.clear(service).await?;
+    images::remove(&local.layout.migration(id))?;
+    Ok(local.journal.let_go(id, reason)?)
+}
+
+/// What a migration from this node still has to do here. It keeps the service's name until it is done.
+#[must_use]
+pub struct Rest {
+    pub(super) local: Arc<Local>,
+    pub(super) service: Service,
+    pub(super) id: String,
+    pub(super) destination: String,
+    pub(super) left: Left,
+}
+
+/// Each with the reason for the journal.
+pub(super) enum Left {
+    LetGo(String),
+    PutBack { reason: String, attempted: bool },
+}
+
+impl Rest {
+    /// Does it; returns when it is done, or when this daemon ends.
+    pub async fn end(self) {
+        let Self { local, service, id, destination, left } = &self;
+        let failed = match left {
+            Left::LetGo(_) => "the source cannot let go",
+            Left::PutBack { .. } => "the service cannot be put back",
+        };
+        let mut again = local.again(id, failed);
+        loop {
+            let done = match left {
+                Left::LetGo(reason) => let_go(local, service, id, destination, reason).await,
+                Left::PutBack { reason, attempted } => {
+                    match put_back(local, service, id, reason, *attempted).await {
+                        Ok(put_back) => put_back.noted,
+                        Err(error) => Err(error),
+                    }
+                }
+            };
+            match done {
+                Ok(()) => break,
+                Err(error) if again.after(&error).await => {}
+                Err(_) => return,
+            }
+        }
+        tracing::info!(migration = %id, service = %service.name, "what was left of a migration is done");
+    }
+}
+
+/// After a restart: serves the pages that the destination still lacks, then lets go.
+pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &str, destination: &str) {
+    let serving = serve::Serving {
+        local,
+        id,
+        destination,
+        compress: pace::Compress::Auto,
+        max_bandwidth: None,
+        progress: None,
+    };
+    // Nothing: once more a next life of this daemon.
+    let Some(served) = serving.run(None, service).await else { return };
+    acknowledged(local, id, destination);
+    let reason =
+        served.lost.as_deref().unwrap_or("godwitd was restarted while it served the service's pages");
+    let mut again = local.again(id, "the source cannot let go");
+    while let Err(error) = let_go(local, service, id, destination, reason).await {
+        if !again.after(&error).await {
+            return;
+        }
+    }
+}
