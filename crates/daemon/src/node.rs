@@ -11,12 +11,13 @@ use godwit_migration::link;
 use godwit_migration::local::{Local, Place};
 use godwit_migration::{Decision, Host, HostError, Port, Progress, Service, error_chain};
 use godwit_network::Mac;
-use godwit_transfer::{Connection, NodeName};
+use godwit_transfer::{ClusterAuthority, Connection, NodeName};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::events::Events;
+use crate::introduced::Introduced;
 use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
@@ -67,6 +68,10 @@ pub(crate) struct Node {
     pub peers: Peers,
     /// What is around its overlay.
     pub network: Network,
+    /// Members that have not spoken to it.
+    pub introduced: Introduced,
+    /// How long certificates last that this node issues, where that is not the usual time.
+    pub certificate_validity: Option<Duration>,
     /// Held by who makes or removes a network.
     pub changing_networks: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
@@ -87,6 +92,8 @@ impl Node {
             events,
             peers,
             network,
+            introduced: Introduced::default(),
+            certificate_validity: None,
             changing_networks: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
@@ -197,6 +204,20 @@ impl Node {
     /// Remembers what a peer told of itself.
     pub(crate) fn hear(&self, info: NodeInfo) {
         self.moment().heard.insert(info.name.clone(), info);
+    }
+
+    /// Forgets a node that was removed.
+    pub(crate) fn forget(&self, name: &str) {
+        self.moment().heard.remove(name);
+        self.peers.forget(name);
+    }
+
+    /// The CA with this node's time for certificates.
+    pub(crate) fn lasting(&self, authority: ClusterAuthority) -> ClusterAuthority {
+        match self.certificate_validity {
+            Some(validity) => authority.with_node_validity(validity),
+            None => authority,
+        }
     }
 
     /// What a peer last told of itself.
@@ -509,7 +530,7 @@ impl Host for NodeHost {
             .map_err(|e| host_error(&e))?
             .ok_or_else(|| HostError(format!("node {to} is no member of the cluster")))?;
         let peer = NodeName::new(to).map_err(|e| host_error(&e))?;
-        let opened = Connection::open(node.peers.identity(), &address, &peer, &link::options()).await;
+        let opened = Connection::open(&node.peers.identity(), &address, &peer, &link::options()).await;
         opened.map_err(|e| host_error(&e))
     }
 

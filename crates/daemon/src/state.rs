@@ -1,6 +1,8 @@
 //! What a node knows, on disk: its services, where all services of the cluster are, its networks and
 //! members, join tokens, and the last events. One SQLite file, `node.db`.
 
+mod removals;
+
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -78,6 +80,8 @@ impl State {
                 subject TEXT NOT NULL, action TEXT NOT NULL, name TEXT NOT NULL, detail TEXT NOT NULL
             ) STRICT;",
         )?;
+        database.execute_batch(removals::TABLE)?;
+        removals::put_right(&database)?;
         Ok(Self { database: Mutex::new(database) })
     }
 
