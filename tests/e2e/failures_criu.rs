@@ -95,7 +95,7 @@ fn a_service_that_criu_cannot_dump_goes_on() {
     // A unix socket whose other end is outside of the container: CRIU refuses it.
     let victim = Victim::up_with(
         "no-dump",
-        |_, _| {},
+        |config, _| config.programs.serve_arguments.extend(["--allow-bind", "/"].map(str::to_owned)),
         |preset| {
             preset.command.extend(["--unixsocket", "/outside/redis.sock"].map(str::to_owned));
             fs::create_dir_all(preset.rootfs.join("outside")).unwrap();
@@ -166,7 +166,7 @@ fn a_restore_that_fails_half_way_leaves_the_service_where_it_was() {
     // The program is a file of the host that is another one when the restore maps it.
     let victim = Victim::up_with(
         "half-restore",
-        |_, _| {},
+        |config, _| config.programs.serve_arguments.extend(["--allow-bind", "/"].map(str::to_owned)),
         |preset| {
             let program = format!("{}/redis-server", tests_directory(preset));
             fs::copy(preset.rootfs.join("usr/bin/redis-server"), &program).unwrap();

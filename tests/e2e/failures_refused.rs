@@ -139,7 +139,7 @@ fn a_mount_whose_source_the_destination_lacks() {
     let mount = format!("type=bind,source={},target=/shared", shared.display());
     let victim = Victim::up_with(
         "no-mount",
-        |_, _| {},
+        |config, _| config.programs.serve_arguments.extend(["--allow-bind", "/"].map(str::to_owned)),
         |preset| {
             fs::create_dir(preset.rootfs.join("shared")).unwrap();
             vec!["--mount".to_owned(), mount]

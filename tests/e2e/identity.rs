@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use godwit_tests::{Bed, CLIENT, Said, programs};
+use godwit_tests::{Bed, CLIENT, Said, programs, wait_for};
 use godwit_transfer::{ClusterAuthority, NodeName};
 use tokio_rustls::rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
@@ -230,4 +230,70 @@ fn a_cluster_is_founded_once() {
         assert!(said.stderr.starts_with("Error: ") && said.stderr.lines().count() == 1, "{said:?}");
         assert_eq!(files(), before, "the identity of {node} changed");
     }
+}
+
+/// The states of the other nodes, as a node sees them.
+fn states(bed: &Bed, node: &str) -> Vec<(String, String)> {
+    let nodes = bed.json::<Vec<serde_json::Value>>(node, &["nodes"]);
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    nodes.iter().map(|node| (text(&node["name"]), text(&node["state"]))).collect()
+}
+
+#[test]
+fn a_node_that_is_removed_is_refused_by_all_and_can_be_let_in_again() {
+    let bed = Bed::up("id-remove");
+    wait_for("both nodes to be ready", || {
+        states(&bed, "a").iter().all(|(_, state)| state == "ready").then_some(())
+    });
+    let said = bed.godwit("b", &["cluster", "remove", "a"]);
+    assert!(said.code == 1 && said.stderr.contains("has no key of the cluster's CA"), "{said:?}");
+    for (name, words) in
+        [("a", "cannot be removed"), ("x", "there is no node x"), ("../x", "cannot be a node")]
+    {
+        let said = bed.godwit("a", &["cluster", "remove", name]);
+        assert!(said.code == 1 && said.stderr.contains(words), "{said:?}");
+    }
+    assert!(bed.done("a", &["cluster", "remove", "b"]).starts_with("node b is removed"));
+    assert_eq!(states(&bed, "a"), [("a".to_owned(), "ready".to_owned())]);
+    // Nothing is heard of `a` there any more, and its certificate is refused at every new connection.
+    wait_for("node a to be out of reach of b", || {
+        states(&bed, "b").iter().any(|(name, state)| name == "a" && state == "unreachable").then_some(())
+    });
+    let own = bed.lab().state("b").unwrap().join("identity");
+    let (heard, outcome) = hears(&bed, Some(&own), b"h2", false);
+    assert!(heard.is_empty() && outcome.is_err(), "{heard:?} {outcome:?}");
+    // The removal outlives the daemon.
+    bed.lab().stop_node("a").unwrap();
+    bed.lab().start_node("a").unwrap();
+    let (heard, _) = hears(&bed, Some(&own), b"h2", false);
+    assert!(heard.is_empty(), "{heard:?}");
+    // A new certificate is believed.
+    let token = bed.done("a", &["cluster", "token", "b"]);
+    let state = bed.scratch().join("again");
+    let said = join(&bed, &state, "b", token.trim());
+    assert_eq!(said.code, 0, "{said:?}");
+    let (heard, _) = hears(&bed, Some(&state.join("identity")), b"h2", false);
+    assert!(!heard.is_empty(), "the new certificate is refused");
+}
+
+#[test]
+fn certificates_are_renewed_by_themselves() {
+    let bed = Bed::up_with("id-renew", |config| {
+        // Of a time that is over for the most part as soon as it begins: a day of it is before now.
+        let short = ["--certificate-validity", "3600"].map(str::to_owned);
+        config.programs.serve_arguments.extend(short);
+    });
+    let certificate =
+        |node: &str| fs::read(bed.lab().state(node).unwrap().join("identity/node.pem")).unwrap();
+    let first = certificate("b");
+    wait_for("node b to have another certificate", || (certificate("b") != first).then_some(()));
+    let events = bed.done("b", &["events"]);
+    assert!(events.contains("renewed"), "{events}");
+    wait_for("the nodes to be ready", || {
+        states(&bed, "a").iter().all(|(_, state)| state == "ready").then_some(())
+    });
+    // A connection that begins now shows the new one.
+    let own = bed.lab().state("b").unwrap().join("identity");
+    let (heard, _) = hears(&bed, Some(&own), b"h2", false);
+    assert!(!heard.is_empty(), "the renewed certificate is refused");
 }

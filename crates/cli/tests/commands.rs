@@ -319,6 +319,15 @@ async fn doctor_ends_with_1_when_something_is_missing() {
 }
 
 #[tokio::test]
+async fn the_services_of_a_node_that_is_removed_are_told() {
+    let fake = Fake::start();
+    let finished = fake.run(&["cluster", "remove", "c"]).await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    assert!(finished.stdout.starts_with("node c is removed\n"), "{finished:?}");
+    assert!(finished.stdout.contains("`godwit rm web` forgets it"), "{finished:?}");
+}
+
+#[tokio::test]
 async fn a_token_is_printed_alone() {
     let fake = Fake::start();
     assert_eq!(fake.run(&["cluster", "token", "c", "--valid", "15m"]).await.stdout, "gwt1-secret\n");
@@ -471,6 +480,7 @@ async fn every_verb_has_a_man_page_and_completions_know_them() {
         "cluster",
         "cluster-init",
         "cluster-token",
+        "cluster-remove",
         "cluster-join",
         "version",
     ] {

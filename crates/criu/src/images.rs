@@ -13,6 +13,7 @@
 mod connection;
 mod memory;
 mod plain;
+mod rights;
 
 use std::fs::File;
 use std::io::Read;
@@ -23,6 +24,7 @@ use prost::Message;
 pub use connection::scale_windows;
 pub use memory::{Area, LazyAreas, PageRun, Pagemap, areas, lazy_areas, page_size, pagemap};
 pub use plain::{LazyPages, make_plain};
+pub use rights::{Allowed, excess};
 
 /// First word of ordinary images.
 const COMMON_MAGIC: u32 = 0x5456_4319;
@@ -49,6 +51,10 @@ pub enum ImageKind {
     Core = 0x5505_3847,
     /// `pstree.img`.
     ProcessTree = 0x5027_3030,
+    /// `ids-PID.img`.
+    Ids = 0x5443_2030,
+    /// `mountpoints-NAMESPACE.img`.
+    Mountpoints = 0x5556_3928,
     /// `files.img`.
     Files = 0x5630_3138,
     /// `mm-PID.img`.
@@ -65,7 +71,13 @@ impl ImageKind {
         match self {
             Self::Inventory => None,
             Self::Statistics => Some(SERVICE_MAGIC),
-            Self::Core | Self::ProcessTree | Self::Files | Self::Memory | Self::Pagemap => Some(COMMON_MAGIC),
+            Self::Core
+            | Self::ProcessTree
+            | Self::Ids
+            | Self::Mountpoints
+            | Self::Files
+            | Self::Memory
+            | Self::Pagemap => Some(COMMON_MAGIC),
         }
     }
 
@@ -317,7 +329,7 @@ mod tests {
 
     use super::*;
 
-    fn image<M: Message>(kind: ImageKind, messages: &[M]) -> Vec<u8> {
+    pub(super) fn image<M: Message>(kind: ImageKind, messages: &[M]) -> Vec<u8> {
         let head = kind.head().into_iter().chain([kind as u32]);
         let mut bytes: Vec<u8> = head.flat_map(u32::to_le_bytes).collect();
         for message in messages {

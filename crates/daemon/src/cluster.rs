@@ -1,17 +1,23 @@
 //! How nodes keep each other informed: every node exchanges all it knows with every other, once a
 //! second and at once when there is news. Full exchange is right for the tens of nodes that this
-//! version is for; what is newer is told by revisions and epochs, not by clocks.
+//! version is for; what is newer is told by revisions and epochs, not by clocks. Each node speaks for
+//! itself ([`trust`]).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use godwit_api::v1::{Member, NodeInfo, SyncMessage};
+use godwit_api::v1::{Member, NodeInfo, Placement, SyncMessage};
 use godwit_migration::error_chain;
+use godwit_migration::journal::Stage;
+use godwit_transfer::authority::CA_KEY_FILE;
 
+use crate::join::IDENTITY;
 use crate::node::Node;
 use crate::state::{StateError, now_ms};
-use crate::{forward, keys, network, networks};
+use crate::trust::{self, Belief, MAX_MEMBERS, MAX_SERVICES, Placements};
+use crate::{forward, keys, network, networks, removals};
 
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -59,17 +65,27 @@ async fn put_right_all(node: &Arc<Node>) {
 pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
     let others: Vec<Member> = node.state.members()?.into_iter().filter(|m| m.name != node.name).collect();
     let message = what_we_know(node)?;
-    let rounds = others.into_iter().map(|member| {
+    let known: HashSet<_> = others.iter().map(|m| (m.name.clone(), m.address.clone())).collect();
+    let tried = node.introduced.take().into_iter().filter(|tried| !known.contains(tried));
+    let tried = tried.map(|(name, address)| Member { name, address, ..Member::default() });
+    let rounds = others.into_iter().chain(tried).map(|member| {
         let (node, message) = (Arc::clone(node), message.clone());
         async move {
             match node.peers.get(&member.name, &member.address).sync(message).await {
                 Ok(answer) => {
-                    if let Err(error) = take_in(&node, answer.into_inner()).await {
+                    if let Err(error) = take_in(&node, &member.name, answer.into_inner()).await {
                         tracing::error!(error = %error_chain(&error), "news cannot be kept");
                     }
                     keys::exchange(&node, &member).await;
                 }
-                Err(status) => tracing::debug!(peer = %member.name, %status, "no exchange"),
+                Err(status) => {
+                    tracing::debug!(peer = %member.name, %status, "no exchange");
+                    let is_it = |m: &Member| m.name == member.name && m.address == member.address;
+                    if !node.state.members().is_ok_and(|members| members.iter().any(is_it)) {
+                        // Only somebody else said that it is there.
+                        node.peers.forget(&member.name);
+                    }
+                }
             }
         }
     });
@@ -94,29 +110,122 @@ pub(crate) fn what_we_know(node: &Node) -> Result<SyncMessage, StateError> {
     Ok(SyncMessage {
         info: Some(own_info(node)?),
         members: node.state.members()?,
-        placements: node.state.placements()?,
+        placements: placements(node)?,
         networks: node.state.networks()?,
+        removals: removals::told(&node.state)?,
     })
 }
 
-/// Takes over what is newer in a peer's message.
-pub(crate) async fn take_in(node: &Arc<Node>, message: SyncMessage) -> Result<(), StateError> {
-    if let Some(info) = message.info {
+/// Where all services are. Of one that has committed to go elsewhere, and whose pages are still being
+/// fetched from here, that is its new node: others take it of this node only.
+fn placements(node: &Node) -> Result<Vec<Placement>, StateError> {
+    let mut placements = node.state.placements()?;
+    for placement in placements.iter_mut().filter(|p| p.node == node.name && !p.removed) {
+        let Some(leaving) = node.migration(&placement.service) else { continue };
+        let entry = node.local().journal.get(&leaving.id).ok().flatten();
+        if entry.is_some_and(|entry| matches!(entry.stage, Stage::Committed | Stage::Serving)) {
+            placement.node = leaving.to;
+            placement.epoch = placement.epoch.saturating_add(1);
+        }
+    }
+    Ok(placements)
+}
+
+/// Takes over what is newer in the message of a member, of what it has a say in ([`trust`]).
+pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(), StateError> {
+    removals::learn(node, &message.removals).await?;
+    let mut members = node.state.members()?;
+    for member in message.members.into_iter().take(MAX_MEMBERS) {
+        if member.name == node.name {
+            continue;
+        }
+        if let Some(fault) = trust::member_fault(&member, now_ms()) {
+            tracing::debug!(from, %fault, "a peer told of a member that cannot be");
+        } else if member.name != from {
+            introduce(node, &members, &member);
+        } else {
+            take_member(node, &members, &member).await?;
+            members = node.state.members()?;
+        }
+    }
+    if !members.iter().any(|member| member.name == from) {
+        tracing::debug!(from, "is not known yet, and is not heard");
+        return Ok(());
+    }
+    if let Some(info) = message.info.filter(|info| info.name == from && trust::is_plain(info)) {
         node.hear(NodeInfo { last_seen_ms: now_ms(), is_self: false, ..info });
     }
-    for member in message.members {
-        // A node speaks for itself: nobody else knows its address better.
-        if member.name != node.name && node.state.put_member(&member)? {
-            network::guard(node).await?;
-            node.events.tell("node", "joined", &member.name, &member.address);
-            for placement in node.state.placements()?.iter().filter(|p| p.node == member.name) {
-                forward::forward(node, placement).await?;
+    networks::learn(node, &message.networks).await?;
+    let known = Placements::new(&node.name, &members, node.state.placements()?);
+    let mut room = MAX_SERVICES.saturating_sub(known.of(from));
+    for told in message.placements.iter().filter(|told| !known.knows(told) && trust::is_sound(told)) {
+        if !known.has(&told.service) {
+            if room == 0 {
+                continue;
+            }
+            room -= 1;
+        }
+        match known.belief(from, told) {
+            Belief::None => {}
+            Belief::IfNewer => forward::learn(node, told).await?,
+            Belief::Always => {
+                node.state.replace_placement(told)?;
+                forward::forward(node, told).await?;
             }
         }
     }
-    networks::learn(node, &message.networks).await?;
-    for placement in &message.placements {
-        forward::learn(node, placement).await?;
+    Ok(())
+}
+
+/// A member that somebody else tells of is asked itself, where it is not known or does not answer.
+fn introduce(node: &Node, members: &[Member], told: &Member) {
+    let silent = |name: &str| {
+        node.heard(name).is_none_or(|info| now_ms().saturating_sub(info.last_seen_ms) > UNREACHABLE_MS)
+    };
+    match members.iter().find(|member| member.name == told.name) {
+        Some(known) if known.address == told.address || !silent(&known.name) => {}
+        _ => node.introduced.hear(told),
+    }
+}
+
+/// What a member tells of itself.
+async fn take_member(node: &Arc<Node>, members: &[Member], member: &Member) -> Result<(), StateError> {
+    let known = members.iter().any(|other| other.name == member.name);
+    if !known && members.len() >= MAX_MEMBERS {
+        tracing::warn!(node = member.name, "a cluster can have {MAX_MEMBERS} members; remove some");
+        return Ok(());
+    }
+    let same = |other: &&Member| {
+        other.name != member.name && (other.address == member.address || other.vtep == member.vtep)
+    };
+    if let Some(other) = members.iter().find(same) {
+        tracing::warn!(
+            node = member.name,
+            other = other.name,
+            "a node tells the address of another one; remove the one that is no more with `godwit cluster remove`"
+        );
+        return Ok(());
+    }
+    if node.state.put_member(member)? {
+        network::guard(node).await?;
+        node.events.tell("node", "joined", &member.name, &member.address);
+        for placement in node.state.placements()?.iter().filter(|p| p.node == member.name) {
+            forward::forward(node, placement).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The services that run here are here, whatever an earlier version has believed.
+pub(crate) fn put_own_right(node: &Node) -> Result<(), StateError> {
+    let placements = node.state.placements()?;
+    for owned in node.state.services()? {
+        let service = owned.service;
+        let right = |p: &Placement| p.service == service.name && p.id == service.id && p.node == node.name;
+        if !placements.iter().any(|placement| right(placement) && !placement.removed) {
+            node.state.forget_placement(&service.name)?;
+            node.place(&service, &node.name, service.epoch, false)?;
+        }
     }
     Ok(())
 }
@@ -140,6 +249,7 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         last_seen_ms: now_ms(),
         is_self: true,
         network: Some(network::own(node)),
+        authority: node.local().layout.state.join(IDENTITY).join(CA_KEY_FILE).exists(),
     })
 }
 

@@ -196,7 +196,7 @@ impl Host for NodeHost {
             .map_err(|e| host_error(&e))?
             .ok_or_else(|| HostError(format!("node {to} is no member of the cluster")))?;
         let peer = NodeName::new(to).map_err(|e| host_error(&e))?;
-        let opened = Connection::open(node.peers.identity(), &address, &peer, &link::options()).await;
+        let opened = Connection::open(&node.peers.identity(), &address, &peer, &link::options()).await;
         opened.map_err(|e| host_error(&e))
     }
 

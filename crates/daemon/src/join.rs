@@ -1,5 +1,6 @@
 //! How a cluster begins and grows: founding it, inviting a node, and joining.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +11,12 @@ use godwit_migration::error_chain;
 use godwit_transfer::join::{self, JoinAnswer};
 use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{ClusterAuthority, ConnectOptions, JoinToken, NodeName, SecureStream};
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
 use crate::encrypt::{Encrypt, setting};
 use crate::node::Node;
+use crate::removals;
 use crate::state::{State, now_ms};
 
 /// Where identities are, below the state directory.
@@ -21,6 +24,9 @@ pub(crate) const IDENTITY: &str = "identity";
 
 /// How long a token is good for when the user does not say.
 const TOKEN_VALID: Duration = Duration::from_secs(3600);
+
+/// How many hosts are answered at the same time: a few kilobytes and a descriptor each.
+const ANSWERING: usize = 64;
 
 /// The port for new nodes is the one after the peers'.
 pub(crate) fn join_address(listen: &str) -> Option<String> {
@@ -94,13 +100,7 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
             now_ms().saturating_sub(granted) / 1000
         )));
     }
-    let identity = node.local().layout.state.join(IDENTITY);
-    let authority = ClusterAuthority::load(&identity).map_err(|_| {
-        Status::failed_precondition(format!(
-            "node {} has no key of the cluster's CA; ask the node that founded the cluster",
-            node.name
-        ))
-    })?;
+    let authority = removals::authority(node)?;
     let own =
         node.member_address(&node.name).map_err(|e| Status::internal(error_chain(&e)))?.unwrap_or_default();
     let address = join_address(&own)
@@ -120,14 +120,30 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
 
 /// Lets in whoever shows a valid token, for as long as the node lives.
 pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
+    let mut identities = node.peers.identities();
+    let mut answering: VecDeque<AbortOnDropHandle<()>> = VecDeque::new();
     loop {
-        let (stream, remote) = listener.accept().await;
+        let (stream, remote) = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Ok(()) = identities.changed() => {
+                let identity = Arc::clone(&identities.borrow_and_update());
+                if let Err(error) = listener.set_identity(&identity) {
+                    tracing::error!(error = %error_chain(&error), "new nodes are shown the older certificate");
+                }
+                continue;
+            }
+        };
+        answering.retain(|answer| !answer.is_finished());
+        if answering.len() >= ANSWERING {
+            // An honest one takes a round trip: the one that came first has had its time.
+            answering.pop_front();
+        }
         let node = Arc::clone(&node);
-        tokio::spawn(async move {
+        answering.push_back(AbortOnDropHandle::new(tokio::spawn(async move {
             if let Err(error) = answer(&node, stream, &remote.to_string()).await {
                 tracing::warn!(%remote, error = format!("{error:#}"), "a host did not join");
             }
-        });
+        })));
     }
 }
 
@@ -153,10 +169,17 @@ fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String>
     }
     let authority =
         ClusterAuthority::load(&node.local().layout.state.join(IDENTITY)).map_err(|e| error_chain(&e))?;
+    let authority = node.lasting(authority);
+    // Of one name one certificate is good: who was let in before under this one is not a member.
+    let granted = node.state.granted(request.node.as_str()).map_err(|e| error_chain(&e))?;
+    let after = match granted {
+        Some(_) => removals::take_back(node, &authority, &request.node)?.until,
+        None => node.peers.identity().removals().of(&request.node).unwrap_or(0),
+    };
     // Before it has it: a name whose grant is not noted could be granted twice.
     node.state.put_granted(request.node.as_str()).map_err(|e| error_chain(&e))?;
     let certificate_pem =
-        authority.issue(&request.node, &request.request_pem).map_err(|e| error_chain(&e))?;
+        authority.issue_after(&request.node, &request.request_pem, after).map_err(|e| error_chain(&e))?;
     Ok(JoinAnswer::Granted {
         ca_pem: authority.pem().to_string(),
         certificate_pem,

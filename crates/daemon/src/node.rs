@@ -9,11 +9,13 @@ use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_migration::local::Local;
 use godwit_migration::{Port, Progress, Service, error_chain};
 use godwit_network::Mac;
+use godwit_transfer::ClusterAuthority;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::events::Events;
+use crate::introduced::Introduced;
 use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
@@ -84,6 +86,10 @@ pub(crate) struct Node {
     pub network: Network,
     /// Held by who looks whether a name, addresses and ports are free, and takes them.
     pub claiming: Mutex<()>,
+    /// Members that have not spoken to it.
+    pub introduced: Introduced,
+    /// How long certificates last that this node issues, where that is not the usual time.
+    pub certificate_validity: Option<Duration>,
     /// Held by who makes or removes a network.
     pub changing_networks: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
@@ -105,6 +111,8 @@ impl Node {
             peers,
             network,
             claiming: Mutex::default(),
+            introduced: Introduced::default(),
+            certificate_validity: None,
             changing_networks: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
@@ -221,6 +229,20 @@ impl Node {
     /// Remembers what a peer told of itself.
     pub(crate) fn hear(&self, info: NodeInfo) {
         self.moment().heard.insert(info.name.clone(), info);
+    }
+
+    /// Forgets a node that was removed.
+    pub(crate) fn forget(&self, name: &str) {
+        self.moment().heard.remove(name);
+        self.peers.forget(name);
+    }
+
+    /// The CA with this node's time for certificates.
+    pub(crate) fn lasting(&self, authority: ClusterAuthority) -> ClusterAuthority {
+        match self.certificate_validity {
+            Some(validity) => authority.with_node_validity(validity),
+            None => authority,
+        }
     }
 
     /// What a peer last told of itself.

@@ -12,7 +12,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::node::Node;
 use crate::services::{self, status};
-use crate::{capture, cluster, connections, doctor, exec, images, join, logs, migrate, network, networks};
+use crate::{
+    capture, cluster, connections, doctor, exec, images, join, logs, migrate, network, networks, removals,
+};
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -213,5 +215,16 @@ impl NodeApi for NodeService {
     ) -> Result<Response<api::CreateTokenResponse>, Status> {
         let token = join::create_token(&self.0, &request.into_inner())?;
         Ok(Response::new(api::CreateTokenResponse { token }))
+    }
+
+    async fn remove_node(
+        &self,
+        request: Request<api::RemoveNodeRequest>,
+    ) -> Result<Response<api::RemoveNodeResponse>, Status> {
+        // In a task of its own: a client that goes away must not leave a node half removed.
+        let node = Arc::clone(&self.0);
+        let removed = tokio::spawn(async move { removals::remove(&node, &request.into_inner().node).await });
+        let services = removed.await.map_err(internal)??;
+        Ok(Response::new(api::RemoveNodeResponse { services }))
     }
 }

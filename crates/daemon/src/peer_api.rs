@@ -13,10 +13,37 @@ use tonic::{Request, Response, Status};
 
 use crate::node::{Claim, Node};
 use crate::services::status;
-use crate::{capture, cluster, connections, keys, migrate, networks};
+use crate::{capture, cluster, connections, keys, migrate, networks, renew};
 
 /// Serves the peer API.
-pub(crate) struct PeerService(pub Arc<Node>);
+pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
+
+/// Whose users may act on this node's services.
+#[derive(Debug, Clone)]
+pub(crate) struct VerbsFrom(pub Vec<String>);
+
+impl VerbsFrom {
+    /// Whether node `from` may pass on a verb for a service that is placed on node `owner`. What is a node's
+    /// own it may always act on.
+    fn allows(&self, from: &str, owner: Option<&str>) -> bool {
+        owner == Some(from) || self.0.iter().any(|name| name == "all" || name == from)
+    }
+}
+
+impl PeerService {
+    /// Lets a verb of another node's user pass, and notes whose it was.
+    fn pass(&self, from: &str, verb: &str, service: &str) -> Result<(), Status> {
+        let placement = self.0.placement(service).map_err(internal)?;
+        if !self.1.allows(from, placement.map(|placement| placement.node).as_deref()) {
+            return Err(Status::permission_denied(format!(
+                "node {} takes no `{verb}` from node {from}; give the verb on node {}, or start its godwitd with --verbs-from {from}",
+                self.0.name, self.0.name
+            )));
+        }
+        tracing::info!(from, verb, service = crate::trust::shortened(service), "a verb was passed on");
+        Ok(())
+    }
+}
 
 fn internal(error: impl std::error::Error + 'static) -> Status {
     status(Status::internal, &error)
@@ -42,8 +69,18 @@ impl Peer for PeerService {
         if message.info.as_ref().is_some_and(|info| info.name != from) {
             return Err(Status::permission_denied(format!("node {from} may speak only for itself")));
         }
-        cluster::take_in(&self.0, message).await.map_err(internal)?;
+        cluster::take_in(&self.0, &from, message).await.map_err(internal)?;
         Ok(Response::new(cluster::what_we_know(&self.0).map_err(internal)?))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<api::RenewRequest>,
+    ) -> Result<Response<api::RenewResponse>, Status> {
+        let from = caller(&request)?;
+        let certificate = renew::grant(&self.0, &from, &request.into_inner().request)?;
+        tracing::info!(node = from, "was given another certificate");
+        Ok(Response::new(api::RenewResponse { certificate }))
     }
 
     async fn decision(
@@ -108,7 +145,8 @@ impl Peer for PeerService {
         &self,
         request: Request<api::MigrateRequest>,
     ) -> Result<Response<Self::MigrateStream>, Status> {
-        caller(&request)?;
+        let from = caller(&request)?;
+        self.pass(&from, "migrate", &request.get_ref().name)?;
         // Not passed on again: two nodes that know different things must not send it in circles.
         let events = migrate::start(&self.0, &request.into_inner()).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
@@ -118,7 +156,8 @@ impl Peer for PeerService {
         &self,
         request: Request<api::ServiceRequest>,
     ) -> Result<Response<api::CancelResponse>, Status> {
-        caller(&request)?;
+        let from = caller(&request)?;
+        self.pass(&from, "cancel", &request.get_ref().name)?;
         Ok(Response::new(migrate::cancel(&self.0, &request.into_inner().name).await?))
     }
 
@@ -126,7 +165,8 @@ impl Peer for PeerService {
         &self,
         request: Request<api::ServiceRequest>,
     ) -> Result<Response<api::ConnectionsResponse>, Status> {
-        caller(&request)?;
+        let from = caller(&request)?;
+        self.pass(&from, "inspect", &request.get_ref().name)?;
         Ok(Response::new(connections::here(&self.0, &request.into_inner().name).await?))
     }
 
@@ -134,7 +174,24 @@ impl Peer for PeerService {
         &self,
         request: Request<api::CaptureRequest>,
     ) -> Result<Response<Self::CaptureStream>, Status> {
-        caller(&request)?;
+        let from = caller(&request)?;
+        self.pass(&from, "capture", &request.get_ref().name)?;
         Ok(Response::new(capture::here(&self.0, &request.into_inner()).await?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_may_act_on_its_own_services_and_on_others_where_the_operator_lets_it() {
+        let of = |words: &[&str]| VerbsFrom(words.iter().map(ToString::to_string).collect());
+        assert!(of(&["all"]).allows("c", Some("b")));
+        assert!(of(&["a", "c"]).allows("c", Some("b")));
+        assert!(!of(&["a"]).allows("c", Some("b")));
+        assert!(!of(&["none"]).allows("c", Some("b")));
+        assert!(!of(&["none"]).allows("c", None));
+        assert!(of(&["none"]).allows("c", Some("c")), "what it has itself");
     }
 }

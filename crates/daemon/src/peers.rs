@@ -7,6 +7,7 @@ use std::time::Duration;
 use godwit_api::v1::peer_client::PeerClient;
 use godwit_transfer::{Alpn, ConnectOptions, Identity, NodeName};
 use hyper_util::rt::TokioIo;
+use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 /// How long a peer may take to accept a connection.
@@ -21,19 +22,35 @@ const WINDOW: u32 = 4 << 20;
 
 /// One client per peer; connections are made when first needed and again after they broke.
 pub(crate) struct Peers {
-    identity: Arc<Identity>,
+    identity: watch::Sender<Arc<Identity>>,
     clients: Mutex<HashMap<(String, String), PeerClient<Channel>>>,
 }
 
 impl Peers {
     /// Clients that show this identity.
     pub(crate) fn new(identity: Arc<Identity>) -> Self {
-        Self { identity, clients: Mutex::new(HashMap::new()) }
+        Self { identity: watch::channel(identity).0, clients: Mutex::new(HashMap::new()) }
     }
 
     /// What this node shows its peers.
-    pub(crate) fn identity(&self) -> &Arc<Identity> {
-        &self.identity
+    pub(crate) fn identity(&self) -> Arc<Identity> {
+        Arc::clone(&self.identity.borrow())
+    }
+
+    /// Shows this from now on: a renewed certificate.
+    pub(crate) fn set_identity(&self, identity: Identity) {
+        self.identity.send_replace(Arc::new(identity));
+    }
+
+    /// Hears of renewed certificates.
+    pub(crate) fn identities(&self) -> watch::Receiver<Arc<Identity>> {
+        self.identity.subscribe()
+    }
+
+    /// Forgets the clients of a node.
+    pub(crate) fn forget(&self, node: &str) {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.retain(|(name, _), _| name != node);
     }
 
     /// The client of a node at an address.
@@ -52,7 +69,7 @@ impl Peers {
     }
 
     fn channel(&self, node: &str, address: &str, answer: Option<Duration>) -> Channel {
-        let identity = Arc::clone(&self.identity);
+        let identities = self.identity.subscribe();
         let (node, address) = (node.to_string(), address.to_string());
         // The URI only fills HTTP/2's :authority; the connector knows where to go.
         let mut endpoint = Endpoint::from_static("http://peer.godwit").connect_timeout(CONNECT);
@@ -61,7 +78,8 @@ impl Peers {
             None => endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW),
         };
         endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
-            let (identity, node, address) = (Arc::clone(&identity), node.clone(), address.clone());
+            let identity = Arc::clone(&identities.borrow());
+            let (node, address) = (node.clone(), address.clone());
             async move {
                 let node = NodeName::new(&node).map_err(std::io::Error::other)?;
                 let options = ConnectOptions { timeout: CONNECT, ..ConnectOptions::default() };

@@ -8,13 +8,14 @@
 //! ```
 //! Ending the daemon ends neither services nor their logs: each has a shim of its own.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
 use godwit_migration::Doubts;
 use godwit_migration::arrivals::Arrivals;
+use godwit_migration::binds::Binds;
 use godwit_migration::journal::Journal;
 use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
@@ -52,10 +54,10 @@ use crate::host::NodeHost;
 use crate::network::Network;
 use crate::node::Node;
 use crate::node_api::NodeService;
-use crate::peer_api::PeerService;
+use crate::peer_api::{PeerService, VerbsFrom};
 use crate::peers::Peers;
 use crate::state::{State, now_ms};
-use crate::{cluster, images, join, networks, services};
+use crate::{cluster, images, join, networks, removals, renew, services};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -139,6 +141,17 @@ pub(crate) struct ServeArgs {
     /// Directory of the programs that services may name as hooks
     #[arg(long, default_value = "/etc/godwit/hooks", value_name = "DIR")]
     pub hooks: PathBuf,
+    /// Directory below which services from other nodes may have directories of this node mounted; may be given
+    /// several times [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub allow_bind: Vec<PathBuf>,
+    /// Whose users may migrate, cancel, capture and look at the connections of this node's services: all,
+    /// none, or the users of these nodes
+    #[arg(long, value_name = "all|none|NODE,...", default_value = "all", value_delimiter = ',')]
+    pub verbs_from: Vec<String>,
+    /// How long certificates last that this node issues, in seconds
+    #[arg(long, hide = true)]
+    pub certificate_validity: Option<u64>,
     /// What becomes of frames for a service that is on its way from here: dropping them is for comparison
     #[arg(long, value_enum, default_value_t = CutOver::Hold, hide = true)]
     pub cutover: CutOver,
@@ -268,6 +281,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     // Before anything of services is looked for.
     networks::keep(&node).await?;
     recovery::recover(node.local()).await.context("migrations left unfinished cannot be ended")?;
+    cluster::put_own_right(&node)?;
     services::find_again(&node).await?;
 
     let listener = Listener::bind(args.listen, &identity, ListenOptions::default()).await?;
@@ -289,7 +303,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
             .add_service(NodeServer::new(NodeService(Arc::clone(&node))))
             .serve_with_incoming(UnixListenerStream::new(users)) => served.context("the unix socket failed"),
         served = Server::builder()
-            .add_service(PeerServer::new(PeerService(Arc::clone(&node))).max_decoding_message_size(MAX_SYNC))
+            .add_service(PeerServer::new(PeerService(Arc::clone(&node), VerbsFrom(args.verbs_from.clone()))).max_decoding_message_size(MAX_SYNC))
             .serve_with_incoming(ReceiverStream::new(incoming)) => served.context("the peer API failed"),
         () = accept_peers(Arc::clone(&node), listener, peers) => Ok(()),
         () = join::invite(Arc::clone(&node), inviting) => Ok(()),
@@ -297,6 +311,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         () = relieve(&node) => Ok(()),
         () = images::tend(&node, Duration::from_secs(u64::from(args.keep_layers) * 3600)) => Ok(()),
         reason = ends_at_once(&node) => Err(anyhow::anyhow!(reason)),
+        () = renew::run(&node) => Ok(()),
         error = node.local().networks.failed() => Err(error).context("the uplink cannot be watched"),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
@@ -322,6 +337,7 @@ const MAX_SYNC: usize = 16 << 20;
 
 async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<Node>> {
     let state = Arc::new(State::open(&args.state.join("node.db"))?);
+    removals::load(&state, &identity)?;
     let vtep = godwit_network::underlay_address(&args.uplink).await?;
     state.put_member(&Member {
         name: args.node.clone(),
@@ -357,7 +373,10 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         // It works without, only slower; a CRIU that does not work at all is said by the doctor.
         tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");
     }
-    let node = Arc::new(Node::new(&args.node, state, Peers::new(identity), network));
+    let certificate_validity = args.certificate_validity.map(Duration::from_secs);
+    let mut node = Node::new(&args.node, state, Peers::new(identity), network);
+    node.certificate_validity = certificate_validity;
+    let node = Arc::new(node);
     let local = Local {
         node: args.node.clone(),
         layout: Layout {
@@ -369,6 +388,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         networks: Networks::new(overlay),
         namespaces: args.namespaces.clone(),
         hooks: args.hooks.clone(),
+        binds: Binds { allowed: args.allow_bind.clone(), own: vec![args.state.clone(), args.run.clone()] },
         store: Arc::new(store),
         journal: Journal::open(&args.state.join("journal.db"))?,
         host: Arc::new(NodeHost(Arc::downgrade(&node))),
@@ -447,12 +467,37 @@ async fn accept_peers(
     mut listener: Listener,
     peers: mpsc::Sender<std::io::Result<PeerStream>>,
 ) {
+    let mut identities = node.peers.identities();
+    let mut clock = tokio::time::interval(Duration::from_secs(1));
+    let data = DataSessions::default();
     loop {
-        let accepted = listener.accept().await;
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = clock.tick() => {
+                let members = node.state.members().unwrap_or_default();
+                let addresses = members.iter().filter_map(|m| m.address.parse::<SocketAddr>().ok());
+                listener.known().set(addresses.map(|address| address.ip()));
+                continue;
+            }
+            Ok(()) = identities.changed() => {
+                let identity = Arc::clone(&identities.borrow_and_update());
+                if let Err(error) = listener.set_identity(&identity) {
+                    tracing::error!(error = %error_chain(&error), "other nodes are shown the older certificate");
+                }
+                continue;
+            }
+        };
         match accepted.alpn {
             Alpn::Data => {
+                let Some(session) = data.enter(&accepted.peer) else {
+                    tracing::warn!(node = %accepted.peer, "has too many data connections; connection closed");
+                    continue;
+                };
                 let local = Arc::clone(node.local());
-                tokio::spawn(async move { receive(local, accepted).await });
+                tokio::spawn(async move {
+                    receive(local, accepted).await;
+                    drop(session);
+                });
             }
             _ => {
                 let stream = PeerStream { peer: accepted.peer, stream: accepted.stream };
@@ -461,6 +506,22 @@ async fn accept_peers(
                 }
             }
         }
+    }
+}
+
+/// Data connections of one member at the same time: all lanes of a dozen migrations.
+const MAX_DATA_SESSIONS: usize = 256;
+
+/// How many data connections each member has.
+#[derive(Clone, Default)]
+struct DataSessions(Arc<Mutex<HashMap<NodeName, Arc<()>>>>);
+
+impl DataSessions {
+    /// One more, which ends when what is returned is dropped; none where there are too many.
+    fn enter(&self, peer: &NodeName) -> Option<Arc<()>> {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = sessions.entry(peer.clone()).or_default();
+        (Arc::strong_count(session) <= MAX_DATA_SESSIONS).then(|| Arc::clone(session))
     }
 }
 
@@ -543,5 +604,22 @@ impl AsyncWrite for PeerStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_members_data_connections_are_bounded_and_take_no_room_from_others() {
+        let sessions = DataSessions::default();
+        let (b, c) = (NodeName::new("b").unwrap(), NodeName::new("c").unwrap());
+        let mut held: Vec<_> = (0..MAX_DATA_SESSIONS).map(|_| sessions.enter(&b).unwrap()).collect();
+        assert!(sessions.enter(&b).is_none());
+        assert!(sessions.enter(&c).is_some());
+        held.pop();
+        assert!(sessions.enter(&b).is_some());
     }
 }

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
-use godwit_engine::{ContainerStatus, EngineError, rootfs};
+use godwit_engine::{ContainerStatus, EngineError, MountKind, rootfs};
 use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, hooks};
 use godwit_network::NetworkError;
 use tonic::Status;
 
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
-use crate::{cluster, convert, forward, networks};
+use crate::{cluster, convert, forward, networks, removals};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -253,6 +253,13 @@ fn describe(
     if let Some(taken) = node.namespace_taken(&service).map_err(internal)? {
         return Err(Status::already_exists(taken));
     }
+    for mount in &service.mounts {
+        if let MountKind::Bind { source } = &mount.kind
+            && let Some(objection) = node.local().binds.objection(source)
+        {
+            return Err(Status::invalid_argument(objection));
+        }
+    }
     for hook in service.hooks.named() {
         hooks::check(&node.local().hooks, hook).map_err(invalid)?;
     }
@@ -345,6 +352,7 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
             let addresses = networks::addresses_of(&placement);
             shown.push(api::Service {
                 networks: networks::shown(node, &addresses).map_err(internal)?,
+                reason: removals::gone(node, &placement.node).map_err(internal)?.unwrap_or_default(),
                 name: placement.service,
                 address: placement.address,
                 node: placement.node,
@@ -398,6 +406,9 @@ async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(
 /// Removes a stopped service and all of its files.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), Status> {
     node.settle(name).await;
+    if removals::forget_service(node, name).await.map_err(internal)? {
+        return Ok(());
+    }
     if force && node.state.service(name).map_err(internal)?.is_none() {
         return forget(node, name).await;
     }

@@ -1,6 +1,8 @@
 //! What a node knows, on disk: its services, where all services of the cluster are, its networks and
 //! members, join tokens, and the last events. One SQLite file, `node.db`.
 
+mod removals;
+
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -86,6 +88,8 @@ impl State {
         database.pragma_update(None, "journal_mode", "WAL")?;
         database.pragma_update(None, "synchronous", "FULL")?;
         schema::upgrade(&mut database, &STEPS)?;
+        database.execute_batch(removals::TABLE)?;
+        removals::put_right(&database)?;
         Ok(Self { database: Mutex::new(database) })
     }
 

@@ -23,6 +23,7 @@ mod lifecycle;
 pub mod log;
 mod process;
 mod provided;
+mod rights;
 mod shim;
 mod spec;
 

@@ -13,6 +13,7 @@
 //! - [`recover`]: what goes on without the conversation in which it began.
 
 mod admit;
+mod announced;
 pub(crate) mod intake;
 mod own;
 mod plain;

@@ -4,6 +4,7 @@
 
 pub mod arrivals;
 pub mod attach;
+pub mod binds;
 pub mod bulk;
 pub mod converge;
 pub mod destination;

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::arrivals::Arrivals;
+use crate::binds::Binds;
 use crate::destination::intake::IntakeError;
 use crate::doubt::Doubts;
 use crate::images;
@@ -183,6 +184,8 @@ pub struct Local {
     pub networks: Networks,
     /// Where network namespaces of others are mounted that services may be plugged into.
     pub namespaces: PathBuf,
+    /// Which of its directories may be mounted into services.
+    pub binds: Binds,
     /// Where the operator's hooks are.
     pub hooks: PathBuf,
     /// Layers.

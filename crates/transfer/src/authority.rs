@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SerialNumber,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SerialNumber, SigningKey,
 };
 use rustls::pki_types::CertificateDer;
 
@@ -19,12 +19,13 @@ use crate::identity::{
     self, CA_FILE, Fingerprint, Identity, IdentityError, MAX_PEM, key_pair, load_key, parse_certificate,
 };
 use crate::node::NodeName;
+use crate::removal::Removal;
 
 /// The CA key's file.
 pub const CA_KEY_FILE: &str = "ca.key";
 
-/// How long a node's certificate is valid: two years. There is no renewal by itself yet, and an
-/// edge node may be out of reach for months.
+/// How long a node's certificate is valid: two years. It is renewed when two thirds of them are over
+/// ([`Identity::renew_at`]), which leaves an edge node that is out of reach eight months to come back.
 pub const NODE_VALIDITY: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
 /// How long the CA is valid: ten years. No certificate outlives the CA that issued it.
@@ -40,6 +41,7 @@ pub struct ClusterAuthority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
     valid: (u64, u64),
+    node_validity: Duration,
 }
 
 impl fmt::Debug for ClusterAuthority {
@@ -102,13 +104,24 @@ impl ClusterAuthority {
         }
         let valid = identity::validity(&certificate, &path.display().to_string())?;
         let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|_| invalid())?;
-        Ok(Self { certificate, pem, issuer, valid })
+        Ok(Self { certificate, pem, issuer, valid, node_validity: NODE_VALIDITY })
     }
 
     /// Grants a node its certificate (PEM) for the public key in its request.
     ///
     /// Whether `node` may have one is the caller's decision.
     pub fn issue(&self, node: &NodeName, request_pem: &str) -> Result<String, IdentityError> {
+        self.issue_after(node, request_pem, 0)
+    }
+
+    /// The same with a certificate that counts as issued after a time, in seconds since 1970: after a
+    /// removal of the node that had the name.
+    pub fn issue_after(
+        &self,
+        node: &NodeName,
+        request_pem: &str,
+        after: u64,
+    ) -> Result<String, IdentityError> {
         let refuse = |source| IdentityError::Request { node: node.clone(), source };
         let now = now()?;
         if now >= self.valid.1 {
@@ -128,8 +141,9 @@ impl ClusterAuthority {
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
         params.serial_number = Some(serial_number()?);
-        let from = now.saturating_sub(CLOCK_SKEW.as_secs()).max(self.valid.0);
-        set_validity(&mut params, from, (now + NODE_VALIDITY.as_secs()).min(self.valid.1));
+        let issued = now.max(after.saturating_add(1));
+        let from = issued.saturating_sub(CLOCK_SKEW.as_secs()).max(self.valid.0);
+        set_validity(&mut params, from, (now + self.node_validity.as_secs()).min(self.valid.1));
         let certificate = params
             .signed_by(&request.public_key, &self.issuer)
             .map_err(|source| IdentityError::Make { what: "certificate", source })?;
@@ -141,6 +155,24 @@ impl ClusterAuthority {
     pub fn issue_own(&self, dir: &Path, node: &NodeName) -> Result<Identity, IdentityError> {
         let request = Identity::create_request(dir, node)?;
         Identity::install(dir, &self.pem, &self.issue(node, &request)?)
+    }
+
+    /// The same CA, whose certificates for nodes last so long.
+    #[must_use]
+    pub fn with_node_validity(self, node_validity: Duration) -> Self {
+        Self { node_validity, ..self }
+    }
+
+    /// Takes back all certificates that a node was given until now.
+    pub fn remove(&self, node: &NodeName) -> Result<Removal, IdentityError> {
+        let until = now()?;
+        let words = Removal::words(&self.certificate, node, until);
+        let signature = self
+            .issuer
+            .key()
+            .sign(&words)
+            .map_err(|source| IdentityError::Make { what: "signature of a removal", source })?;
+        Ok(Removal { node: node.clone(), until, signature })
     }
 
     /// The CA's certificate, PEM.

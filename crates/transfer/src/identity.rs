@@ -26,6 +26,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::files;
 use crate::node::{NodeName, NodeNameError};
+use crate::removal::Removals;
 
 /// The CA certificate's file.
 pub const CA_FILE: &str = "ca.pem";
@@ -138,6 +139,20 @@ pub enum IdentityError {
         /// The refused name, with its control characters escaped.
         name: String,
     },
+    /// A certificate that came as a renewal is another node's.
+    #[error("the renewed certificate of node `{own}` is for node `{other}`")]
+    OtherNode {
+        /// This node.
+        own: NodeName,
+        /// The node in the certificate.
+        other: NodeName,
+    },
+    /// A certificate that came as a renewal does not last longer.
+    #[error("the renewed certificate of node `{node}` does not last longer than the one it has")]
+    NoLonger {
+        /// This node.
+        node: NodeName,
+    },
     /// The CA has expired.
     #[error("the cluster's CA has expired; found a new cluster and let its nodes join it")]
     AuthorityExpired,
@@ -205,7 +220,9 @@ pub struct Identity {
     ca: CertificateDer<'static>,
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
+    begins: SystemTime,
     expires: SystemTime,
+    removals: Removals,
 }
 
 impl fmt::Debug for Identity {
@@ -225,7 +242,9 @@ impl Clone for Identity {
             ca: self.ca.clone(),
             certificate: self.certificate.clone(),
             key: self.key.clone_key(),
+            begins: self.begins,
             expires: self.expires,
+            removals: self.removals.clone(),
         }
     }
 }
@@ -261,15 +280,7 @@ impl Identity {
                 .map_err(|source| IdentityError::Write { path, source })?;
             key
         };
-        // The request names the node for whoever looks at it. The CA takes nothing from it but the
-        // public key.
-        let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, node.as_str());
-        params
-            .serialize_request(&key)
-            .and_then(|request| request.pem())
-            .map_err(|source| IdentityError::Make { what: "certificate request", source })
+        request_for(&key, node)
     }
 
     /// Installs the cluster's answer to the request made in `dir`, and loads it.
@@ -300,6 +311,38 @@ impl Identity {
         Ok(identity)
     }
 
+    /// A request (PEM) for another certificate for the key in `dir`.
+    ///
+    /// # Errors
+    /// The node has no key.
+    pub fn renewal_request(dir: &Path, node: &NodeName) -> Result<String, IdentityError> {
+        let path = dir.join(KEY_FILE);
+        request_for(&key_pair(&load_key(&path)?, &path)?, node)
+    }
+
+    /// Puts another certificate of this node in the place of its own. Nothing is written unless it was
+    /// issued by the same CA, for the same node and key, and lasts longer.
+    ///
+    /// # Errors
+    /// It was not, or cannot be written.
+    pub fn renew(&self, dir: &Path, certificate_pem: &str) -> Result<Self, IdentityError> {
+        let what = "the renewed certificate";
+        let certificate = parse_certificate(certificate_pem.as_bytes(), what)?;
+        let mut renewed =
+            Self::assemble(self.ca.clone(), certificate, self.key(), what, &dir.join(KEY_FILE))?;
+        if renewed.node != self.node {
+            return Err(IdentityError::OtherNode { own: self.node.clone(), other: renewed.node });
+        }
+        if renewed.expires <= self.expires {
+            return Err(IdentityError::NoLonger { node: self.node.clone() });
+        }
+        let path = dir.join(CERTIFICATE_FILE);
+        files::replace(&path, certificate_pem.as_bytes(), files::PUBLIC)
+            .map_err(|source| IdentityError::Write { path, source })?;
+        renewed.removals = self.removals.clone();
+        Ok(renewed)
+    }
+
     fn assemble(
         ca: CertificateDer<'static>,
         certificate: CertificateDer<'static>,
@@ -317,7 +360,9 @@ impl Identity {
             crate::tls::provider(),
         )
         .map_err(|_| IdentityError::KeyMismatch { node: node.clone(), path: key_path.into() })?;
-        Ok(Self { node, ca, certificate, key, expires: SystemTime::UNIX_EPOCH + Duration::from_secs(until) })
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let (begins, expires) = (at(from), at(until));
+        Ok(Self { node, ca, certificate, key, begins, expires, removals: Removals::default() })
     }
 
     /// This node's name, from its certificate.
@@ -340,6 +385,17 @@ impl Identity {
         self.expires
     }
 
+    /// When two thirds of its certificate's time are over, and another one is to be asked for.
+    pub fn renew_at(&self) -> SystemTime {
+        let whole = self.expires.duration_since(self.begins).unwrap_or_default();
+        self.begins + whole / 3 * 2
+    }
+
+    /// The members that were removed, whom connections of this identity do not believe. Clones share them.
+    pub fn removals(&self) -> &Removals {
+        &self.removals
+    }
+
     pub(crate) fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
@@ -347,6 +403,18 @@ impl Identity {
     pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
         self.key.clone_key()
     }
+}
+
+/// A request for a certificate. It names the node for whoever looks at it; the CA takes nothing from it but
+/// the public key.
+fn request_for(key: &KeyPair, node: &NodeName) -> Result<String, IdentityError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, node.as_str());
+    params
+        .serialize_request(key)
+        .and_then(|request| request.pem())
+        .map_err(|source| IdentityError::Make { what: "certificate request", source })
 }
 
 /// The one node that a certificate names; none if it has any other name beside it.

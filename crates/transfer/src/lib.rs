@@ -3,8 +3,9 @@
 //! ```text
 //!   identity, authority   who a node is: the cluster's CA, a node's certificate and key
 //!   token, join           how a new node gets its certificate
+//!   removal               nodes whose certificates are believed no more
 //!   tls                   which certificates are believed, and for what
-//!   listen, socket        TCP and TLS connections, made and accepted
+//!   listen, room, socket  TCP and TLS connections, made and accepted
 //!   gauge                 what the kernel knows of a connection, and its rate
 //!   frame, region         the data plane's frames on such a connection
 //!   connection            a data connection: peer, reader, writer, traffic
@@ -24,6 +25,8 @@ pub mod join;
 pub mod listen;
 pub mod node;
 pub mod region;
+pub mod removal;
+mod room;
 pub mod socket;
 pub mod tls;
 pub mod token;
@@ -35,6 +38,8 @@ pub use gauge::{Gauge, Reading};
 pub use identity::{Fingerprint, Identity, IdentityError};
 pub use listen::{Accepted, ConnectError, ConnectOptions, ListenError, ListenOptions, Listener, connect};
 pub use node::{NodeName, NodeNameError};
+pub use removal::{Removal, RemovalError, Removals};
+pub use room::KnownAddresses;
 pub use socket::{LinkOptions, SecureStream, Socket, Traffic};
 pub use tls::{Alpn, TlsError};
 pub use token::{JoinToken, Secret, TokenError};

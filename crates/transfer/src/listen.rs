@@ -1,13 +1,12 @@
 //! Connections made and accepted: TCP, TLS, and who is at the other end.
 //!
 //! Handshakes run beside each other, so that a slow or silent client holds up nobody. They are
-//! bounded in time, in number, and in number per address.
+//! bounded in time and in number, and room is kept for members (`room`).
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::{CertificateError, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
@@ -16,6 +15,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::identity::{Identity, node_of};
 use crate::node::NodeName;
+use crate::removal::{Membership, Removals};
+use crate::room::{KnownAddresses, Room, Verdict};
 use crate::socket::{LinkOptions, SecureStream, Socket};
 use crate::tls::{self, Alpn, TlsError};
 
@@ -28,11 +29,18 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct ListenOptions {
     /// How long a handshake may take: 10 s, a few round trips of the worst link.
     pub handshake_timeout: Duration,
-    /// How many handshakes may be under way: 64. Further connections wait in the kernel.
+    /// How many handshakes of members may be under way, and how many of strangers together with the room
+    /// that is kept for members: 64.
     pub max_pending: usize,
     /// How many of them from one address: 16, more than the channels of one migration. Further
     /// connections from there are closed at once, so that one silent host cannot keep others out.
     pub max_pending_per_address: usize,
+    /// How many of them from one prefix, /24 or /64, that is not of members: 32.
+    pub max_pending_per_prefix: usize,
+    /// How many are kept for members: 16.
+    pub reserved: usize,
+    /// How long a stranger's handshake takes at least before it makes place for another one: 1 s.
+    pub patience: Duration,
     /// How a dead link is noticed.
     pub link: LinkOptions,
 }
@@ -43,6 +51,9 @@ impl Default for ListenOptions {
             handshake_timeout: Duration::from_secs(10),
             max_pending: 64,
             max_pending_per_address: 16,
+            max_pending_per_prefix: 32,
+            reserved: 16,
+            patience: Duration::from_secs(1),
             link: LinkOptions::default(),
         }
     }
@@ -81,6 +92,7 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct Listener {
     handshakes: Handshakes,
+    removals: Removals,
 }
 
 impl Listener {
@@ -90,7 +102,8 @@ impl Listener {
         identity: &Identity,
         options: ListenOptions,
     ) -> Result<Self, ListenError> {
-        Ok(Self { handshakes: Handshakes::bind(address, tls::server_config(identity)?, options).await? })
+        let handshakes = Handshakes::bind(address, tls::server_config(identity)?, options).await?;
+        Ok(Self { handshakes, removals: identity.removals().clone() })
     }
 
     /// Where it listens (the port, if 0 was asked for).
@@ -101,7 +114,13 @@ impl Listener {
     /// Uses another identity for the connections to come: a renewed certificate.
     pub fn set_identity(&mut self, identity: &Identity) -> Result<(), TlsError> {
         self.handshakes.acceptor = TlsAcceptor::from(tls::server_config(identity)?);
+        self.removals = identity.removals().clone();
         Ok(())
+    }
+
+    /// The addresses for whose handshakes room is kept.
+    pub fn known(&self) -> &KnownAddresses {
+        self.handshakes.room.known()
     }
 
     /// The next connection whose handshake succeeded. Failed ones are logged and passed over.
@@ -109,7 +128,8 @@ impl Listener {
     /// called again: it may be used in `select!`.
     pub async fn accept(&mut self) -> Accepted {
         loop {
-            let (stream, remote) = self.handshakes.next().await;
+            let (mut stream, remote) = self.handshakes.next().await;
+            keep_to_members(&mut stream, &self.removals);
             let connection = stream.get_ref().1;
             let peer = connection.peer_certificates().and_then(|chain| node_of(chain.first()?));
             let alpn = connection.alpn_protocol().and_then(Alpn::from_bytes);
@@ -145,6 +165,12 @@ impl JoinListener {
         self.handshakes.local
     }
 
+    /// Uses another identity for the connections to come: a renewed certificate.
+    pub fn set_identity(&mut self, identity: &Identity) -> Result<(), TlsError> {
+        self.handshakes.acceptor = TlsAcceptor::from(tls::join_server_config(identity)?);
+        Ok(())
+    }
+
     /// The next connection that speaks the join protocol, as [`Listener::accept`].
     pub async fn accept(&mut self) -> (SecureStream, SocketAddr) {
         loop {
@@ -164,14 +190,14 @@ struct Handshakes {
     acceptor: TlsAcceptor,
     options: ListenOptions,
     pending: JoinSet<(SocketAddr, io::Result<SecureStream>)>,
-    per_address: HashMap<IpAddr, usize>,
+    room: Room,
 }
 
 impl std::fmt::Debug for Handshakes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Handshakes")
             .field("local", &self.local)
-            .field("pending", &self.pending.len())
+            .field("pending", &self.room.len())
             .finish_non_exhaustive()
     }
 }
@@ -185,31 +211,30 @@ impl Handshakes {
         let bound = |source| ListenError::Bind { address, source };
         let tcp = TcpListener::bind(address).await.map_err(bound)?;
         let local = tcp.local_addr().map_err(bound)?;
-        let (pending, per_address) = (JoinSet::new(), HashMap::new());
-        Ok(Self { tcp, local, acceptor: TlsAcceptor::from(config), options, pending, per_address })
+        let (pending, room) = (JoinSet::new(), Room::default());
+        Ok(Self { tcp, local, acceptor: TlsAcceptor::from(config), options, pending, room })
     }
 
     /// The next finished handshake. Both branches lose nothing when they are not taken.
     async fn next(&mut self) -> (SecureStream, SocketAddr) {
         loop {
-            let room = self.pending.len() < self.options.max_pending;
             tokio::select! {
-                Some(finished) = self.pending.join_next() => {
-                    let Ok((remote, result)) = finished else {
-                        // A handshake neither panics nor is aborted while this object lives; if it
-                        // did, its address's count would be lost, so all are forgotten together.
-                        if self.pending.is_empty() {
-                            self.per_address.clear();
+                Some(finished) = self.pending.join_next_with_id() => {
+                    let (id, (remote, result)) = match finished {
+                        Ok(finished) => finished,
+                        // It has made place for another one, which was said then.
+                        Err(ended) => {
+                            self.room.leave(ended.id());
+                            continue;
                         }
-                        continue;
                     };
-                    self.release(remote.ip());
+                    self.room.leave(id);
                     match result {
                         Ok(stream) => return (stream, remote),
                         Err(error) => tracing::warn!(%remote, %error, "connection refused"),
                     }
                 }
-                accepted = self.tcp.accept(), if room => match accepted {
+                accepted = self.tcp.accept() => match accepted {
                     Ok((stream, remote)) => self.start(stream, remote),
                     Err(error) if is_of_one_connection(&error) => {}
                     Err(error) => {
@@ -222,14 +247,16 @@ impl Handshakes {
     }
 
     fn start(&mut self, stream: TcpStream, remote: SocketAddr) {
-        let count = self.per_address.entry(remote.ip()).or_default();
-        if *count >= self.options.max_pending_per_address {
-            tracing::warn!(%remote, "too many unfinished handshakes from this address; connection closed");
-            return;
+        match self.room.judge(remote.ip(), &self.options, Instant::now()) {
+            Verdict::Enter => {}
+            Verdict::InPlaceOf(oldest) => self.room.end(oldest),
+            Verdict::Refuse(reason) => {
+                tracing::warn!(%remote, reason, "connection closed");
+                return;
+            }
         }
-        *count += 1;
         let (acceptor, options) = (self.acceptor.clone(), self.options);
-        self.pending.spawn(async move {
+        let abort = self.pending.spawn(async move {
             let handshake = async {
                 let socket = Socket::new(stream, &options.link)?;
                 acceptor.accept(socket).await.map(SecureStream::from)
@@ -240,16 +267,15 @@ impl Handshakes {
             };
             (remote, result)
         });
+        self.room.enter(abort.id(), remote.ip(), abort);
     }
+}
 
-    fn release(&mut self, address: IpAddr) {
-        if let Some(count) = self.per_address.get_mut(&address) {
-            *count -= 1;
-            if *count == 0 {
-                self.per_address.remove(&address);
-            }
-        }
-    }
+/// The connection fails once its peer is removed from the cluster.
+fn keep_to_members(stream: &mut SecureStream, removals: &Removals) {
+    let chain = stream.get_ref().1.peer_certificates();
+    let membership = chain.and_then(|chain| Membership::of(removals, chain.first()?));
+    stream.get_mut().0.only_for(membership);
 }
 
 /// Whether accepting failed because the one connection was gone already (accept(2), Linux notes).
@@ -319,6 +345,16 @@ pub enum ConnectError {
         /// The address.
         address: String,
     },
+    /// The host's certificate is of a node that was removed.
+    #[error(
+        "node `{node}` at {address} was removed from the cluster; let it join again if it is to come back"
+    )]
+    Removed {
+        /// The node.
+        node: String,
+        /// The address.
+        address: String,
+    },
     /// The host's certificate is not valid now.
     #[error(
         "the certificate of node `{node}` at {address} is not valid now: it has expired, or one of the two clocks is wrong"
@@ -356,7 +392,9 @@ pub async fn connect(
     options: ConnectOptions,
 ) -> Result<SecureStream, ConnectError> {
     let config = tls::client_config(identity, alpn, node)?;
-    handshake(config, address, node, node.as_str(), options).await
+    let mut stream = handshake(config, address, node, node.as_str(), options).await?;
+    keep_to_members(&mut stream, identity.removals());
+    Ok(stream)
 }
 
 /// Connects with `config`; `label` is how errors call the other side.
@@ -402,6 +440,7 @@ fn explain(source: io::Error, node: &str, address: &str) -> ConnectError {
             C::Expired | C::ExpiredContext { .. } | C::NotValidYet | C::NotValidYetContext { .. } => {
                 ConnectError::NotValidNow { node, address }
             }
+            C::Revoked => ConnectError::Removed { node, address },
             C::UnknownIssuer | C::BadSignature | C::ApplicationVerificationFailure => {
                 ConnectError::ForeignCertificate { address }
             }

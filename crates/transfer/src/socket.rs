@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::gauge::Gauge;
+use crate::removal::Membership;
 
 /// A TLS connection between nodes.
 pub type SecureStream = tokio_rustls::TlsStream<Socket>;
@@ -66,6 +67,8 @@ pub struct Socket {
     stream: TcpStream,
     traffic: Arc<Traffic>,
     gauge: Arc<Gauge>,
+    /// Of the peer, once it has shown its certificate.
+    membership: Option<Membership>,
 }
 
 impl Socket {
@@ -82,7 +85,7 @@ impl Socket {
         sockopt::set_tcp_user_timeout(&stream, user_timeout)?;
         prefer_short_queues(&stream);
         let gauge = Arc::new(Gauge::new(&stream)?);
-        Ok(Self { stream, traffic: Arc::default(), gauge })
+        Ok(Self { stream, traffic: Arc::default(), gauge, membership: None })
     }
 
     /// The counters; they live on after the connection.
@@ -93,6 +96,15 @@ impl Socket {
     /// The kernel's figures; there are none after the connection.
     pub fn gauge(&self) -> Weak<Gauge> {
         Arc::downgrade(&self.gauge)
+    }
+
+    /// The connection fails from the moment on that its peer is removed from the cluster.
+    pub(crate) fn only_for(&mut self, membership: Option<Membership>) {
+        self.membership = membership;
+    }
+
+    fn check_peer(&mut self) -> io::Result<()> {
+        self.membership.as_mut().map_or(Ok(()), Membership::check)
     }
 
     /// The TCP connection.
@@ -115,6 +127,7 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.check_peer()?;
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         let read = buffer.filled().len().saturating_sub(before);
@@ -134,6 +147,7 @@ impl Socket {
 
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check_peer()?;
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.count_sent(polled)
     }
@@ -143,6 +157,7 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.check_peer()?;
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         self.count_sent(polled)
     }

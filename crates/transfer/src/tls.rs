@@ -24,6 +24,7 @@ use rustls::{
 
 use crate::identity::{Fingerprint, Identity, node_of};
 use crate::node::NodeName;
+use crate::removal::Removals;
 
 /// The protocols spoken between nodes, told apart by ALPN (RFC 7301).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -111,7 +112,10 @@ pub fn server_config(identity: &Identity) -> Result<Arc<ServerConfig>, TlsError>
     let mut config = ServerConfig::builder_with_provider(provider().clone())
         .with_protocol_versions(&[&TLS13])
         .map_err(wrap)?
-        .with_client_cert_verifier(Arc::new(AnyNodeOfCluster { inner }))
+        .with_client_cert_verifier(Arc::new(AnyNodeOfCluster {
+            inner,
+            removals: identity.removals().clone(),
+        }))
         .with_single_cert(vec![identity.certificate().clone()], identity.key())
         .map_err(wrap)?;
     config.alpn_protocols = vec![Alpn::Peer.as_bytes().to_vec(), Alpn::Data.as_bytes().to_vec()];
@@ -127,7 +131,8 @@ pub fn client_config(
     expected: &NodeName,
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let wrap = |source| TlsError::Identity { node: identity.node().clone(), source };
-    let verifier = OneNode { inner: server_verifier(identity.ca()).map_err(wrap)?, node: expected.clone() };
+    let (node, removals) = (expected.clone(), identity.removals().clone());
+    let verifier = OneNode { inner: server_verifier(identity.ca()).map_err(wrap)?, node, removals };
     let mut config = client_builder(Arc::new(verifier))
         .map_err(wrap)?
         .with_client_auth_cert(vec![identity.certificate().clone()], identity.key())
@@ -233,10 +238,11 @@ macro_rules! handshake_signatures {
     };
 }
 
-/// A client that has a certificate of the CA which names exactly one node.
+/// A client that has a certificate of the CA which names exactly one node, which was not removed.
 #[derive(Debug)]
 struct AnyNodeOfCluster {
     inner: Arc<dyn ClientCertVerifier>,
+    removals: Removals,
 }
 
 impl ClientCertVerifier for AnyNodeOfCluster {
@@ -252,6 +258,7 @@ impl ClientCertVerifier for AnyNodeOfCluster {
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.inner.verify_client_cert(certificate, intermediates, now)?;
         match node_of(certificate) {
+            Some(_) if self.removals.refuses(certificate) => Err(CertificateError::Revoked.into()),
             Some(_) => Ok(verified),
             None => Err(CertificateError::ApplicationVerificationFailure.into()),
         }
@@ -265,6 +272,7 @@ impl ClientCertVerifier for AnyNodeOfCluster {
 struct OneNode {
     inner: Arc<WebPkiServerVerifier>,
     node: NodeName,
+    removals: Removals,
 }
 
 impl ServerCertVerifier for OneNode {
@@ -279,7 +287,9 @@ impl ServerCertVerifier for OneNode {
         let expected = server_name(&self.node)?;
         let verified =
             self.inner.verify_server_cert(certificate, intermediates, &expected, ocsp_response, now)?;
-        if node_of(certificate).as_ref() == Some(&self.node) {
+        if self.removals.refuses(certificate) {
+            Err(CertificateError::Revoked.into())
+        } else if node_of(certificate).as_ref() == Some(&self.node) {
             Ok(verified)
         } else {
             Err(CertificateError::NotValidForName.into())

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use godwit_api::v1::CreateTokenRequest;
+use godwit_api::v1::{CreateTokenRequest, RemoveNodeRequest};
 
 use crate::{cli::Global, client::Connection, output, values};
 
@@ -45,6 +45,14 @@ enum ClusterVerb {
         #[arg(long)]
         again: bool,
     },
+    /// Remove a node: the others refuse its certificate from now on; the founding node does it
+    ///
+    /// Its services stay where they are, and are shown as services on a removed node until `godwit rm` forgets
+    /// them. A node that was removed can be let in again with a new token.
+    Remove {
+        /// The node
+        name: String,
+    },
     /// Make this machine a node of the cluster that the token comes from
     ///
     /// Starts `godwitd join` with the same flags; `godwitd join --help` lists them.
@@ -62,6 +70,20 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         ClusterVerb::Init { flags } => become_daemon(global, "init", flags),
         ClusterVerb::Join { token, flags } => {
             become_daemon(global, "join", std::iter::once(token).chain(flags))
+        }
+        ClusterVerb::Remove { name } => {
+            let mut connection = Connection::open(global).await?;
+            let answer = connection.node.remove_node(RemoveNodeRequest { node: name.clone() }).await;
+            let answer = answer.map_err(|status| connection.explain(&status))?.into_inner();
+            if global.json {
+                output::json(&answer)?;
+            } else {
+                output::line(&format!("node {name} is removed"))?;
+                for service in &answer.services {
+                    output::line(&format!("service {service} was there; `godwit rm {service}` forgets it"))?;
+                }
+            }
+            Ok(ExitCode::SUCCESS)
         }
         ClusterVerb::Token { name, valid, again } => {
             let mut connection = Connection::open(global).await?;

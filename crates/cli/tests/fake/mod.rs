@@ -14,8 +14,9 @@ use godwit_api::v1::{
     CaptureRequest, CaptureStart, CapturedPacket, Check, ConnectionCount, ConnectionsResponse,
     CreateTokenRequest, CreateTokenResponse, DoctorRequest, DoctorResponse, Event, EventsRequest, ExecInput,
     ExecOutput, ListRequest, ListResponse, LogEntry, LogsRequest, MigrateRequest, MigrationEvent,
-    MigrationProgress, MigrationReport, NodeInfo, NodesRequest, NodesResponse, PhaseTime, RemoveRequest,
-    RemoveResponse, ResolveRequest, ResolveResponse, RunRequest, Service, ServiceRequest, ServiceState,
+    MigrationProgress, MigrationReport, NodeInfo, NodesRequest, NodesResponse, PhaseTime, RemoveNodeRequest,
+    RemoveNodeResponse, RemoveRequest, RemoveResponse, ResolveRequest, ResolveResponse, RunRequest, Service,
+    ServiceRequest, ServiceState,
     StopRequest, capture_event, exec_input, exec_output, migration_event,
     node_server::{Node, NodeServer},
 };
@@ -521,6 +522,11 @@ impl Node for Answers {
     async fn create_token(&self, request: Request<CreateTokenRequest>) -> Answer<CreateTokenResponse> {
         *self.asked.token.lock().unwrap() = Some(request.into_inner());
         Ok(Response::new(CreateTokenResponse { token: "gwt1-secret".into() }))
+    }
+
+    async fn remove_node(&self, request: Request<RemoveNodeRequest>) -> Answer<RemoveNodeResponse> {
+        assert_eq!(request.into_inner().node, "c");
+        Ok(Response::new(RemoveNodeResponse { services: vec!["web".into()] }))
     }
 }
 

@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, umount2};
 use super::cgroup::Cgroup;
 use super::process::Handle;
 use super::shim::{self, Files, Started};
-use super::{Runc, io_error, last_error, message, program_error, provided, spec};
+use super::{Runc, io_error, last_error, message, program_error, provided, rights, spec};
 use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineError, RestoreRequest};
 
 /// Options for CRIU at a restore that runc cannot give. They overrule what runc asks for.
@@ -79,6 +79,7 @@ impl Runc {
             reason: error.to_string(),
             log: request.work.join("restore.log"),
         })?;
+        rights::check(request)?;
         let files = Files::new(&config.directory);
         let criu_config = files.criu_config();
         let files = self.prepare(config, Some(&criu_config)).await?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use godwit_engine::MountKind;
 use godwit_engine::image::Digest;
 
-use super::DestinationError;
+use super::{DestinationError, announced};
 use crate::arrivals::Arrival;
 use crate::fault;
 use crate::hooks;
@@ -24,6 +24,9 @@ const CRIU_ANSWER: Duration = Duration::from_secs(5);
 /// Room for the restore beside the service's own memory, bytes.
 const RESTORE_OVERHEAD: u64 = 32 << 20;
 
+/// Highest epoch of a service that is taken: more moves than there are milliseconds in thirty years.
+const MAX_EPOCH: u64 = 1 << 40;
+
 /// What an accepted offer holds until it is committed or dropped.
 pub(super) struct Admitted {
     pub(super) service: Service,
@@ -31,6 +34,7 @@ pub(super) struct Admitted {
     /// The identity of the source's journal; empty where it did not tell.
     pub(super) source_journal: String,
     pub(super) images_bytes: u64,
+    pub(super) tree_bytes: u64,
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
     pub(super) arrival: Option<Arrival>,
@@ -79,12 +83,9 @@ pub(super) async fn admit(
     }
     for mount in &service.mounts {
         if let MountKind::Bind { source } = &mount.kind
-            && !source.exists()
+            && let Some(objection) = local.binds.foreign_objection(source, &local.node)
         {
-            reasons.push(format!(
-                "{}, which is mounted into the service, does not exist there",
-                source.display()
-            ));
+            reasons.push(objection);
         }
     }
     if let Some(path) = service.network.namespace()
@@ -100,7 +101,8 @@ pub(super) async fn admit(
     // Until the journal names the layers that are here.
     let hold = local.store.hold();
     let missing = missing_layers(local, &open, &mut reasons)?;
-    let disk = missing.iter().map(|l| l.bytes.saturating_mul(3)).sum::<u64>().saturating_add(open.tree_bytes);
+    reasons.extend(announced::objections(&open));
+    let disk = announced::disk_bytes(&missing, open.tree_bytes);
     let free = local.store.available_bytes()?;
     if disk > free {
         reasons.push(format!(
@@ -145,6 +147,7 @@ pub(super) async fn admit(
         tcp_inline,
         kept,
         images_bytes: open.images_bytes,
+        tree_bytes: announced::tree_limit(open.tree_bytes),
         missing,
         _memory: memory,
         _place: place,
@@ -177,6 +180,9 @@ fn check_names(service: &Service, open: &Open) -> Result<(), DestinationError> {
             && name.as_bytes()[0].is_ascii_alphanumeric()
             && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
     };
+    if service.epoch > MAX_EPOCH {
+        return Err(DestinationError::Protocol("an epoch that no service reaches"));
+    }
     if !plain(&service.name) || !plain(&open.migration) || !plain(&service.id) {
         return Err(DestinationError::Protocol("a name that cannot be a file name"));
     }

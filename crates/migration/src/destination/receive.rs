@@ -24,9 +24,6 @@ use crate::service::Service;
 /// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
 const MAX_LOG_BYTES: u64 = 64 << 20;
 
-/// Largest upper directory taken over: larger ones want a volume.
-const MAX_TREE_BYTES: u64 = 1 << 40;
-
 /// Most names in it.
 const MAX_TREE_ENTRIES: u64 = 50_000_000;
 
@@ -50,7 +47,7 @@ pub(super) async fn until_restored(
     // The source sends what comes for the service as soon as that is frozen.
     local.hold_for(service).await?;
     let upper = local.layout.upper(&service.name);
-    receive_tree(link, &upper).await?;
+    receive_tree(link, &upper, admitted.tree_bytes).await?;
     sync(upper).await?;
     fault::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
@@ -99,16 +96,20 @@ async fn receive_layer(local: &Local, link: &mut Link, layer: &Layer) -> Result<
     Ok(())
 }
 
-async fn receive_tree(link: &mut Link, upper: &std::path::Path) -> Result<(), DestinationError> {
+async fn receive_tree(link: &mut Link, upper: &std::path::Path, most: u64) -> Result<(), DestinationError> {
     match link.receive().await? {
         Message::TreeBegin => {}
         other => return Err(link.unexpected(&other, "TreeBegin").into()),
     }
-    receive_tree_items(link, upper).await
+    receive_tree_items(link, upper, most).await
 }
 
-async fn receive_tree_items(link: &mut Link, upper: &std::path::Path) -> Result<(), DestinationError> {
-    let limits = tree::Limits { entries: MAX_TREE_ENTRIES, bytes: MAX_TREE_BYTES };
+async fn receive_tree_items(
+    link: &mut Link,
+    upper: &std::path::Path,
+    most: u64,
+) -> Result<(), DestinationError> {
+    let limits = tree::Limits { entries: MAX_TREE_ENTRIES, bytes: most };
     let mut receiver = tree::Receiver::new(upper, limits)?;
     loop {
         match link.receive().await? {
@@ -139,7 +140,7 @@ async fn receive_and_restore(
     let service = &admitted.service;
     let upper = local.layout.upper(&service.name);
     receive_pending(link, intake).await?;
-    receive_tree_items(link, &upper).await?;
+    receive_tree_items(link, &upper, admitted.tree_bytes).await?;
     // On the disk before the commit, beside the images' way here.
     let synced = tokio::spawn(sync(upper));
     local.mount_root(service)?;

@@ -1,0 +1,120 @@
+//! Whether images of another node give a container more than its own definition does.
+
+use std::path::Path;
+
+use godwit_criu::images::{Allowed, excess};
+use serde_json::Value;
+
+use super::spec;
+use crate::container::{ContainerConfig, EngineError, RestoreRequest};
+
+/// The capabilities by their numbers, as in `linux/capability.h`.
+const CAPABILITIES: [&str; 41] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_BROADCAST",
+    "CAP_NET_ADMIN",
+    "CAP_NET_RAW",
+    "CAP_IPC_LOCK",
+    "CAP_IPC_OWNER",
+    "CAP_SYS_MODULE",
+    "CAP_SYS_RAWIO",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_PACCT",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_BOOT",
+    "CAP_SYS_NICE",
+    "CAP_SYS_RESOURCE",
+    "CAP_SYS_TIME",
+    "CAP_SYS_TTY_CONFIG",
+    "CAP_MKNOD",
+    "CAP_LEASE",
+    "CAP_AUDIT_WRITE",
+    "CAP_AUDIT_CONTROL",
+    "CAP_SETFCAP",
+    "CAP_MAC_OVERRIDE",
+    "CAP_MAC_ADMIN",
+    "CAP_SYSLOG",
+    "CAP_WAKE_ALARM",
+    "CAP_BLOCK_SUSPEND",
+    "CAP_AUDIT_READ",
+    "CAP_PERFMON",
+    "CAP_BPF",
+    "CAP_CHECKPOINT_RESTORE",
+];
+
+/// Refuses images that give more than the definition of the container.
+pub(super) fn check(request: &RestoreRequest) -> Result<(), EngineError> {
+    let refused = |reason: String| EngineError::Restore {
+        name: request.config.name.clone(),
+        reason,
+        log: request.work.join("restore.log"),
+    };
+    let found =
+        excess(&request.images, &allowed(&request.config)).map_err(|error| refused(error.to_string()))?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(refused(format!("its images hold more than it was defined with: {}", found.join("; "))))
+}
+
+fn allowed(config: &ContainerConfig) -> Allowed {
+    let json = spec::config_json(config, &[], None);
+    let texts = |value: &Value| -> Vec<String> {
+        let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect()
+    };
+    let held = texts(&json["process"]["capabilities"]["bounding"]);
+    let bits = (0u32..).zip(CAPABILITIES).filter(|(_, name)| held.iter().any(|held| held == name));
+    let standard = |path: &str| config.mounts.iter().any(|mount| mount.target == Path::new(path));
+    Allowed {
+        capabilities: bits.fold(0, |set, (bit, _)| set | 1 << bit),
+        // What this kernel does not have cannot be written to.
+        read_only: texts(&json["linux"]["readonlyPaths"])
+            .into_iter()
+            .filter(|path| path.starts_with("/proc/") && Path::new(path).exists())
+            .collect(),
+        own_proc: standard("/proc") || standard("/sys"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::container::User;
+
+    #[test]
+    fn the_set_is_the_definitions_own() {
+        let config = ContainerConfig {
+            name: "web".into(),
+            directory: "/d".into(),
+            rootfs: "/r".into(),
+            network_namespace: "/run/netns/n".into(),
+            cgroup: "godwit/web".into(),
+            command: vec!["true".into()],
+            env: vec![],
+            mounts: vec![],
+            memory_bytes: 0,
+            cpu_millis: 0,
+            hostname: "web".into(),
+            user: User::default(),
+            workdir: "/".into(),
+        };
+        let allowed = allowed(&config);
+        // As /proc/PID/status of a service shows it.
+        assert_eq!(allowed.capabilities, 0x8004_05fb);
+        assert!(allowed.read_only.contains(&"/proc/sys".to_owned()));
+        assert!(!allowed.own_proc);
+    }
+}
