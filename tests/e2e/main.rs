@@ -7,6 +7,7 @@
 mod backends;
 mod bench;
 mod capture;
+mod confinement;
 mod connections;
 mod demo;
 mod failures_cancel;

@@ -51,6 +51,8 @@ pub enum ImageKind {
     ProcessTree = 0x5027_3030,
     /// `files.img`.
     Files = 0x5630_3138,
+    /// `mountpoints-NAMESPACE.img`.
+    Mounts = 0x5556_3928,
     /// `mm-PID.img`.
     Memory = 0x5749_2820,
     /// `pagemap-PID.img`; its records are of two kinds: see [`Pagemap::decode`].
@@ -65,7 +67,9 @@ impl ImageKind {
         match self {
             Self::Inventory => None,
             Self::Statistics => Some(SERVICE_MAGIC),
-            Self::Core | Self::ProcessTree | Self::Files | Self::Memory | Self::Pagemap => Some(COMMON_MAGIC),
+            Self::Core | Self::ProcessTree | Self::Files | Self::Mounts | Self::Memory | Self::Pagemap => {
+                Some(COMMON_MAGIC)
+            }
         }
     }
 

@@ -74,6 +74,9 @@ pub(super) async fn admit(
             local.node
         )),
     }
+    if let Err(error) = service.confinement.check() {
+        reasons.push(crate::error_chain(&error));
+    }
     for mount in &service.mounts {
         if let MountKind::Bind { source } = &mount.kind
             && !source.exists()
