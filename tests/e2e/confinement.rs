@@ -282,3 +282,47 @@ fn what_was_asked_of_confinement_holds_before_and_after_moves() {
         assert!(refused.code == 125 && refused.stderr.contains(said), "{refused:?}");
     }
 }
+
+/// The capabilities that the shipped unit takes from godwitd, as setpriv(1) names them.
+fn taken_by_the_unit() -> String {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/godwitd.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    let set = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=~")).unwrap();
+    let taken: Vec<_> = set.split_whitespace().map(|name| name.strip_prefix("CAP_").unwrap()).collect();
+    assert!(taken.contains(&"SYS_BOOT"), "{taken:?}");
+    taken.iter().map(|name| format!("-{}", name.to_lowercase())).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn services_move_between_machines_of_other_uptimes_under_what_the_shipped_unit_leaves() {
+    let taken = taken_by_the_unit();
+    // Node b was booted earlier, so that a clock that goes on takes a time namespace with offsets.
+    let through = format!(
+        "case $GODWIT_NODE in b) exec unshare --time --monotonic 5000 --boottime 5000 setpriv --bounding-set {taken} \"$@\";; esac
+         exec setpriv --bounding-set {taken} \"$@\""
+    );
+    let bed = Bed::up_with("unit", |config| {
+        config.programs.serve_through = ["sh", "-c", &through, "sh"].map(str::to_owned).into();
+    });
+    start(&bed, &[]);
+    let shim = |node: &str| {
+        // The shim is the daemon's child, and has what that has.
+        let status = fs::read_to_string(format!("/proc/{}/status", pid(&bed, node))).unwrap();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().to_owned();
+        let status = fs::read_to_string(format!("/proc/{parent}/status")).unwrap();
+        let bounding =
+            status.lines().find_map(|line| line.strip_prefix("CapBnd:")).unwrap().trim().to_owned();
+        let clock = fs::read_link(format!("/proc/{parent}/ns/time")).unwrap();
+        (u64::from_str_radix(&bounding, 16).unwrap(), clock)
+    };
+    let (on_a, clock_of_a) = shim("a");
+    moves_without_a_difference(&bed, &["precopy"]);
+    let (on_b, clock_of_b) = shim("b");
+    // CAP_SYS_BOOT is gone on both, and the clocks are others.
+    assert_eq!((on_a >> 22 & 1, on_b >> 22 & 1), (0, 0));
+    assert_ne!(clock_of_a, clock_of_b);
+    bed.migrate_so(NAME, "b", "a", &["--mode", "cold"]);
+    let doctor = bed.godwit("a", &["--json", "doctor"]).stdout;
+    let checks: Value = serde_json::from_str(doctor.lines().last().unwrap_or_default()).unwrap();
+    assert!(!doctor.contains("without CAP_SYS_TIME"), "{checks:#}");
+}

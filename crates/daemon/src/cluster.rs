@@ -90,7 +90,10 @@ pub(crate) fn what_we_know(node: &Node) -> Result<SyncMessage, StateError> {
 /// Takes over what is newer in a peer's message.
 pub(crate) async fn take_in(node: &Arc<Node>, message: SyncMessage) -> Result<(), StateError> {
     if let Some(info) = message.info {
-        node.hear(NodeInfo { last_seen_ms: now_ms(), is_self: false, ..info });
+        // On its way it says when it was sent.
+        let now = now_ms();
+        let clock_ahead_ms = info.last_seen_ms.saturating_sub(now);
+        node.hear(NodeInfo { last_seen_ms: now, is_self: false, clock_ahead_ms, ..info });
     }
     for member in message.members {
         // A node speaks for itself: nobody else knows its address better.
@@ -128,6 +131,8 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         last_seen_ms: now_ms(),
         is_self: true,
         network: Some(network::own(node)),
+        clock_ahead_ms: 0,
+        criu: node.local().criu.known_version().map(|version| version.to_string()).unwrap_or_default(),
     })
 }
 

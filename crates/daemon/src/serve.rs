@@ -37,6 +37,7 @@ use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{
     Accepted, Alpn, Connection, Identity, ListenOptions, Listener, NodeName, SecureStream,
 };
+use nix::sys::stat::{Mode, umask};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -50,6 +51,7 @@ use crate::encrypt::{self, Encrypt};
 use crate::network::Network;
 use crate::node::{Node, NodeHost};
 use crate::node_api::NodeService;
+use crate::notify::Manager;
 use crate::peer_api::PeerService;
 use crate::peers::Peers;
 use crate::state::{State, now_ms};
@@ -237,7 +239,7 @@ async fn can_restore_lazily(criu: &Criu) -> bool {
 const CRIU_ANSWER: Duration = Duration::from_secs(5);
 
 /// Serves a node until SIGTERM or SIGINT.
-pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("godwitd must run as root: it makes containers, mounts and network devices");
     }
@@ -270,6 +272,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let socket = args.run.join("godwitd.sock");
     let users = listen_unix(&socket)?;
     tracing::info!(node = %args.node, listen = %args.listen, socket = %socket.display(), "godwitd serves");
+    manager.tell("READY=1").context("the service manager cannot be told that the node is ready")?;
     if let Some(fd) = args.ready_fd {
         tell_ready(fd)?;
     }
@@ -292,6 +295,9 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
+    if let Err(error) = manager.tell("STOPPING=1") {
+        tracing::warn!(%error, "the service manager cannot be told that the node ends");
+    }
     shut_down(&node).await;
     let _ = std::fs::remove_file(&socket);
     ended
@@ -418,10 +424,11 @@ fn listen_unix(path: &Path) -> anyhow::Result<UnixListener> {
         }
         _ => {}
     }
-    let listener =
-        UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    // With this mode from its first instant: whoever connects before a change stays connected.
+    let before = umask(Mode::from_bits_truncate(0o177));
+    let listener = UnixListener::bind(path);
+    umask(before);
+    listener.with_context(|| format!("cannot listen on {}", path.display()))
 }
 
 fn tell_ready(fd: i32) -> anyhow::Result<()> {
@@ -522,5 +529,24 @@ impl AsyncWrite for PeerStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[tokio::test]
+    async fn the_socket_is_for_root_alone_from_its_first_instant() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        // What was there before is nobody's: the lock says so.
+        std::fs::write(&path, "").unwrap();
+        let before = umask(Mode::empty());
+        let _listening = listen_unix(&path).unwrap();
+        let restored = umask(before);
+        assert_eq!(restored, Mode::empty(), "the mask is put back");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

@@ -11,7 +11,7 @@
 //! service are still at the source. The destination's `committed` only
 //! repeats what the source decided. `kept`, `dropped` and `done` are final.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -119,6 +119,23 @@ pub enum JournalError {
         "the migration journal's entry {0} is damaged; move journal.db aside only after checking with `godwit ps` on both nodes where the service runs"
     )]
     Damaged(String),
+    /// The file cannot be made root's alone.
+    #[error("{path} cannot be made")]
+    File {
+        /// The journal.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Makes a database's file, if it is not there, and closes it to other users. SQLite gives its further files the
+/// same mode.
+pub fn own_file(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let file = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
+    file.set_permissions(std::fs::Permissions::from_mode(0o600))
 }
 
 /// Entries older than this and final are forgotten: nobody asks about them any more.
@@ -133,6 +150,7 @@ pub struct Journal {
 impl Journal {
     /// Opens or makes the journal at `path`. Every write is on the disk when its method returns.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
+        own_file(path).map_err(|source| JournalError::File { path: path.to_owned(), source })?;
         let database = Connection::open(path)?;
         database.pragma_update(None, "journal_mode", "WAL")?;
         database.pragma_update(None, "synchronous", "FULL")?;
@@ -259,6 +277,8 @@ mod tests {
         journal.set("01A", Stage::Frozen, "").unwrap();
         journal.set_restored("01B", &[7, 9]).unwrap();
         drop(journal);
+        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap());
+        assert_eq!(mode & 0o777, 0o600);
 
         let journal = Journal::open(&path).unwrap();
         let left = journal.unfinished().unwrap();

@@ -6,6 +6,7 @@ pub mod arrivals;
 pub mod attach;
 pub mod bulk;
 pub mod converge;
+pub mod cpu;
 pub mod destination;
 pub mod fault;
 pub mod hooks;

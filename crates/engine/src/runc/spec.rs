@@ -224,7 +224,7 @@ mod tests {
     }
 
     fn config_json(config: &ContainerConfig) -> Value {
-        super::config_json(config, &[]).unwrap()
+        super::config_json(config, &[], &[], None).unwrap()
     }
 
     #[test]

@@ -8,18 +8,22 @@ use godwit_engine::image::Digest;
 
 use super::DestinationError;
 use crate::arrivals::Arrival;
+use crate::cpu::{cpu_flags, is_usable};
 use crate::fault;
 use crate::hooks;
 use crate::journal::Role;
 use crate::kept::Kept;
 use crate::link::Link;
-use crate::local::{Local, Place, cpu_flags, machine};
+use crate::local::{Local, Place, machine};
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::service::Service;
 use crate::terms::OverlayTerms;
 
 /// How long CRIU may take to tell its version: it does so in milliseconds.
 const CRIU_ANSWER: Duration = Duration::from_secs(5);
+
+/// What databases hold is signed.
+const MAX_EPOCH: u64 = i64::MAX as u64;
 
 /// Room for the restore beside the service's own memory, bytes.
 const RESTORE_OVERHEAD: u64 = 32 << 20;
@@ -66,7 +70,10 @@ pub(super) async fn admit(
     let mut tcp_inline = false;
     let asking = async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline()) };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
-        Ok(Ok((_, inline))) => tcp_inline = inline,
+        Ok(Ok((version, inline))) => {
+            tcp_inline = inline;
+            reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
+        }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
         Err(_) => reasons.push(format!(
             "CRIU at {} does not answer; run `godwit doctor` on node {}",
@@ -152,6 +159,10 @@ fn check_names(service: &Service, open: &Open) -> Result<(), DestinationError> {
             && name.as_bytes()[0].is_ascii_alphanumeric()
             && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
     };
+    // The next owner's is one more.
+    if service.epoch >= MAX_EPOCH {
+        return Err(DestinationError::Protocol("an epoch that leaves no room for another move"));
+    }
     if !plain(&service.name) || !plain(&open.migration) || !plain(&service.id) {
         return Err(DestinationError::Protocol("a name that cannot be a file name"));
     }
@@ -167,7 +178,9 @@ fn machine_objections(local: &Local, open: &Open) -> Vec<String> {
         )];
     }
     let flags = cpu_flags();
-    let lacking: Vec<_> = open.cpu_flags.iter().filter(|flag| !flags.contains(flag)).cloned().collect();
+    // Of what an older node tells, too, only what a program can use.
+    let usable = open.cpu_flags.iter().filter(|flag| is_usable(flag));
+    let lacking: Vec<_> = usable.filter(|flag| !flags.contains(flag)).cloned().collect();
     if lacking.is_empty() {
         return Vec::new();
     }
