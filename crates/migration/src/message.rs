@@ -89,6 +89,9 @@ pub struct Open {
     /// The source's CRIU; nothing from a node that does not tell.
     #[prost(message, optional, tag = "40")]
     pub criu: Option<CriuVersion>,
+    /// The source's time of day, milliseconds since 1970; 0 from a node that does not tell.
+    #[prost(int64, tag = "41")]
+    pub now_ms: i64,
 }
 
 /// A release of CRIU: the dump of a newer one cannot be restored by an older one.

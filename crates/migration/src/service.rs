@@ -96,6 +96,12 @@ impl Service {
         }
     }
 
+    /// Tells its times by a clock that is `ahead_ms` ahead of the one that they were told by.
+    pub fn tell_by_clock_ahead(&mut self, ahead_ms: i64) {
+        self.created_ms = self.created_ms.saturating_add(ahead_ms);
+        self.started_ms = self.started_ms.saturating_add(ahead_ms);
+    }
+
     /// The service's ends of its networks, as many as it has addresses. Published ports lead to the first.
     #[must_use]
     pub fn endpoints(&self) -> Vec<ServiceEndpoint> {
@@ -229,6 +235,13 @@ pub(crate) mod tests {
     fn a_service_is_the_same_after_its_way_over_the_wire() {
         let text = serde_json::to_string(&service()).unwrap();
         assert_eq!(serde_json::from_str::<Service>(&text).unwrap(), service());
+    }
+
+    #[test]
+    fn a_service_is_as_old_after_a_move_to_another_clock_as_before() {
+        let mut moved = service();
+        moved.tell_by_clock_ahead(-3_600_000);
+        assert_eq!((moved.created_ms, moved.started_ms), (1 - 3_600_000, 2 - 3_600_000));
     }
 
     #[test]

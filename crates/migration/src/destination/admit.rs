@@ -14,7 +14,7 @@ use crate::hooks;
 use crate::journal::Role;
 use crate::kept::Kept;
 use crate::link::Link;
-use crate::local::{Local, Place, machine};
+use crate::local::{Local, Place, machine, now_ms};
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::service::Service;
 use crate::terms::OverlayTerms;
@@ -55,9 +55,12 @@ pub(super) async fn admit(
             open.protocol
         )]));
     }
-    let service: Service = serde_json::from_str(&open.service)
+    let mut service: Service = serde_json::from_str(&open.service)
         .map_err(|_| DestinationError::Protocol("a service description that cannot be read"))?;
     check_names(&service, &open)?;
+    if open.now_ms != 0 {
+        service.tell_by_clock_ahead(now_ms().saturating_sub(open.now_ms));
+    }
     let (place, mut reasons) = match local.host.admit(&service).await {
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),

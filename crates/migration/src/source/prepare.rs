@@ -15,7 +15,7 @@ use crate::cpu::cpu_flags;
 use crate::images::{KERNEL_STATE_BYTES, Room};
 use crate::kept;
 use crate::link::{Link, LinkError};
-use crate::local::{LocalError, machine};
+use crate::local::{LocalError, machine, now_ms};
 use crate::message::{Layer, Message, Open, PROTOCOL_VERSION};
 use crate::report::{Report, ms_since};
 use crate::service::Service;
@@ -110,6 +110,7 @@ impl Source {
             lanes: u32::try_from(self.options.lanes).unwrap_or(1),
             overlay: Some(OverlayTerms::of(self.local.networks.first())),
             criu: Some(self.local.criu.version().await?.into()),
+            now_ms: now_ms(),
         }))
         .await?;
         let missing = match link.receive().await? {
