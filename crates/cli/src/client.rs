@@ -36,6 +36,12 @@ pub(crate) enum ClientError {
         socket.display(), reason(cause)
     )]
     NoDaemon { socket: PathBuf, cause: io::Error },
+    /// It runs, but does not listen yet.
+    #[error(
+        "godwitd is starting and does not listen on {} yet: it brings unfinished migrations to their end first; try again in a moment, `journalctl -u godwitd` tells what it does",
+        socket.display()
+    )]
+    Starting { socket: PathBuf },
     /// The daemon of a lab's node is not there.
     #[error(
         "godwitd of node {node} in lab {lab} does not answer on {}: {}; `godwit lab status {lab}` tells what runs there",
@@ -152,6 +158,11 @@ fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
 
 fn unreachable(global: &Global, socket: &Path, cause: io::Error) -> ClientError {
     let socket = socket.to_owned();
+    if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+        && is_starting(&socket)
+    {
+        return ClientError::Starting { socket };
+    }
     match (cause.kind(), &global.socket, &global.node) {
         (io::ErrorKind::PermissionDenied, ..) => ClientError::NotAllowed { socket },
         (_, None, Some(node)) => {
@@ -159,6 +170,12 @@ fn unreachable(global: &Global, socket: &Path, cause: io::Error) -> ClientError 
         }
         _ => ClientError::NoDaemon { socket, cause },
     }
+}
+
+/// Whether a daemon has the directory of the socket: it takes the lock first and listens last.
+fn is_starting(socket: &Path) -> bool {
+    let Ok(lock) = fs::File::open(socket.with_file_name("godwitd.lock")) else { return false };
+    matches!(lock.try_lock_shared(), Err(fs::TryLockError::WouldBlock))
 }
 
 /// The socket of a lab's node, or what the lab has instead.
@@ -190,7 +207,18 @@ fn lab_socket(labs: &Path, lab: &str, node: &str) -> Result<PathBuf, ClientError
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::lab_socket;
+    use super::{is_starting, lab_socket};
+
+    #[test]
+    fn a_daemon_that_has_its_lock_and_no_socket_is_starting() {
+        let run = tempfile::tempdir().unwrap();
+        let socket = run.path().join("godwitd.sock");
+        assert!(!is_starting(&socket), "there has never been one");
+        let lock = std::fs::File::create(run.path().join("godwitd.lock")).unwrap();
+        assert!(!is_starting(&socket), "the file stays when it ends");
+        lock.lock().unwrap();
+        assert!(is_starting(&socket));
+    }
 
     #[test]
     fn an_unknown_lab_or_node_is_named_with_what_there_is() {

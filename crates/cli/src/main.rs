@@ -19,7 +19,10 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Parser as _, error::ErrorKind};
+use clap::{
+    Parser as _,
+    error::{ContextKind, ErrorKind},
+};
 
 use crate::cli::Cli;
 
@@ -29,7 +32,7 @@ const USAGE: u8 = 2;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return explain_usage(&error),
+        Err(error) => return explain_usage(error),
     };
     let code_of_failure = cli.verb.code_of_failure();
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
@@ -70,7 +73,11 @@ fn sentence(error: &anyhow::Error) -> String {
 }
 
 /// Help and version as clap writes them; errors in godwit's own form.
-fn explain_usage(error: &clap::Error) -> ExitCode {
+fn explain_usage(mut error: clap::Error) -> ExitCode {
+    // Its advice is to put `--` before a flag that it does not know, which makes a command of the flag.
+    if error.kind() == ErrorKind::UnknownArgument {
+        error.remove(ContextKind::Suggested);
+    }
     if matches!(
         error.kind(),
         ErrorKind::DisplayHelp

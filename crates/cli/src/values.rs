@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use godwit_api::v1::{Mount, PublishedPort};
+use godwit_api::v1::{Entrypoint, Mount, PublishedPort, Ulimit};
 
 /// Why a value is not taken. Clap puts the flag and the value in front.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +29,16 @@ pub(crate) enum ValueError {
     Publish,
     #[error("write NAME=VALUE, or NAME to take the value from your own environment")]
     Env,
+    #[error("{file}: line {line}: {reason}", reason = ValueError::Env)]
+    EnvLine { file: String, line: usize },
+    #[error("{file} cannot be read: {reason}")]
+    EnvFile { file: String, reason: String },
+    #[error("write a program, or its words as a JSON array: [\"sh\", \"-c\"]")]
+    Entrypoint,
+    #[error("write how many processes there may be, or 0 or -1 for no limit")]
+    Pids,
+    #[error("write NAME=SOFT or NAME=SOFT:HARD with numbers, or -1 or unlimited for no limit")]
+    Ulimit,
     #[error("write NAME=VALUE")]
     Label,
     #[error("write MOMENT=NAME, for example post-resume=announce")]
@@ -150,6 +160,47 @@ pub(crate) fn env(text: &str) -> Result<String, ValueError> {
         None if text.is_empty() => Err(ValueError::Env),
         None => env::var(text).map(|value| format!("{text}={value}")).or(Ok(String::new())),
     }
+}
+
+/// The entries of a file with an environment: a line each, as [`env`] reads them.
+pub(crate) fn env_file(path: &Path) -> Result<Vec<String>, ValueError> {
+    let file = path.display().to_string();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ValueError::EnvFile { file: file.clone(), reason: error.to_string() })?;
+    let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim_start()));
+    lines
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        .map(|(line, text)| env(text).map_err(|_| ValueError::EnvLine { file: file.clone(), line }))
+        .collect()
+}
+
+/// `PROGRAM`, `["PROGRAM","ARGUMENT"]`, or nothing.
+pub(crate) fn entrypoint(text: &str) -> Result<Entrypoint, ValueError> {
+    let words = match text {
+        "" => Vec::new(),
+        array if array.starts_with('[') => serde_json::from_str(array).map_err(|_| ValueError::Entrypoint)?,
+        program => vec![program.to_owned()],
+    };
+    Ok(Entrypoint { words })
+}
+
+/// Most processes; 0 for no limit.
+pub(crate) fn pids(text: &str) -> Result<u64, ValueError> {
+    if text == "-1" { Ok(0) } else { text.parse().map_err(|_| ValueError::Pids) }
+}
+
+/// `NAME=SOFT[:HARD]`; the daemon knows the names.
+pub(crate) fn ulimit(text: &str) -> Result<Ulimit, ValueError> {
+    let (name, limits) = text.split_once('=').ok_or(ValueError::Ulimit)?;
+    let (soft, hard) = limits.split_once(':').unwrap_or((limits, limits));
+    let number = |text: &str| match text {
+        "-1" | "unlimited" => Ok(u64::MAX),
+        number => number.parse().map_err(|_| ValueError::Ulimit),
+    };
+    if name.is_empty() {
+        return Err(ValueError::Ulimit);
+    }
+    Ok(Ulimit { name: name.to_owned(), soft: number(soft)?, hard: number(hard)? })
 }
 
 /// `NAME=VALUE`.

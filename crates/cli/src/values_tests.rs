@@ -136,3 +136,33 @@ fn a_rate_is_in_bits_or_bytes_and_says_which() {
         assert_eq!(rate(text), Err(ValueError::Rate), "{text}");
     }
 }
+
+#[test]
+fn an_environment_file_is_read_line_by_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("env");
+    std::fs::write(&file, "# comment\n\nA=1\n  B=two words\nPATH\n").unwrap();
+    let read = env_file(&file).unwrap();
+    assert_eq!(read[..2], ["A=1", "B=two words"]);
+    assert!(read[2].starts_with("PATH="), "{read:?}");
+    std::fs::write(&file, "A=1\n=2\n").unwrap();
+    assert!(env_file(&file).unwrap_err().to_string().contains("env: line 2: write NAME=VALUE"));
+    assert!(env_file(Path::new("/nowhere")).unwrap_err().to_string().starts_with("/nowhere cannot be read"));
+}
+
+#[test]
+fn limits_of_processes_and_entrypoints_are_read_strictly() {
+    let limit = |soft, hard| Ulimit { name: "nofile".into(), soft, hard };
+    assert_eq!(ulimit("nofile=5"), Ok(limit(5, 5)));
+    assert_eq!(ulimit("nofile=5:unlimited"), Ok(limit(5, u64::MAX)));
+    assert_eq!(ulimit("nofile=-1"), Ok(limit(u64::MAX, u64::MAX)));
+    for text in ["nofile", "=5", "nofile=", "nofile=5:", "nofile=-2", "nofile=1k"] {
+        assert_eq!(ulimit(text), Err(ValueError::Ulimit), "{text}");
+    }
+    assert_eq!((pids("-1"), pids("0"), pids("7")), (Ok(0), Ok(0), Ok(7)));
+    assert_eq!(pids("-7"), Err(ValueError::Pids));
+    assert_eq!(entrypoint("").unwrap().words, Vec::<String>::new());
+    assert_eq!(entrypoint("/bin/sh").unwrap().words, ["/bin/sh"]);
+    assert_eq!(entrypoint(r#"["sh","-c"]"#).unwrap().words, ["sh", "-c"]);
+    assert_eq!(entrypoint("[sh]"), Err(ValueError::Entrypoint));
+}

@@ -70,6 +70,52 @@ async fn run_sends_every_flag_and_prints_the_name() {
 }
 
 #[tokio::test]
+async fn run_sends_how_the_service_is_to_be_held() {
+    let fake = Fake::start();
+    let directory = tempfile::tempdir().unwrap();
+    let (profile, env) = (directory.path().join("profile.json"), directory.path().join("env"));
+    std::fs::write(&profile, "{\"defaultAction\":\"SCMP_ACT_ALLOW\"}").unwrap();
+    std::fs::write(&env, "A=0\nC=3\n").unwrap();
+    let seccomp = format!("seccomp={}", profile.display());
+    let held = ["--cap-drop", "ALL", "--cap-add", "CHOWN,KILL", "--pids-limit", "-1", "--read-only"];
+    let more = ["--ulimit", "core=0:5", "--security-opt", &seccomp, "--security-opt", "no-new-privileges"];
+    let env = ["-e", "A=1", "--env-file", env.to_str().unwrap(), "--entrypoint", "[\"/bin/sh\"]"];
+    let whole = [&["run", "--image", "/i.tar"][..], &held, &more, &env, &["sleep", "100", "-q"]].concat();
+    let finished = fake.run(&whole).await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    let asked = fake.asked.run.lock().unwrap().take().unwrap();
+    assert_eq!(
+        (asked.cap_add, asked.cap_drop),
+        (vec!["CHOWN".into(), "KILL".into()], vec!["ALL".to_owned()])
+    );
+    assert_eq!((asked.pids_limit, asked.read_only, asked.no_new_privileges), (Some(0), true, true));
+    assert_eq!((asked.ulimits[0].soft, asked.ulimits[0].hard), (0, 5));
+    assert_eq!(asked.seccomp, "{\"defaultAction\":\"SCMP_ACT_ALLOW\"}");
+    assert_eq!(asked.env, ["A=0", "C=3", "A=1"]);
+    assert_eq!(asked.entrypoint.unwrap().words, ["/bin/sh"]);
+    assert_eq!(asked.command, ["sleep", "100", "-q"], "no `--` was needed");
+
+    for (arguments, said) in [
+        (&["--security-opt", "label=x"][..], "there are seccomp=unconfined"),
+        (&["--security-opt", "seccomp=/nowhere"], "/nowhere cannot be read"),
+        (&["sleep", "9", "--name", "x"], "put --name before sleep"),
+    ] {
+        let finished = fake.run(&[&["run", "--image", "/i.tar"], arguments].concat()).await;
+        assert_eq!(finished.code, 125, "{finished:?}");
+        assert!(finished.stderr.contains(said), "{finished:?}");
+        assert!(fake.asked.run.lock().unwrap().is_none(), "{finished:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_flag_that_there_is_not_is_not_taken_for_a_command() {
+    let finished = Finished::from(godwit(&["run", "--image", "/i", "--frob", "x"]).output().await.unwrap());
+    assert_eq!(finished.code, 2, "{finished:?}");
+    assert!(finished.stderr.contains("unexpected argument '--frob'"), "{finished:?}");
+    assert!(!finished.stderr.contains("-- --frob"), "{finished:?}");
+}
+
+#[tokio::test]
 async fn run_without_a_name_makes_one_from_the_command() {
     let fake = Fake::start();
     let finished = fake.run(&["run", "--image", "/i.tar", "--", "/bin/sleep", "1"]).await;

@@ -106,6 +106,12 @@ impl Criu {
         self.version.get_or_try_init(|| self.ask_version()).await.copied()
     }
 
+    /// The same without asking: none before it was asked for the first time.
+    #[must_use]
+    pub fn known_version(&self) -> Option<Version> {
+        self.version.get().copied()
+    }
+
     async fn ask_version(&self) -> Result<Version, CriuError> {
         let mut service = rpc::Service::start(&self.path, None)?;
         let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;

@@ -6,11 +6,15 @@
 //! (`timerfd_settime(2)`): it would never run out again. So the next interval begins at the restore.
 //! How often the timer ran out until then is kept by CRIU beside it (`ticks`).
 
+mod mounts;
+
 use std::{fs, path::Path};
 
 use prost::Message;
 
 use crate::images::{ImageError, ImageKind, split};
+
+pub use mounts::external_mounts;
 
 /// `file_entry` of a timerfd, whole.
 #[derive(Clone, PartialEq, Eq, Message)]

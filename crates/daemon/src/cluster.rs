@@ -153,7 +153,10 @@ pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) 
         return Ok(());
     }
     if let Some(info) = message.info.filter(|info| info.name == from && trust::is_plain(info)) {
-        node.hear(NodeInfo { last_seen_ms: now_ms(), is_self: false, ..info });
+        // On its way it says when it was sent.
+        let now = now_ms();
+        let clock_ahead_ms = info.last_seen_ms.saturating_sub(now);
+        node.hear(NodeInfo { last_seen_ms: now, is_self: false, clock_ahead_ms, ..info });
     }
     networks::learn(node, &message.networks).await?;
     let known = Placements::new(&node.name, &members, node.state.placements()?);
@@ -250,6 +253,8 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         is_self: true,
         network: Some(network::own(node)),
         authority: node.local().layout.state.join(IDENTITY).join(CA_KEY_FILE).exists(),
+        clock_ahead_ms: 0,
+        criu: node.local().criu.known_version().map(|version| version.to_string()).unwrap_or_default(),
     })
 }
 

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use godwit_api::v1 as api;
-use godwit_engine::{Mount, MountKind};
+use godwit_engine::confinement::ConfinementError;
+use godwit_engine::seccomp::Seccomp;
+use godwit_engine::{Confinement, Mount, MountKind, Ulimit};
 use godwit_migration::hooks::{Hooks, Moment};
-use godwit_migration::{Attachment, Compress, Mode, Options, Port, Report, Service};
+use godwit_migration::{Attachment, Compress, Mode, Options, Port, Report, Service, error_chain};
 use tonic::Status;
 
 /// The smallest memory limit with which a container starts at all.
@@ -163,6 +165,31 @@ pub(crate) fn check_limits(service: &Service) -> Result<(), Status> {
     Ok(())
 }
 
+/// How the service's processes are to be held.
+pub(crate) fn confinement(request: &api::RunRequest) -> Result<Confinement, Status> {
+    let invalid = |error: ConfinementError| Status::invalid_argument(error_chain(&error));
+    let default = Confinement::default();
+    let mut confinement = Confinement {
+        seccomp: match request.seccomp.as_str() {
+            "" => Seccomp::Default,
+            "unconfined" => Seccomp::Unconfined,
+            profile => Seccomp::Profile(profile.to_owned()),
+        },
+        no_new_privileges: request.no_new_privileges,
+        pids_limit: request.pids_limit.unwrap_or(default.pids_limit),
+        read_only: request.read_only,
+        ulimits: request
+            .ulimits
+            .iter()
+            .map(|limit| Ulimit { name: limit.name.clone(), soft: limit.soft, hard: limit.hard })
+            .collect(),
+        ..default
+    };
+    confinement.change_capabilities(&request.cap_add, &request.cap_drop).map_err(invalid)?;
+    confinement.check().map_err(invalid)?;
+    Ok(confinement)
+}
+
 /// A service as the API shows it; networks, state, process and memory are filled in by the caller.
 pub(crate) fn service(service: &Service, node: &str) -> api::Service {
     api::Service {
@@ -185,6 +212,21 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
         labels: service.labels.clone(),
         layers: service.layers.clone(),
         image: service.image.clone(),
+        capabilities: service.confinement.capabilities.clone(),
+        seccomp: match service.confinement.seccomp {
+            Seccomp::Default => "default".into(),
+            Seccomp::Unconfined => "unconfined".into(),
+            Seccomp::Profile(_) => "profile".into(),
+        },
+        no_new_privileges: service.confinement.no_new_privileges,
+        pids_limit: service.confinement.pids_limit,
+        read_only: service.confinement.read_only,
+        ulimits: service
+            .confinement
+            .ulimits
+            .iter()
+            .map(|limit| api::Ulimit { name: limit.name.clone(), soft: limit.soft, hard: limit.hard })
+            .collect(),
         ..api::Service::default()
     }
 }

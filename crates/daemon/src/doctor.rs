@@ -2,29 +2,47 @@
 
 use std::path::Path;
 
-use godwit_api::v1::Check;
+use godwit_api::v1::{Check, NodeInfo};
 use godwit_criu::Criu;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
 
 use crate::keys::Keys;
-use crate::network;
 use crate::node::Node;
+use crate::{cluster, network};
 
 /// Below this much free disk, images and changed files may not fit.
 const DISK_LOW: u64 = 1 << 30;
 
 /// `CAP_*` numbers godwitd and CRIU use (linux/capability.h), and for what.
-const CAPABILITIES: [(u32, &str, &str); 8] = [
+const CAPABILITIES: [(u32, &str, &str); 23] = [
     (0, "CAP_CHOWN", "files of services"),
     (1, "CAP_DAC_OVERRIDE", "files of services"),
+    (2, "CAP_DAC_READ_SEARCH", "files by their handles"),
+    (3, "CAP_FOWNER", "files of services"),
+    (4, "CAP_FSETID", "files of services"),
+    (5, "CAP_KILL", "stopping services"),
+    (6, "CAP_SETGID", "users of services"),
+    (7, "CAP_SETUID", "users of services"),
+    (8, "CAP_SETPCAP", "capabilities of services"),
+    (10, "CAP_NET_BIND_SERVICE", "what services may"),
     (12, "CAP_NET_ADMIN", "bridges, VXLAN, TCP repair"),
     (13, "CAP_NET_RAW", "gratuitous ARP"),
+    (14, "CAP_IPC_LOCK", "restoring locked memory"),
+    (15, "CAP_IPC_OWNER", "restoring System V memory and semaphores"),
+    (18, "CAP_SYS_CHROOT", "what services may, and joining mount namespaces"),
     (19, "CAP_SYS_PTRACE", "dumping processes"),
     (21, "CAP_SYS_ADMIN", "namespaces and mounts"),
+    (23, "CAP_SYS_NICE", "restoring priorities"),
     (24, "CAP_SYS_RESOURCE", "restoring limits above this process's own"),
+    (25, "CAP_SYS_TIME", "restoring the offsets of services' clocks"),
     (27, "CAP_MKNOD", "device nodes of images"),
+    (29, "CAP_AUDIT_WRITE", "what services may"),
+    (31, "CAP_SETFCAP", "capabilities of files"),
 ];
+
+/// Clocks that differ by less, in milliseconds, look the same on a busy network.
+const CLOCKS_DIFFER_MS: u64 = 3_000;
 
 /// From Linux 6.16 on SO_PASSCRED and SO_PASSSEC are refused for TCP sockets, which older CRIUs take
 /// for an error.
@@ -63,6 +81,12 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(guard(node).await);
     checks.push(encryption(node).await);
     checks.push(clock());
+    match cluster::nodes(node) {
+        Ok(nodes) => checks.extend([clocks(&nodes), criu_of(&nodes)]),
+        Err(error) => {
+            checks.push(missing("clocks", error_chain(&error), "look at the disk of the state directory"))
+        }
+    }
     checks.push(disk(&local.layout.state));
     checks
 }
@@ -182,7 +206,7 @@ fn userfaultfd() -> Check {
         return degraded(
             "userfaultfd",
             std::io::Error::last_os_error().to_string(),
-            "post-copy and pre-copy need it: enable CONFIG_USERFAULTFD; cold migration works without",
+            "modes postcopy and hybrid need it, and pre-copy without stopping the service: enable CONFIG_USERFAULTFD; cold migration works without",
         );
     }
     if let Ok(fd) = i32::try_from(fd) {
@@ -198,14 +222,14 @@ fn pagemap_scan() -> Check {
         Err(error) => degraded(
             "PAGEMAP_SCAN",
             error.to_string(),
-            "pre-copy without stopping needs Linux 6.7 or newer; cold migration works without",
+            "pre-copy without stopping the service needs Linux 6.7 or newer; with soft-dirty pre-copy works too, modes cold and postcopy work without both",
         ),
     }
 }
 
 fn soft_dirty() -> Check {
     let name = "soft-dirty";
-    let advice = "only CRIU's own pre-dump needs it (CONFIG_MEM_SOFT_DIRTY, x86-64); godwit uses PAGEMAP_SCAN where it is";
+    let advice = "pre-copy uses it where PAGEMAP_SCAN is missing (CONFIG_MEM_SOFT_DIRTY, x86-64); nothing needs it where that is there";
     match soft_dirty_bit() {
         Ok(true) => ok(name, "available"),
         Ok(false) => degraded(name, "the kernel does not track it", advice),
@@ -258,7 +282,7 @@ fn capabilities() -> Check {
         _ => missing(
             "capabilities",
             format!("without {}", names.join(", ")),
-            "run godwitd as root with these capabilities",
+            "run godwitd as root with these capabilities: look at CapabilityBoundingSet= of its systemd unit (`systemctl cat godwitd`)",
         ),
     }
 }
@@ -274,7 +298,47 @@ fn clock() -> Check {
     degraded(
         "clock",
         "not synchronised",
-        "run an NTP client: certificates are refused when clocks differ by a day, and services see the time jump when they move",
+        "run an NTP client: services see the time of day jump when they move between clocks that differ, and certificates are not valid before their first day by a clock that is late",
+    )
+}
+
+/// Whether the nodes' clocks agree, as far as they have been heard of.
+fn clocks(nodes: &[NodeInfo]) -> Check {
+    let name = "clocks";
+    let others = nodes.iter().filter(|node| !node.is_self && node.last_seen_ms != 0);
+    let shown =
+        |node: &NodeInfo| format!("node {} by {:+.1} s", node.name, node.clock_ahead_ms as f64 / 1000.0);
+    let differ: Vec<_> = others
+        .clone()
+        .filter(|node| node.clock_ahead_ms.unsigned_abs() > CLOCKS_DIFFER_MS)
+        .map(shown)
+        .collect();
+    if differ.is_empty() {
+        return ok(name, format!("as this node's on {} other nodes", others.count()));
+    }
+    degraded(
+        name,
+        format!("differ from this node's: {}", differ.join(", ")),
+        "run an NTP client on all nodes: a service sees the time of day jump by this when it moves",
+    )
+}
+
+/// Whether every node can restore what every other dumps.
+fn criu_of(nodes: &[NodeInfo]) -> Check {
+    let name = "criu of nodes";
+    let mut versions: Vec<_> = nodes.iter().filter(|node| !node.criu.is_empty()).collect();
+    versions.sort_by(|a, b| (&a.criu, &a.name).cmp(&(&b.criu, &b.name)));
+    if versions.windows(2).all(|two| two[0].criu == two[1].criu) {
+        return ok(
+            name,
+            versions.first().map_or("not known yet".to_owned(), |node| format!("all have {}", node.criu)),
+        );
+    }
+    let shown: Vec<_> = versions.iter().map(|node| format!("{} on node {}", node.criu, node.name)).collect();
+    degraded(
+        name,
+        shown.join(", "),
+        "run scripts/setup on those with the older ones: no service moves there from a newer one",
     )
 }
 
@@ -294,5 +358,37 @@ fn disk(state: &Path) -> Check {
         ok("disk", found)
     } else {
         degraded("disk", found, "free some space: layers and changed files of arriving services need it")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, clock_ahead_ms: i64, criu: &str) -> NodeInfo {
+        NodeInfo {
+            name: name.into(),
+            clock_ahead_ms,
+            criu: criu.into(),
+            last_seen_ms: 1,
+            ..NodeInfo::default()
+        }
+    }
+
+    #[test]
+    fn clocks_that_differ_are_named_with_the_difference() {
+        let alike = clocks(&[node("a", 0, ""), node("b", -900, "")]);
+        assert_eq!(alike.status, "ok", "{alike:?}");
+        let apart = clocks(&[node("a", 0, ""), node("b", -3_605_000, ""), node("c", 4_000, "")]);
+        assert_eq!(apart.status, "degraded");
+        assert!(apart.found.contains("node b by -3605.0 s, node c by +4.0 s"), "{apart:?}");
+    }
+
+    #[test]
+    fn nodes_with_other_versions_of_criu_are_named() {
+        assert_eq!(criu_of(&[node("a", 0, "4.2"), node("b", 0, "4.2"), node("c", 0, "")]).status, "ok");
+        let differ = criu_of(&[node("a", 0, "4.2.1"), node("b", 0, "4.1.1")]);
+        assert_eq!(differ.status, "degraded");
+        assert!(differ.found.contains("4.1.1 on node b, 4.2.1 on node a"), "{differ:?}");
     }
 }

@@ -10,6 +10,7 @@ use godwit_api::v1::{CreateTokenRequest, Member};
 use godwit_migration::error_chain;
 use godwit_transfer::join::{self, JoinAnswer};
 use godwit_transfer::listen::JoinListener;
+use godwit_transfer::token::MAX_TOKEN;
 use godwit_transfer::{ClusterAuthority, ConnectOptions, JoinToken, NodeName, SecureStream};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
@@ -60,6 +61,16 @@ pub(crate) fn init(
     state.put_settings(&encryption.map(setting).into_iter().collect())?;
     state.put_member(&member)?;
     Ok(())
+}
+
+/// A token from somewhere else than the arguments, which all users of a machine can see.
+pub(crate) fn read_token(from: impl std::io::Read) -> anyhow::Result<String> {
+    // A few bytes more than a token may have are enough to see that it is none.
+    let most = u64::try_from(MAX_TOKEN).unwrap_or(u64::MAX).saturating_add(8);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut from.take(most), &mut text)
+        .context("the join token cannot be read from standard input")?;
+    Ok(text)
 }
 
 /// Joins the cluster that a token invites to.
@@ -163,8 +174,7 @@ async fn answer(node: &Node, mut stream: SecureStream, remote: &str) -> anyhow::
 
 fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String> {
     let secret = request.secret.secret().sha256();
-    let invited = node.state.take_token(&secret).map_err(|e| error_chain(&e))?;
-    if invited.as_deref() != Some(request.node.as_str()) {
+    if !node.state.take_token(&secret, request.node.as_str()).map_err(|e| error_chain(&e))? {
         return Err("the token is not valid: it was used, has expired, or is for another node; make a new one with `godwit cluster token`".into());
     }
     let authority =

@@ -20,6 +20,7 @@ mod network;
 mod networks;
 mod node;
 mod node_api;
+mod notify;
 mod peer_api;
 mod peers;
 mod removals;
@@ -81,7 +82,8 @@ enum Verb {
         /// Address and port other nodes reach this one at
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: std::net::SocketAddr,
-        /// What `godwit cluster token` printed on the founding node
+        /// What `godwit cluster token` printed on the founding node; with `-` it is read from standard input,
+        /// where the machine's other users do not see it
         token: String,
     },
 }
@@ -90,6 +92,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("GODWIT_LOG").unwrap_or_else(|_| EnvFilter::new(QUIET));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    // SAFETY: no thread has been started yet.
+    let manager = unsafe { notify::Manager::take() };
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -99,11 +103,12 @@ fn main() -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.verb {
-            Verb::Serve(args) => serve::serve(*args).await,
+            Verb::Serve(args) => serve::serve(*args, &manager).await,
             Verb::Init { state, cluster, node, listen, encrypt } => {
                 join::init(&state, &cluster, &node, &listen.to_string(), encrypt)
             }
             Verb::Join { state, node, listen, token } => {
+                let token = if token == "-" { join::read_token(std::io::stdin().lock())? } else { token };
                 join::join(&state, &node, &listen.to_string(), &token).await
             }
         }

@@ -40,6 +40,7 @@ use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{
     Accepted, Alpn, Connection, Identity, ListenOptions, Listener, NodeName, SecureStream,
 };
+use nix::sys::stat::{Mode, umask};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -54,6 +55,7 @@ use crate::host::NodeHost;
 use crate::network::Network;
 use crate::node::Node;
 use crate::node_api::NodeService;
+use crate::notify::Manager;
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::peers::Peers;
 use crate::state::{State, now_ms};
@@ -256,7 +258,7 @@ async fn can_restore_lazily(criu: &Criu) -> bool {
 const CRIU_ANSWER: Duration = Duration::from_secs(5);
 
 /// Serves a node until SIGTERM or SIGINT.
-pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("godwitd must run as root: it makes containers, mounts and network devices");
     }
@@ -291,6 +293,7 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let socket = args.run.join("godwitd.sock");
     let users = listen_unix(&socket)?;
     tracing::info!(node = %args.node, listen = %args.listen, socket = %socket.display(), "godwitd serves");
+    manager.tell("READY=1").context("the service manager cannot be told that the node is ready")?;
     if let Some(fd) = args.ready_fd {
         tell_ready(fd)?;
     }
@@ -316,6 +319,9 @@ pub(crate) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
+    if let Err(error) = manager.tell("STOPPING=1") {
+        tracing::warn!(%error, "the service manager cannot be told that the node ends");
+    }
     shut_down(&node).await;
     let _ = std::fs::remove_file(&socket);
     ended
@@ -449,10 +455,11 @@ fn listen_unix(path: &Path) -> anyhow::Result<UnixListener> {
         }
         _ => {}
     }
-    let listener =
-        UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    // With this mode from its first instant: whoever connects before a change stays connected.
+    let before = umask(Mode::from_bits_truncate(0o177));
+    let listener = UnixListener::bind(path);
+    umask(before);
+    listener.with_context(|| format!("cannot listen on {}", path.display()))
 }
 
 fn tell_ready(fd: i32) -> anyhow::Result<()> {
@@ -621,5 +628,18 @@ mod tests {
         assert!(sessions.enter(&c).is_some());
         held.pop();
         assert!(sessions.enter(&b).is_some());
+    }
+
+    #[tokio::test]
+    async fn the_socket_is_for_root_alone_from_its_first_instant() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        // What was there before is nobody's: the lock says so.
+        std::fs::write(&path, "").unwrap();
+        let before = umask(Mode::empty());
+        let _listening = listen_unix(&path).unwrap();
+        let restored = umask(before);
+        assert_eq!(restored, Mode::empty(), "the mask is put back");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

@@ -64,6 +64,8 @@ fn occupied(name: &str) -> Status {
 /// Creates and starts a service.
 pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Service, Status> {
     convert::check_name(&request.name)?;
+    // Said before an image is unpacked.
+    convert::confinement(&request)?;
     let ports = convert::ports(&request.publish)?;
     let (network, addresses, _occupied) = reserve(node, &request, ports).await?;
 
@@ -205,9 +207,13 @@ fn describe(
     image: &Image,
     origin: String,
 ) -> Result<Service, Status> {
-    let arguments =
-        if request.command.is_empty() { image.config.cmd.clone() } else { request.command.clone() };
-    let command: Vec<String> = image.config.entrypoint.iter().cloned().chain(arguments).collect();
+    let entrypoint = request.entrypoint.as_ref().map_or(&image.config.entrypoint, |own| &own.words);
+    let arguments = match (request.command.as_slice(), &request.entrypoint) {
+        // The image's arguments are for the image's entrypoint.
+        ([], None) => &image.config.cmd,
+        _ => &request.command,
+    };
+    let command: Vec<String> = entrypoint.iter().chain(arguments).cloned().collect();
     if command.is_empty() {
         return Err(Status::invalid_argument(format!(
             "{origin} has no command of its own; give one after `--`"
@@ -242,6 +248,7 @@ fn describe(
         hostname: convert::hostname(request),
         user: godwit_engine::User::default(),
         workdir: workdir.map_or_else(|| PathBuf::from("/"), PathBuf::from),
+        confinement: convert::confinement(request)?,
         labels: request.labels.clone(),
         created_ms: now,
         started_ms: now,

@@ -24,6 +24,9 @@ pub(crate) enum StateError {
     /// SQLite's answer.
     #[error("godwitd's database node.db cannot be used; check the disk that holds its state directory")]
     Database(#[from] rusqlite::Error),
+    /// The file cannot be made root's alone.
+    #[error("godwitd's database node.db cannot be made")]
+    File(#[from] std::io::Error),
     /// A row that cannot be read.
     #[error("godwitd's database node.db holds a service that cannot be read")]
     Damaged(#[from] serde_json::Error),
@@ -84,6 +87,7 @@ pub(crate) struct State {
 impl State {
     /// Opens or makes it. Writes are on the disk when their method returns.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
+        godwit_migration::journal::own_file(path)?;
         let mut database = Connection::open(path)?;
         database.pragma_update(None, "journal_mode", "WAL")?;
         database.pragma_update(None, "synchronous", "FULL")?;
@@ -295,16 +299,13 @@ impl State {
         Ok(())
     }
 
-    /// Uses a token up; the node it was made for, if it was valid.
-    pub(crate) fn take_token(&self, secret_sha256: &[u8]) -> Result<Option<String>, StateError> {
-        Ok(self
-            .lock()
-            .query_row(
-                "DELETE FROM token WHERE secret_sha256 = ?1 AND expires_ms >= ?2 RETURNING node",
-                params![secret_sha256, now_ms()],
-                |row| row.get(0),
-            )
-            .optional()?)
+    /// Uses a token up; whether it was valid, and for this node. One that is shown for another stays.
+    pub(crate) fn take_token(&self, secret_sha256: &[u8], node: &str) -> Result<bool, StateError> {
+        let taken = self.lock().execute(
+            "DELETE FROM token WHERE secret_sha256 = ?1 AND node = ?2 AND expires_ms >= ?3",
+            params![secret_sha256, node, now_ms()],
+        )?;
+        Ok(taken > 0)
     }
 
     /// Notes that a node of this name was given a certificate now.
@@ -564,8 +565,9 @@ mod tests {
         let state = State::open(&dir.path().join("node.db")).unwrap();
         state.put_token(b"one", "b", now_ms() + 60_000).unwrap();
         state.put_token(b"old", "c", now_ms() - 1).unwrap();
-        assert_eq!(state.take_token(b"one").unwrap().as_deref(), Some("b"));
-        assert_eq!(state.take_token(b"one").unwrap(), None);
-        assert_eq!(state.take_token(b"old").unwrap(), None);
+        assert!(!state.take_token(b"one", "c").unwrap(), "a wrong name must not use it up");
+        assert!(state.take_token(b"one", "b").unwrap());
+        assert!(!state.take_token(b"one", "b").unwrap());
+        assert!(!state.take_token(b"old", "b").unwrap());
     }
 }

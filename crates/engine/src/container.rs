@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+use crate::confinement::{Confinement, ConfinementError};
+
 /// Where the bytes under a mount point come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -78,6 +80,8 @@ pub struct ContainerConfig {
     pub user: User,
     /// Absolute working directory inside.
     pub workdir: PathBuf,
+    /// How its processes are held.
+    pub confinement: Confinement,
 }
 
 /// What a container is doing.
@@ -177,6 +181,15 @@ pub enum EngineError {
         command: String,
         /// What the engine said.
         reason: String,
+    },
+    /// It asks to be held in a way that there is not.
+    #[error("container {name} cannot be held as it asks to be")]
+    Confinement {
+        /// Container.
+        name: String,
+        /// What is wrong.
+        #[source]
+        source: ConfinementError,
     },
     /// A program the engine needs did not do its work.
     #[error("{program} {verb} of container {name} failed: {reason}")]

@@ -6,12 +6,15 @@
 //! path, and can be frozen, described for a dump, and restored from a directory of images.
 
 mod beneath;
+pub mod confinement;
 pub mod container;
 pub mod image;
 pub mod rootfs;
 pub mod runc;
+pub mod seccomp;
 pub mod tree;
 
+pub use confinement::{Confinement, Ulimit};
 pub use container::{
     ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
     Mount, MountKind, RestoreRequest, User,

@@ -240,11 +240,11 @@ impl Engine for Runc {
                 external_mounts.push((target.clone(), target));
             }
         }
-        // A masked file is a bind mount of /dev/null, and runc's restore brings it under that key.
+        // What covers a file is brought by the restore.
         for path in spec::MASKED_FILES {
             let inside = PathBuf::from(format!("/proc/{pid}/root{path}"));
             if std::fs::symlink_metadata(inside).is_ok_and(|metadata| !metadata.is_dir()) {
-                external_mounts.push(((*path).to_owned(), "/dev/null".to_owned()));
+                external_mounts.push(((*path).to_owned(), provided::COVER_KEY.to_owned()));
             }
         }
         Ok(DumpTarget {

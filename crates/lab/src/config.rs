@@ -130,6 +130,9 @@ pub struct Programs {
     pub runc: Option<PathBuf>,
     /// Further arguments of `godwitd serve`, for tests.
     pub serve_arguments: Vec<String>,
+    /// Words of a command that becomes `godwitd serve` (by exec) when it has been given its command line, for tests.
+    #[serde(default)]
+    pub serve_through: Vec<String>,
     /// Further environment of `godwitd serve`, for tests.
     pub serve_environment: Vec<(String, String)>,
 }

@@ -78,6 +78,16 @@ fn godwitd(lab: &Lab, node: &str) -> Result<Command, LabError> {
     lab.command(node, up::program(&lab.config, PROGRAM)?)
 }
 
+/// The same by way of the command that the lab's daemons are started through, if there is one.
+fn godwitd_through(lab: &Lab, node: &str) -> Result<Command, LabError> {
+    let Some((first, words)) = lab.config.programs.serve_through.split_first() else {
+        return godwitd(lab, node);
+    };
+    let mut command = lab.command(node, first)?;
+    command.args(words).arg(up::program(&lab.config, PROGRAM)?);
+    Ok(command)
+}
+
 /// Runs a verb of the daemon that ends by itself.
 fn finish(lab: &Lab, node: &str, verb: &str, mut command: Command) -> Result<(), LabError> {
     let output = command.stdin(Stdio::null()).output().context("running", PROGRAM)?;
@@ -105,7 +115,7 @@ pub(crate) fn serve(lab: &Lab, node: &str) -> Result<(), LabError> {
     let log = lab.paths.log(node);
     let output =
         fs::File::options().create(true).append(true).open(&log).context("opening", log.display())?;
-    let mut command = godwitd(lab, node)?;
+    let mut command = godwitd_through(lab, node)?;
     command.arg("serve").arg("--state").arg(lab.paths.node_state(node));
     command.arg("--run").arg(lab.paths.node_run(node));
     command.args(["--node", node, "--listen", &listen(lab, node)?, "--uplink", UPLINK]);

@@ -120,10 +120,11 @@ impl Room {
     /// Gives the memory back; CRIU's logs go too when all went `well`.
     pub fn close(self, well: bool) -> Result<(), ImagesError> {
         remove(&self.path)?;
-        if well {
-            fs::remove_dir_all(&self.logs).map_err(io_error("remove", &self.logs))?;
+        match self.logs.parent() {
+            _ if well => fs::remove_dir_all(&self.logs).map_err(io_error("remove", &self.logs)),
+            Some(all) => prune_logs(all),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -227,6 +227,23 @@ pub enum JournalError {
     /// An error that a test asked for.
     #[error("a fault is injected: the disk does not take the journal's entry")]
     Injected,
+    /// The file cannot be made root's alone.
+    #[error("{path} cannot be made")]
+    File {
+        /// The journal.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Makes a database's file, if it is not there, and closes it to other users. SQLite gives its further files the
+/// same mode.
+pub fn own_file(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let file = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
+    file.set_permissions(std::fs::Permissions::from_mode(0o600))
 }
 
 /// Entries older than this and final are forgotten: nobody asks about them any more.
@@ -267,6 +284,7 @@ pub struct Journal {
 impl Journal {
     /// Opens or makes the journal at `path`. Every write is on the disk when its method returns.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
+        own_file(path).map_err(|source| JournalError::File { path: path.to_owned(), source })?;
         let mut database = Connection::open(path)?;
         prepare(&database)?;
         schema::upgrade(&mut database, &STEPS)?;

@@ -7,6 +7,7 @@ pub mod attach;
 pub mod binds;
 pub mod bulk;
 pub mod converge;
+pub mod cpu;
 pub mod destination;
 pub mod doubt;
 pub mod fault;

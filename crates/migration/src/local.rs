@@ -428,13 +428,9 @@ pub fn machine() -> String {
     nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The CPU features programs choose code by, from `/proc/cpuinfo`.
+/// This node's time of day, milliseconds since 1970.
 #[must_use]
-pub fn cpu_flags() -> Vec<String> {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    text.lines()
-        .find(|line| line.starts_with("flags") || line.starts_with("Features"))
-        .and_then(|line| line.split_once(':'))
-        .map(|(_, flags)| flags.split_whitespace().map(str::to_string).collect())
-        .unwrap_or_default()
+pub fn now_ms() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }

@@ -90,6 +90,45 @@ pub struct Open {
     /// node of an older version.
     #[prost(string, tag = "12")]
     pub journal: String,
+    /// The source's CRIU; nothing from a node that does not tell.
+    #[prost(message, optional, tag = "40")]
+    pub criu: Option<CriuVersion>,
+    /// The source's time of day, milliseconds since 1970; 0 from a node that does not tell.
+    #[prost(int64, tag = "41")]
+    pub now_ms: i64,
+}
+
+/// A release of CRIU: the dump of a newer one cannot be restored by an older one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, prost::Message)]
+pub struct CriuVersion {
+    /// Major number.
+    #[prost(uint32, tag = "1")]
+    pub major: u32,
+    /// Minor number.
+    #[prost(uint32, tag = "2")]
+    pub minor: u32,
+    /// Sublevel.
+    #[prost(uint32, tag = "3")]
+    pub sublevel: u32,
+}
+
+impl From<godwit_criu::Version> for CriuVersion {
+    fn from(version: godwit_criu::Version) -> Self {
+        Self { major: version.major, minor: version.minor, sublevel: version.sublevel }
+    }
+}
+
+impl CriuVersion {
+    /// Why images of this CRIU on node `theirs` cannot be restored by `other` on node `ours`, if they cannot.
+    #[must_use]
+    pub fn objection(self, theirs: &str, other: godwit_criu::Version, ours: &str) -> Option<String> {
+        let own = godwit_criu::Version { major: self.major, minor: self.minor, sublevel: self.sublevel };
+        (Self::from(other) < self).then(|| {
+            format!(
+                "it has CRIU {other}, older than {own} on node {theirs}, whose dumps it cannot restore; run scripts/setup on node {ours}"
+            )
+        })
+    }
 }
 
 /// A layer the service stands on.
@@ -529,6 +568,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn an_older_criu_at_the_destination_is_said_with_both_versions() {
+        let version = |major, minor, sublevel| godwit_criu::Version { major, minor, sublevel };
+        let source = CriuVersion::from(version(4, 2, 1));
+        assert_eq!(source.objection("a", version(4, 2, 1), "b"), None);
+        assert_eq!(source.objection("a", version(4, 10, 0), "b"), None);
+        let said = source.objection("a", version(4, 1, 1), "b").unwrap();
+        assert!(
+            said.contains("CRIU 4.1.1, older than 4.2.1 on node a") && said.contains("on node b"),
+            "{said}"
+        );
+    }
 
     fn every_message() -> Vec<Message> {
         let layer = Layer { digest: "sha256:00".into(), bytes: 7 };

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use godwit_engine::rootfs::Overlay as RootOverlay;
-use godwit_engine::{ContainerConfig, Mount, User};
+use godwit_engine::{Confinement, ContainerConfig, Mount, User};
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +54,9 @@ pub struct Service {
     pub user: User,
     /// Working directory inside.
     pub workdir: PathBuf,
+    /// How its processes are held.
+    #[serde(default = "Confinement::of_older_versions")]
+    pub confinement: Confinement,
     /// `NAME=VALUE` pairs for people.
     pub labels: Vec<String>,
     /// When it was created, milliseconds since the epoch.
@@ -91,6 +94,12 @@ impl Service {
             Attachment::Overlay => std::iter::once(self.address).chain(self.more.iter().copied()).collect(),
             Attachment::Namespace(_) => Vec::new(),
         }
+    }
+
+    /// Tells its times by a clock that is `ahead_ms` ahead of the one that they were told by.
+    pub fn tell_by_clock_ahead(&mut self, ahead_ms: i64) {
+        self.created_ms = self.created_ms.saturating_add(ahead_ms);
+        self.started_ms = self.started_ms.saturating_add(ahead_ms);
     }
 
     /// The service's ends of its networks, as many as it has addresses. Published ports lead to the first.
@@ -179,6 +188,7 @@ impl Layout {
             hostname: service.hostname.clone(),
             user: service.user.clone(),
             workdir: service.workdir.clone(),
+            confinement: service.confinement.clone(),
         }
     }
 }
@@ -214,6 +224,7 @@ pub(crate) mod tests {
             hostname: "redis".into(),
             user: User { uid: 100, gid: 101, groups: vec![4] },
             workdir: "/data".into(),
+            confinement: Confinement::default(),
             labels: vec!["tier=cache".into()],
             created_ms: 1,
             started_ms: 2,
@@ -224,6 +235,21 @@ pub(crate) mod tests {
     fn a_service_is_the_same_after_its_way_over_the_wire() {
         let text = serde_json::to_string(&service()).unwrap();
         assert_eq!(serde_json::from_str::<Service>(&text).unwrap(), service());
+    }
+
+    #[test]
+    fn a_service_is_as_old_after_a_move_to_another_clock_as_before() {
+        let mut moved = service();
+        moved.tell_by_clock_ahead(-3_600_000);
+        assert_eq!((moved.created_ms, moved.started_ms), (1 - 3_600_000, 2 - 3_600_000));
+    }
+
+    #[test]
+    fn a_service_of_an_older_node_is_confined_as_it_was_there() {
+        let mut older = serde_json::to_value(service()).unwrap();
+        older.as_object_mut().unwrap().remove("confinement").unwrap();
+        let read: Service = serde_json::from_value(older).unwrap();
+        assert_eq!(read.confinement, Confinement::of_older_versions());
     }
 
     #[test]

@@ -24,8 +24,11 @@
 //! lock free knows that there is no shim. The file is never removed. The daemon takes the lock and
 //! hands it over as an open descriptor, so that there is no instant at which a shim lives without.
 //!
+//! `godwit-shim --cover EMPTY ROOT PATH…` is a hook of the engine: see [`cover`].
+//!
 //! One thread, one poll loop, no runtime: there is one of these per container.
 
+mod cover;
 mod log;
 mod pump;
 mod supervise;
@@ -56,7 +59,19 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = match parse(std::env::args_os().skip(1)) {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    if let [verb, empty, root, paths @ ..] = words.as_slice()
+        && verb == "--cover"
+    {
+        return match cover::cover(empty.as_ref(), root.as_ref(), paths) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(reason) => {
+                eprintln!("godwit-shim: {reason}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let arguments = match parse(words.into_iter()) {
         Ok(arguments) => arguments,
         Err(reason) => {
             eprintln!("godwit-shim: {reason}; it is started by godwitd, not by hand");

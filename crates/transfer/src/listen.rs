@@ -137,7 +137,7 @@ impl Listener {
                 (Some(peer), Some(alpn @ (Alpn::Peer | Alpn::Data))) => {
                     return Accepted { peer, alpn, remote, stream };
                 }
-                (peer, _) => tracing::warn!(%remote, ?peer, "a node named no protocol; connection closed"),
+                (..) => self.handshakes.refusals.log(remote, &"it is a node and names no protocol"),
             }
         }
     }
@@ -178,7 +178,49 @@ impl JoinListener {
             if stream.get_ref().1.alpn_protocol() == Some(Alpn::Join.as_bytes()) {
                 return (stream, remote);
             }
-            tracing::warn!(%remote, "a host named no protocol; connection closed");
+            self.handshakes.refusals.log(remote, &"it names no protocol");
+        }
+    }
+}
+
+/// Whether one more refusal is logged: whoever reaches the port can cause as many as it likes.
+#[derive(Debug)]
+struct Refusals {
+    /// When the first of this period came.
+    begun: Instant,
+    /// How many came in it.
+    count: u64,
+}
+
+impl Refusals {
+    /// How long a period is.
+    const PERIOD: Duration = Duration::from_secs(10);
+    /// How many refusals are logged in one.
+    const LOGGED: u64 = 10;
+
+    fn new(now: Instant) -> Self {
+        Self { begun: now, count: 0 }
+    }
+
+    /// Counts a refusal: whether it is logged, and how many of the period before were not.
+    fn count(&mut self, now: Instant) -> (bool, u64) {
+        let mut silent = 0;
+        if now.duration_since(self.begun) >= Self::PERIOD {
+            silent = self.count.saturating_sub(Self::LOGGED);
+            *self = Self::new(now);
+        }
+        self.count += 1;
+        (self.count <= Self::LOGGED, silent)
+    }
+
+    /// Logs a refusal, or only counts it.
+    fn log(&mut self, remote: SocketAddr, reason: &dyn std::fmt::Display) {
+        let (logged, silent) = self.count(Instant::now());
+        if silent > 0 {
+            tracing::warn!(silent, "further connections were refused that are not listed");
+        }
+        if logged {
+            tracing::warn!(%remote, %reason, "connection refused");
         }
     }
 }
@@ -191,6 +233,7 @@ struct Handshakes {
     options: ListenOptions,
     pending: JoinSet<(SocketAddr, io::Result<SecureStream>)>,
     room: Room,
+    refusals: Refusals,
 }
 
 impl std::fmt::Debug for Handshakes {
@@ -212,7 +255,8 @@ impl Handshakes {
         let tcp = TcpListener::bind(address).await.map_err(bound)?;
         let local = tcp.local_addr().map_err(bound)?;
         let (pending, room) = (JoinSet::new(), Room::default());
-        Ok(Self { tcp, local, acceptor: TlsAcceptor::from(config), options, pending, room })
+        let refusals = Refusals::new(Instant::now());
+        Ok(Self { tcp, local, acceptor: TlsAcceptor::from(config), options, pending, room, refusals })
     }
 
     /// The next finished handshake. Both branches lose nothing when they are not taken.
@@ -231,7 +275,7 @@ impl Handshakes {
                     self.room.leave(id);
                     match result {
                         Ok(stream) => return (stream, remote),
-                        Err(error) => tracing::warn!(%remote, %error, "connection refused"),
+                        Err(error) => self.refusals.log(remote, &error),
                     }
                 }
                 accepted = self.tcp.accept() => match accepted {
@@ -251,7 +295,7 @@ impl Handshakes {
             Verdict::Enter => {}
             Verdict::InPlaceOf(oldest) => self.room.end(oldest),
             Verdict::Refuse(reason) => {
-                tracing::warn!(%remote, reason, "connection closed");
+                self.refusals.log(remote, &reason);
                 return;
             }
         }
@@ -447,5 +491,20 @@ fn explain(source: io::Error, node: &str, address: &str) -> ConnectError {
             _ => ConnectError::Handshake { node, address, source },
         },
         _ => ConnectError::Handshake { node, address, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_logged_at_a_bounded_rate_and_the_others_counted() {
+        let begun = Instant::now();
+        let mut refusals = Refusals::new(begun);
+        let logged = (0..1000).filter(|_| refusals.count(begun).0).count();
+        assert_eq!(logged, 10);
+        assert_eq!(refusals.count(begun + Refusals::PERIOD), (true, 990));
+        assert_eq!(refusals.count(begun + Refusals::PERIOD), (true, 0));
     }
 }

@@ -57,7 +57,9 @@ enum ClusterVerb {
     ///
     /// Starts `godwitd join` with the same flags; `godwitd join --help` lists them.
     Join {
-        /// The token that `godwit cluster token` printed
+        /// The token that `godwit cluster token` printed; with `-` it is read from standard input, where other
+        /// users of the machine do not see it
+        #[arg(allow_hyphen_values = true)]
         token: String,
         /// Flags of `godwitd join`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]

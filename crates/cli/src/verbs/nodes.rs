@@ -43,6 +43,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         "ARCH",
         "KERNEL",
         "VERSION",
+        "CRIU",
+        "CLOCK",
     ]);
     for node in &nodes {
         let state = match node.reason.as_str() {
@@ -59,8 +61,29 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             node.arch.clone(),
             node.kernel.clone(),
             node.version.clone(),
+            node.criu.clone(),
+            clock(node.clock_ahead_ms),
         ]);
     }
     table.print()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How a node's clock stands to this one's: what a message takes is no difference.
+fn clock(ahead_ms: i64) -> String {
+    match ahead_ms / 1000 {
+        0 => String::new(),
+        seconds => format!("{seconds:+} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_clock_that_differs_is_shown_with_its_sign() {
+        assert_eq!(
+            [super::clock(-400), super::clock(3_605_400), super::clock(-2_000)],
+            ["", "+3605 s", "-2 s"]
+        );
+    }
 }

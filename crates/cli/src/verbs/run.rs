@@ -1,11 +1,17 @@
 //! `godwit run`: create and start a service.
 
+mod confinement;
+
 use std::{net::Ipv4Addr, process::ExitCode};
 
 use clap::ArgGroup;
 use godwit_api::v1::{Mount, PublishedPort, RunRequest, run_request::Source};
 
-use crate::{cli::Global, client::Connection, output, values};
+use crate::{
+    cli::{Cli, Global},
+    client::Connection,
+    output, values,
+};
 
 /// Create and start a service on this node; print its name
 ///
@@ -17,7 +23,8 @@ use crate::{cli::Global, client::Connection, output, values};
 Examples:
   godwit run --name redis --ip 10.88.0.10 --image redis.tar -- redis-server --bind 0.0.0.0
   godwit run --name web --rootfs ./web -m 256m --cpus 1.5 -p 8080:80 -- nginx -g 'daemon off;'
-  godwit run --name api --network front --network back:ip=10.89.0.5 --image api.tar"
+  godwit run --name api --network front --network back:ip=10.89.0.5 --image api.tar
+  godwit run --name dns --image dns.tar --cap-drop ALL --cap-add NET_BIND_SERVICE --read-only named -f"
 )]
 pub(crate) struct Args {
     /// Name of the service, unique in the cluster [default: made from the command]
@@ -35,6 +42,9 @@ pub(crate) struct Args {
     /// Environment of the command: NAME=VALUE, or NAME to pass on your own
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = values::env)]
     env: Vec<String>,
+    /// File with NAME=VALUE or NAME on each line, before what --env says; lines with # in front are comments
+    #[arg(long, value_name = "FILE")]
+    env_file: Vec<std::path::PathBuf>,
     /// Mount into the container: type=bind,src=PATH,dst=PATH[,ro] or type=tmpfs,dst=PATH[,size=64m]
     #[arg(long, value_name = "MOUNT", value_parser = values::mount)]
     mount: Vec<Mount>,
@@ -72,12 +82,20 @@ pub(crate) struct Args {
     /// Accepted for Podman's sake: a service always runs detached
     #[arg(short, long)]
     detach: bool,
-    /// Command and its arguments [default: the image's own]
-    #[arg(last = true, value_name = "COMMAND")]
+    #[command(flatten)]
+    confinement: confinement::Flags,
+    /// Command and its arguments, after `--` where one of them is like a flag of godwit's [default: the
+    /// image's own]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    check_command(&args.command, &std::env::args().collect::<Vec<_>>())?;
+    let mut env = Vec::new();
+    for file in &args.env_file {
+        env.extend(values::env_file(file)?);
+    }
     let name = match args.name {
         Some(name) => name,
         None => values::invented_name(&args.command)?,
@@ -87,7 +105,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         address: args.ip.map(|address| address.to_string()).unwrap_or_default(),
         source: args.rootfs.map(Source::Rootfs).or(args.image.map(Source::Image)),
         command: args.command,
-        env: args.env.into_iter().filter(|entry| !entry.is_empty()).collect(),
+        env: env.into_iter().chain(args.env).filter(|entry| !entry.is_empty()).collect(),
         mounts: args.mount.into_iter().chain(args.volume).collect(),
         memory_bytes: args.memory.unwrap_or_default(),
         cpu_millis: args.cpus.unwrap_or_default(),
@@ -98,6 +116,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         labels: args.label,
         networks: args.network,
         hooks: args.hook.into_iter().collect(),
+        ..args.confinement.request()?
     };
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.run(request).await;
@@ -108,4 +127,67 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         output::line(&service.name)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a command that was given without `--` and has a word that may have been meant for godwit.
+fn check_command(command: &[String], typed: &[String]) -> anyhow::Result<()> {
+    let Some((program, words)) = command.split_first() else { return Ok(()) };
+    // The command is what the command line ends with.
+    let before = typed.len().checked_sub(command.len() + 1).and_then(|at| typed.get(at));
+    if before.is_some_and(|word| word == "--") {
+        return Ok(());
+    }
+    let own = <Cli as clap::CommandFactory>::command();
+    let run = own.find_subcommand("run").map(clap::Command::get_arguments).into_iter().flatten();
+    let flags: Vec<_> = own.get_arguments().chain(run).collect();
+    let is_own = |word: &&String| {
+        let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
+        flags.iter().any(|flag| {
+            flag.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long))
+                || flag.get_short().is_some_and(|short| {
+                    // `-p80:80` is `-p 80:80`.
+                    name.strip_prefix('-').is_some_and(|rest| rest.starts_with(short))
+                })
+        })
+    };
+    match words.iter().find(is_own) {
+        None => Ok(()),
+        Some(word) => anyhow::bail!(
+            "{word} after {program} may be for godwit or for {program}: put {word} before {program} if it is for godwit, or `--` before {program} if it is not"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_command;
+
+    fn said(line: &str) -> String {
+        let typed: Vec<_> = line.split(' ').map(str::to_owned).collect();
+        let at = typed.iter().position(|word| word == "--").map_or(4, |dashes| dashes + 1);
+        check_command(&typed[at..], &typed).err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_command_without_dashes_is_taken_where_it_can_mean_one_thing_only() {
+        for line in [
+            "godwit run --image i sleep 100",
+            "godwit run --image i nginx -g x",
+            "godwit run --image i redis-server --bind 0.0.0.0",
+            "godwit run --image i -- sleep --name x",
+            "godwit run --image i -- ls -l",
+            "godwit run --image i",
+        ] {
+            assert_eq!(said(line), "", "{line}");
+        }
+        for (line, word) in [
+            ("godwit run --image i sleep 100 --name x", "--name"),
+            ("godwit run --image i sleep --name=x", "--name=x"),
+            ("godwit run --image i sleep 9 -p80:80", "-p80:80"),
+            ("godwit run --image i sleep 9 --json", "--json"),
+        ] {
+            let said = said(line);
+            assert!(said.contains(&format!("{word} after sleep")) && said.contains("`--`"), "{line}: {said}");
+        }
+    }
 }

@@ -74,22 +74,26 @@ impl Runc {
     /// Restores the container with all processes stopped; on failure nothing is left.
     pub(super) async fn restore_new(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError> {
         let config = &request.config;
-        godwit_criu::repair::repair(&request.images).map_err(|error| EngineError::Restore {
+        let refused = |error: godwit_criu::images::ImageError| EngineError::Restore {
             name: config.name.clone(),
             reason: error.to_string(),
             log: request.work.join("restore.log"),
-        })?;
+        };
+        godwit_criu::repair::repair(&request.images).map_err(refused)?;
+        // As the source made them: what is repaired next are keys and flags of mounts.
         rights::check(request)?;
+        godwit_criu::repair::external_mounts(&request.images, spec::MASKED_FILES, provided::RESTORE_KEY)
+            .map_err(refused)?;
         let files = Files::new(&config.directory);
         let criu_config = files.criu_config();
         let files = self.prepare(config, Some(&criu_config)).await?;
         let log = request.work.join("restore.log");
         let io = |path: &Path, source| io_error(&config.name, format!("write {}", path.display()), source);
         std::fs::create_dir_all(&request.work).map_err(|source| io(&request.work, source))?;
-        let options = match request.lazy_pages {
-            true => format!("{CRIU_CONFIG}lazy-pages\n"),
-            false => CRIU_CONFIG.to_owned(),
-        };
+        let mut options = format!("{CRIU_CONFIG}{}", provided::criu_option(config));
+        if request.lazy_pages {
+            options.push_str("lazy-pages\n");
+        }
         std::fs::write(&criu_config, options).map_err(|source| io(&criu_config, source))?;
         files.note_restore_work(&request.work).map_err(|source| io(&config.directory, source))?;
         let words = ["restore", "--tcp-established", "--file-locks", "--auto-dedup"];
@@ -182,7 +186,13 @@ impl Runc {
         self.remove(config).await?;
         let files = Files::new(&config.directory);
         let bundle = files.bundle();
-        let json = spec::config_json(config, &provided::mounts(config, criu.is_some()), criu).to_string();
+        let cover = match criu {
+            None => provided::cover(config, &self.config.shim),
+            Some(_) => Vec::new(),
+        };
+        let json = spec::config_json(config, &provided::mounts(config, criu.is_some()), &cover, criu)
+            .map_err(|source| EngineError::Confinement { name: config.name.clone(), source })?
+            .to_string();
         std::fs::create_dir_all(&self.config.root)
             .and_then(|()| std::fs::create_dir_all(&bundle))
             .and_then(|()| files.clear())

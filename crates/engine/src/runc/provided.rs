@@ -1,15 +1,22 @@
-//! Mounts that every container gets beside those it asks for: name resolution, and empty
-//! directories over what shows the node.
+//! Mounts that every container gets beside those it asks for: name resolution, and an empty
+//! directory and an empty file over what shows the node.
 //!
 //! `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf` are bind mounts of files that are written
 //! anew at each start and restore, as Podman and Docker do it. They depend on the container, not
 //! on the node, but for the name servers.
+//!
+//! runc makes no mounts of its user's inside `/proc`. What is covered there is covered by a hook
+//! ([`cover`]) when the container is made, and by CRIU ([`criu_option`]) when it is restored: its dump says
+//! that these mounts are to be brought from outside, under the key that runc has for them.
 
+use std::ffi::{OsStr, OsString};
+use std::fs::Permissions;
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::spec::COVERED_DIRECTORIES;
+use super::spec::{COVERED_DIRECTORIES, MASKED_FILES};
 use crate::container::{ContainerConfig, Mount, MountKind};
 
 /// The node's name servers: the file, and the one behind systemd's local resolver.
@@ -34,9 +41,34 @@ fn directory(config: &ContainerConfig) -> PathBuf {
     config.directory.join("provided")
 }
 
+/// The key in CRIU's images of the file that covers others, as runc's own dumps and older versions of godwit
+/// have it. runc's restore brings the node's `/dev/null` under it, whatever else it is told.
+pub(super) const COVER_KEY: &str = "/dev/null";
+
+/// The key that takes its place before a restore.
+pub(super) const RESTORE_KEY: &str = "godwit-empty-file";
+
+/// The empty file that covers files which show the node.
+fn empty_file(config: &ContainerConfig) -> PathBuf {
+    directory(config).join("empty-file")
+}
+
+/// The command that covers [`MASKED_FILES`] in a container that is being made.
+pub(super) fn cover(config: &ContainerConfig, shim: &Path) -> Vec<OsString> {
+    let empty = empty_file(config);
+    let words = [shim.as_os_str(), "--cover".as_ref(), empty.as_os_str(), config.rootfs.as_os_str()];
+    words.into_iter().chain(MASKED_FILES.iter().map(OsStr::new)).map(OsStr::to_owned).collect()
+}
+
+/// The line of CRIU's options by which a restore brings the same.
+pub(super) fn criu_option(config: &ContainerConfig) -> String {
+    format!("external \"mnt[{RESTORE_KEY}]:{}\"\n", empty_file(config).display())
+}
+
 /// Writes the files and the empty directory that the mounts need.
 pub(super) fn write(config: &ContainerConfig) -> io::Result<()> {
     std::fs::create_dir_all(directory(config).join("empty"))?;
+    std::fs::File::create(empty_file(config))?.set_permissions(Permissions::from_mode(0o444))?;
     files(config).iter().try_for_each(|(name, content)| std::fs::write(directory(config).join(name), content))
 }
 

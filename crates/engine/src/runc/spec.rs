@@ -2,39 +2,27 @@
 //!
 //! What is chosen, and why where it differs from Podman's defaults:
 //!
-//! - capabilities and devices: Podman's lists;
+//! - devices: Podman's list; capabilities, system calls and limits: see [`crate::confinement`];
 //! - masked and read-only paths: those of Podman's that every kernel has. A mask over a path that
-//!   the other node lacks (`/proc/asound`, `/proc/scsi`) makes the restore there fail, and each
-//!   masked directory is a tmpfs whose dump runs `tar`: 3 to 5 ms of frozen time. Directories of
-//!   `/sys` are covered by a bind mount of an empty directory instead, which the restore brings;
+//!   the other node lacks (`/proc/asound`, `/proc/scsi`) makes the restore there fail;
+//! - no `maskedPaths`. runc covers such a file with the container's `/dev/null` when it starts it, and with
+//!   the node's own when it restores it, which the container's root could change. And a masked directory is
+//!   a tmpfs whose dump runs `tar`: 3 to 5 ms of frozen time. An empty file and an empty directory of the
+//!   container's own are bound there, read-only, before and after a move (see [`super::provided`]);
 //! - no `/sys/fs/cgroup` inside: cgroup v1 would show it as a tree of bind mounts of the node, which
 //!   a restore on another node would have to bring one by one;
-//! - no seccomp profile: CRIU restores filters, but the default profile is 300 system calls long and
-//!   belongs into a file that users can change;
 //! - no terminal, and `/dev/null` as standard input: a terminal's other end would be outside;
-//! - open files limited to what this process may give without CAP_SYS_RESOURCE, 1048576 at most;
+//! - open files limited to what this process may give without CAP_SYS_RESOURCE, 1048576 at most, unless the
+//!   container says how many;
 //! - a cgroup namespace is not made: nothing inside shows cgroups.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::confinement::{ConfinementError, Ulimit};
 use crate::container::{ContainerConfig, Mount, MountKind};
-
-/// Podman's default capabilities.
-const CAPABILITIES: &[&str] = &[
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_SETFCAP",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-];
 
 /// Files that show the node; hidden inside.
 pub(super) const MASKED_FILES: &[&str] =
@@ -59,16 +47,23 @@ const OPEN_FILES: u64 = 1_048_576;
 const CPU_PERIOD_US: u64 = 100_000;
 
 /// The `config.json` of a container. `criu_config` is a file with options for CRIU at a restore;
-/// `provided` are the mounts that the engine itself adds.
-pub(super) fn config_json(config: &ContainerConfig, provided: &[Mount], criu_config: Option<&Path>) -> Value {
+/// `provided` are the mounts that the engine itself adds, and `cover` is the command that covers
+/// [`MASKED_FILES`] in a new container.
+pub(super) fn config_json(
+    config: &ContainerConfig,
+    provided: &[Mount],
+    cover: &[OsString],
+    criu_config: Option<&Path>,
+) -> Result<Value, ConfinementError> {
+    config.confinement.check()?;
     let mut annotations = serde_json::Map::new();
     if let Some(path) = criu_config {
         annotations.insert("org.criu.config".into(), json!(path));
     }
-    json!({
+    let mut json = json!({
         "ociVersion": "1.0.2",
         "process": process(config),
-        "root": { "path": config.rootfs, "readonly": false },
+        "root": { "path": config.rootfs, "readonly": config.confinement.read_only },
         "hostname": config.hostname,
         "mounts": mounts(config, provided),
         "annotations": annotations,
@@ -82,20 +77,28 @@ pub(super) fn config_json(config: &ContainerConfig, provided: &[Mount], criu_con
                 { "type": "network", "path": config.network_namespace },
             ],
             "resources": resources(config),
-            "maskedPaths": MASKED_FILES,
             "readonlyPaths": READ_ONLY_PATHS,
         },
-    })
+    });
+    if let Some(filter) = config.confinement.seccomp.filter(&config.confinement.capabilities)? {
+        json["linux"]["seccomp"] = filter;
+    }
+    // Run in the container's mount namespace before its root is its root; not run at a restore.
+    if let Some(program) = cover.first() {
+        let words: Vec<_> = cover.iter().map(|word| word.to_string_lossy()).collect();
+        json["hooks"] = json!({ "createContainer": [{ "path": program.to_string_lossy(), "args": words }] });
+    }
+    Ok(json)
 }
 
 fn process(config: &ContainerConfig) -> Value {
     // Only root holds capabilities from the start; others may gain them by files that have them.
-    let held = if config.user.uid == 0 { CAPABILITIES } else { &[] };
+    let confinement = &config.confinement;
+    let held = if config.user.uid == 0 { confinement.capabilities.as_slice() } else { &[] };
     let mut env = config.env.clone();
     if !env.iter().any(|pair| pair.starts_with("PATH=")) {
         env.push(DEFAULT_PATH.into());
     }
-    let open_files = open_files_limit();
     json!({
         "terminal": false,
         "user": {
@@ -106,9 +109,23 @@ fn process(config: &ContainerConfig) -> Value {
         "args": config.command,
         "env": env,
         "cwd": config.workdir,
-        "capabilities": { "bounding": CAPABILITIES, "effective": held, "permitted": held },
-        "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": open_files, "soft": open_files }],
+        "capabilities": { "bounding": confinement.capabilities, "effective": held, "permitted": held },
+        "noNewPrivileges": confinement.no_new_privileges,
+        "rlimits": limits(&confinement.ulimits),
     })
+}
+
+/// Its own limits, and that of open files where it has none for them.
+fn limits(own: &[Ulimit]) -> Vec<Value> {
+    let open_files = open_files_limit();
+    let standard = Ulimit { name: "nofile".into(), soft: open_files, hard: open_files };
+    let standard =
+        std::iter::once(&standard).filter(|standard| own.iter().all(|own| own.name != standard.name));
+    let limit = |limit: &Ulimit| {
+        let name = format!("RLIMIT_{}", limit.name.to_ascii_uppercase());
+        json!({ "type": name, "hard": limit.hard, "soft": limit.soft })
+    };
+    own.iter().chain(standard).map(limit).collect()
 }
 
 fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
@@ -160,6 +177,9 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
 
 fn resources(config: &ContainerConfig) -> Value {
     let mut resources = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
+    if config.confinement.pids_limit != 0 {
+        resources["pids"] = json!({ "limit": config.confinement.pids_limit });
+    }
     if config.memory_bytes != 0 {
         resources["memory"] = json!({ "limit": config.memory_bytes });
     }
@@ -180,7 +200,9 @@ fn open_files_limit() -> u64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::confinement::Confinement;
     use crate::container::User;
+    use crate::seccomp::Seccomp;
 
     fn config() -> ContainerConfig {
         ContainerConfig {
@@ -197,12 +219,17 @@ mod tests {
             hostname: "web".into(),
             user: User::default(),
             workdir: "/".into(),
+            confinement: Confinement::default(),
         }
+    }
+
+    fn config_json(config: &ContainerConfig) -> Value {
+        super::config_json(config, &[], &[], None).unwrap()
     }
 
     #[test]
     fn no_limits_means_no_limits() {
-        let json = config_json(&config(), &[], None);
+        let json = config_json(&config());
         assert!(json["linux"]["resources"].get("memory").is_none());
         assert!(json["linux"]["resources"].get("cpu").is_none());
         assert_eq!(json["linux"]["cgroupsPath"], "/godwit/web");
@@ -210,14 +237,14 @@ mod tests {
 
     #[test]
     fn a_cpu_and_a_half_is_a_quota_of_150_ms_in_100() {
-        let json = config_json(&ContainerConfig { cpu_millis: 1500, ..config() }, &[], None);
+        let json = config_json(&ContainerConfig { cpu_millis: 1500, ..config() });
         assert_eq!(json["linux"]["resources"]["cpu"]["quota"], 150_000);
     }
 
     #[test]
     fn only_root_starts_with_capabilities() {
         let user = User { uid: 1000, gid: 1000, groups: vec![4] };
-        let json = config_json(&ContainerConfig { user, ..config() }, &[], None);
+        let json = config_json(&ContainerConfig { user, ..config() });
         assert_eq!(json["process"]["capabilities"]["effective"], json!([]));
         assert!(!json["process"]["capabilities"]["bounding"].as_array().unwrap().is_empty());
     }
@@ -226,7 +253,7 @@ mod tests {
     fn an_own_mount_takes_the_place_of_a_standard_one() {
         let own =
             Mount { kind: MountKind::Tmpfs { size_bytes: 7 }, target: "/dev/shm".into(), read_only: false };
-        let json = config_json(&ContainerConfig { mounts: vec![own], ..config() }, &[], None);
+        let json = config_json(&ContainerConfig { mounts: vec![own], ..config() });
         let mounts = json["mounts"].as_array().unwrap();
         let shm: Vec<_> = mounts.iter().filter(|m| m["destination"] == "/dev/shm").collect();
         assert_eq!(shm.len(), 1);
@@ -235,9 +262,37 @@ mod tests {
 
     #[test]
     fn the_command_search_path_has_a_default() {
-        let json = config_json(&config(), &[], None);
+        let json = config_json(&config());
         assert_eq!(json["process"]["env"], json!([DEFAULT_PATH]));
-        let json = config_json(&ContainerConfig { env: vec!["PATH=/x".into()], ..config() }, &[], None);
+        let json = config_json(&ContainerConfig { env: vec!["PATH=/x".into()], ..config() });
         assert_eq!(json["process"]["env"], json!(["PATH=/x"]));
+    }
+
+    #[test]
+    fn what_was_asked_of_its_confinement_is_what_it_gets() {
+        let confinement = Confinement {
+            capabilities: vec!["CAP_KILL".into()],
+            seccomp: Seccomp::Unconfined,
+            no_new_privileges: true,
+            pids_limit: 7,
+            read_only: true,
+            ulimits: vec![Ulimit { name: "core".into(), soft: 0, hard: u64::MAX }],
+        };
+        let json = config_json(&ContainerConfig { confinement, ..config() });
+        assert_eq!(json["process"]["capabilities"]["bounding"], json!(["CAP_KILL"]));
+        assert_eq!(json["process"]["noNewPrivileges"], true);
+        assert_eq!(json["linux"]["resources"]["pids"]["limit"], 7);
+        assert_eq!(json["root"]["readonly"], true);
+        let limits = json["process"]["rlimits"].as_array().unwrap();
+        assert_eq!(limits[0], json!({ "type": "RLIMIT_CORE", "soft": 0, "hard": u64::MAX }));
+        assert_eq!((limits.len(), &limits[1]["type"]), (2, &json!("RLIMIT_NOFILE")));
+        assert!(json["linux"].get("seccomp").is_none());
+        let json = config_json(&config());
+        assert_eq!(json["linux"]["resources"]["pids"]["limit"], 2048);
+        assert_eq!(json["linux"]["seccomp"]["defaultAction"], "SCMP_ACT_ERRNO");
+        assert!(
+            json["linux"].get("maskedPaths").is_none(),
+            "runc would bind the node's /dev/null at a restore"
+        );
     }
 }

@@ -109,6 +109,7 @@ impl Node {
             hostname: name.into(),
             user: User::default(),
             workdir: "/".into(),
+            confinement: godwit_engine::Confinement::default(),
         };
         self.containers.push(config.clone());
         config

@@ -8,12 +8,13 @@ use godwit_engine::image::Digest;
 
 use super::{DestinationError, announced};
 use crate::arrivals::Arrival;
+use crate::cpu::{cpu_flags, is_usable};
 use crate::fault;
 use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role};
 use crate::kept::Kept;
 use crate::link::Link;
-use crate::local::{Local, Place, cpu_flags, machine};
+use crate::local::{Local, Place, machine, now_ms};
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::service::Service;
 use crate::terms::OverlayTerms;
@@ -58,9 +59,12 @@ pub(super) async fn admit(
             open.protocol
         )]));
     }
-    let service: Service = serde_json::from_str(&open.service)
+    let mut service: Service = serde_json::from_str(&open.service)
         .map_err(|_| DestinationError::Protocol("a service description that cannot be read"))?;
     check_names(&service, &open)?;
+    if open.now_ms != 0 {
+        service.tell_by_clock_ahead(now_ms().saturating_sub(open.now_ms));
+    }
     let (place, mut reasons) = match local.host.admit(&service).await {
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),
@@ -73,13 +77,19 @@ pub(super) async fn admit(
     let mut tcp_inline = false;
     let asking = async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline()) };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
-        Ok(Ok((_, inline))) => tcp_inline = inline,
+        Ok(Ok((version, inline))) => {
+            tcp_inline = inline;
+            reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
+        }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
         Err(_) => reasons.push(format!(
             "CRIU at {} does not answer; run `godwit doctor` on node {}",
             local.criu.path().display(),
             local.node
         )),
+    }
+    if let Err(error) = service.confinement.check() {
+        reasons.push(crate::error_chain(&error));
     }
     for mount in &service.mounts {
         if let MountKind::Bind { source } = &mount.kind
@@ -180,8 +190,9 @@ fn check_names(service: &Service, open: &Open) -> Result<(), DestinationError> {
             && name.as_bytes()[0].is_ascii_alphanumeric()
             && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
     };
-    if service.epoch > MAX_EPOCH {
-        return Err(DestinationError::Protocol("an epoch that no service reaches"));
+    // The next owner's is one more.
+    if service.epoch >= MAX_EPOCH {
+        return Err(DestinationError::Protocol("an epoch that leaves no room for another move"));
     }
     if !plain(&service.name) || !plain(&open.migration) || !plain(&service.id) {
         return Err(DestinationError::Protocol("a name that cannot be a file name"));
@@ -201,7 +212,9 @@ fn machine_objections(local: &Local, open: &Open) -> Vec<String> {
         )];
     }
     let flags = cpu_flags();
-    let lacking: Vec<_> = open.cpu_flags.iter().filter(|flag| !flags.contains(flag)).cloned().collect();
+    // Of what an older node tells, too, only what a program can use.
+    let usable = open.cpu_flags.iter().filter(|flag| is_usable(flag));
+    let lacking: Vec<_> = usable.filter(|flag| !flags.contains(flag)).cloned().collect();
     if lacking.is_empty() {
         return Vec::new();
     }

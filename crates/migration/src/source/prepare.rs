@@ -11,10 +11,11 @@ use super::copy::Copied;
 use super::pages::Hashes;
 use super::{Source, SourceError};
 use crate::attach::Attachment;
+use crate::cpu::cpu_flags;
 use crate::images::{KERNEL_STATE_BYTES, Room};
 use crate::kept;
 use crate::link::{Link, LinkError};
-use crate::local::{LocalError, cpu_flags, machine};
+use crate::local::{LocalError, machine, now_ms};
 use crate::message::{Layer, Message, Open, PROTOCOL_VERSION};
 use crate::report::{Report, ms_since};
 use crate::service::Service;
@@ -109,6 +110,8 @@ impl Source {
             lanes: u32::try_from(self.options.lanes).unwrap_or(1),
             overlay: Some(OverlayTerms::of(self.local.networks.first())),
             journal: self.local.journal.identity().to_owned(),
+            criu: Some(self.local.criu.version().await?.into()),
+            now_ms: now_ms(),
         }))
         .await?;
         let missing = match link.receive().await? {

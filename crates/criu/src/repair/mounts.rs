@@ -1,0 +1,179 @@
+//! Repairs what a restore would make of mounts that are brought from outside.
+//!
+//! CRIU takes a mount for a copy of an earlier one of the same file system whose root it has or is below, and
+//! then sets its flags only where they differ from that one's. A mount from outside is no copy: it is bound
+//! anew, without any flag. So of two that are read-only the second would be writable after a restore. Here
+//! their roots are made such that none is below another; nothing but that question reads them.
+//!
+//! What covers files of `/proc` is dumped under the key `/dev/null`, under which runc's restore brings the
+//! node's own device. It gets a key of its own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use prost::Message;
+
+use crate::images::{ImageError, ImageKind, split};
+
+/// What images of mounts are called; the rest is the number of the namespace.
+const PREFIX: &str = "mountpoints-";
+
+/// MS_RDONLY, MS_NOSUID, MS_NODEV and MS_NOEXEC (mount(2)).
+const COVER_FLAGS: u32 = 1 | 2 | 4 | 8;
+
+/// `mnt_entry`, as far as it is looked at. Fields that are appended to a record overrule those in it (Protocol
+/// Buffers, encoding: the last one wins), so that all others stay as they are.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Mount {
+    #[prost(uint32, optional, tag = "2")]
+    id: Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    device: Option<u32>,
+    #[prost(uint32, optional, tag = "5")]
+    flags: Option<u32>,
+    #[prost(string, optional, tag = "6")]
+    root: Option<String>,
+    #[prost(string, optional, tag = "7")]
+    mountpoint: Option<String>,
+    /// The key of a mount that is brought from outside.
+    #[prost(string, optional, tag = "18")]
+    key: Option<String>,
+}
+
+/// Repairs the mounts in the images of a dump: those at one of the paths `covered` get the key `cover`.
+pub fn external_mounts(images: &Path, covered: &[&str], cover: &str) -> Result<(), ImageError> {
+    let failed = |source| ImageError::Read { path: images.to_owned(), source };
+    for entry in fs::read_dir(images).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX)) {
+            continue;
+        }
+        let failed = |source| ImageError::Read { path: path.clone(), source };
+        let bytes = fs::read(&path).map_err(failed)?;
+        let repaired = repaired(&bytes, covered, cover)
+            .map_err(|reason| ImageError::Damaged { path: path.clone(), reason })?;
+        fs::write(&path, repaired).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn repaired(image: &[u8], covered: &[&str], cover: &str) -> Result<Vec<u8>, String> {
+    let (head, records) = split(image, ImageKind::Mountpoints)?;
+    let mounts = records
+        .iter()
+        .map(|record| Mount::decode(*record).map_err(|error| error.to_string()))
+        .collect::<Result<Vec<_>, _>>()?;
+    // A mount that the container made of one from outside is a copy, and found by the root.
+    let copied: BTreeSet<_> =
+        mounts.iter().filter(|mount| mount.key.is_none()).map(|mount| mount.device).collect();
+    let mut bytes = head.to_vec();
+    for (record, mount) in records.iter().zip(&mounts) {
+        let changed = change(mount, covered, cover, copied.contains(&mount.device)).encode_to_vec();
+        let length = u32::try_from(record.len() + changed.len()).map_err(|_| "a record is too long")?;
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(*record);
+        bytes.extend(changed);
+    }
+    Ok(bytes)
+}
+
+/// The fields that overrule those of a mount.
+fn change(mount: &Mount, covered: &[&str], cover: &str, copied: bool) -> Mount {
+    let mut change = Mount::default();
+    let (Some(_), Some(id)) = (&mount.key, mount.id) else { return change };
+    // Paths are relative to the root of the container: "./proc/keys".
+    let place = mount.mountpoint.as_deref().unwrap_or_default().trim_start_matches('.');
+    let covers = covered.contains(&place);
+    if covers {
+        change.key = Some(cover.to_owned());
+        change.flags = Some(mount.flags.unwrap_or_default() | COVER_FLAGS);
+    }
+    if covers || !copied {
+        change.root = Some(format!("/godwit-external-{id}-"));
+    }
+    change
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn mount(id: u32, device: u32, root: &str, place: &str, key: Option<&str>) -> Mount {
+        Mount {
+            id: Some(id),
+            device: Some(device),
+            flags: Some(1),
+            root: Some(root.into()),
+            mountpoint: Some(place.into()),
+            key: key.map(str::to_owned),
+        }
+    }
+
+    fn image(mounts: &[Mount]) -> Vec<u8> {
+        let mut bytes = [0x5456_4319_u32, 0x5556_3928].map(u32::to_le_bytes).concat();
+        for mount in mounts {
+            // Field 9, which is not known here.
+            let record = [&mount.encode_to_vec()[..], &[0x4a, 2, b'r', b'w']].concat();
+            bytes.extend(u32::try_from(record.len()).unwrap().to_le_bytes());
+            bytes.extend(record);
+        }
+        bytes
+    }
+
+    fn repair(mounts: &[Mount]) -> Vec<Mount> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("mountpoints-13.img");
+        fs::write(&path, image(mounts)).unwrap();
+        external_mounts(directory.path(), &["/proc/keys", "/proc/timer_list"], "cover").unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let (_, records) = split(&bytes, ImageKind::Mountpoints).unwrap();
+        assert!(records.iter().all(|record| record.windows(4).any(|bytes| bytes == [0x4a, 2, b'r', b'w'])));
+        records.iter().map(|record| Mount::decode(*record).unwrap()).collect()
+    }
+
+    #[test]
+    fn of_mounts_from_outside_none_is_taken_for_a_copy_of_another() {
+        let mounts = [
+            mount(1, 5, "/", "./", None),
+            mount(2, 8, "/data", "./a", Some("/a")),
+            mount(3, 8, "/data/part", "./b", Some("/b")),
+        ];
+        let repaired = repair(&mounts);
+        assert_eq!(repaired[0], mounts[0]);
+        let roots = [repaired[1].root.as_deref().unwrap(), repaired[2].root.as_deref().unwrap()];
+        assert!(!roots[0].starts_with(roots[1]) && !roots[1].starts_with(roots[0]), "{roots:?}");
+        assert_eq!((repaired[1].key.as_deref(), repaired[1].flags), (Some("/a"), Some(1)));
+    }
+
+    #[test]
+    fn a_copy_that_the_container_made_is_still_found() {
+        let mounts = [mount(2, 8, "/data", "./a", Some("/a")), mount(3, 8, "/data/part", "./b", None)];
+        assert_eq!(repair(&mounts), mounts);
+    }
+
+    #[test]
+    fn what_covers_files_is_read_only_under_a_key_of_its_own() {
+        let repaired = repair(&[
+            mount(1, 6, "/null", "./proc/keys", Some("/dev/null")),
+            mount(2, 6, "/null", "./proc/timer_list", Some("/dev/null")),
+            mount(3, 6, "/", "./dev", None),
+        ]);
+        for mount in &repaired[..2] {
+            assert_eq!((mount.key.as_deref(), mount.flags), (Some("cover"), Some(15)));
+        }
+        assert_ne!(repaired[0].root, repaired[1].root);
+        assert_eq!(repaired[2].key, None);
+    }
+
+    #[test]
+    fn a_damaged_image_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut bytes = image(&[mount(1, 6, "/", "./", None)]);
+        bytes.truncate(bytes.len() - 1);
+        fs::write(directory.path().join("mountpoints-1.img"), bytes).unwrap();
+        let message = external_mounts(directory.path(), &[], "x").unwrap_err().to_string();
+        assert!(message.contains("mountpoints-1.img is damaged"), "{message}");
+    }
+}
