@@ -11,6 +11,7 @@
 //! are checked before anything is allocated.
 
 mod connection;
+mod doubt;
 mod memory;
 mod plain;
 
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 
 pub use connection::scale_windows;
+pub use doubt::{Unacknowledged, unacknowledged};
 pub use memory::{Area, LazyAreas, PageRun, Pagemap, areas, lazy_areas, page_size, pagemap};
 pub use plain::{LazyPages, make_plain};
 
