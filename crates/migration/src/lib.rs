@@ -20,6 +20,7 @@ pub mod recovery;
 pub mod report;
 pub mod service;
 pub mod source;
+pub mod standstill;
 pub mod terms;
 
 pub use attach::Attachment;

@@ -49,14 +49,18 @@ async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Resu
     // unread when they were frozen, finds the way open.
     let begun = Instant::now();
     let handed = local.open_network(service).await?;
+    local.speak(service).await?;
     let took = begun.elapsed();
     match local.engine.cont(&config, keep_stopped).await {
         // The machine was restarted since: the service is this node's, and has ended.
-        Ok(()) | Err(EngineError::NotFound(_)) => Ok(Running {
-            cutover_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),
-            held_frames: handed.frames,
-            held_dropped: handed.dropped,
-        }),
+        Ok(()) | Err(EngineError::NotFound(_)) => {
+            local.resend(service);
+            Ok(Running {
+                cutover_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),
+                held_frames: handed.frames,
+                held_dropped: handed.dropped,
+            })
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -103,6 +107,7 @@ pub(super) async fn tell_hook(local: &Local, service: &Service, id: &str, source
 pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Memory, link: Option<Link>) {
     let mut reason = String::new();
     let mut pager = None;
+    log_end(id, local.stand_no_more(service).await.map_err(LocalError::from));
     match memory {
         Memory::Whole => {}
         Memory::Lost(why) => {
