@@ -22,6 +22,7 @@ mod ports;
 mod probes;
 mod results;
 mod returns;
+mod ring;
 mod service;
 mod stock;
 mod stock_lazy;
