@@ -213,3 +213,119 @@ fn address_of(words: &[u32]) -> Option<IpAddr> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const FILES: u32 = ImageKind::Files as u32;
+
+    fn stream(unread: u32, unacknowledged: u32) -> Stream {
+        Stream {
+            unread,
+            received: 7000,
+            unacknowledged,
+            written: 3,
+            options: TIMESTAMPS | SCALED,
+            segment: 1398,
+            scale: Some(9),
+            timestamp: Some(5),
+            window: Some(64 << 9),
+        }
+    }
+
+    fn socket(inode: u32, state: u32) -> Socket {
+        Socket {
+            inode,
+            protocol: TCP,
+            state,
+            local_port: 80,
+            remote_port: 40_000,
+            local: vec![u32::from_ne_bytes([10, 88, 0, 10])],
+            remote: vec![u32::from_ne_bytes([10, 99, 0, 100])],
+            stream: None,
+            queues: None,
+        }
+    }
+
+    fn write(directory: &Path, sockets: Vec<Socket>) {
+        let mut bytes = [COMMON_MAGIC, FILES].map(u32::to_le_bytes).concat();
+        // Another kind of file stands among them.
+        for socket in sockets.into_iter().map(Some).chain([None]) {
+            let entry = FileEntry { socket }.encode_to_vec();
+            bytes.extend(u32::try_from(entry.len()).unwrap().to_le_bytes());
+            bytes.extend(entry);
+        }
+        fs::write(directory.join("files.img"), bytes).unwrap();
+    }
+
+    fn own(stream: &Stream, queues: &[u8]) -> Vec<u8> {
+        let message = stream.encode_to_vec();
+        let length = u32::try_from(message.len()).unwrap().to_le_bytes();
+        [&[COMMON_MAGIC, KIND].map(u32::to_le_bytes).concat()[..], &length, &message, queues].concat()
+    }
+
+    #[test]
+    fn connections_in_both_kinds_of_image_are_found_with_what_they_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let inside = |state, stream: Stream, queues: &[u8]| Socket {
+            stream: Some(stream),
+            queues: Some(queues.to_vec()),
+            ..socket(1, state)
+        };
+        let mapped = [0, 0, u32::from_be(0xffff), u32::from_ne_bytes([10, 99, 0, 100])];
+        let sockets = vec![
+            inside(ESTABLISHED, stream(2, 5), b"inbytes"),
+            // Nothing is in doubt; and these are other states, and no TCP.
+            inside(ESTABLISHED, stream(2, 0), b"in"),
+            Socket { protocol: 17, ..inside(ESTABLISHED, stream(0, 5), b"bytes") },
+            inside(2, stream(0, 5), b"bytes"),
+            // A FIN alone, and one behind bytes.
+            inside(FIN_WAIT_1, stream(0, 0), b""),
+            inside(LAST_ACK, stream(0, 5), b"bytes"),
+            Socket { remote: mapped.to_vec(), ..socket(0x2f, CLOSE_WAIT) },
+        ];
+        write(directory.path(), sockets);
+        fs::write(directory.path().join("tcp-stream-2f.img"), own(&stream(1, 3), b"iown")).unwrap();
+        let found = unacknowledged(directory.path()).unwrap();
+        let first = Unacknowledged {
+            local: "10.88.0.10:80".parse().unwrap(),
+            remote: "10.99.0.100:40000".parse().unwrap(),
+            // It has wrapped around since.
+            sequence: u32::MAX - 1,
+            bytes: b"bytes".to_vec(),
+            finished: false,
+            received: 7000,
+            segment: 1398,
+            window: 64,
+            timestamp: Some(5),
+        };
+        let fin = Unacknowledged { sequence: 2, bytes: Vec::new(), finished: true, ..first.clone() };
+        let last = Unacknowledged { sequence: u32::MAX - 2, finished: true, ..first.clone() };
+        let own = Unacknowledged { sequence: 0, bytes: b"own".to_vec(), ..first.clone() };
+        assert_eq!(found, [first, fin, last, own]);
+    }
+
+    #[test]
+    fn queues_that_are_not_as_long_as_they_should_be_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        for queues in ["inbyte", "inbytesx"] {
+            let damaged = Socket {
+                stream: Some(stream(2, 5)),
+                queues: Some(queues.as_bytes().to_vec()),
+                ..socket(1, ESTABLISHED)
+            };
+            write(directory.path(), vec![damaged]);
+            assert!(matches!(unacknowledged(directory.path()), Err(ImageError::Damaged { .. })), "{queues}");
+        }
+        write(directory.path(), vec![socket(5, ESTABLISHED)]);
+        let image = own(&stream(0, 2), b"ow");
+        for length in 0..image.len() {
+            fs::write(directory.path().join("tcp-stream-5.img"), &image[..length]).unwrap();
+            assert!(unacknowledged(directory.path()).is_err(), "{length}");
+        }
+        fs::write(directory.path().join("tcp-stream-5.img"), &image).unwrap();
+        assert_eq!(unacknowledged(directory.path()).unwrap().len(), 1);
+    }
+}
