@@ -500,6 +500,14 @@ mod tests {
         assert!(one(client_at, at).tcp.is_some_and(|tcp| tcp.rto_us > 0));
         let listening = found.list.iter().find(|c| c.local == at && c.state == "listen").unwrap();
         assert!(listening.send_queue > 0, "how many connections may wait: {listening:?}");
+        // One of them alone.
+        let kernel = ask_about_sockets().unwrap();
+        let looked = look_up(&kernel, client_at, at).unwrap().unwrap();
+        assert_eq!((looked.queue, looked.not_sent, looked.received), (0, 0, 0));
+        assert!(looked.acknowledged >= 6, "{looked:?}");
+        assert_eq!(look_up(&kernel, at, client_at).unwrap().unwrap().received, 6);
+        let nobody = SocketAddr::new(at.ip(), 1);
+        assert_eq!(look_up(&kernel, at, nobody).unwrap(), None, "there is one that listens");
         let port = datagrams.local_addr().unwrap();
         let datagrams = found.list.iter().find(|c| c.local == port).unwrap();
         assert_eq!((datagrams.protocol, datagrams.state), (Protocol::Udp, "unconnected"));
