@@ -242,6 +242,7 @@ impl Source {
         };
         match (outcome, link) {
             (Ok(restored), Some(link)) => {
+                self.local.standstills.forget(&self.service);
                 if let Err(error) = self.release(link, restored, &mut report, &mut clock, start).await {
                     // Committed is committed: what is left here is let go at the next start.
                     let why = crate::error_chain(&error);

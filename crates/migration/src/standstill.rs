@@ -8,7 +8,8 @@
 //! | restored | | [`Local::look_at_doubts`] |
 //! | the port is open | [`Local::speak`], [`Local::say_again`] | [`Local::speak`] |
 //! | it runs | | [`Local::resend`] |
-//! | later, or after a crash | [`Local::stand_no_more`] | [`Local::stand_no_more`] |
+//! | next, or after a crash | [`Local::stand_down`] | [`Local::stand_down`] |
+//! | it has left, or does not come | [`Local::stand_nowhere`] | [`Local::stand_nowhere`] |
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -131,13 +132,25 @@ impl Local {
         });
     }
 
-    /// Takes away what a standstill has left in the service's namespace; no error when there is nothing.
-    pub(crate) async fn stand_no_more(&self, service: &Service) -> Result<(), NetworkError> {
+    /// The service runs here: takes away what its standstill has left in its namespace. Where that fails the service
+    /// is not to suffer, as what is left does nothing.
+    pub(crate) async fn stand_down(&self, service: &Service) {
+        if let Err(error) = self.stand_no_more(service).await {
+            tracing::warn!(
+                service = %service.name,
+                error = %crate::error_chain(&error),
+                "the nftables table godwit-loopback may still be in the service's namespace, without effect"
+            );
+        }
+    }
+
+    async fn stand_no_more(&self, service: &Service) -> Result<(), NetworkError> {
         self.standstills.forget(service);
         forget(&self.config(service).network_namespace).await
     }
 
-    /// The same for a service of which nothing is here any more: a namespace of its own goes with it.
+    /// Nothing of the service is here any more: a namespace of its own goes with it, and another one is left as it
+    /// was found.
     pub(crate) async fn stand_nowhere(&self, service: &Service) -> Result<(), NetworkError> {
         match service.network {
             Attachment::Overlay => {

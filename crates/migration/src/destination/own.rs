@@ -77,6 +77,9 @@ pub(super) async fn adopt(
 ) {
     let mut started = started;
     let mut pause = ASK_FIRST;
+    if started.is_ok() {
+        local.stand_down(service).await;
+    }
     loop {
         let adopted = match started {
             Ok(()) => local.host.adopt(service).await.map_err(LocalError::from),
@@ -92,6 +95,9 @@ pub(super) async fn adopt(
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(ASK_LAST);
         started = start(local, service, id, keep_stopped, memory).await.map(drop);
+        if started.is_ok() {
+            local.stand_down(service).await;
+        }
     }
 }
 
@@ -107,7 +113,6 @@ pub(super) async fn tell_hook(local: &Local, service: &Service, id: &str, source
 pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Memory, link: Option<Link>) {
     let mut reason = String::new();
     let mut pager = None;
-    log_end(id, local.stand_no_more(service).await.map_err(LocalError::from));
     match memory {
         Memory::Whole => {}
         Memory::Lost(why) => {

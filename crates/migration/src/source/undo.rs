@@ -28,7 +28,7 @@ pub(crate) async fn put_back(
             Err(EngineError::NotFound(_)) => {}
             done => done?,
         }
-        local.stand_no_more(service).await?;
+        local.stand_down(service).await;
     }
     local.standstills.forget(service);
     // It may have been slowed to make copying converge.
