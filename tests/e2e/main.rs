@@ -37,4 +37,5 @@ mod postgres;
 mod python;
 mod redis;
 mod stale;
+mod unacknowledged;
 mod without;

@@ -62,6 +62,19 @@ impl Others {
         let client = bed.lab().namespace(CLIENT).unwrap();
         sh(&format!("nsenter --net={} ip neigh flush all", client.display()));
     }
+
+    /// Neither namespace keeps what held connections over its loopback interface in a move.
+    fn have_nothing_of_the_standstill(&self) {
+        for node in ["a", "b"] {
+            godwit_tests::wait_for(&format!("a namespace at {node} as it was"), || {
+                let look = "nft list tables; ip -d link show lo";
+                let inside = format!("--net={}", self.namespace(node));
+                let output = Command::new("nsenter").args([&inside, "sh", "-ec", look]).output().unwrap();
+                let seen = String::from_utf8(output.stdout).unwrap();
+                (!seen.contains("godwit-loopback") && seen.contains("group default")).then_some(())
+            });
+        }
+    }
 }
 
 impl Drop for Others {
@@ -128,6 +141,8 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     others.take(&bed, "b", address);
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(2), "over the same connection");
 
+    others.have_nothing_of_the_standstill();
+
     let told = godwit_tests::wait_for("the hook of the destination", || {
         Some(others.hooks.states()).filter(|s| s.len() == 2)
     });
@@ -150,9 +165,11 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     let kept = bed.godwit("b", &["migrate", "redis", "--to", "a", "--network", &inside]);
     assert!(kept.code == 1 && kept.stderr.contains("the switch is not ready"), "{}", kept.stderr);
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(3), "where it was");
+    others.have_nothing_of_the_standstill();
     assert_eq!(of(others.hooks.states().last().unwrap(), "hook"), "kept");
     fs::write(at.join("fine"), "").unwrap();
     bed.migrate_so("redis", "b", "a", &["--network", &inside]);
     others.take(&bed, "a", address);
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(4), "at its first place");
+    others.have_nothing_of_the_standstill();
 }

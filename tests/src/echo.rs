@@ -61,6 +61,11 @@ impl Echo {
 
     /// The same, with links of rate and delay between all hosts.
     pub fn up_over(test: &str, link: Option<Link>) -> Self {
+        Self::up_as(test, link, &[])
+    }
+
+    /// The same, with more words to the service.
+    pub fn up_as(test: &str, link: Option<Link>, more: &[&str]) -> Self {
         let mut points = None;
         let bed = Bed::up_with(test, |config| {
             points = Some(Points::among(config, &[FROZEN, RESTORED]));
@@ -72,7 +77,7 @@ impl Echo {
         let (program, port, backlog) =
             (program.to_string_lossy().into_owned(), PORT.to_string(), BACKLOG.to_string());
         let words = [program.as_str(), "bench", "echo", "--port", &port, "--backlog", &backlog];
-        let command = words.map(str::to_owned).to_vec();
+        let command = words.iter().chain(more).map(|&word| word.to_owned()).collect();
         let preset = Preset { rootfs, command, env: Vec::new(), user: None, port: PORT };
         bed.run("a", NAME, ADDRESS, &preset, &[]);
         let orders = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, ORDERS)));

@@ -1,7 +1,7 @@
 //! TCP sockets as the kernel shows them, of the client's host and of a service: `/proc/<pid>/net/tcp`; and
 //! what waits in those of UDP.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use crate::{Bed, CLIENT};
 
@@ -37,6 +37,8 @@ pub struct Socket {
     pub unread: u64,
     /// Probes that were not answered: of keepalive, or of a window that is zero.
     pub probes: u32,
+    /// In what time its timer expires, if one runs.
+    pub timer: Duration,
 }
 
 /// Those of the client's host.
@@ -90,6 +92,8 @@ fn socket(line: &str) -> Option<Socket> {
         unsent: number(unsent)?,
         unread: number(unread)?,
         probes: words.get(8)?.parse().ok()?,
+        // In hundredths of a second (USER_HZ).
+        timer: Duration::from_millis(number(words.get(5)?.split_once(':')?.1)?.checked_mul(10)?),
     })
 }
 
@@ -103,5 +107,6 @@ mod tests {
         let socket = socket(line).unwrap();
         assert_eq!((socket.port, socket.peer, socket.state), (7010, 40_000, State::CloseWait));
         assert_eq!((socket.unsent, socket.unread, socket.probes), (42, 4096, 2));
+        assert_eq!(socket.timer, Duration::from_secs(2));
     }
 }

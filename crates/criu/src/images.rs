@@ -11,6 +11,7 @@
 //! are checked before anything is allocated.
 
 mod connection;
+mod doubt;
 mod memory;
 mod plain;
 mod rights;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 
 pub use connection::scale_windows;
+pub use doubt::{Unacknowledged, unacknowledged};
 pub use memory::{Area, LazyAreas, PageRun, Pagemap, areas, lazy_areas, page_size, pagemap};
 pub use plain::{LazyPages, make_plain};
 pub use rights::{Allowed, excess};

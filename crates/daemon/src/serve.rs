@@ -34,6 +34,7 @@ use godwit_migration::journal::Journal;
 use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
+use godwit_migration::standstill::Standstills;
 use godwit_migration::{Layout, destination, error_chain, recovery};
 use godwit_network::{Networks, Overlay, OverlayConfig, Prefix6, Subnet};
 use godwit_transfer::listen::JoinListener;
@@ -402,6 +403,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         incoming_limit: args.incoming_memory << 20,
         remembered: args.agent_memory << 20,
         arrivals: Arrivals::default(),
+        standstills: Standstills::default(),
         keeper: Keeper::new(args.keep_memory.map(|mib| mib << 20)),
         pager: beside_us("godwit-pager")?,
         userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,

@@ -25,6 +25,7 @@ pub mod report;
 pub mod schema;
 pub mod service;
 pub mod source;
+pub mod standstill;
 pub mod terms;
 
 pub use attach::Attachment;

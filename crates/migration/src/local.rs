@@ -26,6 +26,7 @@ use crate::incarnation::Incarnation;
 use crate::journal::{Journal, JournalError};
 use crate::kept::Keeper;
 use crate::service::{Layout, Service};
+use crate::standstill::Standstills;
 
 /// What the source of a migration says became of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -214,6 +215,8 @@ pub struct Local {
     pub tracker: Detected,
     /// Whether frames for a service are held during the pause; what drops them is for comparison only.
     pub holds: bool,
+    /// Services that stand still.
+    pub standstills: Standstills,
     /// Cancelled when this daemon ends: what can go on in its next life stops.
     pub ending: CancellationToken,
     /// Services that arrived here and whose source has not told its decision.
@@ -338,6 +341,7 @@ impl Local {
         }
         self.forget_connections(service).await?;
         self.engine.delete(&self.config(service)).await?;
+        self.stand_nowhere(service).await?;
         self.layout.root(&service.name, Vec::new()).unmount()?;
         self.unplug(service).await?;
         let gone = path.clone();

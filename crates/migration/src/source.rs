@@ -264,7 +264,10 @@ impl Source {
             Err(error) => Err(error),
         };
         let rest = match (outcome, link) {
-            (Ok(restored), Some(link)) => self.release(link, restored, &mut report, &mut clock, start).await,
+            (Ok(restored), Some(link)) => {
+                self.local.standstills.forget(&self.service);
+                self.release(link, restored, &mut report, &mut clock, start).await
+            }
             (Ok(_), None) => unreachable!("only an attempt with a link succeeds"),
             (Err(error), link) => {
                 match self.give_up(&error, link, attempted, &mut report, &mut clock).await {

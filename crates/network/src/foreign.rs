@@ -128,8 +128,9 @@ fn forget_connections_of(pid: u32) -> io::Result<()> {
 }
 
 /// Has nft do in the namespace what the script says.
-pub(crate) async fn load(netns: &Path, action: &str, script: &'static str) -> Result<(), NetworkError> {
-    let output = enter(netns, move || nft(script)).await?.map_err(NetworkError::NoNft)?;
+pub(crate) async fn load(netns: &Path, action: &str, script: impl Into<String>) -> Result<(), NetworkError> {
+    let script = script.into();
+    let output = enter(netns, move || nft(&script)).await?.map_err(NetworkError::NoNft)?;
     if output.status.success() {
         return Ok(());
     }

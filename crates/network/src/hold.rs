@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::datapath::Behind;
+use crate::echoes::forget_time;
 use crate::endpoint::port_name;
 use crate::overlay::Shared;
 use crate::packet::{MOST_AT_ONCE, PacketSocket, Which};
@@ -172,10 +173,11 @@ impl Overlay {
         handed.frames += self.newcomers.send(name, &self.shared.sender, port).map_err(refused())?;
         self.newcomers.forget(name);
         // In order: these have come before those that come by themselves.
-        handed.frames += store.send_all(&self.shared.sender, port).map_err(refused())?;
+        let hand = || store.send_all_changed(&self.shared.sender, port, forget_time);
+        handed.frames += hand().map_err(refused())?;
         take_over.await?;
         store.collect_nothing().map_err(refused())?;
-        handed.frames += store.send_all(&self.shared.sender, port).map_err(refused())?;
+        handed.frames += hand().map_err(refused())?;
         handed.dropped = store.dropped().map_err(refused())?;
         if handed.dropped > 0 {
             tracing::warn!(

@@ -16,6 +16,8 @@
 //! - [`Overlay::steer`] sends what comes for a service on to the node that it goes to, and
 //!   [`Overlay::hold`] keeps it there until [`Overlay::open`] hands it in. [`Overlay::collect_newcomers`]
 //!   and [`bar_newcomers`] come before, so that no connection is frozen while it is being made.
+//! - [`Standing`] holds back what a frozen service's sockets say, to each other too; [`Resend`] sends again what
+//!   was in doubt, so that nobody waits for a timer that ran on in the pause.
 //! - [`Networks`] are those of a node, and tell which one an address is of.
 //! - [`Guard`] lets frames in from known nodes only and keeps networks apart, [`WireGuard`] or [`Tunnel`] makes
 //!   what nodes send each other private; they are made before the overlay. [`Overlay::mend`] makes again what
@@ -34,6 +36,7 @@ mod arp;
 pub mod capture;
 pub mod connections;
 mod datapath;
+mod echoes;
 mod endpoint;
 mod error;
 mod filter;
@@ -53,8 +56,11 @@ mod packet;
 mod privacy;
 mod probe;
 mod publish;
+mod raw;
+mod resend;
 mod segment;
 mod select;
+mod standing;
 mod subnet;
 mod tunnel;
 mod wireguard;
@@ -75,6 +81,8 @@ pub use newcomers::{admit_newcomers, bar_newcomers};
 pub use overlay::{Overlay, OverlayConfig, underlay_address};
 pub use privacy::{Encryption, TunnelConfig, open_the_clear};
 pub use probe::{Fact, probe};
+pub use resend::{InDoubt, Resend, Resent};
+pub use standing::{Standing, forget_standing};
 pub use subnet::{Subnet, mac_of};
 pub use tunnel::{Keyed, Secret, Session, Stopped, Tunnel};
 pub use wireguard::{Looked, PublicKey, Seen, WireGuard};

@@ -103,10 +103,21 @@ impl PacketSocket {
     /// interface does not take is lost, as on any wire. Ends after [`MOST_AT_ONCE`], as more may come for as
     /// long as it goes on.
     pub(crate) fn send_all(&self, sender: &Self, index: u32) -> io::Result<u64> {
+        self.send_all_changed(sender, index, |_| ())
+    }
+
+    /// The same, with each frame changed before.
+    pub(crate) fn send_all_changed(
+        &self,
+        sender: &Self,
+        index: u32,
+        change: impl Fn(&mut [u8]),
+    ) -> io::Result<u64> {
         let (mut count, mut buffer) = (0, Vec::new());
         while count < MOST_AT_ONCE
             && let Some(frame) = self.take(&mut buffer)?
         {
+            change(frame);
             match sender.send(index, frame) {
                 Err(error) if error.raw_os_error() != Some(libc::ENOBUFS) => return Err(error),
                 _ => count += 1,
@@ -133,7 +144,7 @@ impl PacketSocket {
     }
 
     /// Takes the oldest frame out of the queue; `None` when it is empty.
-    pub(crate) fn take<'a>(&self, buffer: &'a mut Vec<u8>) -> io::Result<Option<&'a [u8]>> {
+    pub(crate) fn take<'a>(&self, buffer: &'a mut Vec<u8>) -> io::Result<Option<&'a mut [u8]>> {
         buffer.resize(LARGEST_FRAME, 0);
         loop {
             // SAFETY: `buffer` is writable for its length during the call.
@@ -141,7 +152,7 @@ impl PacketSocket {
                 libc::recv(self.0.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
             };
             if let Ok(length) = usize::try_from(length) {
-                return Ok(Some(&buffer[..length]));
+                return Ok(Some(&mut buffer[..length]));
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {

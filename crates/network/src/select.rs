@@ -152,6 +152,27 @@ pub(crate) fn openings_sent() -> Vec<libc::sock_filter> {
     ])
 }
 
+/// Takes the frames that an interface sends and that are TCP, over IPv4 or over IPv6 without extension headers.
+pub(crate) fn segments_sent() -> Vec<libc::sock_filter> {
+    use Line::{Do, If, Mark};
+    assemble(&[
+        Do(LOAD_WORD, PACKET_TYPE),
+        If(JUMP_IF_EQUAL, PACKET_OUTGOING, NEXT, LEAVE),
+        Do(LOAD_HALF, 12),
+        If(JUMP_IF_EQUAL, KIND_IPV4, NEXT, "ipv6"),
+        Do(LOAD_BYTE, 23),
+        If(JUMP_IF_EQUAL, TCP, TAKE, LEAVE),
+        Mark("ipv6"),
+        If(JUMP_IF_EQUAL, KIND_IPV6, NEXT, LEAVE),
+        Do(LOAD_BYTE, 20),
+        If(JUMP_IF_EQUAL, TCP, TAKE, LEAVE),
+        Mark(LEAVE),
+        Do(RETURN, 0),
+        Mark(TAKE),
+        Do(RETURN, u32::MAX),
+    ])
+}
+
 /// The line that follows.
 const NEXT: &str = "";
 const TAKE: &str = "take";

@@ -19,11 +19,11 @@ use prost::Message;
 use super::{COMMON_MAGIC, ImageError, take_word};
 
 /// `TCP_STREAM_MAGIC`.
-const KIND: u32 = 0x5146_5506;
+pub(super) const KIND: u32 = 0x5146_5506;
 /// `TCPI_OPT_WSCALE` of `opt_mask`.
 const SCALED: u32 = 4;
 /// Bytes before the message.
-const HEAD: usize = 12;
+pub(super) const HEAD: usize = 12;
 /// A message has at most seventeen numbers: what is read of every connection.
 const BEGIN: u64 = 256;
 

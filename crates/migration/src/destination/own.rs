@@ -49,14 +49,18 @@ async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Resu
     // unread when they were frozen, finds the way open.
     let begun = Instant::now();
     let handed = local.open_network(service).await?;
+    local.speak(service).await?;
     let took = begun.elapsed();
     match local.engine.cont(&config, keep_stopped).await {
         // The machine was restarted since: the service is this node's, and has ended.
-        Ok(()) | Err(EngineError::NotFound(_)) => Ok(Running {
-            cutover_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),
-            held_frames: handed.frames,
-            held_dropped: handed.dropped,
-        }),
+        Ok(()) | Err(EngineError::NotFound(_)) => {
+            local.resend(service);
+            Ok(Running {
+                cutover_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),
+                held_frames: handed.frames,
+                held_dropped: handed.dropped,
+            })
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -73,6 +77,9 @@ pub(super) async fn adopt(
 ) {
     let mut started = started;
     let mut pause = ASK_FIRST;
+    if started.is_ok() {
+        local.stand_down(service).await;
+    }
     loop {
         let adopted = match started {
             Ok(()) => local.host.adopt(service).await.map_err(LocalError::from),
@@ -88,6 +95,9 @@ pub(super) async fn adopt(
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(ASK_LAST);
         started = start(local, service, id, keep_stopped, memory).await.map(drop);
+        if started.is_ok() {
+            local.stand_down(service).await;
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use crate::link::Link;
 use crate::local::{Local, LocalError};
 use crate::message::{ImagesEnd, Layer, Message};
 use crate::service::Service;
+use crate::standstill::read_doubts;
 
 /// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
 const MAX_LOG_BYTES: u64 = 64 << 20;
@@ -46,6 +47,8 @@ pub(super) async fn until_restored(
     local.plug(service).await?;
     // The source sends what comes for the service as soon as that is frozen.
     local.hold_for(service).await?;
+    local.stand_ready(service).await?;
+    local.stand_apart(service)?;
     let upper = local.layout.upper(&service.name);
     receive_tree(link, &upper, admitted.tree_bytes).await?;
     sync(upper).await?;
@@ -158,6 +161,8 @@ async fn receive_and_restore(
     };
     images.finish(&files)?;
     link.send(Message::ImagesReceived).await?;
+    let (images, name) = (room.images(), service.name.clone());
+    let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
     fault::point("destination.received").await;
     let restoring = async {
         if admitted.userfaultfd {
@@ -186,6 +191,7 @@ async fn receive_and_restore(
             Err(error) => error.into(),
         }),
     };
+    local.look_at_doubts(service, reading.await?);
     synced.await??;
     fault::point("destination.restoring").await;
     Ok(keep_stopped)

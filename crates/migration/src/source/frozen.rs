@@ -51,6 +51,7 @@ impl Source {
         // Its start is nothing that a frozen service should wait for.
         let criu = self.local.criu.prepare()?;
         let listeners = self.listeners(&config).await?;
+        self.local.stand_ready(&self.service).await?;
         self.local.bar_newcomers(&self.service).await?;
         self.settle_openings(&config, &listeners).await?;
         self.step("freeze", 0, report.memory_bytes);
@@ -86,6 +87,7 @@ impl Source {
         // the sockets here with a probe to their other ends, each with a later time: if these heard it, they
         // would take nothing from the destination that seems to be older (PAWS, RFC 7323).
         let cutting = Instant::now();
+        self.local.stand(&self.service)?;
         self.local.close_network(&self.service).await?;
         report.cutover_ms += ms_since(cutting);
         let options = DumpOptions {

@@ -49,11 +49,15 @@ pub(crate) async fn put_back(
         local.admit_newcomers(service).await?;
         // The port first: what came in the meantime waits in their sockets while the processes thaw.
         local.open_network(service).await?;
+        local.speak(service).await?;
+        local.say_again(service);
         match local.engine.thaw(&local.config(service)).await {
             Err(EngineError::NotFound(_)) => {}
             done => done?,
         }
+        local.stand_down(service).await;
     }
+    local.standstills.forget(service);
     // It may have been slowed to make copying converge.
     local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
     images::remove(&local.layout.migration(id))?;

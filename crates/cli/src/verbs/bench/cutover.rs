@@ -6,6 +6,7 @@
 //!
 //!   idle   one connection; a request every half a second, and one as soon as the freeze is heard of
 //!   busy   one connection, a thousand requests a second
+//!   small  one connection, a thousand requests a second, each answered by two small writes (Nagle's algorithm)
 //!   many   so many connections, a thousand requests a second over all of them in turn
 //! ```
 //!
@@ -28,6 +29,7 @@ use serde_json::{Value, json};
 
 use super::{
     Bed,
+    hold::Hold,
     probes::Probes,
     results::Results,
     service::{self, Service},
@@ -65,6 +67,9 @@ pub(super) struct Args {
     /// Rate and one-way delay of each host's link
     #[arg(long, value_name = "RATE[,DELAY]", default_value = "1gbit,1ms")]
     link: Link,
+    /// Hold each move so long before the commit, so that the pause is longer; several take turns
+    #[arg(long, value_name = "MILLISECONDS", value_delimiter = ',', default_value = "0")]
+    pause: Vec<u32>,
     /// How often
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
@@ -97,6 +102,8 @@ struct Load {
     series: &'static str,
     connections: u32,
     rate: u32,
+    /// More words to the service.
+    more: &'static [&'static str],
 }
 
 /// Requests a second of an idle connection.
@@ -118,8 +125,8 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
     let mut good = true;
     for run in 1..=args.runs {
         for load in args.loads() {
-            for (cutover, backend) in args.pauses() {
-                let mut row = match one(args, load, cutover, backend, lab).await {
+            for (cutover, backend, pause) in args.pauses() {
+                let mut row = match one(args, load, cutover, backend, pause, lab).await {
                     Ok(row) => row,
                     Err(error) => {
                         let reason = format!("{error:#}");
@@ -133,6 +140,7 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
                 row["bench"] = "cutover".into();
                 row["series"] = load.series.into();
                 row["cutover"] = cutover.as_str().into();
+                row["pause_ms"] = pause.into();
                 row["connections"] = load.connections.into();
                 row["run"] = run.into();
                 row["rate"] = load.rate.into();
@@ -149,20 +157,24 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
 
 impl Args {
     /// What becomes of frames, and by which switch, in turns.
-    fn pauses(&self) -> impl Iterator<Item = (Cutover, NetworkBackend)> {
-        self.cutover
-            .iter()
-            .flat_map(|cutover| self.network_backend.iter().map(|backend| (*cutover, *backend)))
+    fn pauses(&self) -> impl Iterator<Item = (Cutover, NetworkBackend, u32)> {
+        self.cutover.iter().flat_map(move |cutover| {
+            self.network_backend
+                .iter()
+                .flat_map(move |backend| self.pause.iter().map(|pause| (*cutover, *backend, *pause)))
+        })
     }
 
     fn loads(&self) -> Vec<Load> {
         let mut loads = Vec::new();
         for &connections in &self.connections {
             if connections == 1 {
-                loads.push(Load { series: "idle", connections, rate: IDLE });
-                loads.push(Load { series: "busy", connections, rate: self.rate });
+                let (rate, more) = (self.rate, &[][..]);
+                loads.push(Load { series: "idle", connections, rate: IDLE, more });
+                loads.push(Load { series: "busy", connections, rate, more });
+                loads.push(Load { series: "small", connections, rate, more: &["--halves"] });
             } else {
-                loads.push(Load { series: "many", connections, rate: self.rate });
+                loads.push(Load { series: "many", connections, rate: self.rate, more: &[] });
             }
         }
         loads
@@ -175,12 +187,21 @@ async fn one(
     load: Load,
     cutover: Cutover,
     network_backend: NetworkBackend,
+    pause: u32,
     lab: &str,
 ) -> anyhow::Result<Value> {
+    let hold = Hold::new(lab, Duration::from_millis(pause.into()))?;
+    let daemon_environment = hold.iter().map(Hold::environment).collect();
     let daemon_arguments = ["--cutover", cutover.as_str()].map(str::to_owned).to_vec();
-    let bed = Bed { name: lab.to_owned(), link: Some(args.link), network_backend, daemon_arguments };
+    let bed = Bed {
+        name: lab.to_owned(),
+        link: Some(args.link),
+        network_backend,
+        daemon_arguments,
+        daemon_environment,
+    };
     bed.lab(true, async |lab| {
-        let connection = service::start(lab, SERVICE).await?;
+        let connection = service::start(lab, SERVICE, load.more).await?;
         let there = lab.clone();
         let begin = move || {
             let service = SocketAddrV4::new(ADDRESS, PORT);
@@ -191,7 +212,17 @@ async fn one(
         let probes = blocking(move || Probes::prepare(&there, SERVICE)).await?;
         tokio::time::sleep(WATCHED).await;
         let before = Counters::read(lab).await?;
-        let (report, client) = moved(&connection, args.mode, client, &probes).await?;
+        let held = async {
+            if let Some(hold) = &hold {
+                hold.hold().await?;
+            }
+            // The move's end is waited for.
+            std::future::pending::<anyhow::Result<std::convert::Infallible>>().await
+        };
+        let (report, client) = tokio::select! {
+            moved = moved(&connection, args.mode, client, &probes) => moved?,
+            failed = held => match failed? {},
+        };
         tokio::time::sleep(WATCHED).await;
         let client = blocking(move || Ok(client.stop()?)).await?;
         let after = Counters::read(lab).await?;
@@ -207,6 +238,7 @@ async fn one(
         })
         .await?;
         seen(&mut row, &client);
+        row["beyond_ms"] = (client.downtime_ms - report.frozen_ms).into();
         counted(&mut row, "", &after.client.since(&before.client));
         counted(&mut row, "node_", &after.node.since(&before.node));
         if let Some(service) = &service {
@@ -294,6 +326,7 @@ fn table(rows: &[Value]) -> Table {
         "OUTCOME",
         "DOWNTIME",
         "FROZEN",
+        "BEYOND",
         "CUT-OVER",
         "NEW",
         "OUTGOING",
@@ -315,6 +348,7 @@ fn table(rows: &[Value]) -> Table {
             text("outcome"),
             time("downtime_ms"),
             time("frozen_ms"),
+            time("beyond_ms"),
             time("cutover_ms"),
             time("new_ms"),
             time("outgoing_ms"),

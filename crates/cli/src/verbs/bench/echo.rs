@@ -21,6 +21,8 @@
 //! | `take` | does so again | `ok` |
 //! | `accept` | takes all that wait at PORT + 1 | how many |
 //! | `connect ADDRESS:PORT N` | connects to a server, which is given back what it sends too | `ok` |
+//! | `ring N` | makes N connections to itself of each family, and fills all their queues | bytes in them |
+//! | `unring` | reads and compares what is in them, and as much again, and closes them | bytes |
 //!
 //! One thread, which waits for all of them with epoll(7). An order that cannot be carried out is answered
 //! with a sentence that begins with `no:`.
@@ -40,6 +42,8 @@ use nix::sys::{
     socket::{Backlog, listen, setsockopt, sockopt},
 };
 
+use super::ring::Ring;
+
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Args {
     /// Port for TCP and UDP; the next two are for connections that wait, and for orders
@@ -48,6 +52,10 @@ pub(super) struct Args {
     /// How many connections may wait at the port where nobody accepts
     #[arg(long, default_value_t = 4)]
     backlog: u16,
+    /// Give what comes back by two small writes, the second of which waits until the first is acknowledged
+    /// (Nagle's algorithm, RFC 896)
+    #[arg(long)]
+    halves: bool,
 }
 
 /// How many connections may wait to be accepted for a moment where they are.
@@ -89,6 +97,8 @@ struct Service {
     /// The connections of clients, by their port.
     clients: HashMap<u16, u64>,
     next: u64,
+    halves: bool,
+    ring: Ring,
 }
 
 /// What a connection is for.
@@ -120,6 +130,8 @@ struct Connection {
     keep: bool,
     /// The other end has sent its FIN.
     ended: bool,
+    /// What it gets is written in two halves.
+    halves: bool,
 }
 
 impl Service {
@@ -143,6 +155,8 @@ impl Service {
             connections: HashMap::new(),
             clients: HashMap::new(),
             next: FIRST,
+            halves: args.halves,
+            ring: Ring::default(),
         };
         let readable = |number| EpollEvent::new(EpollFlags::EPOLLIN, number);
         service.epoll.add(&service.served, readable(SERVED))?;
@@ -195,7 +209,8 @@ impl Service {
 
     fn add(&mut self, stream: TcpStream, purpose: Purpose, port: Option<u16>) -> anyhow::Result<()> {
         stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
+        let halves = self.halves && purpose == Purpose::Echo;
+        stream.set_nodelay(!halves)?;
         let number = self.next;
         self.next += 1;
         self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number))?;
@@ -216,6 +231,7 @@ impl Service {
             mute: false,
             keep: false,
             ended: false,
+            halves,
         };
         self.connections.insert(number, connection);
         Ok(())
@@ -304,6 +320,8 @@ impl Service {
                 }
                 return Ok(done);
             }
+            ["ring", count] => return Ok(self.ring.fill(count.parse()?)?.to_string()),
+            ["unring"] => return Ok(self.ring.empty()?.to_string()),
             _ => {}
         }
         let [order, port, ref rest @ ..] = *words else { anyhow::bail!("there is no order {words:?}") };
@@ -369,8 +387,12 @@ impl Connection {
     }
 
     fn write(&mut self) -> io::Result<()> {
+        let mut whole = true;
         while !self.owed.is_empty() {
-            match self.stream.write(self.owed.as_slices().0) {
+            let owed = self.owed.as_slices().0;
+            let length = if self.halves && whole { owed.len().div_ceil(2) } else { owed.len() };
+            whole = false;
+            match self.stream.write(owed.get(..length).unwrap_or_default()) {
                 Ok(length) => drop(self.owed.drain(..length)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

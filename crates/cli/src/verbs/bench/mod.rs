@@ -14,6 +14,7 @@
 
 mod cutover;
 mod echo;
+mod hold;
 mod lanes;
 mod moves;
 mod parts;
@@ -22,6 +23,7 @@ mod ports;
 mod probes;
 mod results;
 mod returns;
+mod ring;
 mod service;
 mod stock;
 mod stock_lazy;
@@ -60,6 +62,8 @@ struct Bed {
     network_backend: NetworkBackend,
     /// More arguments of its daemons.
     daemon_arguments: Vec<String>,
+    /// More of their environment.
+    daemon_environment: Vec<(String, String)>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -82,8 +86,8 @@ enum BenchVerb {
     Scan(parts::ScanArgs),
     /// Measure what clients notice of a pause whose frames are held, beside one whose frames are dropped
     ///
-    /// With --json each move is a line: the report's fields, and series (idle, busy or many), cutover,
-    /// connections, run, downtime_ms, timeouts, retransmissions, loss_probes and lost_ops; and what was tried
+    /// With --json each move is a line: the report's fields, and series (idle, busy, small or many), cutover,
+    /// pause_ms, connections, run, downtime_ms, beyond_ms (what of it was after the service went on), timeouts, retransmissions, loss_probes and lost_ops; and what was tried
     /// once in the pause: new_ms (a connection that did not exist), outgoing_ms (one that the service had
     /// opened) and datagram_ms, each until the answer. Ends with 1 if a move with held frames failed or lost
     /// an answer.
@@ -152,6 +156,7 @@ impl Bed {
             (config.link, config.daemons) = (bed.link, daemons);
             config.network_backend = bed.network_backend;
             config.programs.serve_arguments = bed.daemon_arguments;
+            config.programs.serve_environment.extend(bed.daemon_environment);
             Ok(Lab::up(&config)?)
         })
         .await?;

@@ -59,7 +59,7 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     let bed = Bed { name: lab.to_owned(), link: Some(args.link), ..Bed::default() };
     let rows = bed.lab(true, async |lab| {
-        service::start(lab, SERVICE).await?;
+        service::start(lab, SERVICE, &[]).await?;
         let mut rows = Vec::new();
         for run in 1..=args.runs {
             for (way, at) in ways(lab)? {

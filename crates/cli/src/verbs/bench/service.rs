@@ -23,8 +23,8 @@ pub(super) struct Service {
     pub(super) published: Option<u16>,
 }
 
-/// Runs it on the source; returns when it answers.
-pub(super) async fn start(lab: &Lab, service: Service) -> anyhow::Result<Connection> {
+/// Runs it on the source, with more words; returns when it answers.
+pub(super) async fn start(lab: &Lab, service: Service, more: &[&str]) -> anyhow::Result<Connection> {
     let mut connection = connect(lab, SOURCE).await?;
     let directory = lab.state(SOURCE)?.with_file_name(service.name);
     let program = std::env::current_exe()?;
@@ -40,7 +40,11 @@ pub(super) async fn start(lab: &Lab, service: Service) -> anyhow::Result<Connect
         name: service.name.to_owned(),
         address: service.address.to_string(),
         source: Some(Source::Rootfs(rootfs.to_string_lossy().into_owned())),
-        command: [program.as_str(), "bench", "echo", "--port", &port].map(str::to_owned).to_vec(),
+        command: [program.as_str(), "bench", "echo", "--port", &port]
+            .iter()
+            .chain(more)
+            .map(|&word| word.to_owned())
+            .collect(),
         publish: service.published.into_iter().map(publish).collect(),
         ..RunRequest::default()
     };
