@@ -8,7 +8,8 @@
 //
 // A function "surely polls" when no path from its entry to a return avoids polls; that one of its callees polls on
 // some path is not enough: a recursive function's base case used to be taken for a poll and was none.
-// Innermost loops of at most MostSilentTrips trips without calls have none; they are bounded.
+// Innermost loops of at most MostSilentTrips trips without calls, and without a cycle of another kind in them, have
+// none; they are bounded.
 #include "Graph.h"
 #include "Passes.h"
 #include "Program.h"
@@ -176,11 +177,25 @@ bool Polls::surelyPolls(Function &F) const {
   return true;
 }
 
+// A cycle that is no natural loop makes no loop of its own inside of L. It gets a poll; so a resumed function would
+// enter L in the middle, where L is no natural loop either.
+bool holdsOtherCycle(const Loop &L) {
+  DenseMap<const BasicBlock *, unsigned> Number;
+  for (const BasicBlock *BB : L.blocks())
+    Number.try_emplace(BB, Number.size());
+  Graph Inside(Number.size());
+  for (const BasicBlock *BB : L.blocks())
+    for (const BasicBlock *Next : successors(BB))
+      if (Next != L.getHeader() && L.contains(Next))
+        Inside.addEdge(Number[BB], Number[Next]);
+  return !Inside.cycles().empty();
+}
+
 bool Polls::isSilent(const Loop &L, ScalarEvolution &SE) const {
   if (!L.isInnermost())
     return false;
   unsigned Trips = SE.getSmallConstantMaxTripCount(&L);
-  if (Trips == 0 || Trips > MostSilentTrips)
+  if (Trips == 0 || Trips > MostSilentTrips || holdsOtherCycle(L))
     return false;
   return none_of(L.blocks(), [](const BasicBlock *BB) {
     return any_of(*BB, [](const Instruction &I) {
