@@ -14,8 +14,8 @@
 #include "Sites.h"
 #include "Slots.h"
 #include "llvm/ADT/DenseSet.h"
+#include "llvm/ADT/PostOrderIterator.h"
 #include "llvm/ADT/SetVector.h"
-#include "llvm/IR/AttributeMask.h"
 #include "llvm/IR/InstIterator.h"
 #include "llvm/IR/Instructions.h"
 #include "llvm/IR/MDBuilder.h"
@@ -43,6 +43,7 @@ public:
 private:
   void findSuspendable();
   bool maySuspend(const CallBase &Call) const;
+  AttributeList passing(const AttributeList &Of, unsigned Arguments) const;
   void cleanAttributes(Function &F) const;
   void cleanAttributes(CallBase &Call) const;
   std::vector<Site> findSites(Function &F);
@@ -106,35 +107,54 @@ void Capture::findSuspendable() {
   }
 }
 
-// What the optimiser has found out about a function holds for its whole run, not for one that returns early.
-void Capture::cleanAttributes(Function &F) const {
-  for (Attribute::AttrKind Kind :
-       {Attribute::NoUnwind, Attribute::WillReturn, Attribute::NoSync, Attribute::NoFree, Attribute::Speculatable,
-        Attribute::Memory, Attribute::MustProgress, Attribute::NoRecurse, Attribute::NoReturn, Attribute::AllocKind,
-        Attribute::AllocSize, Attribute::NoCallback})
-    F.removeFnAttr(Kind);
-  F.removeFnAttr("alloc-family");
-  F.setAttributes(F.getAttributes().removeAttributesAtIndex(C, AttributeList::ReturnIndex));
-  AttributeMask Params;
-  for (Attribute::AttrKind Kind : {Attribute::Returned, Attribute::ReadOnly, Attribute::ReadNone, Attribute::WriteOnly,
-                                   Attribute::NoAlias, Attribute::Initializes, Attribute::Writable,
-                                   Attribute::DeadOnUnwind, Attribute::AllocAlign, Attribute::AllocatedPointer})
-    Params.addAttribute(Kind);
-  for (unsigned I = 0; I < F.arg_size(); ++I)
-    F.removeParamAttrs(I, Params);
+// The attributes of a function that say how it is made, and nothing of what it does.
+bool saysHowToMakeCode(Attribute::AttrKind Kind) {
+  switch (Kind) {
+  case Attribute::AlwaysInline:
+  case Attribute::Cold:
+  case Attribute::Hot:
+  case Attribute::InlineHint:
+  case Attribute::MinSize:
+  case Attribute::NoBuiltin:
+  case Attribute::NoImplicitFloat:
+  case Attribute::NoInline:
+  case Attribute::NoRedZone:
+  case Attribute::NullPointerIsValid:
+  case Attribute::OptimizeForSize:
+  case Attribute::OptimizeNone:
+  case Attribute::StrictFP:
+    return true;
+  default:
+    return false;
+  }
 }
 
-void Capture::cleanAttributes(CallBase &Call) const {
+// Those of the arguments that say how they are passed.
+AttributeList Capture::passing(const AttributeList &Of, unsigned Arguments) const {
   AttributeList Clean;
-  for (unsigned I = 0; I < Call.arg_size(); ++I) {
+  for (unsigned I = 0; I < Arguments; ++I) {
     AttrBuilder Kept(C);
-    // The only attributes of arguments that say how they are passed.
     for (Attribute::AttrKind Kind : {Attribute::ZExt, Attribute::SExt, Attribute::InReg})
-      if (Call.paramHasAttr(I, Kind))
+      if (Of.hasParamAttr(I, Kind))
         Kept.addAttribute(Kind);
     Clean = Clean.addParamAttributes(C, I, Kept);
   }
-  Call.setAttributes(Clean);
+  return Clean;
+}
+
+// What the optimiser has found out about a function holds for its whole run, not for one that returns early. So only
+// what is known to say nothing of that is kept: an attribute of a later LLVM is none of it.
+void Capture::cleanAttributes(Function &F) const {
+  AttrBuilder Kept(C);
+  for (Attribute A : F.getAttributes().getFnAttrs())
+    if (A.isStringAttribute() ? A.getKindAsString() != "alloc-family" : saysHowToMakeCode(A.getKindAsEnum()))
+      Kept.addAttribute(A);
+  AttributeList Clean = passing(F.getAttributes(), F.arg_size());
+  F.setAttributes(Clean.addFnAttributes(C, Kept));
+}
+
+void Capture::cleanAttributes(CallBase &Call) const {
+  Call.setAttributes(passing(Call.getAttributes(), Call.arg_size()));
   Call.setMetadata(LLVMContext::MD_range, nullptr);
   Call.setMetadata(LLVMContext::MD_nonnull, nullptr);
   Call.setMetadata(LLVMContext::MD_noundef, nullptr);
@@ -197,20 +217,14 @@ void Capture::choose(Site &S, const Liveness &Live, Refusals &Refused) const {
   S.Saved = Frame(std::move(Saved), M.getDataLayout());
 }
 
-// An order in which each derived value follows its operands: definitions dominate uses, so count depth.
-void sortDerived(std::vector<Instruction *> &Derived) {
-  DenseMap<Instruction *, unsigned> Depth;
-  for (bool Changed = true; Changed;) {
-    Changed = false;
-    for (Instruction *I : Derived)
-      for (Value *Operand : I->operands())
-        if (auto *Other = dyn_cast<Instruction>(Operand); Other && is_contained(Derived, Other))
-          if (Depth[I] <= Depth[Other]) {
-            Depth[I] = Depth[Other] + 1;
-            Changed = true;
-          }
-  }
-  stable_sort(Derived, [&](Instruction *A, Instruction *B) { return Depth[A] < Depth[B]; });
+// A number for each instruction. Definitions dominate uses, and a block comes before those that it dominates, so each
+// value that is no phi has a higher one than its operands.
+DenseMap<const Instruction *, unsigned> numberInstructions(Function &F) {
+  DenseMap<const Instruction *, unsigned> Number;
+  for (const BasicBlock *BB : ReversePostOrderTraversal<Function *>(&F))
+    for (const Instruction &I : *BB)
+      Number.try_emplace(&I, Number.size());
+  return Number;
 }
 
 // What most sites save gets the lowest offsets, so that it is at the same ones in most frames (Saves.cpp).
@@ -250,8 +264,9 @@ std::optional<Slots> Capture::layOut(Function &F, MutableArrayRef<Site> Sites) {
   }
   if (!Places)
     putCommonFirst(Sites);
+  DenseMap<const Instruction *, unsigned> Number = numberInstructions(F);
   for (Site &S : Sites) {
-    sortDerived(S.Derived);
+    sort(S.Derived, [&](Instruction *A, Instruction *B) { return Number.lookup(A) < Number.lookup(B); });
     SavedValues += S.Saved.values().size();
     DerivedValues += S.Derived.size();
     S.Id = Table.size();

@@ -1,5 +1,6 @@
 // The part that both kinds of resume clones share; see CloneBody.h.
 #include "CloneBody.h"
+#include "Program.h"
 #include "llvm/IR/DebugInfo.h"
 #include "llvm/IR/DebugInfoMetadata.h"
 #include "llvm/IR/InstIterator.h"
@@ -44,7 +45,7 @@ void CloneBody::keepLines() {
 
 void CloneBody::cloneBody() {
   Clone = Function::Create(FunctionType::get(F.getReturnType(), false), GlobalValue::InternalLinkage,
-                           "__gw_resume_" + F.getName(), M);
+                           name::Resume + F.getName(), M);
   // The clone has no arguments; what stands for them is redefined at each site where it is live.
   SmallVector<Instruction *> Arguments;
   for (Argument &A : F.args()) {

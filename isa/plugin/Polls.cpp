@@ -8,7 +8,9 @@
 //
 // A function "surely polls" when no path from its entry to a return avoids polls; that one of its callees polls on
 // some path is not enough: a recursive function's base case used to be taken for a poll and was none.
-// Innermost loops of at most MostSilentTrips trips without calls have none; they are bounded.
+// Innermost loops of at most MostSilentTrips trips without calls have none; they are bounded. No poll may come to lie
+// in one either, say for a loop around it that it goes back to: a resumed function would enter the silent loop there,
+// so it would not be the loop whose trips were counted.
 #include "Graph.h"
 #include "Passes.h"
 #include "Program.h"
@@ -42,6 +44,8 @@ private:
   bool polls(const BasicBlock &BB) const;
   bool surelyPolls(Function &F) const;
   bool isSilent(const Loop &L, ScalarEvolution &SE) const;
+  struct Choice;
+  Choice choose(Function &F, const SmallPtrSetImpl<const Loop *> &Heard) const;
   Instruction *latchPoint(BasicBlock &Latch) const;
   Instruction *blockPoint(BasicBlock &BB) const;
 
@@ -213,9 +217,17 @@ Instruction *Polls::blockPoint(BasicBlock &BB) const {
   return Callee && Callee->getName() == name::Landed ? First->getNextNode() : First;
 }
 
-void Polls::breakLoops(Function &F) {
+// Where polls go that break a function's cycles, and which loops need none.
+struct Polls::Choice {
+  SmallVector<BasicBlock *> AtLatches, Irreducible;
+  SmallVector<const Loop *> Silent;
+};
+
+// The loops in Heard have a poll, though they might do without.
+Polls::Choice Polls::choose(Function &F, const SmallPtrSetImpl<const Loop *> &Heard) const {
   auto &LI = FAM.getResult<LoopAnalysis>(F);
   auto &SE = FAM.getResult<ScalarEvolutionAnalysis>(F);
+  Choice C;
 
   SmallVector<BasicBlock *> Blocks;
   DenseMap<const BasicBlock *, unsigned> Number;
@@ -226,7 +238,6 @@ void Polls::breakLoops(Function &F) {
     Polled.push_back(polls(BB));
   }
   DenseSet<std::pair<unsigned, unsigned>> SilentEdges;
-  SmallVector<BasicBlock *> AtLatches;
 
   // Inner loops first: a poll on every way through an inner loop's header spares the outer one's.
   SmallVector<Loop *> Loops = to_vector(LI.getLoopsInPreorder());
@@ -234,12 +245,10 @@ void Polls::breakLoops(Function &F) {
     unsigned Header = Number[L->getHeader()];
     SmallVector<BasicBlock *> Latches;
     L->getLoopLatches(Latches);
-    if (isSilent(*L, SE)) {
-      for (BasicBlock *Latch : Latches) {
+    if (!Heard.contains(L) && isSilent(*L, SE)) {
+      for (BasicBlock *Latch : Latches)
         SilentEdges.insert({Number[Latch], Header});
-        Latch->getTerminator()->setMetadata(SilentMetadata, MDNode::get(M.getContext(), {}));
-      }
-      ++Silent;
+      C.Silent.push_back(L);
       continue;
     }
     // Which latches can be reached from the header, inside the loop, around all polls?
@@ -255,7 +264,7 @@ void Polls::breakLoops(Function &F) {
         Reach(Next);
     for (BasicBlock *Latch : Latches)
       if (Reached.contains(Latch)) {
-        AtLatches.push_back(Latch);
+        C.AtLatches.push_back(Latch);
         Polled.set(Number[Latch]);
       }
   }
@@ -268,13 +277,36 @@ void Polls::breakLoops(Function &F) {
       if (!SilentEdges.contains({I, Number[Next]}))
         Left.addEdge(I, Number[Next]);
   }
-  SmallVector<Instruction *> Irreducible;
   for (unsigned I : Left.breakCycles())
-    Irreducible.push_back(blockPoint(*Blocks[I]));
+    C.Irreducible.push_back(Blocks[I]);
+  return C;
+}
 
-  AtLatch += AtLatches.size();
-  AtIrreducible += Irreducible.size();
-  for (BasicBlock *Latch : AtLatches)
+void Polls::breakLoops(Function &F) {
+  SmallPtrSet<const Loop *, 4> Heard;
+  Choice C = choose(F, Heard);
+  for (bool Changed = true; Changed;) {
+    Changed = false;
+    for (const Loop *L : C.Silent)
+      if (any_of(concat<BasicBlock *>(C.AtLatches, C.Irreducible), [&](BasicBlock *BB) { return L->contains(BB); }))
+        Changed |= Heard.insert(L).second;
+    if (Changed)
+      C = choose(F, Heard);
+  }
+
+  AtLatch += C.AtLatches.size();
+  AtIrreducible += C.Irreducible.size();
+  Silent += C.Silent.size();
+  for (const Loop *L : C.Silent) {
+    SmallVector<BasicBlock *> Latches;
+    L->getLoopLatches(Latches);
+    for (BasicBlock *Latch : Latches)
+      Latch->getTerminator()->setMetadata(SilentMetadata, MDNode::get(M.getContext(), {}));
+  }
+  SmallVector<Instruction *> Irreducible;
+  for (BasicBlock *BB : C.Irreducible)
+    Irreducible.push_back(blockPoint(*BB));
+  for (BasicBlock *Latch : C.AtLatches)
     insert(latchPoint(*Latch), "latch");
   for (Instruction *Before : Irreducible)
     insert(Before, "irreducible");

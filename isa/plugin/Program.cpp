@@ -48,8 +48,15 @@ static std::string place(const Function &F) {
   return F.getParent()->getSourceFileName();
 }
 
+// The function that the user has written: the clone of one has its name and, without -g, no lines.
+static const Function &written(const Function &F) {
+  StringRef Name = F.getName();
+  const Function *Of = Name.consume_front(name::Resume) ? F.getParent()->getFunction(Name) : nullptr;
+  return Of ? *Of : F;
+}
+
 void Refusals::add(const Instruction &At, const Twine &Reason) {
-  const Function &F = *At.getFunction();
+  const Function &F = written(*At.getFunction());
   std::string Where = place(F);
   if (const DILocation *Loc = At.getDebugLoc())
     Where = (Loc->getFilename() + ":" + Twine(Loc->getLine())).str();
@@ -57,7 +64,8 @@ void Refusals::add(const Instruction &At, const Twine &Reason) {
 }
 
 void Refusals::add(const Function &In, const Twine &Reason) {
-  Lines.push_back((place(In) + ": function '" + In.getName() + "': " + Reason).str());
+  const Function &F = written(In);
+  Lines.push_back((place(F) + ": function '" + F.getName() + "': " + Reason).str());
 }
 
 void Refusals::add(const GlobalValue &Of, const Twine &Reason) {

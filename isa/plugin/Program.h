@@ -39,6 +39,8 @@ inline constexpr llvm::StringLiteral Landed = "__gw_landed";
 inline constexpr llvm::StringLiteral JumpPending = "__gw_jump_pending";
 inline constexpr llvm::StringLiteral Sites = "__gw_sites";
 inline constexpr llvm::StringLiteral SiteCount = "__gw_site_count";
+// What the clone of a function is called after, for resuming it.
+inline constexpr llvm::StringLiteral Resume = "__gw_resume_";
 // Made by the passes, for the C library.
 inline constexpr llvm::StringLiteral RunConstructors = "__gw_run_constructors";
 inline constexpr llvm::StringLiteral RunDestructors = "__gw_run_destructors";

@@ -8,7 +8,7 @@ mod linker;
 
 pub use linker::parse_linker;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -102,6 +102,8 @@ pub struct Job {
     pub plain: bool,
     /// `--report`: tell what the link made.
     pub report: bool,
+    /// The sources of objects that were compiled on the way to a program, by the objects' names.
+    pub compiled: HashMap<PathBuf, PathBuf>,
     /// `-r`: join objects into one.
     pub relocatable: bool,
     /// `-v`
@@ -364,7 +366,8 @@ impl Job {
         {
             return refuse(SANITIZER);
         }
-        if starts(&["-fopenmp", "-fopenacc"]) {
+        // Vectors only: it needs no runtime.
+        if option != "-fopenmp-simd" && starts(&["-fopenmp", "-fopenacc"]) {
             return refuse("there is no neutral OpenMP runtime yet");
         }
         if option == "-fsplit-stack" || option == "-fblocks" {

@@ -137,6 +137,9 @@ pub fn as_compiler(command_line: &[OsString]) -> Result<ExitCode, Error> {
         return Ok(ExitCode::SUCCESS);
     }
     for (number, object) in objects {
+        if let Input::Source { path, .. } = &job.inputs[number] {
+            job.compiled.insert(object.clone(), path.clone());
+        }
         job.inputs[number] = Input::File(object);
     }
     link::link(&home, &job)

@@ -28,14 +28,24 @@ pub fn write(program: &Path, identity: &str, sets: &[&str]) -> io::Result<()> {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "# executable: {set} {name}.{set}");
     }
+    let together = sets.iter().map(|set| format!("{name}.{set}")).collect::<Vec<_>>().join(" and ");
     text.push_str(
         "set=$(uname -m)\n\
          [ \"$set\" != arm64 ] || set=aarch64\n\
          file=$0\n\
          [ ! -h \"$file\" ] || file=$(readlink -f \"$file\")\n\
          if [ ! -x \"$file.$set\" ]; then\n\
-         \x20   echo \"$0: there is no executable $file.$set beside it\" >&2\n\
-         \x20   exit 127\n\
+         \x20   echo \"$0: the executable $file.$set is missing. $0 only starts it.\" >&2\n\
+         \x20   cat >&2 <<'END'\n",
+    );
+    let _ = writeln!(
+        text,
+        "godwit-cc has made three files, which stay in one directory: {name}, {together}.\nCopy or install all \
+         three; who renames one renames the others alike, for example to NEW and NEW.{}.\nEND",
+        sets.join(", NEW.")
+    );
+    text.push_str(
+        "    exit 127\n\
          fi\n\
          GODWIT_ARGV0=$0 exec \"$file.$set\" \"$@\"\n",
     );

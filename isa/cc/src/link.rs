@@ -66,17 +66,26 @@ pub fn as_linker(command_line: &[OsString]) -> Result<ExitCode, Error> {
 
 /// Is the program one that a configure script or CMake builds to look at, and throws away?
 ///
-/// autoconf calls it `conftest`, CMake `cmTC_…` and `CMakeDetermineCompilerABI_C.bin`; and what has no
-/// name is `a.out`.
+/// autoconf calls it `conftest`, and once gives no name to what it makes of `conftest.c`; CMake calls it `cmTC_…` and
+/// `CMakeDetermineCompilerABI_C.bin`. Any other `a.out` is somebody's program.
 #[must_use]
-pub fn is_probe(output: &Path) -> bool {
+pub fn is_probe(output: &Path, job: &Job) -> bool {
     let name = output.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     output == Path::new("/dev/null")
-        || name == "a.out"
+        || (name == "a.out" && is_of_conftest(job))
         || name == "conftest"
         || name.starts_with("conftest.")
         || name.starts_with("cmTC_")
         || name.starts_with("CMakeDetermineCompilerABI_")
+}
+
+/// Is one of the inputs autoconf's, or was it made of that?
+fn is_of_conftest(job: &Job) -> bool {
+    job.inputs.iter().any(|input| {
+        let Input::File(path) = input else { return false };
+        let source = job.compiled.get(path).unwrap_or(path);
+        source.file_stem().is_some_and(|stem| stem == "conftest")
+    })
 }
 
 /// Links what a command line asks for; its sources have been compiled.
@@ -95,14 +104,18 @@ pub fn link(home: &Home, job: &Job) -> Result<ExitCode, Error> {
     }
 
     let (mut paths, whole) = files(home, job)?;
-    let plain = job.plain || is_probe(&output);
+    let is_probe = is_probe(&output, job);
+    let plain = job.plain || is_probe;
     let first = paths.len();
     if !plain {
         // A part of the program like any other; the C library has what it wants, and does not have what it has.
         paths.push(home.part("runtime/neutral.bc")?);
     }
     paths.push(home.part("sysroot/lib/libc.a")?);
-    let units = symbols::read(&paths)?;
+    let mut units = symbols::read(&paths)?;
+    for unit in &mut units {
+        unit.source = job.compiled.get(&unit.path).cloned();
+    }
     let mut lists = read_list(home, "externals")?;
     if !plain {
         lists.push_str(&read_list(home, "runtime/externals")?);
@@ -118,7 +131,7 @@ pub fn link(home: &Home, job: &Job) -> Result<ExitCode, Error> {
     let chosen = resolve::resolve(&units, &whole, &wanted, own)?;
     let bitcode = extract(&units, &chosen, scratch.path())?;
 
-    if is_probe(&output) {
+    if is_probe {
         let made = scratch.path().join("executable");
         native::plain(home, &bitcode, &[(native::own_set()?, made.clone())], Effort::Probe, scratch.path())?;
         if output != Path::new("/dev/null") {
@@ -273,11 +286,17 @@ mod tests {
 
     #[test]
     fn what_configure_and_cmake_look_at_is_a_probe_and_nothing_else() {
-        for name in ["conftest", "./conftest", "a.out", "/tmp/x/conftest.exe", "cmTC_1a2b3", "/dev/null"] {
-            assert!(is_probe(Path::new(name)), "{name}");
+        let of = |input: &str| {
+            let mut job = Job::default();
+            job.inputs.push(Input::File(input.into()));
+            job
+        };
+        for name in ["conftest", "./conftest", "/tmp/x/conftest.exe", "cmTC_1a2b3", "/dev/null"] {
+            assert!(is_probe(Path::new(name), &of("main.o")), "{name}");
         }
-        for name in ["lua", "conftester", "src/gzip", "conftest_dir/prog"] {
-            assert!(!is_probe(Path::new(name)), "{name}");
+        for name in ["a.out", "lua", "conftester", "src/gzip", "conftest_dir/prog"] {
+            assert!(!is_probe(Path::new(name), &of("main.o")), "{name}");
         }
+        assert!(is_probe(Path::new("a.out"), &of("x/conftest.o")));
     }
 }

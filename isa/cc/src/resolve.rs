@@ -220,12 +220,12 @@ mod tests {
     }
 
     fn object(path: &str, names: &[(&str, Role)]) -> Unit {
-        Unit { path: path.into(), parts: vec![part(None, names)], is_archive: false }
+        Unit { path: path.into(), source: None, parts: vec![part(None, names)], is_archive: false }
     }
 
     fn archive(path: &str, members: &[(&str, &[(&str, Role)])]) -> Unit {
         let parts = members.iter().map(|(name, names)| part(Some(name), names)).collect();
-        Unit { path: path.into(), parts, is_archive: true }
+        Unit { path: path.into(), source: None, parts, is_archive: true }
     }
 
     fn run(units: &[Unit], whole: &[usize], externals: &[&str]) -> Result<Vec<Chosen>, String> {

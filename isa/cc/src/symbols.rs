@@ -78,6 +78,8 @@ pub type Names = Vec<(String, Role)>;
 pub struct Unit {
     /// The file.
     pub path: PathBuf,
+    /// The source of a file that the user does not know, since it was made on the way to a program.
+    pub source: Option<PathBuf>,
     /// Its parts: one without a name, or the members.
     pub parts: Vec<Part>,
     /// Whether the parts are taken only where they are wanted.
@@ -99,7 +101,7 @@ impl Unit {
     pub fn label(&self, part: usize) -> String {
         match self.parts.get(part).and_then(|part| part.member.as_ref()) {
             Some(member) => format!("{}({})", self.path.display(), member.name),
-            None => self.path.display().to_string(),
+            None => self.source.as_ref().unwrap_or(&self.path).display().to_string(),
         }
     }
 }
@@ -162,7 +164,7 @@ fn shape(path: &Path) -> Result<Unit, SymbolsError> {
         return Err(SymbolsError::Thin { path: path.to_owned() });
     }
     let is_archive = bytes.starts_with(archive::MAGIC);
-    let mut unit = Unit { path: path.to_owned(), parts: Vec::new(), is_archive };
+    let mut unit = Unit { path: path.to_owned(), source: None, parts: Vec::new(), is_archive };
     if is_archive {
         let members = archive::members(&bytes)
             .map_err(|source| SymbolsError::Damaged { path: path.to_owned(), source })?;

@@ -4,32 +4,22 @@
 // number get the kernel's here.
 //
 // Nothing in this file suspends, so no number goes stale between its translation and the call.
-#include "gw/thread.h"
 #include "identity.h"
 #include "memory.h"
-
-#define NOSUSPEND __attribute__((annotate("gw_nosuspend"), noinline))
+#include "signals.h"
 
 enum {
     NR_ioprio_set = 30,
     NR_ioprio_get = 31,
     NR_exit = 93,
     NR_set_tid_address = 96,
-    NR_futex = 98,
     NR_set_robust_list = 99,
     NR_get_robust_list = 100,
-    NR_timer_create = 107,
     NR_clock_settime = 112,
-    NR_clock_gettime = 113,
     NR_clock_getres = 114,
-    NR_clock_nanosleep = 115,
     NR_sched_setparam = 118,
     NR_sched_getaffinity = 123,
     NR_sched_rr_get_interval = 127,
-    NR_kill = 129,
-    NR_tkill = 130,
-    NR_tgkill = 131,
-    NR_rt_sigqueueinfo = 138,
     NR_setpriority = 140,
     NR_getpriority = 141,
     NR_setpgid = 154,
@@ -37,8 +27,6 @@ enum {
     NR_getsid = 156,
     NR_getpid = 172,
     NR_gettid = 178,
-    NR_clone = 220,
-    NR_rt_tgsigqueueinfo = 240,
     NR_prlimit64 = 261,
     NR_process_vm_readv = 270,
     NR_process_vm_writev = 271,
@@ -46,16 +34,14 @@ enum {
     NR_sched_getattr = 275,
     NR_pidfd_open = 434,
 };
-enum { ENOSYS = 38 };
+enum { ESRCH = 3, ENOSYS = 38 };
+enum { ROBUST_LIST_HEAD = 24 };
 
-long __gw_kernel(long nr, long a, long b, long c, long d, long e, long f);
 long __gw_real_id(long id);
 _Noreturn void __gw_thread_end(int status);
 void __gw_forked(void);
 
 struct gw_threads __gw_threads;
-
-static struct gw_thread *self(void) { return (struct gw_thread *)__builtin_thread_pointer(); }
 
 // Puts the kernel's number in the place of the program's; an error if there is no such thread (any more). Zero and
 // negative ones stand for other things than one process.
@@ -101,6 +87,26 @@ NOSUSPEND static int is_of_priority_inheritance(long operation) {
     return (command >= LOCK_PI && command <= TRYLOCK_PI) || (command >= WAIT_REQUEUE_PI && command <= LOCK_PI2);
 }
 
+// The list is remembered only. The C library goes through it when a thread ends; the kernel would compare the owners
+// with its own numbers of threads and find none.
+NOSUSPEND static long set_robust_list(unsigned long head, unsigned long length) {
+    if (length != ROBUST_LIST_HEAD)
+        return -EINVAL;
+    gw_self()->robust_list = head;
+    return 0;
+}
+
+NOSUSPEND static long get_robust_list(int thread, uint64_t *head, uint64_t *length) {
+    const struct gw_thread *of = gw_self();
+    if (thread != 0 && (uint32_t)thread != of->tid)
+        return __gw_real_id(thread) < 0 ? -ESRCH : -EPERM;
+    if (!gw_is_writable(head, sizeof *head) || !gw_is_writable(length, sizeof *length))
+        return -EFAULT;
+    *head = of->robust_list;
+    *length = ROBUST_LIST_HEAD;
+    return 0;
+}
+
 NOSUSPEND static long fork_process(long flags, long b, long c, long d, long e) {
     // The child must not find the table of mappings half changed.
     gw_lock_memory();
@@ -118,19 +124,18 @@ NOSUSPEND long gw_own_call(long nr, long a, long b, long c, long d, long e, long
     case NR_getpid:
         return (long)__gw_threads.process;
     case NR_gettid:
-        return (long)self()->tid;
+        return (long)gw_self()->tid;
     case NR_set_tid_address:
-        self()->child_word = (uint32_t *)a;
-        return (long)self()->tid;
+        gw_self()->child_word = (uint32_t *)a;
+        return (long)gw_self()->tid;
     case NR_exit:
         __gw_thread_end((int)a);
     case NR_clone:
         return fork_process(a, b, c, d, e);
-    // The C library clears what a thread that ends has locked. The kernel would compare numbers.
     case NR_set_robust_list:
-        return 0;
+        return set_robust_list((unsigned long)a, (unsigned long)b);
     case NR_get_robust_list:
-        return -ENOSYS;
+        return get_robust_list((int)a, (uint64_t *)b, (uint64_t *)c);
     case NR_futex:
         if (is_of_priority_inheritance(b))
             return -ENOSYS;

@@ -13,6 +13,8 @@ void __gw_kernel_mask(long mask);
 long __gw_listen(long signal, long handling, long flags);
 long __gw_inherited(long signal);
 void __gw_put_back(void *information);
+void __gw_lock(uint32_t *word);
+void __gw_unlock(uint32_t *word);
 int fegetenv(void *environment);
 int fesetenv(const void *environment);
 
@@ -45,12 +47,8 @@ struct delivery {
 NOSUSPEND static struct gw_signals *own(void) { return gw_signals_of(gw_self()); }
 
 // Actions are the process's. No poll comes while it is held, so no capture meets it.
-NOSUSPEND static void lock(void) {
-    while (__atomic_exchange_n(&__gw_signal_table.lock, 1, __ATOMIC_ACQUIRE))
-        ;
-}
-
-NOSUSPEND static void unlock(void) { __atomic_store_n(&__gw_signal_table.lock, 0, __ATOMIC_RELEASE); }
+NOSUSPEND static void lock(void) { __gw_lock(&__gw_signal_table.lock); }
+NOSUSPEND static void unlock(void) { __gw_unlock(&__gw_signal_table.lock); }
 
 NOSUSPEND static int is_signal(int signal) { return signal >= 1 && signal <= GW_SIGNALS; }
 
@@ -61,6 +59,32 @@ NOSUSPEND static struct gw_action *action_of(int signal) {
     return action;
 }
 
+// Most of what the program hands over are locals: no kernel call is needed to know that they are there.
+NOSUSPEND static int is_local(const void *address, unsigned long size) {
+    const struct gw_thread *thread = gw_self();
+    uintptr_t begin = (uintptr_t)address, end = gw_quarter_end(thread->slot, GW_DATA_STACK);
+    return !gw_off_own_stack(thread) && begin >= (uintptr_t)thread->data_stack && begin <= end && size <= end - begin;
+}
+
+// Neither the first nor the last 8 bytes lie where nothing is, so nothing between does: all that is asked for is
+// shorter than a page.
+NOSUSPEND int gw_is_readable(const void *address, unsigned long size) {
+    // The kernel reads the set before it finds that there is no such operation.
+    enum { NO_OPERATION = 1 << 20 };
+    const char *last = (const char *)address + size - SIGNAL_SET_BYTES;
+    return is_local(address, size) ||
+           (__gw_kernel(NR_rt_sigprocmask, NO_OPERATION, (long)address, 0, SIGNAL_SET_BYTES, 0, 0) != -EFAULT &&
+            __gw_kernel(NR_rt_sigprocmask, NO_OPERATION, (long)last, 0, SIGNAL_SET_BYTES, 0, 0) != -EFAULT);
+}
+
+// What is there is overwritten, which the caller is about to do.
+NOSUSPEND int gw_is_writable(void *address, unsigned long size) {
+    char *last = (char *)address + size - SIGNAL_SET_BYTES;
+    return is_local(address, size) ||
+           (__gw_kernel(NR_rt_sigprocmask, SIG_BLOCK, 0, (long)address, SIGNAL_SET_BYTES, 0, 0) != -EFAULT &&
+            __gw_kernel(NR_rt_sigprocmask, SIG_BLOCK, 0, (long)last, SIGNAL_SET_BYTES, 0, 0) != -EFAULT);
+}
+
 NOSUSPEND long gw_sigaction(int signal, const void *wanted, void *old, unsigned long size) {
     if (gw_must_settle())
         return GW_ABANDONED;
@@ -68,6 +92,8 @@ NOSUSPEND long gw_sigaction(int signal, const void *wanted, void *old, unsigned 
         (wanted && (signal == GW_SIGKILL || signal == GW_SIGSTOP)))
         return -EINVAL;
     struct kernel_action new = {0};
+    if (wanted && !gw_is_readable(wanted, sizeof new))
+        return -EFAULT;
     if (wanted)
         __builtin_memcpy(&new, wanted, sizeof new);
     lock();
@@ -82,6 +108,8 @@ NOSUSPEND long gw_sigaction(int signal, const void *wanted, void *old, unsigned 
     unlock();
     if (old && result == 0) {
         struct kernel_action shown = {before.handler, before.flags, 0, before.mask};
+        if (!gw_is_writable(old, sizeof shown))
+            return -EFAULT;
         __builtin_memcpy(old, &shown, sizeof shown);
     }
     return result;
@@ -93,6 +121,8 @@ NOSUSPEND long gw_sigprocmask(int how, const uint64_t *wanted, uint64_t *old, un
         return GW_ABANDONED;
     if (size != SIGNAL_SET_BYTES || (wanted && (how < SIG_BLOCK || how > SIG_SETMASK)))
         return -EINVAL;
+    if (wanted && !gw_is_readable(wanted, sizeof *wanted))
+        return -EFAULT;
     uint64_t before = signals->mask;
     if (wanted) {
         uint64_t set = *wanted;
@@ -103,6 +133,8 @@ NOSUSPEND long gw_sigprocmask(int how, const uint64_t *wanted, uint64_t *old, un
         if (signals->held)
             __gw_kernel_mask((long)gw_kernel_mask(signals));
     }
+    if (old && !gw_is_writable(old, sizeof *old))
+        return -EFAULT;
     if (old)
         *old = before;
     return 0;
@@ -124,6 +156,8 @@ NOSUSPEND long gw_sigaltstack(const void *wanted, void *old) {
                                   signals->alternate_size};
     if (wanted) {
         struct kernel_stack new;
+        if (!gw_is_readable(wanted, sizeof new))
+            return -EFAULT;
         __builtin_memcpy(&new, wanted, sizeof new);
         uint32_t mode = new.flags & ~SS_AUTODISARM;
         if (gw_alternate_state(gw_self()) == SS_ONSTACK)
@@ -138,6 +172,8 @@ NOSUSPEND long gw_sigaltstack(const void *wanted, void *old) {
         signals->alternate_size = new.size;
         signals->alternate_flags = new.flags & SS_AUTODISARM;
     }
+    if (old && !gw_is_writable(old, sizeof before))
+        return -EFAULT;
     if (old)
         __builtin_memcpy(old, &before, sizeof before);
     return 0;
@@ -145,7 +181,7 @@ NOSUSPEND long gw_sigaltstack(const void *wanted, void *old) {
 
 // The child of a fork has its parent's actions, and the lock may have been another thread's.
 NOSUSPEND void gw_signals_forked(void) {
-    unlock();
+    __gw_signal_table.lock = 0;
     gw_timers_forked();
 }
 
@@ -182,7 +218,7 @@ NOSUSPEND static int take(struct delivery *d) {
         set_kernel_mask(signals);
         return 0;
     }
-    __gw_name_origin(&d->information);
+    gw_name_delivered(&d->information);
     uint64_t after = signals->has_after ? signals->after : signals->mask;
     signals->has_after = 0;
     __gw_signal_context(&d->context, (long)after);

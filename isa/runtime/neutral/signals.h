@@ -12,7 +12,7 @@
 // What a call of __gw_syscall_cp returns that cancellation came before.
 #define GW_CANCELLED (-4097L)
 
-enum { EINTR = 4, EAGAIN = 11, ENOMEM = 12, EPERM = 1, EINVAL = 22 };
+enum { EINTR = 4, EAGAIN = 11, ENOMEM = 12, EFAULT = 14, EPERM = 1, EINVAL = 22 };
 
 // Kernel calls; the generic numbers.
 enum {
@@ -77,12 +77,16 @@ long gw_sigprocmask(int how, const uint64_t *wanted, uint64_t *old, unsigned lon
 long gw_sigpending(uint64_t *pending, unsigned long size);
 long gw_sigaltstack(const void *wanted, void *old);
 void gw_signals_forked(void);
+// Is there memory of the program's behind a pointer that it has handed over? Of 8 bytes to a page.
+int gw_is_readable(const void *address, unsigned long size);
+int gw_is_writable(void *address, unsigned long size);
 
 // timers.c
 long gw_timer_create(int clock, const void *event, int *number);
 long gw_timer_call(long nr, int number, long b, long c, long d);
 long gw_clock_gettime(int clock, struct gw_time *time);
 long gw_clock_ahead(int clock);
+void gw_name_delivered(struct gw_signal_info *information);
 void gw_timers_forked(void);
 
 // waits.c

@@ -11,8 +11,9 @@ long __gw_syscall_cp(volatile int *cancel, long nr, long a, long b, long c, long
 // signalfd must not take the reserved signal.
 NOSUSPEND static long signal_descriptor(long descriptor, const uint64_t *mask, long size, long flags) {
     uint64_t allowed;
-    if (!mask)
-        return __gw_kernel(NR_signalfd4, descriptor, 0, size, flags, 0, 0);
+    // The kernel says what is wrong with it.
+    if (!mask || !gw_is_readable(mask, sizeof *mask))
+        return __gw_kernel(NR_signalfd4, descriptor, (long)mask, size, flags, 0, 0);
     allowed = *mask & ~GW_NEVER_BLOCKED;
     return __gw_kernel(NR_signalfd4, descriptor, (long)&allowed, size, flags, 0, 0);
 }

@@ -56,7 +56,7 @@ NOSUSPEND long gw_clock_gettime(int clock, struct gw_time *time) {
 }
 
 NOSUSPEND static struct gw_timer *timer_of(int number) {
-    if (number < GW_TIMER_BASE || number >= GW_TIMER_BASE + GW_TIMERS)
+    if (!gw_is_timer(number))
         return 0;
     struct gw_timer *timer = &__gw_signal_table.timers[number - GW_TIMER_BASE];
     return timer->used == 2 ? timer : 0;
@@ -64,6 +64,8 @@ NOSUSPEND static struct gw_timer *timer_of(int number) {
 
 // `used` is 1 while it is being made, so that two threads do not get the same.
 NOSUSPEND long gw_timer_create(int clock, const void *event, int *number) {
+    if (event && !gw_is_readable(event, sizeof(struct event)))
+        return -EFAULT;
     struct gw_timer *timer = 0;
     int place = 0;
     for (; place < GW_TIMERS && !timer; place++) {
@@ -80,12 +82,16 @@ NOSUSPEND long gw_timer_create(int clock, const void *event, int *number) {
         __builtin_memcpy(&wanted, event, sizeof wanted);
     __builtin_memcpy(timer->event, &wanted, sizeof wanted);
     timer->clock = clock;
+    timer->overrun = GW_OVERRUN_OF_KERNEL;
     long result = wanted.signal == GW_RESERVED_SIGNAL
                       ? -EINVAL
-                      : gw_own_call(NR_timer_create, clock, (long)&wanted, (long)&timer->kernel_number, 0, 0, 0);
-    __atomic_store_n(&timer->used, result == 0 ? 2 : 0, __ATOMIC_RELEASE);
-    if (result == 0)
+                      : gw_own_call(NR_timer_create, clock, (long)&wanted, (long)number, 0, 0, 0);
+    // The kernel has said by then whether its number could be written there.
+    if (result == 0) {
+        timer->kernel_number = *number;
         *number = own_number;
+    }
+    __atomic_store_n(&timer->used, result == 0 ? 2 : 0, __ATOMIC_RELEASE);
     return result;
 }
 
@@ -94,7 +100,8 @@ NOSUSPEND long gw_timer_call(long nr, int number, long b, long c, long d) {
     if (!timer)
         return -EINVAL;
     struct gw_time setting[2]; // interval, time
-    if (nr == NR_timer_settime && (b & TIMER_ABSTIME) && c && gw_clock_ahead(timer->clock) != 0) {
+    if (nr == NR_timer_settime && (b & TIMER_ABSTIME) && c && gw_clock_ahead(timer->clock) != 0 &&
+        gw_is_readable((const void *)c, sizeof setting)) {
         __builtin_memcpy(setting, (const void *)c, sizeof setting);
         // Zero disarms; and what has passed already must not become that.
         if (setting[1].seconds != 0 || setting[1].nanoseconds != 0) {
@@ -104,10 +111,24 @@ NOSUSPEND long gw_timer_call(long nr, int number, long b, long c, long d) {
         }
         c = (long)setting;
     }
+    if (nr == NR_timer_getoverrun && timer->overrun != GW_OVERRUN_OF_KERNEL)
+        return timer->overrun;
     long result = __gw_kernel(nr, timer->kernel_number, b, c, d, 0, 0);
+    if (nr == NR_timer_settime && result == 0)
+        timer->overrun = GW_OVERRUN_OF_KERNEL;
     if (nr == NR_timer_delete && result == 0)
         __atomic_store_n(&timer->used, 0, __ATOMIC_RELEASE);
     return result;
+}
+
+// A signal is delivered, or taken by a call that waits for it: its numbers become those that the program knows. A
+// timer's signal that comes from a state was sent by the runtime, so the kernel's timer does not know its overruns.
+NOSUSPEND void gw_name_delivered(struct gw_signal_info *information) {
+    int is_of_state = gw_is_timer(information->origin);
+    __gw_name_origin(information);
+    struct gw_timer *timer = information->code == GW_SI_TIMER ? timer_of(information->origin) : 0;
+    if (timer)
+        timer->overrun = is_of_state ? information->overrun : GW_OVERRUN_OF_KERNEL;
 }
 
 // A child has no timers of its parent's.

@@ -152,7 +152,9 @@ NOSUSPEND static void find_time(struct wait *w, long nr) {
         w->deadline = w->is_timed ? now(w->clock) + (long)(int)a[3] * MILLION : 0;
         return;
     }
-    if (w->shape.time == None || a[w->shape.time] == 0)
+    // Where nothing is, the kernel says so.
+    if (w->shape.time == None || a[w->shape.time] == 0 ||
+        !gw_is_readable((const void *)a[w->shape.time], sizeof w->given))
         return;
     __builtin_memcpy(&w->given, (const void *)a[w->shape.time], sizeof w->given);
     w->is_timed = is_short(w->given);
@@ -169,12 +171,13 @@ NOSUSPEND static void find_mask(struct wait *w) {
     uint64_t **pointer = 0;
     if (w->shape.mask != None)
         pointer = (uint64_t **)&a[w->shape.mask];
-    if (w->shape.mask_pair != None && a[w->shape.mask_pair] != 0) {
+    if (w->shape.mask_pair != None && a[w->shape.mask_pair] != 0 &&
+        gw_is_readable((const void *)a[w->shape.mask_pair], sizeof w->pair)) {
         __builtin_memcpy(&w->pair, (const void *)a[w->shape.mask_pair], sizeof w->pair);
         a[w->shape.mask_pair] = (long)&w->pair;
         pointer = &w->pair.mask;
     }
-    if (!pointer || !*pointer) {
+    if (!pointer || !*pointer || !gw_is_readable(*pointer, sizeof w->mask)) {
         w->shape.mask = w->shape.mask_pair = None;
         return;
     }
@@ -186,7 +189,7 @@ NOSUSPEND static void begin(struct wait *w, long nr) {
     w->shape = shape_of(nr);
     find_time(w, nr);
     find_mask(w);
-    if (nr == NR_rt_sigtimedwait && w->arguments[0]) {
+    if (nr == NR_rt_sigtimedwait && gw_is_readable((const void *)w->arguments[0], sizeof w->mask)) {
         // What is waited for, without the reserved signal.
         w->mask = *(const uint64_t *)w->arguments[0] & ~GW_NEVER_BLOCKED;
         w->arguments[0] = (long)&w->mask;
@@ -232,7 +235,7 @@ NOSUSPEND static long issue(struct wait *w, long nr, struct gw_signals *signals)
         signals->mask = w->mask;
     }
     if (nr == NR_rt_sigtimedwait && result > 0 && a[1])
-        __gw_name_origin((void *)a[1]);
+        gw_name_delivered((struct gw_signal_info *)a[1]);
     return result;
 }
 

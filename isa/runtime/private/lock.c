@@ -1,5 +1,6 @@
-// Locks and waiting for the runtime itself. Signal handlers take none of these locks, and nobody who holds one is ever
-// suspended, so in a state they are all free.
+// Locks and waiting for the runtime itself. A thread that holds one is never suspended, so in a state they are all
+// free. Signal handlers take none of them, but for the handler of a fault, which takes that of the actions: the code
+// under that lock does not fault.
 #include "private.h"
 
 // On EINTR and EAGAIN the caller looks again, so no result needs a look here.

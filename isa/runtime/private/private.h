@@ -110,7 +110,9 @@ void gw_apply_mask(struct gw_thread *thread);
 void gw_begin_signals(struct gw_thread *thread);
 void gw_inherit_signals(struct gw_thread *child);
 void gw_end_signals(struct gw_thread *thread);
-void gw_park_signals(struct gw_thread *thread, int is_first);
+void gw_hold_signals(void);
+void gw_begin_pending(void);
+void gw_take_pending(struct gw_thread *thread);
 void gw_save_signals(void);
 void gw_load_signals(void);
 void gw_resume_signals(struct gw_thread *thread);
@@ -119,6 +121,7 @@ long __gw_real_id(long id);
 // timers.c: called by signals.c
 void gw_save_timers(void);
 void gw_timer_has_sent(int number);
+int gw_timer_is_of_thread(int number);
 void gw_load_timers(void);
 
 // What a section of a state says that is followed by bytes of its own.

@@ -50,10 +50,20 @@ void __gw_kernel_mask(long mask) {
         gw_fail("cannot set the signal mask", 0, error);
 }
 
+// Was it sent to one thread, by another or by a timer? Its number of the timer may be the kernel's or the program's.
+static int is_of_thread(const struct gw_signal_info *information) {
+    if (information->code == GW_SI_TIMER) {
+        struct gw_signal_info named = *information;
+        __gw_name_origin(&named);
+        return gw_timer_is_of_thread(named.origin);
+    }
+    return information->code == GW_SI_TKILL;
+}
+
 // Sends a signal again that was taken from the kernel: to this thread if it was sent to one, else to the process.
 static long send_again(const struct gw_signal_info *information) {
     long process = gw_call(GW_NR_getpid, 0, 0, 0, 0, 0, 0);
-    if (information->code == GW_SI_TKILL) {
+    if (is_of_thread(information)) {
         long thread = gw_call(GW_NR_gettid, 0, 0, 0, 0, 0, 0);
         return gw_call(GW_NR_rt_tgsigqueueinfo, process, thread, information->signal, (long)information, 0, 0);
     }
@@ -87,17 +97,19 @@ static int is_fault(const struct gw_signal_info *information) {
 static void run_at_once(struct gw_thread *thread, const struct gw_signal_info *information, void *native_context) {
     struct gw_signals *signals = gw_signals_of(thread);
     struct gw_action *of_signal = &__gw_signal_table.actions[information->signal - 1];
-    struct gw_action action = *of_signal;
     uint64_t bit = gw_signal_bit(information->signal);
-    if (action.handler <= GW_SIG_IGN) {
-        // It was handled when it was raised, and no longer is: the instruction is tried again, and the kernel judges.
+    // Nothing faults that holds it, so it is another thread's at most.
+    __gw_lock(&__gw_signal_table.lock);
+    struct gw_action action = *of_signal;
+    int is_handled = action.handler > GW_SIG_IGN;
+    // No longer handled: the instruction is tried again, and the kernel judges.
+    if (!is_handled || (action.flags & GW_SA_RESETHAND))
         (void)__gw_listen(information->signal, GW_SIG_DFL, 0);
-        return;
-    }
-    if (action.flags & GW_SA_RESETHAND) {
+    if (is_handled && (action.flags & GW_SA_RESETHAND))
         of_signal->handler = GW_SIG_DFL;
-        (void)__gw_listen(information->signal, GW_SIG_DFL, 0);
-    }
+    __gw_unlock(&__gw_signal_table.lock);
+    if (!is_handled)
+        return;
     char *interrupted = thread->data_stack;
     uint64_t mask = signals->mask;
     char *top = interrupted - INTERRUPTED_GAP;
@@ -203,10 +215,28 @@ void gw_inherit_signals(struct gw_thread *child) {
 // A thread that ends with all signals blocked: what it holds may be another thread's to handle.
 void gw_end_signals(struct gw_thread *thread) {
     struct gw_signals *signals = gw_signals_of(thread);
-    if (signals->held && signals->information.code != GW_SI_TKILL)
+    if (signals->held && !is_of_thread(&signals->information))
         __gw_put_back(&signals->information);
     signals->held = 0;
     __atomic_fetch_and(&thread->request, ~(uint32_t)GW_REQUEST_SIGNAL, __ATOMIC_SEQ_CST);
+}
+
+// The timer that has sent a signal, by the kernel's number; null: none. qemu's user mode shows another number than it
+// gives at timer_create: there it is a timer of this signal and value.
+static const struct gw_timer *sender_of(const struct gw_signal_info *information) {
+    const struct gw_timer *alike = 0;
+    for (int i = 0; i < GW_TIMERS; i++) {
+        const struct gw_timer *timer = &__gw_signal_table.timers[i];
+        if (timer->used != 2)
+            continue;
+        if (timer->kernel_number == information->origin)
+            return timer;
+        int signal;
+        __builtin_memcpy(&signal, (const char *)timer->event + sizeof(uint64_t), sizeof signal);
+        if (!alike && signal == information->signal && __builtin_memcmp(timer->event, information->rest, 8) == 0)
+            alike = timer;
+    }
+    return alike;
 }
 
 // Numbers of the kernel's in what it tells of a signal become those that the program knows: of its timers, and its own
@@ -216,53 +246,74 @@ void __gw_name_origin(void *of_signal) {
     if ((information->code == GW_SI_USER || information->code == GW_SI_TKILL) &&
         (uint32_t)information->origin == gw_process)
         information->origin = (int)__gw_threads.process;
-    for (int i = 0; information->code == GW_SI_TIMER && i < GW_TIMERS; i++) {
-        const struct gw_timer *timer = &__gw_signal_table.timers[i];
-        if (timer->used == 2 && timer->kernel_number == information->origin) {
-            information->origin = GW_TIMER_BASE + i;
-            return;
-        }
-    }
+    // A signal of an earlier state has the program's number already.
+    if (information->code != GW_SI_TIMER || gw_is_timer(information->origin))
+        return;
+    const struct gw_timer *timer = sender_of(information);
+    if (timer)
+        information->origin = GW_TIMER_BASE + (int)(timer - __gw_signal_table.timers);
 }
 
-// Takes the signals from the kernel that are queued for this thread or for the process. They are blocked from here on.
-static void take_pending(struct gw_thread *thread) {
+// A thread that has parked for a state. What comes from now on waits in the kernel until gw_take_pending.
+void gw_hold_signals(void) { __gw_kernel_mask(-1); }
+
+// All threads have parked, and none has taken its signals yet.
+void gw_begin_pending(void) {
+    __gw_signal_table.pending_count = 0;
+    gw_save_timers();
+}
+
+// Of one timer one signal is queued at most, and counts what came since. One that was pending in an earlier state was
+// sent again by the runtime, so the kernel's timer may have sent another.
+static int merge_with_earlier(struct gw_signal_info *information) {
+    struct gw_signal_table *table = &__gw_signal_table;
+    int is_of_kernel = !gw_is_timer(information->origin);
+    __gw_name_origin(information);
+    if (is_of_kernel)
+        gw_timer_has_sent(information->origin);
+    for (uint32_t i = 0; i < table->pending_count; i++) {
+        struct gw_signal_info earlier;
+        __builtin_memcpy(&earlier, table->pending[i].information, sizeof earlier);
+        if (earlier.code != GW_SI_TIMER || earlier.origin != information->origin ||
+            earlier.signal != information->signal)
+            continue;
+        uint32_t sum = (uint32_t)earlier.overrun + (uint32_t)information->overrun + 1;
+        earlier.overrun = sum > INT32_MAX ? INT32_MAX : (int)sum;
+        __builtin_memcpy(table->pending[i].information, &earlier, sizeof earlier);
+        return 1;
+    }
+    return 0;
+}
+
+// Takes the signals from the kernel that are queued for this thread or for the process. All threads have parked before,
+// so the program sends no more. One thread at a time.
+void gw_take_pending(struct gw_thread *thread) {
     struct gw_signal_table *table = &__gw_signal_table;
     uint64_t all = ~GW_NEVER_BLOCKED;
     uint64_t no_time[2] = {0, 0};
-    __gw_kernel_mask(-1);
+    if (gw_signals_of(thread)->held)
+        __gw_name_origin(&gw_signals_of(thread)->information);
     for (;;) {
         struct gw_signal_info information = {0};
         long signal =
             gw_call(GW_NR_rt_sigtimedwait, (long)&all, (long)&information, (long)no_time, SIGNAL_SET_BYTES, 0, 0);
         if (signal <= 0)
             return;
-        __gw_name_origin(&information);
-        if (information.code == GW_SI_TIMER)
-            gw_timer_has_sent(information.origin);
-        uint32_t place = __atomic_fetch_add(&table->pending_count, 1, __ATOMIC_RELAXED);
-        if (place >= GW_PENDING)
+        if (information.code == GW_SI_TIMER && merge_with_earlier(&information))
+            continue;
+        if (information.code != GW_SI_TIMER)
+            __gw_name_origin(&information);
+        if (table->pending_count >= GW_PENDING)
             gw_fail("more signals are pending than a state can hold (1024)", 0, 0);
-        table->pending[place].slot = information.code == GW_SI_TKILL ? thread->slot : GW_SLOTS;
-        __builtin_memcpy(table->pending[place].information, &information, sizeof information);
+        struct gw_pending *pending = &table->pending[table->pending_count++];
+        pending->slot = is_of_thread(&information) ? thread->slot : GW_SLOTS;
+        __builtin_memcpy(pending->information, &information, sizeof information);
     }
-}
-
-// A thread that has parked for a state takes its pending signals down. One thread at a time.
-void gw_park_signals(struct gw_thread *thread, int is_first) {
-    if (is_first)
-        __gw_signal_table.pending_count = 0;
-    if (gw_signals_of(thread)->held)
-        __gw_name_origin(&gw_signals_of(thread)->information);
-    take_pending(thread);
 }
 
 // What of the kernel's is the process's as a whole is taken down, once, when all threads have parked.
 void gw_save_signals(void) {
     struct gw_signal_table *table = &__gw_signal_table;
-    gw_save_timers();
-    // What timers have sent since this thread has parked.
-    take_pending(gw_this_thread());
     for (int signal = 1; signal <= GW_SIGNALS; signal++) {
         struct gw_action *action = &table->actions[signal - 1];
         if (!action->known && signal != GW_RESERVED_SIGNAL && __gw_inherited(signal) == GW_SIG_IGN)
@@ -311,8 +362,9 @@ void gw_load_signals(void) {
         if (error != 0)
             gw_fail("cannot install a handler of the state again", 0, error);
     }
-    gw_load_timers();
+    // Before the timers, whose signals come later than these.
     send_pending(GW_SLOTS);
+    gw_load_timers();
     __atomic_store_n(&is_loaded, 1, __ATOMIC_RELEASE);
     gw_wake(&is_loaded, GW_FUTEX_PRIVATE);
     gw_resume_signals(gw_this_thread());

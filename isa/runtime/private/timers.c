@@ -3,7 +3,7 @@
 #include "private.h"
 
 enum { CLOCK_MONOTONIC = 1, CLOCK_BOOTTIME = 7 };
-enum { INTERVAL_TIMERS = 3 };
+enum { ITIMER_REAL = 0, INTERVAL_TIMERS = 3 };
 enum { SIGEV_THREAD_ID = 4, EVENT_NOTIFY = 12, EVENT_THREAD = 16 };
 
 static const int clocks[2] = {CLOCK_MONOTONIC, CLOCK_BOOTTIME};
@@ -16,15 +16,24 @@ static int64_t shows(int clock) {
     return time[0] * 1000000000L + time[1];
 }
 
+// Takes the timers down, before any signal is taken from the kernel: then each timer that expires has either its signal
+// among those that are taken, or time left in the state.
 void gw_save_timers(void) {
     struct gw_signal_table *table = &__gw_signal_table;
-    // Stopped in the same moment, or one could end behind its reading and its signal be lost. Other timers go on, since
-    // the kernel forgets the signal of one that is stopped; gw_timer_has_sent looks after them.
+    // Read and stopped in one call, so that none expires in between. The kernel forgets the signal of a POSIX timer
+    // that is stopped: these run on until their signal is taken (gw_timer_has_sent).
     static const uint64_t stopped[4];
     for (int which = 0; which < INTERVAL_TIMERS; which++) {
-        long error = gw_call(GW_NR_setitimer, which, (long)stopped, (long)table->interval_timers[which], 0, 0, 0);
+        uint64_t *setting = table->interval_timers[which];
+        long error = gw_call(GW_NR_setitimer, which, (long)stopped, (long)setting, 0, 0, 0);
         if (error != 0)
             gw_fail("cannot read an interval timer for the state", 0, error);
+        // A periodic timer that has expired stands still until its signal is taken: the kernel shows no time left. (One
+        // that the program has stopped has no interval either; ITIMER_VIRTUAL and ITIMER_PROF never stand still.)
+        if (which == ITIMER_REAL && setting[2] == 0 && setting[3] == 0) {
+            setting[2] = setting[0];
+            setting[3] = setting[1];
+        }
     }
     for (unsigned i = 0; i < GW_TIMERS; i++) {
         struct gw_timer *timer = &table->timers[i];
@@ -33,6 +42,9 @@ void gw_save_timers(void) {
         long error = gw_call(GW_NR_timer_gettime, timer->kernel_number, (long)timer->setting, 0, 0, 0, 0);
         if (error != 0)
             gw_fail("cannot read a timer for the state", 0, error);
+        // The kernel's timer of the next leg does not know it.
+        if (timer->overrun == GW_OVERRUN_OF_KERNEL)
+            timer->overrun = (int32_t)gw_call(GW_NR_timer_getoverrun, timer->kernel_number, 0, 0, 0, 0, 0);
     }
     // Behind the timers, and before them when they are made again: or one that ends at a point of time would end before
     // the program's clock shows it.
@@ -40,13 +52,30 @@ void gw_save_timers(void) {
         table->clock_shown[i] = (int64_t)((uint64_t)shows(clocks[i]) + (uint64_t)table->clock_ahead[i]);
 }
 
-// Its signal has been taken down, so its time is over, whatever was read before.
+// Its signal has been taken down, so its time is over, whatever was read before. It would expire again: it is stopped,
+// or a timer of a short interval would send signals as fast as they are taken.
 void gw_timer_has_sent(int number) {
-    if (number < GW_TIMER_BASE || number >= GW_TIMER_BASE + GW_TIMERS)
+    if (!gw_is_timer(number))
         return;
     struct gw_timer *timer = &__gw_signal_table.timers[number - GW_TIMER_BASE];
+    if (timer->used != 2)
+        return;
+    static const uint64_t stopped[4];
+    long error = gw_call(GW_NR_timer_settime, timer->kernel_number, 0, (long)stopped, 0, 0, 0);
+    if (error != 0)
+        gw_fail("cannot stop a timer for the state", 0, error);
     timer->setting[2] = timer->setting[0];
     timer->setting[3] = timer->setting[1];
+}
+
+// Does the timer of this number send its signal to one thread?
+int gw_timer_is_of_thread(int number) {
+    if (!gw_is_timer(number))
+        return 0;
+    int notify;
+    __builtin_memcpy(&notify, (const char *)__gw_signal_table.timers[number - GW_TIMER_BASE].event + EVENT_NOTIFY,
+                     sizeof notify);
+    return (notify & SIGEV_THREAD_ID) != 0;
 }
 
 static void make_again(struct gw_timer *timer) {
@@ -79,7 +108,7 @@ void gw_load_timers(void) {
             make_again(&table->timers[i]);
     for (int which = 0; which < INTERVAL_TIMERS; which++) {
         const uint64_t *setting = table->interval_timers[which];
-        if (setting[2] == 0 && setting[3] == 0)
+        if ((setting[0] | setting[1] | setting[2] | setting[3]) == 0)
             continue;
         long error = gw_call(GW_NR_setitimer, which, (long)setting, 0, 0, 0, 0);
         if (error != 0)

@@ -4,7 +4,8 @@
 //        → a thread that sees the request at a poll stops the world: it sets the request of every live thread and
 //          sends each GW_SIGNAL, which takes it out of a kernel call that has not taken effect
 //        → each gives up its frames and parks
-//        → the last one that parks writes the state and ends the process, or lets all go on (GODWIT_STATE_TURN)
+//        → when all have parked, timers are taken down and then each takes its pending signals from the kernel
+//        → the last one writes the state and ends the process, or lets all go on (GODWIT_STATE_TURN)
 //
 // A thread is live from just before the kernel starts it until it is about to end. Handlers only set bits; all else is
 // done under one lock, outside of handlers.
@@ -22,6 +23,7 @@ static struct {
     uint32_t lock;
     uint32_t live;      // threads that take part
     uint32_t parked;    // of these
+    uint32_t emptied;   // of these, since all have parked: their pending signals are in the table
     uint32_t stops;     // that are over
     uint32_t bell;      // changes when parked threads have to look again
     uint32_t slots;     // all live ones are below
@@ -163,15 +165,31 @@ static void finish_stop(const struct gw_thread *self) {
     ring();
 }
 
+// With the lock, when every live thread is parked: no other comes or goes any more.
+static void empty_queue(struct gw_thread *thread) {
+    if (world.emptied == 0) {
+        gw_begin_pending();
+        ring();
+    }
+    gw_take_pending(thread);
+    world.emptied++;
+}
+
 // All frames of this thread have returned. Comes back when it is to go on.
 void gw_park(struct gw_thread *thread) {
     __gw_lock(&world.lock);
     uint32_t stop = world.stops;
     world.parked++;
-    if (!gw_settings.turn)
-        gw_park_signals(thread, world.parked == 1);
+    // In place they stay where they are.
+    int takes_signals = !gw_settings.turn;
+    if (takes_signals)
+        gw_hold_signals();
     while (world.stops == stop) {
-        if (world.parked == world.live) {
+        if (world.parked == world.live && takes_signals) {
+            takes_signals = 0;
+            empty_queue(thread);
+        }
+        if (world.parked == world.live && (gw_settings.turn || world.emptied == world.live)) {
             finish_stop(thread);
             break;
         }

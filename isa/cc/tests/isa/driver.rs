@@ -63,6 +63,33 @@ fn a_probe_is_one_executable_for_this_machine() {
 }
 
 #[test]
+fn a_program_without_a_name_of_its_own_is_whole() {
+    let directory = scratch();
+    write(directory.path(), "main.c", HELLO);
+    succeed(cc(directory.path()).arg("main.c"));
+    let program = directory.path().join("a.out");
+    for (set, runner) in SETS {
+        assert_eq!(outcome(&mut executable(&program, set, runner)).1, Some(3), "on {set}");
+    }
+}
+
+#[test]
+fn a_launcher_that_was_copied_alone_says_what_is_missing_and_what_to_do() {
+    let directory = scratch();
+    write(directory.path(), "hello.c", HELLO);
+    succeed(cc(directory.path()).args(["--plain", "hello.c", "-o", "hello"]));
+    let copy = directory.path().join("copy");
+    std::fs::copy(directory.path().join("hello"), &copy).unwrap_or_else(|error| panic!("{error}"));
+    let said = refuse(&mut Command::new("sh").arg(&copy));
+    let missing = format!("the executable {}.x86_64 is missing", copy.display());
+    for part in
+        [&*missing, "hello, hello.x86_64 and hello.aarch64", "Copy or install all three", "NEW.aarch64"]
+    {
+        assert!(said.contains(part), "{part} in: {said}");
+    }
+}
+
+#[test]
 fn objects_archives_libraries_and_response_files_make_a_program() {
     let directory = scratch();
     let path = directory.path();
@@ -148,13 +175,16 @@ fn what_cannot_be_neutral_is_refused_with_its_name_and_reason() {
     write(path, "main.c", "int main(void) { return 0; }");
     write(path, "load.c", "#include <dlfcn.h>\nint main(void) { return !dlopen(\"x\", 0); }");
     write(path, "start.s", "nop");
+    // Needs no runtime.
+    succeed(cc(path).args(["-fopenmp-simd", "-c", "main.c"]));
     write(path, "part.cpp", "int x;");
     write(path, "text.o", "not an object");
     succeed(cc(path).args(["-c", "load.c"]));
     // An object of the machine's own compiler.
     succeed(Command::new("clang-19").current_dir(path).args(["-c", "main.c", "-o", "native.o"]));
-    let expected: [(&[&str], &[&str]); 13] = [
+    let expected: [(&[&str], &[&str]); 14] = [
         (&["load.o", "-o", "conftest"], &["load.o uses dlopen: code that is loaded"]),
+        (&["load.c", "-o", "conftest"], &["error: load.c uses dlopen: code that is loaded"]),
         (&["native.o", "-o", "conftest"], &["native.o: native code of one instruction set", "CC=godwit-cc"]),
         (&["text.o", "-o", "conftest"], &["text.o: a file of an unknown kind"]),
         (&["start.s", "-c"], &["start.s: assembly is of one instruction set"]),

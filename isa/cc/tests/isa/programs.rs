@@ -91,3 +91,8 @@ fn a_program_leaves_in_the_middle_of_the_library_and_ends_on_the_other_set() {
     }
     assert!(left >= 8, "the program left {left} times only");
 }
+
+#[test]
+fn pointers_to_nothing_give_an_error_and_not_a_crash_of_the_runtime() {
+    holds("pointers", &[]);
+}

@@ -6,6 +6,11 @@ use std::process::Command;
 
 use crate::common::{SETS, cc, executable, isa, refuse, scratch, succeed};
 
+/// Exit code of a program that has left its state behind (isa/ABI.md, section 6).
+const LEFT: Option<i32> = Some(86);
+/// The number of the signal by that name.
+const SIGUSR2: &str = "12";
+
 /// Builds a program of `programs/` that can move.
 fn build(name: &str) -> (tempfile::TempDir, PathBuf) {
     let directory = scratch();
@@ -35,8 +40,6 @@ fn a_jump_out_of_the_handler_of_a_fault_ends_the_program_with_a_sentence() {
 
 #[test]
 fn a_sleep_a_timer_and_the_clocks_go_on_where_clocks_show_something_else() {
-    // Exit code of a program that has left its state behind (isa/ABI.md, section 6).
-    const LEFT: Option<i32> = Some(86);
     // Where the machine has been up for months more.
     const ELSEWHERE: [&str; 7] =
         ["unshare", "--time", "--monotonic", "9000000", "--boottime", "9000000", "--fork"];
@@ -52,6 +55,38 @@ fn a_sleep_a_timer_and_the_clocks_go_on_where_clocks_show_something_else() {
         command.args(&ELSEWHERE[1..]).arg(second.get_program()).args(second.get_args());
         // Time namespaces need the rights of root, as much else that the tests do.
         let output = succeed(command.env("GODWIT_STATE_RESUME", &state));
+        assert!(output.contains("all checks hold"), "from {from} to {to}: {output}");
+    }
+}
+
+#[test]
+fn timers_that_expire_during_a_capture_are_neither_lost_nor_doubled() {
+    let (directory, program) = build("expired");
+    let state = directory.path().join("state");
+    for ((from, run_from), (to, run_to)) in [(SETS[0], SETS[1]), (SETS[1], SETS[0])] {
+        let mut command = executable(&program, from, run_from);
+        command.env("GODWIT_STATE_SAVE", &state).env("GODWIT_STATE_SIGNAL", SIGUSR2);
+        let first = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        assert_eq!(first.status.code(), LEFT, "on {from}: {first:?}");
+        let output = succeed(executable(&program, to, run_to).env("GODWIT_STATE_RESUME", &state));
+        assert!(output.contains("all checks hold"), "from {from} to {to}: {output}");
+    }
+}
+
+#[test]
+fn the_next_owner_of_a_robust_mutex_learns_that_its_owner_has_ended() {
+    let (directory, program) = build("robust");
+    let state = directory.path().join("state");
+    for (set, runner) in SETS {
+        let output = succeed(executable(&program, set, runner).env("GODWIT_STATE_TURN", "50"));
+        assert!(output.contains("all checks hold"), "on {set}: {output}");
+    }
+    for ((from, run_from), (to, run_to)) in [(SETS[0], SETS[1]), (SETS[1], SETS[0])] {
+        let mut command = executable(&program, from, run_from);
+        command.arg("moves").env("GODWIT_STATE_SAVE", &state).env("GODWIT_STATE_SIGNAL", SIGUSR2);
+        let first = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        assert_eq!(first.status.code(), LEFT, "on {from}: {first:?}");
+        let output = succeed(executable(&program, to, run_to).env("GODWIT_STATE_RESUME", &state));
         assert!(output.contains("all checks hold"), "from {from} to {to}: {output}");
     }
 }

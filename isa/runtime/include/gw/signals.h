@@ -67,14 +67,19 @@ struct gw_action {
     uint64_t known; // not zero: set by the program; else it is what the process was started with
 };
 
+#define GW_OVERRUN_OF_KERNEL (-1)
+
 // A timer of the program's. Its number is GW_TIMER_BASE and its place in the table.
 struct gw_timer {
     uint32_t used; // 0: no, 1: being made, 2: yes
     int32_t kernel_number;
     int32_t clock;
+    int32_t overrun; // of the signal that was delivered last; GW_OVERRUN_OF_KERNEL: the kernel's timer has it
     uint64_t event[8];
     uint64_t setting[4]; // interval and rest, taken down for a state
 };
+
+static inline int gw_is_timer(int number) { return number >= GW_TIMER_BASE && number < GW_TIMER_BASE + GW_TIMERS; }
 
 struct gw_pending {
     uint64_t slot; // of the thread that it was sent to; GW_SLOTS: to the process

@@ -38,6 +38,7 @@ struct gw_thread {
     uint32_t unused;
     uint32_t *child_word;   // set to zero, and its waiters woken, when the thread ends (CLONE_CHILD_CLEARTID)
     uint32_t uninterrupted; // not zero: polls do nothing, and no kernel call is given up (the handler of a fault runs)
+    uint64_t robust_list;   // what set_robust_list was told, for get_robust_list
 };
 
 _Static_assert(offsetof(struct gw_thread, request) == 8, "isa/plugin/Program.h");
