@@ -11,9 +11,12 @@ use super::tracee::Tracee;
 use super::{InjectError, refused, step};
 use crate::process::Process;
 
-/// How long threads may take to stop. They stop as soon as they have a processor, unless they wait for a
-/// disk or a vfork child; the next round tries again.
+/// How long a thread may take to stop that waits for a disk or a vfork child; the next round tries again.
 const STOP_LIMIT: Duration = Duration::from_millis(250);
+
+/// The same for one that waits only for a processor. The others would soon have to stand still again if this
+/// were given up, and on a machine that is so busy they hardly run anyway.
+const PROCESSOR_LIMIT: Duration = Duration::from_secs(5);
 
 /// How often to look whether a thread has stopped. The event for it is SIGCHLD, which belongs to the
 /// whole agent, and waitpid(2) has no time limit.
@@ -51,7 +54,7 @@ pub(super) fn in_tracer<T: Send>(
 
 impl Tracing<'_> {
     /// Begins to trace a thread and tells it to stop.
-    fn seize(&self, task: i32) -> Result<Tracee, InjectError> {
+    pub(super) fn seize(&self, task: i32) -> Result<Tracee, InjectError> {
         let tracee = Tracee::seize(self.process, task)?;
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
         // The PID of a thread may have gone to another between choosing and seizing it.
@@ -67,18 +70,26 @@ impl Tracing<'_> {
     /// somebody else takes note. The first thread is not waited for, and its parent is to know how it ended.
     fn let_execute(&self) {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        for &task in tasks.iter().filter(|&&task| task != self.process.pid()) {
-            // Its number may be another's by now.
-            if self.process.text(&format!("task/{task}/stat")).is_err() {
-                continue;
-            }
-            let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
-            // SAFETY: the kernel writes to a variable of ours, of plain numbers. That there is nothing to take
-            // note of is no error.
+        let others = tasks.iter().filter(|&&task| task != self.process.pid());
+        others.for_each(|&task| self.take_note_of_end(task));
+    }
+
+    /// Stops are told as well, whatever is asked for, and those are the tracer's to hear of: so it is asked
+    /// first whether the thread has ended.
+    pub(super) fn take_note_of_end(&self, task: i32) {
+        let ended = |flags: i32| {
+            // SAFETY: the kernel writes to a variable of ours, of plain numbers. That there is nothing to
+            // take note of is no error.
             unsafe {
                 let mut info: libc::siginfo_t = std::mem::zeroed();
+                let options = libc::WEXITED | libc::WNOHANG | libc::__WALL | flags;
                 libc::waitid(libc::P_PID, task.unsigned_abs(), &raw mut info, options);
+                [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED].contains(&info.si_code)
             }
+        };
+        // Its number may be another's by now.
+        if self.process.text(&format!("task/{task}/stat")).is_ok() && ended(libc::WNOWAIT) {
+            ended(0);
         }
     }
 }
@@ -116,32 +127,39 @@ impl Stopped {
                     }
                 }
             }
-            stopped.wait_for(coming)?;
+            stopped.wait_for(process, coming)?;
             failed?;
         }
     }
 
-    /// Waits until these threads have stopped, within [`STOP_LIMIT`].
-    fn wait_for(&mut self, mut coming: Vec<Tracee>) -> Result<(), InjectError> {
-        let begun = Instant::now();
-        loop {
-            for tracee in std::mem::take(&mut coming) {
-                match tracee.has_stopped() {
-                    Ok(true) => self.tracees.push(tracee),
-                    Ok(false) => coming.push(tracee),
-                    Err(InjectError::Gone) => {}
-                    Err(error) => return Err(error),
+    /// Waits until these threads have stopped. Many need a processor for that, so only one of them is looked
+    /// at all the time.
+    fn wait_for(&mut self, process: &Process, mut coming: Vec<Tracee>) -> Result<(), InjectError> {
+        let is_over =
+            |took, task| took > PROCESSOR_LIMIT || (took > STOP_LIMIT && process.state_of(task) == Some('D'));
+        let mut begun = Instant::now();
+        while let Some(tracee) = coming.pop() {
+            match tracee.has_stopped() {
+                Ok(true) => {
+                    self.tracees.push(tracee);
+                    begun = Instant::now();
                 }
-            }
-            match coming.first() {
-                None => return Ok(()),
-                Some(tracee) if begun.elapsed() > STOP_LIMIT => {
+                Ok(false) if is_over(begun.elapsed(), tracee.task) => {
                     return Err(refused(format!("its thread {} does not stop", tracee.task)));
                 }
-                Some(_) if begun.elapsed() < STOP_LOOK => std::thread::yield_now(),
-                Some(_) => std::thread::sleep(STOP_LOOK),
+                Ok(false) => {
+                    coming.push(tracee);
+                    if begun.elapsed() < STOP_LOOK {
+                        std::thread::yield_now();
+                    } else {
+                        std::thread::sleep(STOP_LOOK);
+                    }
+                }
+                Err(InjectError::Gone) => {}
+                Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
     /// The thread with this ID.

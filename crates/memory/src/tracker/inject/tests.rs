@@ -45,6 +45,37 @@ fn a_thread_that_enters_its_call_again_loses_nothing() {
     arch::REENTER.store(false, Ordering::Relaxed);
 }
 
+/// Whoever looks for threads that have ended must not take the news of a stop from the tracer.
+#[test]
+fn a_stop_is_not_lost_to_a_look_for_what_has_ended() {
+    // SAFETY: the child makes nothing but system calls.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: plain numbers.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            libc::pause();
+            libc::_exit(1);
+        }
+    }
+    let process = Process::open(pid).expect("it lives");
+    in_tracer(&process, |tracing| {
+        let tracee = tracing.seize(pid)?;
+        while !process.text("stat")?.contains(") t ") {
+            std::thread::yield_now();
+        }
+        tracing.take_note_of_end(pid);
+        assert!(tracee.has_stopped()?, "nobody is told of its stop");
+        tracee.go_on().map_err(step("let it go on"))
+    })
+    .expect("it is stopped");
+    // SAFETY: the child is ours.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+}
+
 /// The descriptors of a process that are userfaultfds.
 fn userfaultfds(pid: i32) -> usize {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
