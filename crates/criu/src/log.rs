@@ -39,6 +39,37 @@ const HINTS: &[(&str, &str)] = &[
     ("anon_inode:[perf_event]", "the service uses perf events, which CRIU cannot dump"),
     ("anon_inode:[userfaultfd]", "the service uses userfaultfd, which CRIU cannot dump"),
     ("Unknown anon inode", "the service uses a kernel object that CRIU cannot dump"),
+    (
+        "fsnotify: Can't dump that handle",
+        "the service watches files with inotify or fanotify, which CRIU cannot dump here; it can move when it watches none",
+    ),
+    // The mount of message queues that belongs to no path: /mq-… is what the descriptor of one is called.
+    ("/mq-", "the service has a POSIX message queue open, which CRIU cannot dump"),
+    (
+        "queue on an in-flight socket",
+        "connections to a Unix socket wait for the service to accept them, and CRIU cannot dump those; try again when it has",
+    ),
+    (
+        "Found a closed in-flight socket",
+        "connections to a Unix socket wait for the service to accept them, and CRIU cannot dump those; try again when it has",
+    ),
+    (
+        "Can't find a session leader for",
+        "a process belongs to a session whose first process has ended, and CRIU cannot make that again; end it, or start it with setsid",
+    ),
+    (
+        "Zombies with threads are not supported",
+        "the first thread of a process has ended and others run, which CRIU cannot dump",
+    ),
+    (
+        "found while seizing",
+        "a process is traced, or has ended and was not waited for by its tracer; end the debugger",
+    ),
+    ("thread with a pending SIGTRAP", "a process is traced or traces itself; end the debugger"),
+    (
+        "Can't dump corked dgram socket",
+        "a UDP socket gathers a message that is not complete (UDP_CORK); try again when the service has sent it",
+    ),
     ("Can't dump file", "the service has a file open whose kind CRIU cannot dump"),
     ("SCTP", "the service uses SCTP, which CRIU cannot dump"),
     (
@@ -132,6 +163,25 @@ mod tests {
     fn a_known_error_comes_with_a_hint() {
         assert!(hint(LOG).unwrap().contains("outside the container"));
         assert_eq!(hint("(00.018) Error (criu/cr-dump.c:2098): Dumping FAILED.\n"), None);
+    }
+
+    /// As zdtm's tests of what cannot move make CRIU say it.
+    #[test]
+    fn what_cannot_move_is_told_in_words_of_the_service() {
+        for (message, part) in [
+            ("fsnotify: Can't dump that handle", "inotify"),
+            ("mount: Can't lookup mount=183 for fd=7 path=/mq-27-0", "message queue"),
+            ("unix: Non-empty write queue on an in-flight socket", "wait for the service to accept"),
+            ("unix: Found a closed in-flight socket to 0x1f", "wait for the service to accept"),
+            ("Can't find a session leader for 15", "session"),
+            ("Zombies with threads are not supported", "first thread"),
+            ("zombie 16296 (comm ) found while seizing", "traced"),
+            ("Can't dump the 12 thread with a pending SIGTRAP", "traced"),
+            ("sockets: Can't dump corked dgram socket", "UDP"),
+        ] {
+            let hint = hint(&format!("(00.1) Error (criu/a.c:1): {message}\n")).unwrap();
+            assert!(hint.contains(part), "{message}: {hint}");
+        }
     }
 
     #[test]

@@ -18,7 +18,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
 use thiserror::Error;
 
-pub(crate) use maps::state;
 pub use maps::{Area, AreaKind};
 pub use read::{PIECE, Piece, Pieces, Reader};
 
@@ -175,10 +174,7 @@ impl Process {
 
     /// Looks for a thread that has the address space, and remembers it.
     fn find_task(&self) -> Result<(), ProcessError> {
-        let lives = |task: i32| {
-            let stat = self.text(&format!("task/{task}/stat"));
-            stat.is_ok_and(|stat| maps::state(&stat).is_some_and(|state| !"ZXx".contains(state)))
-        };
+        let lives = |task| self.state_of(task).is_some();
         if lives(self.task()) {
             return Ok(());
         }
@@ -210,7 +206,18 @@ impl Process {
 
     /// `/proc/PID/status` of the thread that is looked at.
     pub(crate) fn status(&self) -> Result<maps::Status, ProcessError> {
-        Ok(maps::parse_status(&self.task_text("status")?))
+        self.status_of(self.task())
+    }
+
+    /// The same of this thread.
+    pub(crate) fn status_of(&self, task: i32) -> Result<maps::Status, ProcessError> {
+        Ok(maps::parse_status(&self.text(&format!("task/{task}/status"))?))
+    }
+
+    /// The state letter of this thread; none when it has ended.
+    pub(crate) fn state_of(&self, task: i32) -> Option<char> {
+        let stat = self.text(&format!("task/{task}/stat")).ok()?;
+        maps::state(&stat).filter(|&state| !"ZXx".contains(state))
     }
 
     /// Opens a file of the thread that is looked at.
@@ -247,10 +254,6 @@ impl Process {
         openat(self.directory.as_fd(), path, flags | OFlag::O_CLOEXEC, Mode::empty())
             .map(File::from)
             .map_err(|errno| self.failed(&format!("open /proc/{}/{path}", self.pid), errno.into()))
-    }
-
-    fn task_text(&self, name: &str) -> Result<String, ProcessError> {
-        self.text(&format!("task/{}/{name}", self.task()))
     }
 
     /// The whole of one of its files.

@@ -36,11 +36,65 @@ impl Child {
         Self { pid, reaped: false }
     }
 
+    /// Forks a child that has a child of its own, which runs this; it ends as its own child ends, or with
+    /// 100 and the signal that ended that. A tracer that is the parent of what it traces sees what no other
+    /// does, so this keeps them apart. Gives the PID of the child's child too.
+    pub(crate) fn with_child(run: impl FnOnce() -> i32) -> (Self, i32) {
+        Self::watching(run, |_| ())
+    }
+
+    /// The same, and each change of state of the child's child is told: its stops, that it goes on, its end.
+    pub(crate) fn watching(run: impl FnOnce() -> i32, tell: impl Fn(i32)) -> (Self, i32) {
+        let (read, write) = pipe();
+        let child = Self::fork(|| {
+            // SAFETY: plain system calls, with variables of ours. A group whose parents are all outside of
+            // its session could not be stopped by SIGTSTP.
+            unsafe {
+                libc::setsid();
+                let pid = libc::fork();
+                if pid == 0 {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    libc::setpgid(0, 0);
+                    libc::_exit(run());
+                }
+                libc::setpgid(pid, pid);
+                libc::write(write.as_raw_fd(), (&raw const pid).cast(), 4);
+                let mut status = 0;
+                loop {
+                    if libc::waitpid(pid, &raw mut status, libc::WUNTRACED | libc::WCONTINUED) != pid {
+                        return 99;
+                    }
+                    tell(status);
+                    if libc::WIFEXITED(status) {
+                        return libc::WEXITSTATUS(status);
+                    }
+                    if libc::WIFSIGNALED(status) {
+                        return 100 + libc::WTERMSIG(status);
+                    }
+                }
+            }
+        });
+        let mut pid = [0; 4];
+        nix::unistd::read(&read, &mut pid).expect("the PID of the child's child");
+        (child, i32::from_ne_bytes(pid))
+    }
+
     /// How it ended.
     pub(crate) fn wait(&mut self) -> WaitStatus {
         let status = waitpid(Pid::from_raw(self.pid), None).expect("it is our child");
         self.reaped = true;
         status
+    }
+
+    /// Its exit code, if it has ended; that of a signal is its number and 100.
+    pub(crate) fn try_wait(&mut self) -> Option<i32> {
+        let status = waitpid(Pid::from_raw(self.pid), Some(WaitPidFlag::WNOHANG)).expect("it is our child");
+        self.reaped = status != WaitStatus::StillAlive;
+        match status {
+            WaitStatus::Exited(_, code) => Some(code),
+            WaitStatus::Signaled(_, signal, _) => Some(100 + signal as i32),
+            _ => None,
+        }
     }
 
     /// Asserts that it ended with 0: a child says what failed by its exit code.
@@ -54,10 +108,7 @@ impl Child {
 
     /// Waits until it sleeps in this system call.
     pub(crate) fn sleeps_in(&self, number: i64) {
-        eventually("the child sleeps in the call", || {
-            let text = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid)).unwrap_or_default();
-            text.split_whitespace().next() == Some(&number.to_string()) && state(self.pid) == Some('S')
-        });
+        sleeps_in(self.pid, number);
     }
 
     /// Stops it and waits until it is.
@@ -74,6 +125,78 @@ impl Drop for Child {
             let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
             let _ = waitpid(Pid::from_raw(self.pid), None);
         }
+    }
+}
+
+/// Waits until this process or thread sleeps in this system call.
+pub(crate) fn sleeps_in(pid: i32, number: i64) {
+    eventually("it sleeps in the call", || {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+        text.split_whitespace().next() == Some(&number.to_string()) && state(pid) == Some('S')
+    });
+}
+
+/// Starts a thread of a child. It runs this function on a stack of its own, and shares everything else with
+/// the child, also what libc keeps for each thread: it must make nothing but system calls.
+pub(crate) fn start_thread<T>(stack: &mut [u128], run: extern "C" fn(*mut T) -> i32, with: *mut T) -> i32 {
+    extern "C" fn begin<T>(with: *mut libc::c_void) -> i32 {
+        // SAFETY: made below.
+        let (run, with) = unsafe { *with.cast::<(extern "C" fn(*mut T) -> i32, *mut T)>() };
+        run(with)
+    }
+    let flags = libc::CLONE_VM
+        | libc::CLONE_THREAD
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_FILES
+        | libc::CLONE_FS
+        | libc::CLONE_SYSVSEM;
+    let range = stack.as_mut_ptr_range();
+    // SAFETY: the stack is the thread's from here on; what it begins with lies at its lower end.
+    unsafe {
+        range.start.cast::<(extern "C" fn(*mut T) -> i32, *mut T)>().write((run, with));
+        libc::clone(begin::<T>, range.end.cast(), flags, range.start.cast())
+    }
+}
+
+/// A page that this process and those it forks share.
+pub(crate) struct Shared {
+    start: *mut u8,
+}
+
+impl Shared {
+    /// Within the first 2 GiB, where 32-bit code can be, and executable.
+    pub(crate) fn new() -> Self {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        #[cfg(target_arch = "x86_64")]
+        let flags = flags | libc::MAP_32BIT;
+        let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        // SAFETY: a new mapping, which no reference points to.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        Self { start: start.cast() }
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.start
+    }
+
+    pub(crate) fn get(&self, at: usize) -> u8 {
+        assert!(at < 4096);
+        // SAFETY: within the mapping, to which there are no references.
+        unsafe { self.start.add(at).read_volatile() }
+    }
+
+    pub(crate) fn set(&self, at: usize, value: u8) {
+        assert!(at < 4096);
+        // SAFETY: as above.
+        unsafe { self.start.add(at).write_volatile(value) };
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's and nothing points to it any more.
+        unsafe { libc::munmap(self.start.cast(), 4096) };
     }
 }
 

@@ -9,6 +9,10 @@
 mod child;
 mod direct;
 mod reading;
+mod registers;
 mod replica;
+mod sections;
+mod signals;
+mod threads;
 mod torture;
 mod undisturbed;

@@ -19,7 +19,7 @@ const SHORT: Duration = Duration::from_millis(900);
 const LOOKS: u32 = 3000;
 
 /// Looks at the child some times, each time as if it were new, and keeps the last tracker.
-fn track(child: &Child) -> Tracker {
+pub(crate) fn track(child: &Child) -> Tracker {
     let mut tracker = Tracker::new(Backend::Uffd);
     for _ in 0..5 {
         tracker = Tracker::new(Backend::Uffd);
@@ -141,6 +141,20 @@ fn epoll_ends_with_its_event_and_not_before_its_time() {
     undisturbed(libc::SYS_epoll_wait, || wait(-1) == 1, |_| poke(&write));
 }
 
+/// A socket with a time limit of its own: a call that is stopped ends with EINTR there (signal(7)).
+#[test]
+fn a_socket_with_a_time_limit_gets_what_comes_and_no_interruption() {
+    let (one, other) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+    one.set_read_timeout(Some(WAIT * 2)).expect("a time limit");
+    let receive = || {
+        let mut byte = 0_u8;
+        // SAFETY: the buffer has one byte.
+        unsafe { libc::recv(one.as_raw_fd(), (&raw mut byte).cast(), 1, 0) }
+    };
+    let other = OwnedFd::from(other);
+    undisturbed(libc::SYS_recvfrom, || receive() == 1, |_| poke(&other));
+}
+
 extern "C" fn note(_: i32) {
     // SAFETY: the signal handler of a child with one thread.
     unsafe { NOTED += 1 };
@@ -148,7 +162,7 @@ extern "C" fn note(_: i32) {
 
 static mut NOTED: u32 = 0;
 
-fn handle(signal: i32, flags: i32) {
+pub(crate) fn handle(signal: i32, flags: i32) {
     // SAFETY: the action is a variable of ours, of plain numbers.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -158,12 +172,12 @@ fn handle(signal: i32, flags: i32) {
     }
 }
 
-fn noted() -> u32 {
+pub(crate) fn noted() -> u32 {
     // SAFETY: only read in children with one thread.
     unsafe { NOTED }
 }
 
-fn set(signals: &[i32]) -> libc::sigset_t {
+pub(crate) fn set(signals: &[i32]) -> libc::sigset_t {
     // SAFETY: the set is a variable of ours, of plain numbers.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();

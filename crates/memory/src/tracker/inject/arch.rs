@@ -11,10 +11,11 @@ use x86_64 as native;
 #[cfg(all(test, target_arch = "x86_64"))]
 pub(super) use native::REENTER;
 pub(super) use native::{
-    ALIGNMENT, INSTRUCTION, call, has_known_width, leave, must_reenter, pc, result, rewound, skip,
+    ALIGNMENT, Extended, INSTRUCTION, at, call, has_known_width, leave, must_reenter, pc, result, rewound,
+    skip,
 };
 
-/// System calls that end with EINTR when a thread is stopped and goes on, although no signal came
+/// System calls that may end with EINTR when a thread is stopped and goes on, although no signal came
 /// (signal(7), "Interruption of system calls and library functions by stop signals").
 pub(super) fn ends_when_stopped(number: i64) -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -30,13 +31,30 @@ pub(super) fn ends_when_stopped(number: i64) -> bool {
         libc::SYS_io_uring_enter,
     ]
     .contains(&number)
+        || waits_at_socket(number)
+}
+
+/// System calls that end with EINTR where the socket has a time limit (`SO_RCVTIMEO`, `SO_SNDTIMEO`).
+fn waits_at_socket(number: i64) -> bool {
+    [
+        libc::SYS_accept,
+        libc::SYS_accept4,
+        libc::SYS_connect,
+        libc::SYS_recvfrom,
+        libc::SYS_recvmmsg,
+        libc::SYS_recvmsg,
+        libc::SYS_sendmmsg,
+        libc::SYS_sendmsg,
+        libc::SYS_sendto,
+    ]
+    .contains(&number)
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use nix::errno::Errno;
 
-    use super::{ends_when_stopped, user_regs_struct};
+    use super::{ends_when_stopped, user_regs_struct, waits_at_socket};
 
     /// `syscall`.
     pub(in super::super) const INSTRUCTION: &[u8] = &[0x0f, 0x05];
@@ -67,6 +85,25 @@ mod x86_64 {
         registers.orig_rax = u64::MAX;
         registers.rdi = argument;
         registers
+    }
+
+    /// Registers to go on with elsewhere, in no system call.
+    pub(in super::super) fn at(registers: &user_regs_struct, pc: u64) -> user_regs_struct {
+        user_regs_struct { rip: pc, orig_rax: u64::MAX, ..*registers }
+    }
+
+    /// Registers beside the general ones that a system call does not keep: none here, the kernel leaves
+    /// all of the extended state alone (x87, SSE, AVX, AMX).
+    pub(in super::super) struct Extended;
+
+    impl Extended {
+        pub(in super::super) fn of(_task: i32) -> Result<Self, Errno> {
+            Ok(Self)
+        }
+
+        pub(in super::super) fn put_back(&self, _task: i32) -> Result<(), Errno> {
+            Ok(())
+        }
     }
 
     /// What a system call returned.
@@ -121,7 +158,18 @@ mod x86_64 {
     pub(in super::super) fn leave(registers: &user_regs_struct) -> user_regs_struct {
         let mut registers = *registers;
         let number = registers.orig_rax.cast_signed();
-        if number < 0 || registers.rax != EINTR || !ends_when_stopped(number) {
+        if number < 0 || registers.rax != EINTR {
+            return registers;
+        }
+        // Of a socket with a time limit. The limit begins anew as well: programs take its end for the loss of
+        // the other side, and EINTR, which they get from no signal of theirs, for a fault.
+        let reads_or_writes =
+            [libc::SYS_read, libc::SYS_readv, libc::SYS_write, libc::SYS_writev].contains(&number);
+        if reads_or_writes || waits_at_socket(number) {
+            registers.rax = ERESTARTNOHAND;
+            return registers;
+        }
+        if !ends_when_stopped(number) {
             return registers;
         }
         // Its fourth argument is the time limit: a null pointer or a negative number is for ever.
@@ -161,6 +209,17 @@ mod aarch64 {
     const NT_ARM_SYSTEM_CALL: i64 = 0x404;
     /// PSTATE.nRW: 32-bit code.
     const PSR_MODE32_BIT: u64 = 0x10;
+    /// PSTATE.BTYPE: the last instruction was an indirect branch, and the next one has to be a mark for such.
+    const PSR_BTYPE_MASK: u64 = 0xc00;
+    /// Register sets of vectors, in streaming mode and not (include/uapi/linux/elf.h).
+    const NT_ARM_SSVE: i64 = 0x40b;
+    const NT_ARM_SVE: i64 = 0x405;
+    /// Where `struct user_sve_header` has its flags, and the one that says that vectors follow
+    /// (arch/arm64/include/uapi/asm/ptrace.h).
+    const SVE_FLAGS: usize = 12;
+    const SVE_PT_REGS_SVE: u8 = 1;
+    /// More than a register set of vectors of 2048 bits, the longest that there are.
+    const SVE_SIZE: usize = 16 * 1024;
 
     pub(in super::super) fn has_known_width(registers: &user_regs_struct) -> bool {
         registers.pstate & PSR_MODE32_BIT == 0
@@ -172,11 +231,55 @@ mod aarch64 {
         number: i64,
         argument: u64,
     ) -> user_regs_struct {
-        let mut registers = *registers;
-        registers.pc = instruction;
+        let mut registers = at(registers, instruction);
         registers.regs[8] = number.cast_unsigned();
         registers.regs[0] = argument;
         registers
+    }
+
+    /// That is not where a branch led.
+    pub(in super::super) fn at(registers: &user_regs_struct, pc: u64) -> user_regs_struct {
+        user_regs_struct { pc, pstate: registers.pstate & !PSR_BTYPE_MASK, ..*registers }
+    }
+
+    /// Registers beside the general ones that a system call does not keep: vectors beyond their first 128
+    /// bits, and streaming mode (Documentation/arch/arm64/sve.rst, sme.rst).
+    pub(in super::super) struct Extended(Option<(i64, Vec<u8>)>);
+
+    impl Extended {
+        pub(in super::super) fn of(task: i32) -> Result<Self, Errno> {
+            // Only of the mode in which the thread is there are vectors.
+            for kind in [NT_ARM_SSVE, NT_ARM_SVE] {
+                let mut bytes = vec![0; SVE_SIZE];
+                match transfer(libc::PTRACE_GETREGSET, task, kind, &mut bytes) {
+                    Ok(length) => bytes.truncate(length),
+                    Err(Errno::ESRCH) => return Err(Errno::ESRCH),
+                    // This processor has no such registers.
+                    Err(_) => continue,
+                }
+                if bytes.get(SVE_FLAGS).is_some_and(|flags| flags & SVE_PT_REGS_SVE != 0) {
+                    return Ok(Self(Some((kind, bytes))));
+                }
+            }
+            Ok(Self(None))
+        }
+
+        pub(in super::super) fn put_back(&self, task: i32) -> Result<(), Errno> {
+            match &self.0 {
+                Some((kind, bytes)) => {
+                    transfer(libc::PTRACE_SETREGSET, task, *kind, &mut bytes.clone()).map(drop)
+                }
+                None => Ok(()),
+            }
+        }
+    }
+
+    /// Reads or writes a register set, and gives its length.
+    fn transfer(request: libc::c_uint, task: i32, kind: i64, bytes: &mut [u8]) -> Result<usize, Errno> {
+        let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: the vector covers the bytes, which are borrowed exclusively for the call.
+        Errno::result(unsafe { libc::ptrace(request, task, kind, &raw mut vector) })?;
+        Ok(vector.iov_len)
     }
 
     pub(in super::super) fn result(registers: &user_regs_struct) -> i64 {
