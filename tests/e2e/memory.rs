@@ -73,7 +73,8 @@ const TIMES_IN_SHORT: u64 = 4;
 fn random_programs() {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
     let seed = number("GODWIT_TORTURE_SEED").unwrap_or(1);
-    let times = number("GODWIT_TORTURE_TIMES").unwrap_or(if tier::is_full() { TIMES } else { TIMES_IN_SHORT });
+    let times =
+        number("GODWIT_TORTURE_TIMES").unwrap_or(if tier::is_full() { TIMES } else { TIMES_IN_SHORT });
     println!("to repeat: GODWIT_TORTURE_SEED={seed} GODWIT_TORTURE_TIMES={times}");
     let mut torture: Option<Torture> = None;
     for time in 0..times {
