@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::images::{self, DumpStats};
-use crate::{Criu, CriuError, lazy, log, rpc};
+use crate::{Criu, CriuError, lazy, limits, log, rpc};
 
 /// Largest deleted-but-open file that a dump carries along, in bytes: 256 MiB. CRIU's own limit of
 /// 1 MiB fails for databases that unlink their temporary files; beyond this the copy would take
@@ -300,6 +300,9 @@ impl Prepared {
         request.options =
             Some(rpc_options(&options, as_stock, images_dir.as_raw_fd(), work_dir.as_raw_fd())?);
 
+        // Put back when CRIU has let go of the processes.
+        let raised = options.freezer.as_ref().map(|cgroup| limits::raise(cgroup, &options.images));
+
         // CRIU opens the two directories as descriptors of this process: they stay open until it ends.
         service.set_log(log_path.clone());
         let answer = tokio::select! {
@@ -311,7 +314,7 @@ impl Prepared {
             None => Err(service.kill()),
         };
         let ended = service.end().await;
-        drop((images_dir, work_dir));
+        drop((images_dir, work_dir, raised));
 
         let answer = match answer {
             Ok(answer) => answer,

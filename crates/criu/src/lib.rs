@@ -16,6 +16,7 @@ mod error;
 pub mod images;
 mod kernel_cache;
 mod lazy;
+mod limits;
 pub mod log;
 pub mod repair;
 mod rpc;

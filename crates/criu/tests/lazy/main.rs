@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod limited;
 mod pager;
 mod reservation;
 mod subject;
@@ -29,17 +30,22 @@ fn criu() -> Criu {
 /// The role of [`reservation`].
 const RESERVES: &str = "reserves";
 
+/// The role of [`limited`].
+const LIMITED: &str = "limited";
+
 /// No test: the process that the others dump.
 #[test]
 #[ignore = "started by the other tests"]
 fn subject() {
-    match std::env::var(tree::ROLE).unwrap().split_once(' ') {
-        Some(("large", mebibytes)) => subject::run_large(mebibytes.parse().unwrap()),
-        _ if std::env::var(tree::ROLE).unwrap() == RESERVES => {
-            std::process::exit(reservation::run(&std::env::current_dir().unwrap()))
-        }
-        role => std::process::exit(subject::run(&std::env::current_dir().unwrap(), role.is_some())),
-    }
+    let (role, directory) = (std::env::var(tree::ROLE).unwrap(), std::env::current_dir().unwrap());
+    std::process::exit(match role.as_str() {
+        RESERVES => reservation::run(&directory),
+        LIMITED => limited::run(&directory),
+        role => match role.split_once(' ') {
+            Some(("large", mebibytes)) => subject::run_large(mebibytes.parse().unwrap()),
+            role => subject::run(&directory, role.is_some()),
+        },
+    })
 }
 
 /// Hands them out for images.
@@ -265,6 +271,19 @@ async fn a_reservation_larger_than_the_machine_comes_back_from_images() {
 #[tokio::test]
 async fn a_reservation_larger_than_the_machine_comes_back_with_a_pager() {
     a_reservation_comes_back(MemoryWay::Untouched).await;
+}
+
+#[tokio::test]
+async fn a_process_that_may_open_no_more_files_is_dumped_and_restored_with_its_limit() {
+    let frozen = Frozen::new(LIMITED);
+    let before = limited::limit_of(frozen.tree.pid);
+    frozen.dump(MemoryWay::Written).await;
+    assert_eq!(limited::limit_of(frozen.tree.pid), before);
+    frozen.tree.kill();
+    assert_eq!(godwit_criu::repair::repair(&frozen.images()).unwrap(), 1);
+    frozen.restore(false);
+    assert_eq!(limited::limit_of(frozen.tree.pid), before);
+    frozen.assert_right();
 }
 
 #[tokio::test]
