@@ -20,6 +20,7 @@ mod limits;
 pub mod log;
 pub mod repair;
 mod rpc;
+mod watches;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -71,7 +71,7 @@ pub(crate) fn raise(cgroup: &Path, images: &Path) -> Raised {
 }
 
 /// The processes of a cgroup and those below it. What cannot be read has ended.
-fn members(cgroup: &Path) -> Vec<u32> {
+pub(crate) fn members(cgroup: &Path) -> Vec<u32> {
     let text = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     let mut members: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
     for entry in std::fs::read_dir(cgroup).into_iter().flatten().flatten() {
