@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::images::{self, DumpStats};
-use crate::{Criu, CriuError, lazy, log, rpc};
+use crate::{Criu, CriuError, lazy, limits, log, rpc, watches};
 
 /// Largest deleted-but-open file that a dump carries along, in bytes: 256 MiB. CRIU's own limit of
 /// 1 MiB fails for databases that unlink their temporary files; beyond this the copy would take
@@ -297,8 +297,20 @@ impl Prepared {
         let images_dir = open_directory(&options.images)?;
         let work_dir = open_directory(&options.work)?;
         let mut request = rpc::Request::of_kind(rpc::Kind::Dump);
-        request.options =
-            Some(rpc_options(&options, as_stock, images_dir.as_raw_fd(), work_dir.as_raw_fd())?);
+        let watched = match options.freezer.clone() {
+            Some(cgroup) => {
+                let root = options.root.clone();
+                let looking = move || watches::names(&limits::members(&cgroup), &root);
+                tokio::task::spawn_blocking(looking).await.unwrap_or_default()
+            }
+            None => Vec::new(),
+        };
+        let mut rpc_options = rpc_options(&options, as_stock, images_dir.as_raw_fd(), work_dir.as_raw_fd())?;
+        rpc_options.irmap_scan_paths = watched;
+        request.options = Some(rpc_options);
+
+        // Put back when CRIU has let go of the processes.
+        let raised = options.freezer.as_ref().map(|cgroup| limits::raise(cgroup, &options.images));
 
         // CRIU opens the two directories as descriptors of this process: they stay open until it ends.
         service.set_log(log_path.clone());
@@ -311,7 +323,7 @@ impl Prepared {
             None => Err(service.kill()),
         };
         let ended = service.end().await;
-        drop((images_dir, work_dir));
+        drop((images_dir, work_dir, raised));
 
         let answer = match answer {
             Ok(answer) => answer,
@@ -375,6 +387,7 @@ fn rpc_options(
         manage_cgroups: Some(false),
         manage_cgroups_mode: Some(rpc::CGROUPS_IGNORE),
         ghost_limit: Some(options.ghost_limit),
+        irmap_scan_paths: Vec::new(),
         external,
         freeze_cgroup: options.freezer.as_ref().map(|path| path.to_string_lossy().into_owned()),
         timeout: Some(SEIZE_TIMEOUT_SECONDS),

@@ -16,9 +16,11 @@ mod error;
 pub mod images;
 mod kernel_cache;
 mod lazy;
+mod limits;
 pub mod log;
 pub mod repair;
 mod rpc;
+mod watches;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +34,10 @@ pub use dump::{
 pub use error::CriuError;
 
 /// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.
-pub const OLDEST_VERSION: Version = Version { major: 4, minor: 1, sublevel: 0 };
+pub const OLDEST_VERSION: Version = Version::release(4, 1, 0);
+
+/// What the version of a CRIU with godwit's patches ends with, before the number of their series.
+const SERIES_MARK: &str = "+godwit.";
 
 /// One CRIU binary.
 #[derive(Debug, Clone)]
@@ -51,7 +56,8 @@ struct Patches {
     tcp_inline: bool,
 }
 
-/// A CRIU release, `major.minor.sublevel`.
+/// A CRIU release, `major.minor.sublevel`, with the number of godwit's patches where it has them all:
+/// `4.2.1+godwit.1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// Major number.
@@ -60,6 +66,24 @@ pub struct Version {
     pub minor: u32,
     /// Sublevel; 0 when CRIU does not give one.
     pub sublevel: u32,
+    /// Number of the series of godwit's patches (`packaging/criu/series`) that it was built with; 0 when
+    /// it has none, or not all of them.
+    pub series: u32,
+}
+
+impl Version {
+    /// A release as its authors made it.
+    pub const fn release(major: u32, minor: u32, sublevel: u32) -> Self {
+        Self { major, minor, sublevel, series: 0 }
+    }
+}
+
+/// The series that the text of `criu --version` tells, whose first line is `Version: 4.2.1+godwit.1`.
+/// CRIU's own protocol has no place for it.
+fn series_of(text: &str) -> u32 {
+    let version = text.lines().find_map(|line| line.strip_prefix("Version: "));
+    let series = version.and_then(|version| version.split_once(SERIES_MARK));
+    series.and_then(|(_, series)| series.trim().parse().ok()).unwrap_or(0)
 }
 
 impl std::fmt::Display for Version {
@@ -67,6 +91,9 @@ impl std::fmt::Display for Version {
         write!(f, "{}.{}", self.major, self.minor)?;
         if self.sublevel != 0 {
             write!(f, ".{}", self.sublevel)?;
+        }
+        if self.series != 0 {
+            write!(f, "{SERIES_MARK}{}", self.series)?;
         }
         Ok(())
     }
@@ -120,10 +147,12 @@ impl Criu {
             path: self.path.clone(),
             reason: "its answer to a version request has no version".into(),
         })?;
+        let number = |value: i32| u32::try_from(value).unwrap_or(0);
         Ok(Version {
-            major: u32::try_from(version.major).unwrap_or(0),
-            minor: u32::try_from(version.minor).unwrap_or(0),
-            sublevel: version.sublevel.and_then(|s| u32::try_from(s).ok()).unwrap_or(0),
+            major: number(version.major),
+            minor: number(version.minor),
+            sublevel: version.sublevel.map_or(0, number),
+            series: series_of(&self.output("--version").await?),
         })
     }
 
@@ -155,18 +184,23 @@ impl Criu {
     }
 
     async fn ask_patches(&self) -> Result<Patches, CriuError> {
+        let help = self.output("--help").await?;
+        Ok(Patches {
+            lazy_external: help.contains(lazy::EXTERNAL_OPTION),
+            tcp_inline: help.contains(dump::TCP_INLINE_OPTION),
+        })
+    }
+
+    /// What the binary prints when it is started with this option.
+    async fn output(&self, option: &str) -> Result<String, CriuError> {
         let output = tokio::process::Command::new(&self.path)
-            .arg("--help")
+            .arg(option)
             .stdin(std::process::Stdio::null())
             .kill_on_drop(true)
             .output()
             .await
             .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
-        let help = String::from_utf8_lossy(&output.stdout);
-        Ok(Patches {
-            lazy_external: help.contains(lazy::EXTERNAL_OPTION),
-            tcp_inline: help.contains(dump::TCP_INLINE_OPTION),
-        })
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// What the binary can do on this kernel.
@@ -207,5 +241,27 @@ impl Criu {
             .or_else(|| text.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned))
             .unwrap_or_else(|| format!("it ended with {}", output.status));
         Err(CriuError::Check { path: self.path.clone(), reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_version_tells_the_series_of_patches() {
+        for (text, series) in [
+            ("Version: 4.2.1+godwit.12\nGitID: v4.2\n", 12),
+            ("Version: 4.2+godwit.1", 1),
+            ("Version: 4.2.1\nGitID: 1+godwit.3\n", 0),
+            ("Version: 4.2.1+godwit.x\n", 0),
+            ("", 0),
+        ] {
+            assert_eq!(series_of(text), series, "{text}");
+        }
+        let version = Version { series: 12, ..Version::release(4, 2, 1) };
+        assert_eq!(version.to_string(), "4.2.1+godwit.12");
+        assert!(version > Version::release(4, 2, 1) && version > OLDEST_VERSION);
     }
 }

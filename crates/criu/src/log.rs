@@ -24,6 +24,15 @@ const IO_URING: &str = "the service uses io_uring, which CRIU cannot dump; \
                         switch it off in the service's configuration";
 const UNSUPPORTED_SOCKET: &str = "the service uses a kind of socket that CRIU cannot dump";
 
+const TRACED: &str = "a process of the service is traced, by a debugger or by strace; end that first";
+const WAITING_CONNECTION: &str = "a unix socket connection waits for the service to accept it, with data or \
+                                  closed again, and CRIU cannot dump those; try again when it has";
+const LOOPBACK: &str = "a connection inside the container carried data while it was dumped; try again when \
+                        there is less traffic on it";
+const RESERVATION: &str = "a process has reserved more memory than this node has; let scripts/setup-criu \
+                           --build build CRIU, whose patch `reservations` restores that, or let the service \
+                           reserve less";
+
 /// Parts of CRIU's messages, and what they mean. The first that occurs in an error line counts.
 const HINTS: &[(&str, &str)] = &[
     ("External socket is used", OUTSIDE_SOCKET),
@@ -35,41 +44,46 @@ const HINTS: &[(&str, &str)] = &[
     ("anon_inode:[io_uring]", IO_URING),
     // Linux refuses to hand an io_uring to CRIU at all.
     ("send_fds failed (-22)", IO_URING),
+    (
+        "Can't dump that handle",
+        "the service watches files with inotify or fanotify, and CRIU cannot find them on overlayfs; \
+         switch the watching off in the service's configuration, where it polls instead",
+    ),
+    ("Non-empty write queue on an in-flight socket", WAITING_CONNECTION),
+    ("Found a closed in-flight socket", WAITING_CONNECTION),
+    (
+        "Can't find a session leader",
+        "a process of the service lives on in a session whose leader has ended, and CRIU cannot make such a \
+         session; end that process, or start it with setsid(1)",
+    ),
+    (
+        "Zombies with threads are not supported",
+        "the main thread of a process has ended while others go on, and CRIU cannot dump that; the program \
+         has to keep its main thread",
+    ),
+    ("found while seizing", TRACED),
+    ("with a pending SIGTRAP", TRACED),
+    (
+        "Can't dump corked dgram socket",
+        "a UDP or unix datagram socket holds back data (UDP_CORK, MSG_MORE); try again when it is sent",
+    ),
+    ("Can't restore not-sent send queue data", LOOPBACK),
+    ("recv failed (", LOOPBACK),
+    ("Unable to map ANON_VMA: Cannot allocate memory", RESERVATION),
+    ("page-pipe: create_page_pipe: Can't allocate", RESERVATION),
+    (
+        "Can't create memfd in victim: Too many open files",
+        "a process may open no more files, and CRIU needs some in it; raise its limit (RLIMIT_NOFILE), or give \
+         godwitd CAP_SYS_RESOURCE, with which it raises the limit for the dump",
+    ),
+    (
+        "path=/mq-",
+        "the service has a POSIX message queue open, which CRIU cannot dump; it cannot move while it has",
+    ),
     ("anon_inode:[bpf", "the service holds a BPF object, which CRIU cannot dump"),
     ("anon_inode:[perf_event]", "the service uses perf events, which CRIU cannot dump"),
     ("anon_inode:[userfaultfd]", "the service uses userfaultfd, which CRIU cannot dump"),
     ("Unknown anon inode", "the service uses a kernel object that CRIU cannot dump"),
-    (
-        "fsnotify: Can't dump that handle",
-        "the service watches files with inotify or fanotify, which CRIU cannot dump here; it can move when it watches none",
-    ),
-    // The mount of message queues that belongs to no path: /mq-… is what the descriptor of one is called.
-    ("/mq-", "the service has a POSIX message queue open, which CRIU cannot dump"),
-    (
-        "queue on an in-flight socket",
-        "connections to a Unix socket wait for the service to accept them, and CRIU cannot dump those; try again when it has",
-    ),
-    (
-        "Found a closed in-flight socket",
-        "connections to a Unix socket wait for the service to accept them, and CRIU cannot dump those; try again when it has",
-    ),
-    (
-        "Can't find a session leader for",
-        "a process belongs to a session whose first process has ended, and CRIU cannot make that again; end it, or start it with setsid",
-    ),
-    (
-        "Zombies with threads are not supported",
-        "the first thread of a process has ended and others run, which CRIU cannot dump",
-    ),
-    (
-        "found while seizing",
-        "a process is traced, or has ended and was not waited for by its tracer; end the debugger",
-    ),
-    ("thread with a pending SIGTRAP", "a process is traced or traces itself; end the debugger"),
-    (
-        "Can't dump corked dgram socket",
-        "a UDP socket gathers a message that is not complete (UDP_CORK); try again when the service has sent it",
-    ),
     ("Can't dump file", "the service has a file open whose kind CRIU cannot dump"),
     ("SCTP", "the service uses SCTP, which CRIU cannot dump"),
     (
@@ -80,10 +94,15 @@ const HINTS: &[(&str, &str)] = &[
     ("Unsupported socket", UNSUPPORTED_SOCKET),
     ("Unknown socket collected", UNSUPPORTED_SOCKET),
     ("sockets: Can't dump", UNSUPPORTED_SOCKET),
+    (
+        "Unaccessible path opened",
+        "a file is open whose name was given to another one since; close it or open it by its new name",
+    ),
     ("ghost file", "a deleted file that is still open is larger than the limit for such files"),
     (
-        "link-remap",
-        "a deleted file is still open under another name in its directory; close it or name it again",
+        "Can't create link remap",
+        "a file is open under a name that was deleted, while it has another one: godwit does not take along \
+         which; let the service open it by the other name, or delete that too",
     ),
     (
         "doesn't have a proper root mount",
@@ -105,6 +124,15 @@ const HINTS: &[(&str, &str)] = &[
 /// The first error line of a log, without its time and source position.
 pub fn first_error(log: &str) -> Option<String> {
     error_lines(log).next().map(str::to_owned)
+}
+
+/// The same with what it means and what to do, where that is known: for a sentence of its own.
+pub fn first_error_explained(log: &str) -> Option<String> {
+    let error = first_error(log)?;
+    Some(match hint(log) {
+        Some(hint) => format!("{error} ({hint})"),
+        None => error,
+    })
 }
 
 /// What the first known error of a log means and what to do about it, as a part of a sentence.
@@ -165,22 +193,32 @@ mod tests {
         assert_eq!(hint("(00.018) Error (criu/cr-dump.c:2098): Dumping FAILED.\n"), None);
     }
 
-    /// As zdtm's tests of what cannot move make CRIU say it.
+    /// Each message as CRIU 4.2 writes it, and a word of its remedy.
     #[test]
-    fn what_cannot_move_is_told_in_words_of_the_service() {
-        for (message, part) in [
-            ("fsnotify: Can't dump that handle", "inotify"),
-            ("mount: Can't lookup mount=183 for fd=7 path=/mq-27-0", "message queue"),
-            ("unix: Non-empty write queue on an in-flight socket", "wait for the service to accept"),
-            ("unix: Found a closed in-flight socket to 0x1f", "wait for the service to accept"),
-            ("Can't find a session leader for 15", "session"),
-            ("Zombies with threads are not supported", "first thread"),
+    fn what_services_have_met_is_explained() {
+        for (message, remedy) in [
+            ("fsnotify: \tCan't dump that handle", "inotify"),
+            ("Non-empty write queue on an in-flight socket 0x12", "try again"),
+            ("unix: Found a closed in-flight socket to 0x12", "try again"),
+            ("Can't find a session leader for 15", "setsid"),
+            ("Zombies with threads are not supported", "main thread"),
             ("zombie 16296 (comm ) found while seizing", "traced"),
-            ("Can't dump the 12 thread with a pending SIGTRAP", "traced"),
-            ("sockets: Can't dump corked dgram socket", "UDP"),
+            ("Can't dump the 12's thread 12 with a pending SIGTRAP", "traced"),
+            ("inet: Can't dump corked dgram socket 12", "try again"),
+            (
+                "Can't restore not-sent send queue data (-1), want (0-1012:4147904:1012): Broken pipe",
+                "connection",
+            ),
+            ("recv failed (6227751, want 6239015): Invalid argument", "connection"),
+            ("Unable to map ANON_VMA: Cannot allocate memory", "reserve less"),
+            ("Can't create memfd in victim: Too many open files", "RLIMIT_NOFILE"),
+            ("Can't lookup mount=183 for fd=3 path=/mq-27-0", "message queue"),
+            ("Unknown shit 600 (anon_inode:[io_uring])", "io_uring"),
+            ("Can't create link remap for /b. Use link-remap option.", "other name"),
         ] {
-            let hint = hint(&format!("(00.1) Error (criu/a.c:1): {message}\n")).unwrap();
-            assert!(hint.contains(part), "{message}: {hint}");
+            let log = format!("(00.01) Error (criu/some.c:1): {message}\n");
+            let hint = hint(&log).unwrap_or_else(|| panic!("{message}"));
+            assert!(hint.contains(remedy), "{message}: {hint}");
         }
     }
 

@@ -5,6 +5,8 @@
 //! (`fs/timerfd.c`). CRIU takes that over, and a remaining time of 0 stops a timer
 //! (`timerfd_settime(2)`): it would never run out again. So the next interval begins at the restore.
 //! How often the timer ran out until then is kept by CRIU beside it (`ticks`).
+//!
+//! And limits of open files that were raised for the dump are again what they were.
 
 mod mounts;
 
@@ -54,8 +56,12 @@ struct TimerFd {
     interval_ns: u64,
 }
 
-/// Repairs the images of a dump; tells how many timers it started.
+/// Repairs the images of a dump; tells how many timers it started and limits it put back.
 pub fn repair(images: &Path) -> Result<usize, ImageError> {
+    Ok(crate::limits::repair(images)? + repair_timers(images)?)
+}
+
+fn repair_timers(images: &Path) -> Result<usize, ImageError> {
     let path = images.join("files.img");
     let failed = |source| ImageError::Read { path: path.clone(), source };
     let bytes = fs::read(&path).map_err(failed)?;

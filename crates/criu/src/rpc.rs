@@ -77,6 +77,8 @@ pub(crate) struct Options {
     pub manage_cgroups_mode: Option<i32>,
     #[prost(uint32, optional, tag = "35")]
     pub ghost_limit: Option<u32>,
+    #[prost(string, repeated, tag = "36")]
+    pub irmap_scan_paths: Vec<String>,
     #[prost(string, repeated, tag = "37")]
     pub external: Vec<String>,
     #[prost(string, optional, tag = "44")]

@@ -46,7 +46,7 @@ const CLOCKS_DIFFER_MS: u64 = 3_000;
 
 /// From Linux 6.16 on SO_PASSCRED and SO_PASSSEC are refused for TCP sockets, which older CRIUs take
 /// for an error.
-const FIRST_FOR_NEW_KERNELS: godwit_criu::Version = godwit_criu::Version { major: 4, minor: 2, sublevel: 0 };
+const FIRST_FOR_NEW_KERNELS: godwit_criu::Version = godwit_criu::Version::release(4, 2, 0);
 
 fn ok(name: &str, found: impl Into<String>) -> Check {
     Check { name: name.into(), status: "ok".into(), found: found.into(), advice: String::new() }
@@ -157,7 +157,16 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         ),
         Err(error) => missing("lazy dump", error_chain(&error), advice),
     };
-    vec![version, check, lazy]
+    let patches = match criu.version().await.map(|version| version.series) {
+        Ok(0) => degraded(
+            "criu patches",
+            "a CRIU without godwit's patches, or without some: some services do not move, others more slowly",
+            "let scripts/setup-criu --build build CRIU from source",
+        ),
+        Ok(series) => ok("criu patches", format!("all, series {series}")),
+        Err(error) => missing("criu patches", error_chain(&error), advice),
+    };
+    vec![version, check, patches, lazy]
 }
 
 /// What finds the pages that a service writes while it is copied.

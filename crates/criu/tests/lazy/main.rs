@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod limited;
 mod pager;
+mod reservation;
 mod subject;
 mod tree;
 
@@ -25,14 +27,25 @@ fn criu() -> Criu {
     Criu::new(std::env::var_os("GODWIT_CRIU").map_or("/usr/local/lib/godwit/bin/criu".into(), PathBuf::from))
 }
 
+/// The role of [`reservation`].
+const RESERVES: &str = "reserves";
+
+/// The role of [`limited`].
+const LIMITED: &str = "limited";
+
 /// No test: the process that the others dump.
 #[test]
 #[ignore = "started by the other tests"]
 fn subject() {
-    match std::env::var(tree::ROLE).unwrap().split_once(' ') {
-        Some(("large", mebibytes)) => subject::run_large(mebibytes.parse().unwrap()),
-        role => std::process::exit(subject::run(&std::env::current_dir().unwrap(), role.is_some())),
-    }
+    let (role, directory) = (std::env::var(tree::ROLE).unwrap(), std::env::current_dir().unwrap());
+    std::process::exit(match role.as_str() {
+        RESERVES => reservation::run(&directory),
+        LIMITED => limited::run(&directory),
+        role => match role.split_once(' ') {
+            Some(("large", mebibytes)) => subject::run_large(mebibytes.parse().unwrap()),
+            role => subject::run(&directory, role.is_some()),
+        },
+    })
 }
 
 /// Hands them out for images.
@@ -59,7 +72,7 @@ struct Frozen {
 impl Frozen {
     /// Processes with all kinds of memory that the CRIU at hand can dump.
     async fn tree() -> Self {
-        let has_guards = criu().version().await.unwrap() >= Version { major: 4, minor: 2, sublevel: 0 };
+        let has_guards = criu().version().await.unwrap() >= Version::release(4, 2, 0);
         Self::new(if has_guards { "tree with-guards" } else { "tree" })
     }
 
@@ -100,8 +113,10 @@ impl Frozen {
         let mut pages = Pages::new();
         for LazyAreas { pid, ranges } in lazy_areas(&self.images()).unwrap() {
             let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
-            for range in ranges {
-                read(&memory, pid, range, &mut pages);
+            for area in populated(pid) {
+                for range in &ranges {
+                    read(&memory, pid, range.start.max(area.start)..range.end.min(area.end), &mut pages);
+                }
             }
         }
         pages
@@ -138,6 +153,25 @@ impl Frozen {
             .collect();
         assert_eq!((status, wrong), (0, Vec::new()));
     }
+}
+
+/// The areas of a process that have a page: others may be too large to be read.
+fn populated(pid: u32) -> Vec<Range<u64>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let (mut areas, mut area) = (Vec::new(), 0..0);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        match words.next().unwrap() {
+            "Rss:" if words.next() != Some("0") => areas.push(area.clone()),
+            word if word.ends_with(':') => {}
+            word => {
+                let (start, end) = word.split_once('-').unwrap();
+                let address = |text| u64::from_str_radix(text, 16).unwrap();
+                area = address(start)..address(end);
+            }
+        }
+    }
+    areas
 }
 
 /// Reads through `/proc/PID/mem`, as process_vm_readv(2) refuses areas without PROT_READ.
@@ -205,6 +239,51 @@ async fn memory_that_criu_left_untouched_comes_back_from_plain_images() {
     if is_patched().await {
         comes_back_from_plain_images(MemoryWay::Untouched).await;
     }
+}
+
+async fn a_reservation_comes_back(way: MemoryWay) {
+    if criu().version().await.unwrap().series == 0 {
+        eprintln!("skipped: this CRIU has not all of godwit's patches");
+        return;
+    }
+    let frozen = Frozen::new(RESERVES);
+    frozen.dump(way).await;
+    let members = frozen.tree.members();
+    let later = way != MemoryWay::Written;
+    let areas = || members.iter().map(|pid| reservation::areas(*pid, later)).collect::<Vec<_>>();
+    let before = areas();
+    let pages = later.then(|| frozen.lazy_pages());
+    frozen.tree.kill();
+    let pager = pages.map(|pages| Pager::start(&frozen.work(), pages));
+    frozen.restore(later);
+    assert_eq!(areas(), before);
+    frozen.assert_right();
+    if let Some(pager) = pager {
+        assert!(pager.stop() > 0);
+    }
+}
+
+#[tokio::test]
+async fn a_reservation_larger_than_the_machine_comes_back_from_images() {
+    a_reservation_comes_back(MemoryWay::Written).await;
+}
+
+#[tokio::test]
+async fn a_reservation_larger_than_the_machine_comes_back_with_a_pager() {
+    a_reservation_comes_back(MemoryWay::Untouched).await;
+}
+
+#[tokio::test]
+async fn a_process_that_may_open_no_more_files_is_dumped_and_restored_with_its_limit() {
+    let frozen = Frozen::new(LIMITED);
+    let before = limited::limit_of(frozen.tree.pid);
+    frozen.dump(MemoryWay::Written).await;
+    assert_eq!(limited::limit_of(frozen.tree.pid), before);
+    frozen.tree.kill();
+    assert_eq!(godwit_criu::repair::repair(&frozen.images()).unwrap(), 1);
+    frozen.restore(false);
+    assert_eq!(limited::limit_of(frozen.tree.pid), before);
+    frozen.assert_right();
 }
 
 #[tokio::test]

@@ -209,14 +209,14 @@ pub(crate) fn signals() -> libc::sigset_t {
     }
 }
 
-fn wait_for_signal() {
+pub(crate) fn wait_for_signal() {
     let mut signal = 0;
     // SAFETY: both live in this frame or are temporaries of this call.
     assert_eq!(unsafe { libc::sigwait(&raw const *Box::new(signals()), &raw mut signal) }, 0);
 }
 
 /// Says what is wrong where the test will look, and gives the exit code.
-fn verdict(directory: &Path, who: &str, result: Result<(), String>) -> i32 {
+pub(crate) fn verdict(directory: &Path, who: &str, result: Result<(), String>) -> i32 {
     match result {
         Ok(()) => 0,
         Err(reason) => {
@@ -227,7 +227,7 @@ fn verdict(directory: &Path, who: &str, result: Result<(), String>) -> i32 {
 }
 
 /// Forks; the child does its work and ends.
-fn fork(work: impl FnOnce() -> i32) -> i32 {
+pub(crate) fn fork(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child goes on in a single thread; the others hold no lock that it needs, as they
     // are not there yet.
     match unsafe { libc::fork() } {
@@ -242,7 +242,7 @@ fn fork(work: impl FnOnce() -> i32) -> i32 {
 }
 
 /// Tells a process to look at its memory, and gives what it found.
-fn ask(pid: i32) -> Result<(), String> {
+pub(crate) fn ask(pid: i32) -> Result<(), String> {
     let mut status = 0;
     // SAFETY: a child of this process; the status lives in this frame.
     unsafe {

@@ -104,7 +104,7 @@ impl Runc {
             Ok(state) => Ok(state),
             Err(reason) => {
                 let criu_log = godwit_criu::log::read_lossy(&log);
-                let reason = godwit_criu::log::first_error(&criu_log)
+                let reason = godwit_criu::log::first_error_explained(&criu_log)
                     .or_else(|| last_error(&files.runc_log()))
                     .unwrap_or(reason);
                 self.clean_after_failure(config).await;

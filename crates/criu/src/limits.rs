@@ -1,0 +1,252 @@
+//! Room for CRIU among the descriptors of a process that may open no more of them.
+//!
+//! CRIU's code in a process opens some descriptors for as long as it dumps it. One whose limit is reached,
+//! as programs in a sandbox have it, could not be dumped. So the limit is raised before the dump:
+//!
+//! ```text
+//! source: prlimit up, noted beside the images ─▶ dump ─▶ prlimit back
+//! destination: what was noted is put into the images of the processes ─▶ restore
+//! ```
+//!
+//! The processes are frozen meanwhile and cannot see it. To raise the hard limit, or that of another
+//! user's process, takes CAP_SYS_RESOURCE: without, the limit is left as it is, and CRIU says whether it
+//! could do without.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::images::{ImageError, ImageKind, split};
+
+/// Most descriptors that CRIU's code has open at a time in a process; it is less than half of that.
+const NEEDED: u64 = 16;
+
+/// The note beside the images: lines `PID SOFT HARD`, the PID as inside the PID namespace.
+const NOTE: &str = "descriptor-limits.img";
+
+/// Most bytes that a note may have: a line for each of a hundred thousand processes.
+const NOTE_LIMIT: u64 = 8 << 20;
+
+/// Where RLIMIT_NOFILE stands among the limits of a process in its image.
+const PLACE: usize = libc::RLIMIT_NOFILE as usize;
+
+/// Limits that were raised. Dropped, they are as they were.
+#[derive(Debug, Default)]
+pub(crate) struct Raised(Vec<Process>);
+
+#[derive(Debug)]
+struct Process {
+    pid: u32,
+    /// When it was started: another process with its number is left alone.
+    started: String,
+    limits: libc::rlimit,
+}
+
+/// Raises the limits of those in the cgroup that have not enough room, and notes the limits that they had
+/// in the directory of the images.
+pub(crate) fn raise(cgroup: &Path, images: &Path) -> Raised {
+    let (mut raised, mut note) = (Raised::default(), String::new());
+    for pid in members(cgroup) {
+        match raise_one(pid) {
+            Ok(None) => {}
+            Ok(Some((inside, process))) => {
+                let libc::rlimit { rlim_cur, rlim_max } = process.limits;
+                note.push_str(&format!("{inside} {rlim_cur} {rlim_max}\n"));
+                raised.0.push(process);
+            }
+            Err(error) => tracing::warn!(
+                pid,
+                %error,
+                "the process may open hardly any more files, and its limit cannot be raised for CRIU"
+            ),
+        }
+    }
+    // Without the note the limits would stay raised at the destination.
+    if !note.is_empty()
+        && let Err(error) = std::fs::write(images.join(NOTE), note)
+    {
+        tracing::warn!(%error, "limits of open files cannot be raised for CRIU: they cannot be noted");
+        return Raised::default();
+    }
+    raised
+}
+
+/// The processes of a cgroup and those below it. What cannot be read has ended.
+pub(crate) fn members(cgroup: &Path) -> Vec<u32> {
+    let text = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    let mut members: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    for entry in std::fs::read_dir(cgroup).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            members.extend(self::members(&entry.path()));
+        }
+    }
+    members
+}
+
+/// The limits that the process had, and its PID inside; none if it has enough room.
+fn raise_one(pid: u32) -> io::Result<Option<(u32, Process)>> {
+    let limits = limits(pid, None)?;
+    let mut open: Vec<u64> = std::fs::read_dir(format!("/proc/{pid}/fd"))?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    open.sort_unstable();
+    let enough = needed(&open);
+    if limits.rlim_cur >= enough {
+        return Ok(None);
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let inside = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let inside = inside.and_then(|pids| pids.split_whitespace().last()?.parse().ok());
+    let inside = inside.ok_or_else(|| io::Error::other("its status has no NSpid"))?;
+    let process = Process { pid, started: started(pid)?, limits };
+    self::limits(pid, Some(libc::rlimit { rlim_cur: enough, rlim_max: enough.max(limits.rlim_max) }))?;
+    Ok(Some((inside, process)))
+}
+
+/// The smallest limit with enough numbers below it that are not in use.
+fn needed(open: &[u64]) -> u64 {
+    // Of the sorted numbers those in use below the limit count.
+    open.iter().fold(NEEDED, |limit, fd| if *fd < limit { limit + 1 } else { limit })
+}
+
+/// The limits of open files that a process has, or had before it gets new ones.
+fn limits(pid: u32, new: Option<libc::rlimit>) -> io::Result<libc::rlimit> {
+    let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let new = new.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: both live in this frame.
+    match unsafe { libc::prlimit(pid.cast_signed(), libc::RLIMIT_NOFILE, new, &raw mut old) } {
+        0 => Ok(old),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// When a process was started, in clock ticks since the boot.
+fn started(pid: u32) -> io::Result<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name, which comes second, may have anything in it.
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name
+        .split_whitespace()
+        .nth(19)
+        .map(str::to_owned)
+        .ok_or_else(|| io::Error::other("its stat is short"))
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        for Process { pid, started, limits } in &self.0 {
+            // One that has ended needs nothing.
+            if self::started(*pid).is_ok_and(|now| now == *started)
+                && let Err(error) = self::limits(*pid, Some(*limits))
+            {
+                tracing::error!(pid, %error, "the process keeps a raised limit of open files");
+            }
+        }
+    }
+}
+
+/// Puts the limits that were noted into the images of the processes; how many.
+pub(crate) fn repair(images: &Path) -> Result<usize, ImageError> {
+    let note = images.join(NOTE);
+    let read = |source| ImageError::Read { path: note.clone(), source };
+    let damaged = |reason: &str| ImageError::Damaged { path: note.clone(), reason: reason.into() };
+    match std::fs::metadata(&note) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(read(error)),
+        Ok(found) if found.len() > NOTE_LIMIT => return Err(damaged("it is too long")),
+        Ok(_) => {}
+    }
+    let text = std::fs::read_to_string(&note).map_err(read)?;
+    let mut count = 0;
+    for line in text.lines() {
+        let words: Vec<u64> = line.split(' ').map_while(|word| word.parse().ok()).collect();
+        let [pid, soft, hard] = words[..] else { return Err(damaged("a line is not three numbers")) };
+        let path: PathBuf = images.join(format!("core-{pid}.img"));
+        let core = std::fs::read(&path).map_err(|source| ImageError::Read { path: path.clone(), source })?;
+        let changed = with_limit(&core, soft, hard)
+            .map_err(|reason| ImageError::Damaged { path: path.clone(), reason })?;
+        std::fs::write(&path, changed).map_err(|source| ImageError::Write { path, source })?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// The image of a process with another limit: `core_entry { task_core_entry tc = 3 { task_rlimits_entry
+/// rlimits = 8 { repeated rlimit_entry rlimits = 1 } } }`. All else stays byte by byte.
+fn with_limit(image: &[u8], soft: u64, hard: u64) -> Result<Vec<u8>, String> {
+    let (head, records) = split(image, ImageKind::Core)?;
+    let [record] = records[..] else { return Err("it has not one record".into()) };
+    let mut entry = vec![];
+    for (tag, value) in [(1, soft), (2, hard)] {
+        prost::encoding::uint64::encode(tag, &value, &mut entry);
+    }
+    let record = replace(record, &[(3, 0), (8, 0), (1, PLACE)], &entry)?;
+    let length = u32::try_from(record.len()).map_err(|_| "a record is too long")?;
+    Ok([head, &length.to_le_bytes()[..], &record].concat())
+}
+
+/// A message with another content of the field at the end of the path: of each step the tag, and which of
+/// the fields with this tag.
+fn replace(message: &[u8], path: &[(u32, usize)], content: &[u8]) -> Result<Vec<u8>, String> {
+    use prost::encoding::{
+        DecodeContext, WireType, decode_key, decode_varint, encode_key, encode_varint, skip_field,
+    };
+    let Some(((wanted, which), deeper)) = path.split_first() else { return Ok(content.to_vec()) };
+    let (mut rest, mut seen) = (message, 0);
+    while !rest.is_empty() {
+        let start = message.len() - rest.len();
+        let text = |error: prost::DecodeError| error.to_string();
+        let (tag, kind) = decode_key(&mut rest).map_err(text)?;
+        if tag != *wanted || kind != WireType::LengthDelimited || seen != *which {
+            seen += usize::from(tag == *wanted);
+            skip_field(kind, tag, &mut rest, DecodeContext::default()).map_err(text)?;
+            continue;
+        }
+        let length = usize::try_from(decode_varint(&mut rest).map_err(text)?).map_err(|e| e.to_string())?;
+        let (inner, after) = rest.split_at_checked(length).ok_or("it ends inside a field")?;
+        let inner = replace(inner, deeper, content)?;
+        let mut out = message[..start].to_vec();
+        encode_key(tag, kind, &mut out);
+        encode_varint(inner.len() as u64, &mut out);
+        out.extend(inner);
+        out.extend(after);
+        return Ok(out);
+    }
+    Err(format!("it has no field {wanted} where the limits are"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn room_is_counted_among_the_numbers_below_the_limit() {
+        assert_eq!(needed(&[]), NEEDED);
+        assert_eq!(needed(&[0, 1, 2]), NEEDED + 3);
+        // One above does not take room.
+        assert_eq!(needed(&[0, 1, 2, 500]), NEEDED + 3);
+        assert_eq!(needed(&(0..1024).collect::<Vec<_>>()), 1024 + NEEDED);
+        // This one does only since the limit has grown beyond it.
+        assert_eq!(needed(&[0, NEEDED]), NEEDED + 2);
+    }
+
+    #[test]
+    fn only_the_limit_of_open_files_is_changed() {
+        // Field 3 with fields 1 and 8, the latter with eight limits; then field 4.
+        let limit = |soft: u8, hard: u8| vec![0x0a, 4, 0x08, soft, 0x10, hard];
+        let core = |seventh: Vec<u8>| {
+            let limits = [(0..7).flat_map(|_| limit(1, 2)).collect(), seventh, limit(5, 6)].concat();
+            let task = [&[0x08, 9, 0x42, u8::try_from(limits.len()).unwrap()][..], &limits].concat();
+            let record =
+                [&[0x08, 1, 0x1a, u8::try_from(task.len()).unwrap()][..], &task, &[0x20, 3]].concat();
+            let head = [0x5456_4319_u32, 0x5505_3847, u32::try_from(record.len()).unwrap()];
+            [head.map(u32::to_le_bytes).concat(), record].concat()
+        };
+        assert_eq!(with_limit(&core(limit(3, 4)), 7, 8).unwrap(), core(limit(7, 8)));
+        let without = [0x5456_4319_u32, 0x5505_3847, 0].map(u32::to_le_bytes).concat();
+        assert!(with_limit(&without, 7, 8).unwrap_err().contains("no field 3"));
+        for length in 12..core(limit(3, 4)).len() {
+            assert!(with_limit(&core(limit(3, 4))[..length], 7, 8).is_err(), "{length}");
+        }
+    }
+}
