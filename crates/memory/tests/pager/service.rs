@@ -63,6 +63,11 @@ impl Pager {
         self.client.zero(&[Extent { space, addr, pages }]).unwrap();
     }
 
+    /// CRIU restores these pages from its images.
+    pub(crate) fn in_images(&self, space: u32, addr: u64, pages: u64) {
+        self.client.in_images(&[Extent { space, addr, pages }]).unwrap();
+    }
+
     pub(crate) fn events(&self) -> &Events {
         self.events.as_ref().unwrap()
     }
