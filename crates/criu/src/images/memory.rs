@@ -271,6 +271,18 @@ pub fn lazy_areas(images: &Path) -> Result<Vec<LazyAreas>, ImageError> {
     Ok(all)
 }
 
+/// The pages that a lazy restore puts in place itself, from the images, process by process.
+pub fn restored_pages(images: &Path) -> Result<Vec<(u32, Vec<Range<u64>>)>, ImageError> {
+    let mut all = Vec::new();
+    for process in process_tree(images)? {
+        let Some(pagemap) = pagemap(images, process.pid)? else { continue };
+        // As CRIU does: what is marked as lazy is left out wherever it is.
+        let runs = pagemap.runs.into_iter().filter(|run| !run.lazy && (run.present || run.in_parent));
+        all.push((process.pid, runs.map(|run| run.addresses).collect()));
+    }
+    Ok(all)
+}
+
 /// What is left of a range without others, which are in order.
 pub(super) fn without(range: &Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut left = Vec::new();

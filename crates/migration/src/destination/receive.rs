@@ -160,6 +160,7 @@ async fn receive_and_restore(
     fault::point("destination.received").await;
     let restoring = async {
         if admitted.userfaultfd {
+            intake.know_images(&room.images()).await?;
             intake.listen(&room.work()).await?;
         } else {
             plain::complete(intake, &room.images()).await?;
@@ -173,7 +174,8 @@ async fn receive_and_restore(
         let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
         restoring.await.map_err(|_| DestinationError::Slow)??;
         if admitted.userfaultfd {
-            intake.push().await?;
+            let processes = local.engine.processes(&request.config).await?;
+            intake.push(processes).await?;
         }
         Ok::<_, DestinationError>(())
     };
