@@ -185,6 +185,8 @@ static void shared(const char *kind, int fd, size_t pages, enum what what) {
 static void *stand(void *size) {
     size_t pages = (size_t)size;
     char room[(pages + 1) * PAGE];
+    /* What ran before may have left something there. */
+    memset(room, 0, sizeof room);
     pthread_mutex_lock(&lock);
     take("a thread's stack", (char *)(((uintptr_t)room + PAGE - 1) & ~(PAGE - 1)), pages, pages % 2 ? WRITTEN : SPARSE);
     passes++;
@@ -382,6 +384,7 @@ int main(int count, char **words) {
     /* All of the heap below the break. */
     mallopt(M_MMAP_THRESHOLD, 1 << 30);
     char room[70 * PAGE];
+    memset(room, 0, sizeof room);
     take("the main thread's stack", (char *)(((uintptr_t)room + PAGE - 1) & ~(PAGE - 1)), 69, SPARSE);
     if (pipe(mouth))
         fail("pattern: pipe: %s", strerror(errno));

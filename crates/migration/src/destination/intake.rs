@@ -53,6 +53,9 @@ pub enum IntakeError {
     /// The lane broke.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// They are not as they should be.
+    #[error("{0}")]
+    Unfit(String),
     /// The restored processes cannot be looked at.
     #[error("it cannot be seen whether the restored processes are as they were")]
     Process(#[from] ProcessError),
@@ -244,7 +247,11 @@ impl Intake {
             return Err(IntakeError::Unrestored(reason));
         }
         let restored = tokio::task::spawn_blocking(move || named_inside(&processes)).await??;
-        self.ask(move |client| client.verify(&restored).and_then(|()| client.push())).await
+        self.ask(move |client| client.verify(&restored)).await.map_err(|error| match error {
+            IntakeError::Pager(PagerError::Refused { reason, .. }) => IntakeError::Unfit(reason),
+            error => error,
+        })?;
+        self.ask(Client::push).await
     }
 
     /// The conversation with the source after the commit, for its `Received`.

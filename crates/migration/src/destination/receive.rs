@@ -52,6 +52,12 @@ pub(super) async fn until_restored(
     let upper = local.layout.upper(&service.name);
     receive_tree(link, &upper).await?;
     sync(upper).await?;
+    if admitted.userfaultfd
+        && let Err(error) = local.criu.stay_warm().await
+    {
+        // What may go wrong without is found before the commit.
+        tracing::warn!(error = %crate::error_chain(&error), "CRIU looks at the kernel anew at this restore");
+    }
     fault::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
 
