@@ -42,6 +42,12 @@ impl Runc {
         Cgroup::new(&config.cgroup).map_err(|source| io_error(&config.name, "use its cgroup".into(), source))
     }
 
+    /// The members of its cgroup.
+    pub(super) fn members(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+        let members = self.cgroup(config)?.members();
+        members.map_err(|source| io_error(&config.name, "list its processes".into(), source))
+    }
+
     /// Makes the container anew and starts it; on failure nothing is left.
     pub(super) async fn start_new(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
         let Some(first_word) = config.command.first() else {
@@ -232,7 +238,7 @@ impl Runc {
 /// Kills all members, frozen or not, and waits until there are none.
 async fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
     loop {
-        let members = cgroup.members();
+        let members = cgroup.members()?;
         if members.is_empty() {
             return Ok(());
         }
