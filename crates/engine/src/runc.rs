@@ -310,7 +310,8 @@ impl Engine for Runc {
         let statuses = process::statuses(members.iter().copied())
             .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
         // A command's first process has its parent outside the container.
-        let from_outside = |status: &&process::ProcessStatus| status.pid != main && !members.contains(&status.parent);
+        let from_outside =
+            |status: &&process::ProcessStatus| status.pid != main && !members.contains(&status.parent);
         Ok(statuses.iter().filter(from_outside).count())
     }
 

@@ -265,7 +265,8 @@ mod tests {
         let held = PageRun { lazy: true, ..run(18..20, true) };
         let runs = vec![run(2..3, true), run(12..14, true), run(15..18, false), held, run(50..52, true)];
         let restored = super::super::restored_pages(images(runs).path()).unwrap();
-        assert_eq!(restored, [(PID, vec![pages(2..3), pages(12..14), pages(50..52)])]);
+        let ranges = vec![pages(2..3), pages(12..14), pages(50..52)];
+        assert_eq!(restored, [super::super::RestoredPages { pid: PID, ranges }]);
     }
 
     #[test]

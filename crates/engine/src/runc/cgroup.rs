@@ -181,9 +181,8 @@ impl Cgroup {
 /// The members of a cgroup and of those below it.
 fn members_below(cgroup: PathBuf) -> io::Result<Vec<u32>> {
     // Removed, or being removed (ENODEV) while it is read.
-    let is_gone = |error: &io::Error| {
-        error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
-    };
+    let is_gone =
+        |error: &io::Error| error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV);
     let mut pids = Vec::new();
     let mut directories = vec![cgroup];
     while let Some(directory) = directories.pop() {
@@ -246,7 +245,7 @@ mod tests {
     fn members_that_cannot_be_read_are_not_taken_for_none() {
         let directory = tempfile::tempdir().unwrap();
         let below = directory.path().join("below");
-        assert_eq!(members_below(below.clone()).unwrap(), []);
+        assert_eq!(members_below(below.clone()).unwrap(), Vec::<u32>::new());
         std::fs::create_dir(&below).unwrap();
         std::fs::write(directory.path().join("cgroup.procs"), "7\n8\n").unwrap();
         std::fs::write(below.join("cgroup.procs"), "9\n").unwrap();

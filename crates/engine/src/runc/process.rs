@@ -34,8 +34,7 @@ pub(super) fn statuses(pids: impl IntoIterator<Item = u32>) -> io::Result<Vec<Pr
         match std::fs::read_to_string(format!("/proc/{pid}/status")) {
             Ok(text) => statuses.push(parse_status(pid, &text)),
             Err(error)
-                if error.kind() == io::ErrorKind::NotFound
-                    || error.raw_os_error() == Some(libc::ESRCH) => {}
+                if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {}
             Err(error) => return Err(error),
         }
     }

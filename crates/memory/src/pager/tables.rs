@@ -170,12 +170,12 @@ mod tests {
         let space = Process::open(pid).unwrap().space();
         let tables = Tables::open(pid, space).unwrap();
         assert!(Tables::open(pid, space + 1).is_err());
-        assert_eq!(tables.first_page(&[base..page(64)]).unwrap(), None);
+        assert_eq!(tables.first_page(std::slice::from_ref(&(base..page(64)))).unwrap(), None);
         // SAFETY: within the mapping. Read, it is the zero page.
         unsafe { start.cast::<u8>().add(40 * 4096).read_volatile() };
         // SAFETY: as above.
         unsafe { start.cast::<u8>().add(50 * 4096).write_volatile(1) };
-        assert_eq!(tables.first_page(&[base..page(64)]).unwrap(), Some(page(40)));
+        assert_eq!(tables.first_page(std::slice::from_ref(&(base..page(64)))).unwrap(), Some(page(40)));
         assert_eq!(tables.first_page(&[base..page(40), page(41)..page(60)]).unwrap(), Some(page(50)));
         assert_eq!(
             tables.first_page(&[base..page(40), page(41)..page(50), page(51)..page(64)]).unwrap(),

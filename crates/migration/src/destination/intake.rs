@@ -205,13 +205,13 @@ impl Intake {
     pub(crate) async fn know_images(&self, images: &Path) -> Result<(), IntakeError> {
         let images = images.to_path_buf();
         let reading = tokio::task::spawn_blocking(move || godwit_criu::images::restored_pages(&images));
-        let extents = reading.await??.into_iter().flat_map(|(space, ranges)| {
+        let extents = reading.await??.into_iter().flat_map(|process| {
             let extent = move |range: std::ops::Range<u64>| Extent {
-                space,
+                space: process.pid,
                 addr: range.start,
                 pages: (range.end - range.start) / PAGE_SIZE,
             };
-            ranges.into_iter().map(extent)
+            process.ranges.into_iter().map(extent)
         });
         let extents: Vec<_> = extents.collect();
         self.ask(move |client| client.in_images(&extents)).await
