@@ -20,6 +20,7 @@ mod failures_refused;
 mod failures_serving;
 mod files;
 mod hooks;
+mod huge_pages;
 mod identity;
 mod image;
 mod input;

@@ -24,7 +24,9 @@ use prost::Message;
 
 pub use connection::scale_windows;
 pub use doubt::{Unacknowledged, unacknowledged};
-pub use memory::{Area, LazyAreas, PageRun, Pagemap, areas, lazy_areas, page_size, pagemap};
+pub use memory::{
+    Area, LazyAreas, PageRun, Pagemap, RestoredPages, areas, lazy_areas, page_size, pagemap, restored_pages,
+};
 pub use plain::{LazyPages, make_plain};
 pub use rights::{Allowed, excess};
 
