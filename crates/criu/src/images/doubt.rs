@@ -19,7 +19,7 @@ use super::{COMMON_MAGIC, ImageError, ImageKind, read_image, split, take_word};
 
 /// Most bytes of send queues that are read in all. Connections beyond are left out.
 const MOST: u64 = 64 << 20;
-/// Connections are told by a process's frozen sockets: those that are being opened or have ended have nothing.
+/// States of RFC 9293, as the kernel numbers them, in which something can be in doubt.
 const ESTABLISHED: u32 = 1;
 const FIN_WAIT_1: u32 = 4;
 const CLOSE_WAIT: u32 = 8;
@@ -111,6 +111,9 @@ struct Stream {
     window: Option<u32>,
 }
 
+/// A connection, and what it has sent; none if its queues are cut off.
+type Both = (Stream, Option<Vec<u8>>);
+
 /// The connections of a dump of which something is not acknowledged.
 ///
 /// # Errors
@@ -149,12 +152,7 @@ fn sent(stream: &Stream, mut queues: Vec<u8>) -> Option<Vec<u8>> {
 }
 
 /// A connection that has an image of its own; none if that would be too much.
-#[allow(clippy::type_complexity)]
-fn own_image(
-    images: &Path,
-    inode: u32,
-    left: &mut u64,
-) -> Result<Option<(Stream, Option<Vec<u8>>)>, ImageError> {
+fn own_image(images: &Path, inode: u32, left: &mut u64) -> Result<Option<Both>, ImageError> {
     let path = images.join(format!("tcp-stream-{inode:x}.img"));
     let failed = |source| ImageError::Read { path: path.clone(), source };
     let length = fs::metadata(&path).map_err(failed)?.len();
