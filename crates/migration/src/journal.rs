@@ -548,7 +548,9 @@ fn parse(
     })
 }
 
-fn now_ms() -> i64 {
+/// This node's time of day, milliseconds since 1970.
+#[must_use]
+pub fn now_ms() -> i64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))

@@ -431,10 +431,3 @@ pub fn available_memory() -> u64 {
 pub fn machine() -> String {
     nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default()
 }
-
-/// This node's time of day, milliseconds since 1970.
-#[must_use]
-pub fn now_ms() -> i64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
-}

@@ -60,13 +60,10 @@ impl Fake {
 
     /// `godwit --socket … ARGUMENTS`, without the environment of whoever runs the tests.
     pub fn godwit(&self, arguments: &[&str]) -> Command {
-        let mut command = godwit(arguments);
-        command.arg("--socket").arg(self.socket());
-        // Flags after a verb are godwit's as well, but not after a command to run.
-        if let Some(place) = arguments.iter().position(|argument| *argument == "--") {
-            command = godwit(&arguments[..place]);
-            command.arg("--socket").arg(self.socket()).args(&arguments[place..]);
-        }
+        // After the first word: flags after a verb are godwit's as well, but not after a command to run.
+        let (first, rest) = arguments.split_at(arguments.len().min(1));
+        let mut command = godwit(first);
+        command.arg("--socket").arg(self.socket()).args(rest);
         command
     }
 

@@ -6,6 +6,7 @@ use godwit_criu::images::{Allowed, excess};
 use serde_json::Value;
 
 use super::spec;
+use crate::confinement::ConfinementError;
 use crate::container::{ContainerConfig, EngineError, RestoreRequest};
 
 /// The capabilities by their numbers, as in `linux/capability.h`.
@@ -60,16 +61,16 @@ pub(super) fn check(request: &RestoreRequest) -> Result<(), EngineError> {
         reason,
         log: request.work.join("restore.log"),
     };
-    let found =
-        excess(&request.images, &allowed(&request.config)).map_err(|error| refused(error.to_string()))?;
+    let allowed = allowed(&request.config).map_err(|error| refused(error.to_string()))?;
+    let found = excess(&request.images, &allowed).map_err(|error| refused(error.to_string()))?;
     if found.is_empty() {
         return Ok(());
     }
     Err(refused(format!("its images hold more than it was defined with: {}", found.join("; "))))
 }
 
-fn allowed(config: &ContainerConfig) -> Allowed {
-    let json = spec::config_json(config, &[], None);
+fn allowed(config: &ContainerConfig) -> Result<Allowed, ConfinementError> {
+    let json = spec::config_json(config, &[], &[], None)?;
     let texts = |value: &Value| -> Vec<String> {
         let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
         list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect()
@@ -77,7 +78,7 @@ fn allowed(config: &ContainerConfig) -> Allowed {
     let held = texts(&json["process"]["capabilities"]["bounding"]);
     let bits = (0u32..).zip(CAPABILITIES).filter(|(_, name)| held.iter().any(|held| held == name));
     let standard = |path: &str| config.mounts.iter().any(|mount| mount.target == Path::new(path));
-    Allowed {
+    Ok(Allowed {
         capabilities: bits.fold(0, |set, (bit, _)| set | 1 << bit),
         // What this kernel does not have cannot be written to.
         read_only: texts(&json["linux"]["readonlyPaths"])
@@ -85,7 +86,7 @@ fn allowed(config: &ContainerConfig) -> Allowed {
             .filter(|path| path.starts_with("/proc/") && Path::new(path).exists())
             .collect(),
         own_proc: standard("/proc") || standard("/sys"),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -110,10 +111,11 @@ mod tests {
             hostname: "web".into(),
             user: User::default(),
             workdir: "/".into(),
+            confinement: crate::confinement::Confinement::default(),
         };
-        let allowed = allowed(&config);
-        // As /proc/PID/status of a service shows it.
-        assert_eq!(allowed.capabilities, 0x8004_05fb);
+        let allowed = allowed(&config).unwrap();
+        // As /proc/PID/status of a service shows it: with CAP_AUDIT_WRITE.
+        assert_eq!(allowed.capabilities, 0xa004_05fb);
         assert!(allowed.read_only.contains(&"/proc/sys".to_owned()));
         assert!(!allowed.own_proc);
     }
