@@ -80,7 +80,7 @@ fn a_launcher_that_was_copied_alone_says_what_is_missing_and_what_to_do() {
     succeed(cc(directory.path()).args(["--plain", "hello.c", "-o", "hello"]));
     let copy = directory.path().join("copy");
     std::fs::copy(directory.path().join("hello"), &copy).unwrap_or_else(|error| panic!("{error}"));
-    let said = refuse(&mut Command::new("sh").arg(&copy));
+    let said = refuse(Command::new("sh").arg(&copy));
     let missing = format!("the executable {}.x86_64 is missing", copy.display());
     for part in
         [&*missing, "hello, hello.x86_64 and hello.aarch64", "Copy or install all three", "NEW.aarch64"]
