@@ -34,4 +34,5 @@ mod ports;
 mod postgres;
 mod python;
 mod redis;
+mod watches;
 mod without;
