@@ -39,4 +39,5 @@ mod python;
 mod redis;
 mod stale;
 mod unacknowledged;
+mod watches;
 mod without;

@@ -1,0 +1,37 @@
+//! A service that watches files with inotify(7). Needs root.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
+};
+
+use godwit_lab::workload::Workload;
+use godwit_tests::Bed;
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 61);
+
+fn touch(connection: &mut BufReader<TcpStream>, path: &str) -> String {
+    connection.get_mut().write_all(format!("touch {path}\n").as_bytes()).unwrap();
+    let mut line = String::new();
+    connection.read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
+
+/// A directory, a file that was renamed since the watch began, and one of the image's layer.
+#[test]
+fn watches_of_files_move() {
+    let bed = Bed::up("watches");
+    let preset = bed.build(Workload::Python);
+    fs::write(preset.rootfs.join("program.py"), include_str!("../programs/watcher.py")).unwrap();
+    fs::write(preset.rootfs.join("layer"), "").unwrap();
+    bed.run("a", "watches", ADDRESS, &preset, &[]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, 7000)));
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        bed.migrate("watches", from, to);
+        assert_eq!(touch(&mut connection, "/data/directory/a"), r#"[["/data/directory", "a"]]"#);
+        assert_eq!(touch(&mut connection, "/data/directory/new"), r#"[["/data/directory", "new"]]"#);
+        assert_eq!(touch(&mut connection, "/data/after"), r#"[["/data/before", ""]]"#);
+        assert_eq!(touch(&mut connection, "/layer"), r#"[["/layer", ""]]"#);
+    }
+}
