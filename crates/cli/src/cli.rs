@@ -57,7 +57,7 @@ pub(crate) struct Global {
 /// The verbs, in the order in which the help shows them.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    Run(verbs::run::Args),
+    Run(Box<verbs::run::Args>),
     Ps(verbs::ps::Args),
     Inspect(verbs::inspect::Args),
     Logs(verbs::logs::Args),
@@ -92,7 +92,7 @@ impl Verb {
 
     pub(crate) async fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Run(args) => verbs::run::run(args, global).await,
+            Self::Run(args) => verbs::run::run(*args, global).await,
             Self::Ps(args) => verbs::ps::run(args, global).await,
             Self::Inspect(args) => verbs::inspect::run(args, global).await,
             Self::Logs(args) => verbs::logs::run(args, global).await,
