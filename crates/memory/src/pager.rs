@@ -15,9 +15,13 @@
 //! the service runs at the source, [`zero`](Client::zero) for what vanished; after the freeze
 //! [`pending`](Client::pending) for what is still at the source, **before**
 //! [`listen`](Client::listen), because a page that is not known when the restore finishes is taken to
-//! be zero, and what comes of it later is thrown away; CRIU restores;
-//! [`Event::RestoreFinished`]; [`push`](Client::push); [`Event::Fault`]s are answered with a `put` of
+//! be zero, and what comes of it later is thrown away; [`in_images`](Client::in_images) for what CRIU
+//! puts in place itself; CRIU restores; [`Event::RestoreFinished`]; [`verify`](Client::verify);
+//! [`push`](Client::push); [`Event::Fault`]s are answered with a `put` of
 //! the page (or a `zero`) before others; [`Event::Done`]; [`finish`](Client::finish).
+//!
+//! A process that has a page already where the pager is to put one has not been restored as it was:
+//! the pager fails ([`Event::Failed`]), and the service must not live on.
 //!
 //! If the pager dies before it is done, a [`Guard`] keeps the kernel from letting the processes go on
 //! with zeros in place of what they lack: they stand still. The service must be killed then, and
@@ -35,6 +39,7 @@ mod server;
 mod spawn;
 mod state;
 mod store;
+mod tables;
 mod uffd;
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -43,7 +48,7 @@ use std::path::PathBuf;
 pub use client::{Client, Event, Events};
 pub use error::PagerError;
 pub use guard::Guard;
-pub use protocol::{Extent, State, Stored};
+pub use protocol::{Extent, Restored, State, Stored};
 pub use server::Server;
 pub use spawn::{end, running, spawn};
 

@@ -218,20 +218,35 @@ impl Process {
         self.open_path(&format!("task/{}/{name}", self.task()), OFlag::O_RDONLY)
     }
 
-    /// Whether it has a file open whose reads a device writes into memory by itself.
+    /// Whether it has a file open whose reads a device writes into memory by itself, or may have one: what
+    /// cannot be looked at counts.
     pub(crate) fn uses_direct_io(&self) -> bool {
         let directory = |name: &str| format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd());
-        let entries = std::fs::read_dir(directory("fdinfo")).into_iter().flatten().flatten();
-        entries.into_iter().any(|entry| {
-            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
-            let flags = text
-                .lines()
-                .find_map(|line| i32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
-            // Pipes have the flag for another reason.
-            flags.is_some_and(|flags| flags & libc::O_DIRECT != 0)
-                && std::fs::read_link(format!("{}/{}", directory("fd"), entry.file_name().to_string_lossy()))
-                    .is_ok_and(|path| path.is_absolute())
-        })
+        let found = std::fs::read_dir(directory("fdinfo")).and_then(|entries| {
+            for entry in entries {
+                let entry = entry?;
+                let text = match std::fs::read_to_string(entry.path()) {
+                    // Closed meanwhile.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    text => text?,
+                };
+                let flags = text
+                    .lines()
+                    .find_map(|line| i32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+                if flags.is_some_and(|flags| flags & libc::O_DIRECT == 0) {
+                    continue;
+                }
+                // Pipes have the flag for another reason.
+                let path = format!("{}/{}", directory("fd"), entry.file_name().to_string_lossy());
+                match std::fs::read_link(path) {
+                    Ok(path) if path.is_absolute() => return Ok(true),
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            Ok(false)
+        });
+        found.unwrap_or(true)
     }
 
     /// Clears the soft-dirty bits of all its pages (Documentation/admin-guide/mm/soft-dirty.rst).

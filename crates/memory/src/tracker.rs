@@ -30,7 +30,7 @@ use thiserror::Error;
 
 pub use detect::{Detected, detect, pagemap_scan};
 
-use self::kernel::Scanner;
+pub(crate) use self::kernel::{Protect, Scanner};
 use self::watch::Watch;
 use crate::process::{Process, ProcessError};
 use crate::{Range, Space};

@@ -32,8 +32,8 @@ use nix::sys::stat::Mode;
 use prost::Message;
 
 use super::protocol::{
-    Answer, Extent, ExtentList, Hello, Listen, MAX_ENTRIES, MAX_PACKET, Nothing, Request, State, Stored,
-    StoredList, ToClient, ToPager, VERSION, Welcome,
+    Answer, Extent, ExtentList, Hello, Listen, MAX_ENTRIES, MAX_PACKET, Nothing, Request, Restored,
+    RestoredList, State, Stored, StoredList, ToClient, ToPager, VERSION, Welcome,
 };
 use super::{PagerError, short};
 use crate::{PAGE_SIZE, Space};
@@ -196,6 +196,30 @@ impl Client {
     /// These pages are at the source only and will come by [`put`](Self::put). Not answered.
     pub fn pending(&self, entries: &[Extent]) -> Result<(), PagerError> {
         self.each(entries, Request::Pending)
+    }
+
+    /// CRIU's images have these pages, and CRIU puts them in place itself. They may be known here too:
+    /// then CRIU's are as good. Not answered.
+    pub fn in_images(&self, entries: &[Extent]) -> Result<(), PagerError> {
+        self.each(entries, Request::InImages)
+    }
+
+    /// Looks whether the restored processes, which do not run yet, have what they should: no page where
+    /// they are to get one from here. These are all of them. After the restore is finished, and before
+    /// the [push](Self::push).
+    ///
+    /// # Errors
+    /// [`PagerError::Refused`] says which process has a page that is not its own, and what to do.
+    pub fn verify(&self, processes: &[Restored]) -> Result<(), PagerError> {
+        let mut parts = processes.chunks(MAX_ENTRIES).peekable();
+        loop {
+            let entries = parts.next().unwrap_or_default().to_vec();
+            let more = parts.peek().is_some();
+            self.ask_simply(Request::Verify(RestoredList { entries, more }))?;
+            if !more {
+                return Ok(());
+            }
+        }
     }
 
     /// Listens for CRIU's restorer at `directory/lazy-pages.socket`, where `directory` is CRIU's work

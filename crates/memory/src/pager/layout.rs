@@ -4,7 +4,7 @@
 //! Addresses at the source are *origins*, those in the live process are *destinations*. Both ways
 //! are kept as ranges with the same distance: destination = origin + distance, wrapping.
 
-use rangemap::RangeMap;
+use rangemap::{RangeMap, RangeSet};
 
 use crate::Range;
 
@@ -45,6 +45,11 @@ impl Layout {
     /// Every origin that is lacking, in order.
     pub(crate) fn origins(&self) -> impl Iterator<Item = Range> + '_ {
         self.by_origin.iter().map(|(range, _)| range.clone())
+    }
+
+    /// Every address that lacks a page.
+    pub(crate) fn destinations(&self) -> RangeSet<u64> {
+        self.by_destination.iter().map(|(range, _)| range.clone()).collect()
     }
 
     /// Which of these origins are lacking, in order.

@@ -5,7 +5,7 @@
 //! client                                   pager
 //!   │ ── Hello{version} ────────────────────▶ │  the first packet; a newer client replaces an older
 //!   │ ◀── Welcome{next_slot} + the store ──── │  memfd by SCM_RIGHTS
-//!   │ ── Put, Zero, Forget, Pending ────────▶ │  not answered, taken in order
+//!   │ ── Put, Zero, Pending, InImages, … ───▶ │  not answered, taken in order
 //!   │ ── Listen, Push, State, Missing, … ───▶ │  answered under the request's number
 //!   │ ◀── answers, events (number 0) ──────── │
 //! ```
@@ -58,6 +58,17 @@ pub struct Stored {
     pub slot: u64,
 }
 
+/// A process that CRIU has restored.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Restored {
+    /// Its address space: its PID inside the service.
+    #[prost(uint32, tag = "1")]
+    pub space: Space,
+    /// Its PID in the node's namespace.
+    #[prost(uint32, tag = "2")]
+    pub pid: u32,
+}
+
 /// Where a pager is.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct State {
@@ -103,7 +114,7 @@ pub(crate) struct ToPager {
     /// The number that the answer bears.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    #[prost(oneof = "Request", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(oneof = "Request", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     pub request: Option<Request>,
 }
 
@@ -133,6 +144,10 @@ pub(crate) enum Request {
     Finish(Nothing),
     #[prost(message, tag = "13")]
     Abandon(Nothing),
+    #[prost(message, tag = "14")]
+    InImages(ExtentList),
+    #[prost(message, tag = "15")]
+    Verify(RestoredList),
 }
 
 /// A packet to the client: an answer, or an event under the number 0.
@@ -213,6 +228,15 @@ pub(crate) struct StoredList {
     #[prost(message, repeated, tag = "1")]
     pub entries: Vec<Stored>,
     /// The list goes on in another packet under the same number.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RestoredList {
+    #[prost(message, repeated, tag = "1")]
+    pub entries: Vec<Restored>,
+    /// More follow in another request.
     #[prost(bool, tag = "2")]
     pub more: bool,
 }

@@ -259,6 +259,14 @@ impl Server {
                 self.each(&list.entries, State::set_pending)?;
                 return Ok(false);
             }
+            Request::InImages(list) => {
+                self.each(&list.entries, State::in_images)?;
+                return Ok(false);
+            }
+            Request::Verify(list) => {
+                let verified = self.with_state(|state| state.verify(&list.entries, !list.more));
+                vec![verified.map_or_else(Answer::Refused, |()| Answer::Taken(Nothing {}))]
+            }
             Request::Forget(space) => {
                 self.with_state(|state| state.forget(space));
                 return Ok(false);

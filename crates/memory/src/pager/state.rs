@@ -13,6 +13,8 @@
 //! Until the restore is finished no slot is freed by an installation, so that a restore that failed
 //! can be tried again.
 
+mod presence;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use super::index::{Index, IndexError, Place};
 use super::layout::Layout;
 use super::protocol::{Answer, Extent, Nothing, State as Summary, Stored};
 use super::store::Store;
+use super::tables::Tables;
 use super::uffd::{Event, Outcome, Uffd};
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -64,6 +67,8 @@ enum Progress {
     Complete,
     Later,
     Ended,
+    /// The pager has failed: nothing more is put anywhere.
+    Failed,
 }
 
 #[derive(Debug)]
@@ -71,6 +76,10 @@ struct Live {
     space: Space,
     uffd: Uffd,
     layout: Layout,
+    /// Its page tables, of one that CRIU has restored and that has been looked at since.
+    tables: Option<Tables>,
+    /// Whether a process that runs has forked it.
+    is_forked: bool,
 }
 
 /// The shared state.
@@ -86,6 +95,8 @@ pub(crate) struct State {
     /// What the process of each other space will lack. It is kept at hand, as it is made of as many
     /// ranges as the memory has holes, and the restore waits when a process registers.
     prepared: BTreeMap<Space, Layout>,
+    /// Pages that CRIU restores from its images: they are there when its process comes, or will be.
+    in_images: BTreeMap<Space, RangeSet<u64>>,
     /// Pages that a process did not lack any more before the restore was finished.
     postponed: Vec<(Space, Range)>,
     /// Pages asked for by a fault, with who waits for them where.
@@ -116,6 +127,7 @@ impl State {
             next_live: FIRST_LIVE,
             registered: BTreeSet::new(),
             prepared: BTreeMap::new(),
+            in_images: BTreeMap::new(),
             postponed: Vec::new(),
             waiting: BTreeMap::new(),
             retry: BTreeSet::new(),
@@ -233,7 +245,7 @@ impl State {
     pub(crate) fn register(&mut self, space: Space, uffd: Uffd) -> io::Result<()> {
         let layout = self.prepared.remove(&space).unwrap_or_else(|| self.layout(space));
         self.registered.insert(space);
-        self.add_live(Live { space, uffd, layout })
+        self.add_live(Live { space, uffd, layout, tables: None, is_forked: false })
     }
 
     /// A process that is a zombie: it has no memory.
@@ -320,6 +332,10 @@ impl State {
 
     /// Answers again what could not be answered.
     pub(crate) fn retry(&mut self) {
+        if self.failed.is_some() {
+            // Who waits must not go on.
+            return self.retry.clear();
+        }
         for (id, destination) in std::mem::take(&mut self.retry) {
             self.serve(id, destination);
         }
@@ -344,7 +360,7 @@ impl State {
         if self.index.garbage() >= punch_from {
             return Work::Punch(self.index.take_garbage());
         }
-        if self.push && self.restore_finished {
+        if self.push && self.restore_finished && self.failed.is_none() {
             match self.push_chunk() {
                 Work::Wait => {}
                 other => return other,
@@ -371,7 +387,11 @@ impl State {
         let slot = slot + (part.start - range.start) / PAGE_SIZE;
         let progress = self.install(id, destination, slot, (part.end - part.start) / PAGE_SIZE);
         self.close_if_empty(id);
-        if progress == Progress::Later { Work::Moment } else { Work::Go }
+        match progress {
+            Progress::Complete | Progress::Ended => Work::Go,
+            Progress::Later => Work::Moment,
+            Progress::Failed => Work::Wait,
+        }
     }
 
     /// Answers a fault, or remembers it.
@@ -391,9 +411,12 @@ impl State {
                 }
                 return;
             }
-            Some((_, None)) => {
-                live.layout.remove(&(destination..destination + PAGE_SIZE));
-                self.install_zero(id, destination)
+            Some((origin, None)) => {
+                self.fail(format!(
+                    "process {space} waits at {destination:#x} for the page {origin:#x} of the source, of \
+                     which nothing is known any more: an error in the pager, please report it with its log"
+                ));
+                Progress::Failed
             }
             None => self.install_zero(id, destination),
         };
@@ -402,7 +425,7 @@ impl State {
             Progress::Later => {
                 self.retry.insert((id, destination));
             }
-            Progress::Ended => {}
+            Progress::Ended | Progress::Failed => {}
         }
         self.close_if_empty(id);
     }
@@ -413,7 +436,7 @@ impl State {
             Ok(source) => source,
             Err(error) => {
                 self.fail(format!("slots {slot} to {} of the store cannot be read: {error}", slot + pages));
-                return Progress::Later;
+                return Progress::Failed;
             }
         };
         let (mut at, end) = (0, pages * PAGE_SIZE);
@@ -429,21 +452,28 @@ impl State {
                     self.no_longer_lacking(id, &(target..target + bytes));
                     at += bytes;
                 }
+                // The process keeps what it has only where that is known to be right.
                 Outcome::Exists => {
-                    let page = target..target + PAGE_SIZE;
-                    live.uffd.wake(&page);
-                    self.no_longer_lacking(id, &page);
+                    if let Some(reason) = self.foreign_page(id, target) {
+                        self.fail(reason);
+                        return Progress::Failed;
+                    }
+                    self.pass_over(id, target);
                     at += PAGE_SIZE;
                 }
                 // A range over two areas is refused as a whole.
                 Outcome::NoArea if length > PAGE_SIZE => step = (length / 2).next_multiple_of(PAGE_SIZE),
+                // Before the restore is finished the area may not be registered yet.
+                Outcome::NoArea if !self.restore_finished => {
+                    live.uffd.wake(&(target..target + PAGE_SIZE));
+                    at += PAGE_SIZE;
+                }
                 Outcome::NoArea => {
-                    let page = target..target + PAGE_SIZE;
-                    live.uffd.wake(&page);
-                    // Before the restore is finished the area may not be registered yet.
-                    if self.restore_finished {
-                        self.no_longer_lacking(id, &page);
+                    if let Some(reason) = self.unwatched_area(id, target) {
+                        self.fail(reason);
+                        return Progress::Failed;
                     }
+                    self.pass_over(id, target);
                     at += PAGE_SIZE;
                 }
                 Outcome::Again | Outcome::NoMemory => return Progress::Later,
@@ -453,8 +483,8 @@ impl State {
                 }
                 Outcome::Strange(errno) => {
                     let space = live.space;
-                    self.fail(format!("UFFDIO_COPY to {target:#x} of space {space}: {errno}"));
-                    return Progress::Later;
+                    self.fail(format!("UFFDIO_COPY to {target:#x} of process {space}: {errno}"));
+                    return Progress::Failed;
                 }
             }
         }
@@ -465,6 +495,7 @@ impl State {
         let Some(live) = self.lives.get(&id) else { return Progress::Ended };
         match live.uffd.zero(destination) {
             Outcome::Filled(_) => Progress::Complete,
+            // It lacks nothing here: another thread's fault was answered before, or the area has changed.
             Outcome::Exists | Outcome::NoArea => {
                 live.uffd.wake(&(destination..destination + PAGE_SIZE));
                 Progress::Complete
@@ -476,15 +507,16 @@ impl State {
             }
             Outcome::Strange(errno) => {
                 let space = live.space;
-                self.fail(format!("UFFDIO_ZEROPAGE at {destination:#x} of space {space}: {errno}"));
-                Progress::Later
+                self.fail(format!("UFFDIO_ZEROPAGE at {destination:#x} of process {space}: {errno}"));
+                Progress::Failed
             }
         }
     }
 
     fn forked(&mut self, parent: LiveId, uffd: Uffd) {
         let Some(live) = self.lives.get(&parent) else { return };
-        let child = Live { space: live.space, uffd, layout: live.layout.clone() };
+        let child =
+            Live { space: live.space, uffd, layout: live.layout.clone(), tables: None, is_forked: true };
         let space = child.space;
         if let Err(error) = self.add_live(child) {
             self.fail(format!("a forked process of space {space} cannot be watched: {error}"));

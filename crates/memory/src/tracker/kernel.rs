@@ -131,7 +131,7 @@ fn leaves_marks(release: &str) -> bool {
 
 /// What a scan does beside looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protect {
+pub(crate) enum Protect {
     /// Nothing.
     No,
     /// Write-protects the pages it returns, in one step with looking at them; the whole call fails
@@ -141,7 +141,7 @@ pub(super) enum Protect {
 
 /// `PAGEMAP_SCAN` with its buffer.
 #[derive(Debug)]
-pub(super) struct Scanner {
+pub(crate) struct Scanner {
     regions: Vec<Region>,
     /// Categories that this kernel knows and that make a page none.
     absent: u64,
@@ -152,10 +152,15 @@ impl Scanner {
         Self { regions: vec![Region::default(); REGIONS], absent: PAGE_IS_PFNZERO | PAGE_IS_GUARD }
     }
 
+    /// One to which the zero page is a page as any other.
+    pub(crate) fn of_all() -> Self {
+        Self { absent: PAGE_IS_GUARD, ..Self::new() }
+    }
+
     /// Gives the populated pages of a range in ascending order, each with whether it was written
     /// since it was protected. Pages of the zero page and guard pages count as not there. After an
     /// error some pages may have been protected that were not given.
-    pub(super) fn scan(
+    pub(crate) fn scan(
         &mut self,
         pagemap: BorrowedFd<'_>,
         range: &Range,

@@ -27,6 +27,8 @@ pub(crate) enum Op {
     Uffd,
     /// Maps (a, pages b) and registers it.
     Register,
+    /// Registers (a, pages b), which is mapped.
+    Watch,
     /// Closes the userfaultfd, as CRIU's restorer does: only the pager has it from then on.
     Close,
     /// Maps (a, pages b), not registered.
@@ -40,6 +42,10 @@ pub(crate) enum Op {
     /// Writes tag c to page a.
     Write,
     DontNeed,
+    /// Makes (a, pages b) guard pages; answers whether the kernel has such.
+    Guard,
+    /// Asks for huge pages in (a, pages b).
+    Huge,
     Unmap,
     /// Moves (a, pages b) to c; answers 1 for every page that moved: from Linux 6.17 on some may
     /// have, although the call failed at another mapping.
@@ -50,12 +56,15 @@ pub(crate) enum Op {
     Fork,
     /// A thread of the same process; as above.
     Thread,
+    /// Answers its PID.
+    Pid,
     Exit,
 }
 
-const OPS: [Op; 15] = [
+const OPS: [Op; 19] = [
     Op::Uffd,
     Op::Register,
+    Op::Watch,
     Op::Close,
     Op::Map,
     Op::Read,
@@ -63,11 +72,14 @@ const OPS: [Op; 15] = [
     Op::Latency,
     Op::Write,
     Op::DontNeed,
+    Op::Guard,
+    Op::Huge,
     Op::Unmap,
     Op::Remap,
     Op::RemapAndKeep,
     Op::Fork,
     Op::Thread,
+    Op::Pid,
     Op::Exit,
 ];
 
@@ -163,6 +175,9 @@ impl Drop for Child {
     }
 }
 
+/// Linux 6.13.
+const MADV_GUARD_INSTALL: libc::c_int = 102;
+
 /// Numbers that look random, from a seed.
 pub(crate) fn next_random(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -218,6 +233,7 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
                 map(a, b);
                 register(uffd, a, b);
             }
+            Op::Watch => register(uffd, a, b),
             Op::Close => {
                 // SAFETY: ours, and not used again.
                 drop(unsafe { OwnedFd::from_raw_fd(uffd) });
@@ -241,6 +257,13 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
             }
             // SAFETY: the test's own mappings.
             Op::DontNeed => check(unsafe { libc::madvise(ptr(a).cast(), bytes_of(b), libc::MADV_DONTNEED) }),
+            Op::Guard => {
+                // SAFETY: as above.
+                let failed = unsafe { libc::madvise(ptr(a).cast(), bytes_of(b), MADV_GUARD_INSTALL) };
+                answer = vec![u64::from(failed == 0)];
+            }
+            // SAFETY: as above.
+            Op::Huge => check(unsafe { libc::madvise(ptr(a).cast(), bytes_of(b), libc::MADV_HUGEPAGE) }),
             // SAFETY: as above.
             Op::Unmap => check(unsafe { libc::munmap(ptr(a).cast(), bytes_of(b)) }),
             Op::Remap => {
@@ -266,6 +289,7 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
                 std::thread::spawn(move || serve(theirs, uffd));
                 fd = Some(ours.into());
             }
+            Op::Pid => answer = vec![u64::from(std::process::id())],
             Op::Exit => end(),
         }
         let length = (answer.len() as u64).to_ne_bytes();

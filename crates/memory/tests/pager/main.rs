@@ -7,6 +7,7 @@ mod connections;
 mod guards;
 mod mappings;
 mod measure;
+mod presence;
 mod random;
 mod restores;
 mod service;

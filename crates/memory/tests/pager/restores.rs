@@ -125,6 +125,8 @@ fn pages_outside_of_registered_areas_are_passed_over() {
     let pager = Pager::new();
     // CRIU restores some areas itself; the pages of one run lie in both kinds, and in none.
     pager.put(7, BASE, &tags(7, BASE, 300, 0));
+    pager.in_images(7, BASE, 10);
+    pager.in_images(7, BASE + 110 * P, 3);
     let child = Child::new();
     let mut criu = Criu::connect(&pager);
     criu.process(7, &child.ask_fd(Op::Uffd));
