@@ -21,7 +21,9 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 
 pub use connection::scale_windows;
-pub use memory::{Area, LazyAreas, PageRun, Pagemap, areas, lazy_areas, page_size, pagemap};
+pub use memory::{
+    Area, LazyAreas, PageRun, Pagemap, RestoredPages, areas, lazy_areas, page_size, pagemap, restored_pages,
+};
 pub use plain::{LazyPages, make_plain};
 
 /// First word of ordinary images.

@@ -67,6 +67,20 @@ impl Criu {
         fs::write(&mark, boot).map_err(failed("write", &mark))
     }
 
+    /// The same shortly before a restore: costs nothing where a cache is there that is not older than the
+    /// binary. A restore of memory that is filled later needs it: with huge pages turned off in the process
+    /// that becomes CRIU, a CRIU without our patch `lazy-without-huge-pages` restores right, but when it
+    /// looks at the kernel anew it turns them on again (`kerndat_has_thp_disable`).
+    ///
+    /// # Errors
+    /// As [`Criu::warm_up`].
+    pub async fn stay_warm(&self) -> Result<(), CriuError> {
+        match is_newer(&Path::new(RUN).join(CACHE), self.path()) {
+            true => Ok(()),
+            false => self.warm_up().await,
+        }
+    }
+
     /// Runs `criu check`, which fills the cache first of all; with a directory that it sees as
     /// `/run`. What the check finds is not asked here.
     async fn probe(&self, run: Option<&Path>) -> Result<(), CriuError> {

@@ -85,6 +85,15 @@ pub struct LazyAreas {
     pub ranges: Vec<Range<u64>>,
 }
 
+/// The pages of a process that a lazy restore puts in place itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestoredPages {
+    /// PID inside the PID namespace.
+    pub pid: u32,
+    /// Addresses, in order, whole pages.
+    pub ranges: Vec<Range<u64>>,
+}
+
 /// Where the contents of a run of pages are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageRun {
@@ -267,6 +276,18 @@ pub fn lazy_areas(images: &Path) -> Result<Vec<LazyAreas>, ImageError> {
         if !ranges.is_empty() {
             all.push(LazyAreas { pid: process.pid, ranges });
         }
+    }
+    Ok(all)
+}
+
+/// The pages that a lazy restore puts in place itself, from the images, process by process.
+pub fn restored_pages(images: &Path) -> Result<Vec<RestoredPages>, ImageError> {
+    let mut all = Vec::new();
+    for process in process_tree(images)? {
+        let Some(pagemap) = pagemap(images, process.pid)? else { continue };
+        // As CRIU does: what is marked as lazy is left out wherever it is.
+        let runs = pagemap.runs.into_iter().filter(|run| !run.lazy && (run.present || run.in_parent));
+        all.push(RestoredPages { pid: process.pid, ranges: runs.map(|run| run.addresses).collect() });
     }
     Ok(all)
 }

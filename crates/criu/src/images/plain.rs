@@ -261,6 +261,15 @@ mod tests {
     }
 
     #[test]
+    fn what_a_lazy_restore_puts_in_place_itself_is_what_is_not_marked_as_lazy() {
+        let held = PageRun { lazy: true, ..run(18..20, true) };
+        let runs = vec![run(2..3, true), run(12..14, true), run(15..18, false), held, run(50..52, true)];
+        let restored = super::super::restored_pages(images(runs).path()).unwrap();
+        let ranges = vec![pages(2..3), pages(12..14), pages(50..52)];
+        assert_eq!(restored, [super::super::RestoredPages { pid: PID, ranges }]);
+    }
+
+    #[test]
     fn images_without_any_page_become_plain_too() {
         let directory = images(Vec::new());
         assert_eq!(make_plain(directory.path(), &mut store(&[(30, 130)])).unwrap(), 1);
