@@ -306,16 +306,17 @@ impl Engine for Runc {
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
         let main = self.main_pid(config).await?;
-        let members = self.cgroup(config)?.members();
+        let members = self.members(config)?;
+        let statuses = process::statuses(members.iter().copied())
+            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
         // A command's first process has its parent outside the container.
-        let from_outside = |pid: &u32| {
-            *pid != main && process::status(*pid).is_some_and(|status| !members.contains(&status.parent))
-        };
-        Ok(members.iter().filter(|pid| from_outside(pid)).count())
+        let from_outside =
+            |status: &&process::ProcessStatus| status.pid != main && !members.contains(&status.parent);
+        Ok(statuses.iter().filter(from_outside).count())
     }
 
     async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
-        Ok(self.cgroup(config)?.members())
+        self.members(config)
     }
 
     async fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError> {
@@ -329,11 +330,13 @@ impl Engine for Runc {
         if let Some(bytes) = cgroup.memory() {
             return Ok(bytes);
         }
-        let members = cgroup.members();
+        let members = self.members(config)?;
         if members.is_empty() {
             self.main_pid(config).await?;
         }
-        Ok(members.into_iter().filter_map(process::status).map(|status| status.resident_bytes).sum())
+        let statuses = process::statuses(members)
+            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
+        Ok(statuses.iter().map(|status| status.resident_bytes).sum())
     }
 }
 

@@ -7,7 +7,7 @@
 //!                           └─ stdout, stderr pipes ─▶ container.log
 //! ```
 //!
-//! `godwit-shim --dir D --lock-fd N --log FILE [--log-max-bytes N] -- PROGRAM ARGS…`
+//! `godwit-shim --dir D --lock-fd N --log FILE [--log-max-bytes N] [--without-huge-pages] -- PROGRAM ARGS…`
 //!
 //! The program is the engine's command that makes the container and ends; it must be told to write
 //! the main process's PID to `D/init.pid`. Before it starts it, the shim writes `D/streams.json`
@@ -51,6 +51,9 @@ struct Arguments {
     log: PathBuf,
     /// Size at which the log is rotated, in bytes.
     log_max_bytes: u64,
+    /// Whether the command and all that it starts do without transparent huge pages: for a restore whose
+    /// memory is filled later.
+    without_huge_pages: bool,
     /// The engine's command.
     command: Vec<OsString>,
 }
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
 
 fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Arguments, String> {
     let (mut directory, mut lock_fd, mut log, mut log_max_bytes) = (None, None, None, LOG_MAX_BYTES);
+    let mut without_huge_pages = false;
     while let Some(word) = words.next() {
         let name = word.to_string_lossy().into_owned();
         if name == "--" {
@@ -97,8 +101,13 @@ fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Arguments, String>
                 lock_fd: lock_fd.ok_or("--lock-fd is missing")?,
                 log: log.ok_or("--log is missing")?,
                 log_max_bytes,
+                without_huge_pages,
                 command,
             });
+        }
+        if name == "--without-huge-pages" {
+            without_huge_pages = true;
+            continue;
         }
         let value = words.next().ok_or(format!("{name} has no value"))?;
         match name.as_str() {
@@ -136,7 +145,15 @@ mod tests {
             parse_words("--dir /d --lock-fd 3 --log /l --log-max-bytes 9 -- runc --log x -- y").unwrap();
         assert_eq!(arguments.directory, PathBuf::from("/d"));
         assert_eq!(arguments.log_max_bytes, 9);
+        assert!(!arguments.without_huge_pages);
         assert_eq!(arguments.command, ["runc", "--log", "x", "--", "y"]);
+    }
+
+    #[test]
+    fn huge_pages_are_left_out_where_that_is_asked_for() {
+        let arguments = parse_words("--dir /d --lock-fd 3 --without-huge-pages --log /l -- runc").unwrap();
+        assert!(arguments.without_huge_pages);
+        assert_eq!(arguments.log, PathBuf::from("/l"));
     }
 
     #[test]

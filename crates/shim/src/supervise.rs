@@ -43,7 +43,7 @@ pub(crate) fn supervise(arguments: &Arguments) -> Result<(), String> {
     write_streams(&arguments.directory, [&container_stdout, &container_stderr])
         .map_err(|error| format!("the shim cannot note the pipes of the container: {error}"))?;
 
-    let engine = start(&arguments.command, container_stdout, container_stderr)?;
+    let engine = start(arguments, container_stdout, container_stderr)?;
     let settled = arguments.directory.join("log.settled");
     let mut shim = Shim { signals, streams: [stdout, stderr], settled, ended: HashMap::new() };
 
@@ -174,8 +174,8 @@ fn write_streams(directory: &Path, pipes: [&OwnedFd; 2]) -> std::io::Result<()> 
 }
 
 /// Starts the engine's command with the container's streams as its own.
-fn start(command: &[std::ffi::OsString], stdout: OwnedFd, stderr: OwnedFd) -> Result<Pid, String> {
-    let (program, words) = command.split_first().ok_or("there is no command")?;
+fn start(arguments: &Arguments, stdout: OwnedFd, stderr: OwnedFd) -> Result<Pid, String> {
+    let (program, words) = arguments.command.split_first().ok_or("there is no command")?;
     let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
     // A child inherits the mask, and so would every process of the container: signals blocked for
@@ -183,10 +183,31 @@ fn start(command: &[std::ffi::OsString], stdout: OwnedFd, stderr: OwnedFd) -> Re
     let unblock = || SigSet::empty().thread_set_mask().map_err(std::io::Error::from);
     // SAFETY: the closure only calls pthread_sigmask(3), which is async-signal-safe.
     unsafe { command.pre_exec(unblock) };
+    if arguments.without_huge_pages {
+        // SAFETY: the closure only makes one system call.
+        unsafe { command.pre_exec(leave_huge_pages) };
+    }
     let child = command
         .spawn()
         .map_err(|error| format!("{} cannot be started: {error}", program.to_string_lossy()))?;
     i32::try_from(child.id()).map(Pid::from_raw).map_err(|error| error.to_string())
+}
+
+/// Turns transparent huge pages off for this process and all that it starts, from before its program runs.
+///
+/// CRIU puts some pages in place itself (those with stack pointers) before the userfaultfd is there that
+/// guards the others. Where huge pages are `always`, the kernel makes 512 pages of one that is touched,
+/// over the borders of areas that CRIU moves apart later, and of which the rest reads as zero for good
+/// (seen with CRIU 4.1 and 4.2). CRIU itself turns them off only where images have parents. It gives each
+/// process back the flag that it had at the source (`thp_disabled` of its mm image), when the userfaultfd
+/// is there: the kernel makes no huge pages in what that guards. The flag goes through fork(2) and
+/// execve(2) (PR_SET_THP_DISABLE(2const)).
+fn leave_huge_pages() -> std::io::Result<()> {
+    // SAFETY: a system call with integers.
+    match unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 /// Takes over the lock file that the daemon has locked, and writes this process's PID into it. The

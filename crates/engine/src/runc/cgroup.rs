@@ -57,17 +57,13 @@ impl Cgroup {
         self.directory("freezer")
     }
 
-    /// PIDs of the members, those of cgroups below included.
-    pub(super) fn members(&self) -> Vec<u32> {
-        let mut pids = Vec::new();
-        let mut directories = vec![self.freezer()];
-        while let Some(directory) = directories.pop() {
-            let text = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
-            pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
-            let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
-            directories.extend(entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
-        }
-        pids
+    /// PIDs of the members, those of cgroups below included; none where there is no such cgroup.
+    ///
+    /// # Errors
+    /// The list cannot be read. It must not be taken for empty: a process that is not known neither moves
+    /// nor ends with the others.
+    pub(super) fn members(&self) -> io::Result<Vec<u32>> {
+        members_below(self.freezer())
     }
 
     /// Whether the freezer holds all members.
@@ -182,6 +178,37 @@ impl Cgroup {
     }
 }
 
+/// The members of a cgroup and of those below it.
+fn members_below(cgroup: PathBuf) -> io::Result<Vec<u32>> {
+    // Removed, or being removed (ENODEV) while it is read.
+    let is_gone =
+        |error: &io::Error| error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV);
+    let mut pids = Vec::new();
+    let mut directories = vec![cgroup];
+    while let Some(directory) = directories.pop() {
+        let text = match std::fs::read_to_string(directory.join("cgroup.procs")) {
+            Err(error) if is_gone(&error) => continue,
+            text => text?,
+        };
+        for line in text.lines() {
+            pids.push(
+                line.parse().map_err(|_| io::Error::other(format!("a cgroup has the member {line:?}")))?,
+            );
+        }
+        let entries = match std::fs::read_dir(&directory) {
+            Err(error) if is_gone(&error) => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                directories.push(entry.path());
+            }
+        }
+    }
+    Ok(pids)
+}
+
 /// Removes a cgroup with those below it.
 fn remove_tree(directory: &Path) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
@@ -213,6 +240,20 @@ fn remove_tree(directory: &Path) -> io::Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn members_that_cannot_be_read_are_not_taken_for_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let below = directory.path().join("below");
+        assert_eq!(members_below(below.clone()).unwrap(), Vec::<u32>::new());
+        std::fs::create_dir(&below).unwrap();
+        std::fs::write(directory.path().join("cgroup.procs"), "7\n8\n").unwrap();
+        std::fs::write(below.join("cgroup.procs"), "9\n").unwrap();
+        assert_eq!(members_below(directory.path().to_owned()).unwrap(), [7, 8, 9]);
+        std::fs::remove_file(below.join("cgroup.procs")).unwrap();
+        std::fs::create_dir(below.join("cgroup.procs")).unwrap();
+        assert!(members_below(directory.path().to_owned()).is_err());
+    }
 
     #[test]
     fn a_path_that_leaves_the_hierarchy_is_refused() {

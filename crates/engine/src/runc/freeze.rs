@@ -50,7 +50,8 @@ impl Runc {
                 ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
                 _ => io(error),
             })?;
-            let Some(pid) = cgroup.members().into_iter().find(|&pid| process::is_in_vfork(pid)) else {
+            let members = cgroup.members().map_err(io)?;
+            let Some(pid) = members.into_iter().find(|&pid| process::is_in_vfork(pid)) else {
                 break;
             };
             cgroup.thaw().map_err(io)?;
@@ -59,7 +60,8 @@ impl Runc {
             }
             tokio::time::sleep(VFORK_LOOK).await;
         }
-        let stopped = cgroup.members().into_iter().filter(|&pid| process::is_stopped_and_frozen(pid));
+        let members = cgroup.members().map_err(io)?;
+        let stopped = members.into_iter().filter(|&pid| process::is_stopped_and_frozen(pid));
         Stopped::of(config).note_and_continue(stopped.collect()).map_err(io)
     }
 
@@ -74,8 +76,11 @@ impl Runc {
         };
         let stopped =
             |status: &ProcessStatus| status.state == 'T' || noted.iter().any(|(pid, _)| *pid == status.pid);
-        let statuses = cgroup.members().into_iter().filter_map(process::status);
-        Ok(statuses.filter(stopped).map(|status| status.inner_pid).collect())
+        let statuses = cgroup
+            .members()
+            .and_then(process::statuses)
+            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
+        Ok(statuses.into_iter().filter(stopped).map(|status| status.inner_pid).collect())
     }
 
     /// Sends SIGCONT to all members but those that were stopped before the dump.
@@ -84,11 +89,12 @@ impl Runc {
         config: &ContainerConfig,
         keep_stopped: &[u32],
     ) -> Result<(), EngineError> {
-        let members = self.cgroup(config)?.members();
+        let members = self.members(config)?;
         if members.is_empty() {
             return Err(EngineError::NotFound(config.name.clone()));
         }
-        let statuses: Vec<_> = members.into_iter().filter_map(process::status).collect();
+        let statuses = process::statuses(members)
+            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
         let parent = |pid: u32| statuses.iter().find(|s| s.pid == pid).map(|s| s.parent);
         let depth =
             |pid: u32| std::iter::successors(Some(pid), |&pid| parent(pid)).take(statuses.len()).count();
@@ -111,16 +117,17 @@ impl Runc {
         let criu_name: Option<String> =
             self.config.criu.file_name().map(|name| name.to_string_lossy().chars().take(15).collect());
         let tracer = || {
-            let statuses = cgroup.members().into_iter().filter_map(process::status);
-            statuses.map(|s| s.tracer).find(|&pid| pid != 0 && process::command_name(pid) == criu_name)
+            let statuses = cgroup.members().and_then(process::statuses)?;
+            let mut tracers = statuses.iter().map(|status| status.tracer);
+            io::Result::Ok(tracers.find(|&pid| pid != 0 && process::command_name(pid) == criu_name))
         };
         let io = |source| io_error(name, "thaw its processes".into(), source);
         // This daemon's own CRIU, which may not have begun to trace yet, and an earlier daemon's.
         let criu_ended = async {
-            for pid in cgroup.members() {
+            for pid in cgroup.members()? {
                 godwit_criu::settled(pid).await;
             }
-            while let Some(pid) = tracer() {
+            while let Some(pid) = tracer()? {
                 if let Some(criu) = Handle::open(pid)? {
                     tracing::info!(container = %name, criu = pid, "waiting for CRIU to end before thawing");
                     criu.ended().await?;
@@ -134,13 +141,15 @@ impl Runc {
             match tokio::time::timeout(CRIU_LOOK, &mut criu_ended).await {
                 Ok(ended) => break ended.map_err(io)?,
                 // When it ends it puts the freezer back to frozen; the last thaw comes then.
-                Err(_) if tracer().is_some_and(process::waits_to_attach) => cgroup.thaw().map_err(io)?,
+                Err(_) if tracer().map_err(io)?.is_some_and(process::waits_to_attach) => {
+                    cgroup.thaw().map_err(io)?
+                }
                 Err(_) => {}
             }
-            let traced_by = tracer();
+            let traced_by = tracer().map_err(io)?;
             if begun.elapsed() > traced_by.map_or(IDLE_CRIU_LIMIT, |_| CRIU_LIMIT) {
                 tracing::error!(container = %name, "CRIU hangs and is killed: the container must not stay frozen");
-                cgroup.members().into_iter().for_each(godwit_criu::kill);
+                cgroup.members().map_err(io)?.into_iter().for_each(godwit_criu::kill);
                 if let Some(criu) = traced_by.map(Handle::open).transpose().map_err(io)?.flatten() {
                     criu.kill().map_err(io)?;
                 }

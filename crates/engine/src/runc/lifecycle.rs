@@ -42,6 +42,12 @@ impl Runc {
         Cgroup::new(&config.cgroup).map_err(|source| io_error(&config.name, "use its cgroup".into(), source))
     }
 
+    /// The members of its cgroup.
+    pub(super) fn members(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+        let members = self.cgroup(config)?.members();
+        members.map_err(|source| io_error(&config.name, "list its processes".into(), source))
+    }
+
     /// Makes the container anew and starts it; on failure nothing is left.
     pub(super) async fn start_new(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
         let Some(first_word) = config.command.first() else {
@@ -54,7 +60,7 @@ impl Runc {
         let files = self.prepare(config, None).await?;
         let mut command = self.shim_command(&files, &["run"]);
         command.push(config.name.clone().into());
-        match self.start_shim(config, &files, &command).await {
+        match self.start_shim(config, &files, false, &command).await {
             Ok(state) => Ok(state),
             Err(reason) => {
                 let reason = last_error(&files.runc_log()).unwrap_or(reason);
@@ -95,7 +101,8 @@ impl Runc {
         let mut command = self.shim_command(&files, &words);
         command.extend(["--image-path".into(), request.images.clone().into()]);
         command.extend(["--work-path".into(), request.work.clone().into(), config.name.clone().into()]);
-        match self.start_shim(config, &files, &command).await {
+        // One page that CRIU puts in place must not bring others with it that come later.
+        match self.start_shim(config, &files, request.lazy_pages, &command).await {
             Ok(state) => Ok(state),
             Err(reason) => {
                 let criu_log = godwit_criu::log::read_lossy(&log);
@@ -212,10 +219,13 @@ impl Runc {
         &self,
         config: &ContainerConfig,
         files: &Files,
+        without_huge_pages: bool,
         command: &[OsString],
     ) -> Result<ContainerState, String> {
         let log = Self::log_path(config);
-        match shim::start(&self.config.shim, files, &log, &self.path_variable, command).await {
+        let starting =
+            shim::start(&self.config.shim, files, &log, &self.path_variable, without_huge_pages, command);
+        match starting.await {
             Ok(Started::Pid(pid)) => {
                 Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
             }
@@ -228,7 +238,7 @@ impl Runc {
 /// Kills all members, frozen or not, and waits until there are none.
 async fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
     loop {
-        let members = cgroup.members();
+        let members = cgroup.members()?;
         if members.is_empty() {
             return Ok(());
         }

@@ -24,10 +24,21 @@ pub(super) struct ProcessStatus {
     pub(super) resident_bytes: u64,
 }
 
-/// Reads a process's status; none when it is gone.
-pub(super) fn status(pid: u32) -> Option<ProcessStatus> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    Some(parse_status(pid, &text))
+/// Reads the status of those of these processes that are there.
+///
+/// # Errors
+/// It cannot be read of one that is there.
+pub(super) fn statuses(pids: impl IntoIterator<Item = u32>) -> io::Result<Vec<ProcessStatus>> {
+    let mut statuses = Vec::new();
+    for pid in pids {
+        match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+            Ok(text) => statuses.push(parse_status(pid, &text)),
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(statuses)
 }
 
 fn parse_status(pid: u32, text: &str) -> ProcessStatus {
@@ -167,6 +178,13 @@ mod tests {
             resident_bytes: 16 * 1024,
         };
         assert_eq!(status, expected);
+    }
+
+    #[test]
+    fn processes_that_are_gone_have_no_status_and_others_do() {
+        let own = std::process::id();
+        let statuses = statuses([own, u32::MAX]).unwrap();
+        assert_eq!(statuses.iter().map(|status| status.pid).collect::<Vec<_>>(), [own]);
     }
 
     #[test]

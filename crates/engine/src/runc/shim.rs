@@ -214,6 +214,7 @@ pub(super) async fn start(
     files: &Files,
     log: &Path,
     path_variable: &OsString,
+    without_huge_pages: bool,
     command: &[OsString],
 ) -> io::Result<Started> {
     let lock = files.take_lock()?;
@@ -225,6 +226,7 @@ pub(super) async fn start(
         .arg(LOCK_FD.to_string())
         .arg("--log")
         .arg(log)
+        .args(without_huge_pages.then_some("--without-huge-pages"))
         .arg("--")
         .args(command)
         .env("PATH", path_variable)
