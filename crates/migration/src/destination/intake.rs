@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
-use godwit_memory::pager::{self, Client, Event, Events, Extent, PagerError, Stored};
+use godwit_memory::pager::{self, Client, Event, Events, Extent, PagerError, Restored, Stored};
+use godwit_memory::process::{Process, ProcessError};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use godwit_transfer::Carrier;
 use tokio::sync::{mpsc, watch};
@@ -52,6 +53,15 @@ pub enum IntakeError {
     /// The lane broke.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// They are not as they should be.
+    #[error("{0}")]
+    Unfit(String),
+    /// The restored processes cannot be looked at.
+    #[error("it cannot be seen whether the restored processes are as they were")]
+    Process(#[from] ProcessError),
+    /// The images do not say what CRIU restores itself.
+    #[error(transparent)]
+    Image(#[from] godwit_criu::images::ImageError),
     /// CRIU says that all is well, and has not said so to the pager.
     #[error("the restore was not finished: {0}")]
     Unrestored(String),
@@ -191,6 +201,22 @@ impl Intake {
         if bytes <= self.most { Ok(()) } else { Err(IntakeError::TooMuch { bytes, most: self.most }) }
     }
 
+    /// CRIU restores from these images what they have; the rest of the memory is left to the pager.
+    pub(crate) async fn know_images(&self, images: &Path) -> Result<(), IntakeError> {
+        let images = images.to_path_buf();
+        let reading = tokio::task::spawn_blocking(move || godwit_criu::images::restored_pages(&images));
+        let extents = reading.await??.into_iter().flat_map(|process| {
+            let extent = move |range: std::ops::Range<u64>| Extent {
+                space: process.pid,
+                addr: range.start,
+                pages: (range.end - range.start) / PAGE_SIZE,
+            };
+            process.ranges.into_iter().map(extent)
+        });
+        let extents: Vec<_> = extents.collect();
+        self.ask(move |client| client.in_images(&extents)).await
+    }
+
     /// From now on a restorer that works in this directory finds the pager.
     pub(crate) async fn listen(&self, work: &Path) -> Result<(), IntakeError> {
         let work = work.to_path_buf();
@@ -212,13 +238,19 @@ impl Intake {
         Ok((index, Arc::clone(&self.client)))
     }
 
-    /// From now on pages are put into the processes that CRIU has restored.
-    pub(crate) async fn push(&mut self) -> Result<(), IntakeError> {
+    /// From now on pages are put into the processes that CRIU has restored: these, in the node's PID
+    /// namespace, which do not run yet. One that has a page already that is not its own fails the move.
+    pub(crate) async fn push(&mut self, processes: Vec<u32>) -> Result<(), IntakeError> {
         // The word of the restorer comes on another socket than the engine's.
         self.until(|seen| seen.restored || seen.unrestored.is_some()).await;
         if let Some(reason) = self.seen.borrow().unrestored.clone() {
             return Err(IntakeError::Unrestored(reason));
         }
+        let restored = tokio::task::spawn_blocking(move || named_inside(&processes)).await??;
+        self.ask(move |client| client.verify(&restored)).await.map_err(|error| match error {
+            IntakeError::Pager(PagerError::Refused { reason, .. }) => IntakeError::Unfit(reason),
+            error => error,
+        })?;
         self.ask(Client::push).await
     }
 
@@ -279,6 +311,19 @@ impl Intake {
         let client = Arc::clone(&self.client);
         Ok(tokio::task::spawn_blocking(move || question(&client)).await??)
     }
+}
+
+/// Processes with their PIDs inside the service; a zombie has no memory, and is left out.
+fn named_inside(processes: &[u32]) -> Result<Vec<Restored>, ProcessError> {
+    let mut named = Vec::with_capacity(processes.len());
+    for &pid in processes {
+        match Process::open(i32::try_from(pid).unwrap_or(i32::MAX)) {
+            Ok(process) => named.push(Restored { space: process.space(), pid }),
+            Err(ProcessError::Gone { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(named)
 }
 
 /// Brings connections, the pager's events and the conversation together, until it is dropped.

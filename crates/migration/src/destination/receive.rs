@@ -52,6 +52,12 @@ pub(super) async fn until_restored(
     let upper = local.layout.upper(&service.name);
     receive_tree(link, &upper).await?;
     sync(upper).await?;
+    if admitted.userfaultfd
+        && let Err(error) = local.criu.stay_warm().await
+    {
+        // What may go wrong without is found before the commit.
+        tracing::warn!(error = %crate::error_chain(&error), "CRIU looks at the kernel anew at this restore");
+    }
     fault::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
 
@@ -160,6 +166,7 @@ async fn receive_and_restore(
     fault::point("destination.received").await;
     let restoring = async {
         if admitted.userfaultfd {
+            intake.know_images(&room.images()).await?;
             intake.listen(&room.work()).await?;
         } else {
             plain::complete(intake, &room.images()).await?;
@@ -173,7 +180,8 @@ async fn receive_and_restore(
         let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
         restoring.await.map_err(|_| DestinationError::Slow)??;
         if admitted.userfaultfd {
-            intake.push().await?;
+            let processes = local.engine.processes(&request.config).await?;
+            intake.push(processes).await?;
         }
         Ok::<_, DestinationError>(())
     };
