@@ -51,6 +51,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(userfaultfd());
     checks.push(pagemap_scan());
     checks.push(soft_dirty());
+    checks.push(huge_pages(Path::new("/sys/kernel/mm/transparent_hugepage")));
     checks.push(cgroups());
     checks.push(capabilities());
     for fact in godwit_network::probe(local.networks.first().config()).await {
@@ -223,6 +224,23 @@ fn soft_dirty_bit() -> std::io::Result<bool> {
     Ok(u64::from_ne_bytes(entry) & (1 << 55) != 0)
 }
 
+/// How transparent huge pages are set. Any setting will do: restores turn them off for themselves.
+fn huge_pages(directory: &Path) -> Check {
+    let setting = |name: &str| {
+        let text = std::fs::read_to_string(directory.join(name)).ok()?;
+        let chosen = text.split_once('[')?.1.split_once(']')?.0;
+        Some(chosen.to_owned())
+    };
+    let found = match (setting("enabled"), setting("shmem_enabled")) {
+        (None, _) => "this kernel has none".to_owned(),
+        (Some(private), None) => format!("{private}: moves do not depend on it"),
+        (Some(private), Some(shared)) => {
+            format!("{private}, for shared memory {shared}: moves do not depend on it")
+        }
+    };
+    ok("huge pages", found)
+}
+
 fn cgroups() -> Check {
     let root = Path::new("/sys/fs/cgroup");
     if root.join("cgroup.controllers").exists() {
@@ -294,5 +312,23 @@ fn disk(state: &Path) -> Check {
         ok("disk", found)
     } else {
         degraded("disk", found, "free some space: layers and changed files of arriving services need it")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_of_huge_pages_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let found = || huge_pages(directory.path()).found;
+        assert_eq!(found(), "this kernel has none");
+        std::fs::write(directory.path().join("enabled"), "[always] madvise never\n").unwrap();
+        assert_eq!(found(), "always: moves do not depend on it");
+        let shared = "always within_size advise [never] deny force\n";
+        std::fs::write(directory.path().join("shmem_enabled"), shared).unwrap();
+        assert_eq!(found(), "always, for shared memory never: moves do not depend on it");
     }
 }
