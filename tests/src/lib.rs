@@ -19,6 +19,7 @@ pub mod hooks;
 pub mod leftovers;
 pub mod matrix;
 pub mod mqtt;
+pub mod pattern;
 pub mod pcapng;
 pub mod sockets;
 pub mod torture;
