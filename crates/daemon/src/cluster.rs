@@ -97,7 +97,7 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
 pub(crate) async fn hear(node: &Arc<Node>, from: &str) -> Result<bool, StateError> {
     let Some(address) = node.member_address(from)? else { return Ok(false) };
     match node.peers.get(from, &address).sync(what_we_know(node)?).await {
-        Ok(answer) => take_in(node, answer.into_inner()).await.map(|()| true),
+        Ok(answer) => take_in(node, from, answer.into_inner()).await.map(|()| true),
         Err(status) => {
             tracing::debug!(peer = %from, %status, "no exchange");
             Ok(false)

@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-use godwit_engine::User;
+use godwit_engine::{Confinement, User};
 use serde::{Deserialize, Serialize};
 
 use crate::attach::Attachment;
@@ -69,6 +69,7 @@ impl Incarnation {
             user: User::default(),
             workdir: PathBuf::new(),
             labels: Vec::new(),
+            confinement: Confinement::default(),
             created_ms: 0,
             started_ms: 0,
         }

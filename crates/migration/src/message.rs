@@ -122,7 +122,8 @@ impl CriuVersion {
     /// Why images of this CRIU on node `theirs` cannot be restored by `other` on node `ours`, if they cannot.
     #[must_use]
     pub fn objection(self, theirs: &str, other: godwit_criu::Version, ours: &str) -> Option<String> {
-        let own = godwit_criu::Version { major: self.major, minor: self.minor, sublevel: self.sublevel };
+        let own =
+            godwit_criu::Version { major: self.major, minor: self.minor, sublevel: self.sublevel, series: 0 };
         (Self::from(other) < self).then(|| {
             format!(
                 "it has CRIU {other}, older than {own} on node {theirs}, whose dumps it cannot restore; run scripts/setup on node {ours}"
@@ -571,7 +572,7 @@ mod tests {
 
     #[test]
     fn an_older_criu_at_the_destination_is_said_with_both_versions() {
-        let version = |major, minor, sublevel| godwit_criu::Version { major, minor, sublevel };
+        let version = |major, minor, sublevel| godwit_criu::Version { major, minor, sublevel, series: 0 };
         let source = CriuVersion::from(version(4, 2, 1));
         assert_eq!(source.objection("a", version(4, 2, 1), "b"), None);
         assert_eq!(source.objection("a", version(4, 10, 0), "b"), None);

@@ -198,6 +198,7 @@ fn entry(row: &Row) -> Entry {
         user: godwit_engine::User::default(),
         workdir: "/".into(),
         labels: Vec::new(),
+        confinement: godwit_engine::Confinement::default(),
         created_ms: 0,
         started_ms: 0,
     };

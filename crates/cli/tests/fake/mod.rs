@@ -16,8 +16,7 @@ use godwit_api::v1::{
     ExecOutput, ListRequest, ListResponse, LogEntry, LogsRequest, MigrateRequest, MigrationEvent,
     MigrationProgress, MigrationReport, NodeInfo, NodesRequest, NodesResponse, PhaseTime, RemoveNodeRequest,
     RemoveNodeResponse, RemoveRequest, RemoveResponse, ResolveRequest, ResolveResponse, RunRequest, Service,
-    ServiceRequest, ServiceState,
-    StopRequest, capture_event, exec_input, exec_output, migration_event,
+    ServiceRequest, ServiceState, StopRequest, capture_event, exec_input, exec_output, migration_event,
     node_server::{Node, NodeServer},
 };
 use tokio::{net::UnixListener, process::Command, sync::Notify};
@@ -489,6 +488,20 @@ impl Node for Answers {
         }))
     }
 
+    async fn image_list(&self, _: Request<v1::ImageListRequest>) -> Answer<v1::ImageListResponse> {
+        Ok(Response::new(v1::ImageListResponse { layers: vec![layer()] }))
+    }
+
+    async fn image_remove(
+        &self,
+        request: Request<v1::ImageRemoveRequest>,
+    ) -> Answer<v1::ImageRemoveResponse> {
+        match request.into_inner().layers.as_slice() {
+            [] => Ok(Response::new(v1::ImageRemoveResponse { removed: vec![layer()] })),
+            [name, ..] => Err(Status::failed_precondition(format!("layer {name} is used by web"))),
+        }
+    }
+
     async fn network_remove(
         &self,
         request: Request<v1::NetworkRemoveRequest>,
@@ -534,4 +547,13 @@ fn once<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> 
         let _ = sender.send(future.await).await;
     });
     tokio_stream::wrappers::ReceiverStream::new(receiver)
+}
+
+fn layer() -> v1::ImageLayer {
+    v1::ImageLayer {
+        digest: format!("sha256:{}", "0123456789ab".repeat(6).split_at(64).0),
+        bytes: 3 << 20,
+        last_used_ms: 0,
+        services: vec!["web".into()],
+    }
 }

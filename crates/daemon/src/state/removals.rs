@@ -140,7 +140,7 @@ mod tests {
         assert!(state.remove_member("b").unwrap());
         assert!(!state.remove_member("b").unwrap());
         assert_eq!(state.granted("b").unwrap(), None);
-        assert_eq!(state.take_token(b"secret").unwrap(), None);
+        assert!(!state.take_token(b"secret", "b").unwrap());
         let removal = |until| Removal { node: NodeName::new("b").unwrap(), until, signature: vec![7] };
         for until in [5, 9, 7] {
             state.put_removal(&removal(until)).unwrap();

@@ -1,0 +1,20 @@
+//! `godwit image` against a daemon that answers what the test expects.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod fake;
+
+use fake::Fake;
+
+#[tokio::test]
+async fn layers_are_listed_and_removed() {
+    let fake = Fake::start();
+    let table = fake.run(&["image", "ls"]).await.stdout;
+    let row = table.lines().nth(1).unwrap();
+    assert!(row.starts_with("0123456789ab  3.0 MiB") && row.ends_with("web"), "{table}");
+    assert_eq!(fake.run(&["image", "ls", "--json"]).await.json()[0]["services"][0], "web");
+    let pruned = fake.run(&["image", "prune"]).await;
+    assert_eq!((pruned.code, pruned.stdout.as_str()), (0, "0123456789ab\n"), "{pruned:?}");
+    assert!(pruned.stderr.contains("3.0 MiB freed"), "{pruned:?}");
+    let refused = fake.run(&["image", "rm", "0123"]).await;
+    assert!(refused.code == 1 && refused.stderr.contains("layer 0123 is used by web"), "{refused:?}");
+}
