@@ -289,7 +289,9 @@ async fn a_connection_to_the_node_is_refused_with_a_hint() {
 #[tokio::test(flavor = "multi_thread")]
 async fn io_uring_is_refused_with_a_hint() {
     let mut node = Node::new();
-    let config = node.container_of("ring", &["/bin/guest", "io_uring"]);
+    let mut config = node.container_of("ring", &["/bin/guest", "io_uring"]);
+    // The default profile has no io_uring.
+    config.confinement.seccomp = godwit_engine::seccomp::Seccomp::Unconfined;
     support::add_guest(&config);
     node.runc.run(&config).await.unwrap();
     let mut said = String::new();
