@@ -37,7 +37,8 @@ setup: ## packages, a CRIU that works on this kernel, Rust (as root; quick when 
 
 build: ## build everything for development
 	$(SAY) "building"
-	@cargo build --workspace --all-targets --test e2e
+	@cargo build --workspace --all-targets
+	@cargo test --workspace --test e2e --no-run
 
 release: ## build the programs as they are installed
 	$(SAY) "building the programs (release)"
@@ -64,14 +65,16 @@ check: ## formatting, clippy and what needs neither root nor set-up: minutes
 lint: ## formatting, clippy with warnings as errors, shellcheck
 	@cargo fmt --all --check
 	@shellcheck -x scripts/* tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
-	@cargo clippy --workspace --all-targets --test e2e --test vm $(ISA_FEATURES) -- -D warnings
+	@cargo clippy --workspace --all-targets $(ISA_FEATURES) -- -D warnings
+	@cargo clippy --workspace --test e2e --test vm $(ISA_FEATURES) -- -D warnings
 
 # Everything is built by one command and each command selects the whole workspace, so that dependencies are
 # compiled once, with one set of features. The
 # end-to-end tests drive the built programs, which `cargo test` alone would not build. Both kinds of tests run,
 # whatever came of the first.
 unit: ## all tests without the set-up and the instruction sets; TEST_ARGS chooses among them
-	@scripts/timed "build" cargo build --workspace --bins --tests --test e2e
+	@scripts/timed "build" cargo build --workspace --bins --tests
+	@scripts/timed "build of the end-to-end tests" cargo test --workspace --test e2e --no-run
 	@failed=0; \
 	scripts/timed "tests of the crates" $(MAKE) --no-print-directory crates || failed=1; \
 	scripts/timed "end-to-end tests" $(MAKE) --no-print-directory e2e || failed=1; \

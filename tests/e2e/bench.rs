@@ -123,7 +123,10 @@ fn pauses_with_frames_held_and_dropped_take_turns_and_are_drawn() {
     bench(&[&how[..], &["--connections", "1", "--cutover", "hold"]].concat(), &one);
     let rows = [lines(&many), lines(&one)].concat();
     let seen: Vec<_> = rows.iter().map(|row| [&row["series"], &row["cutover"]]).collect();
-    assert_eq!(seen, [["many", "hold"], ["many", "drop"], ["idle", "hold"], ["busy", "hold"]]);
+    assert_eq!(
+        seen,
+        [["many", "hold"], ["many", "drop"], ["idle", "hold"], ["busy", "hold"], ["small", "hold"]]
+    );
     for row in &rows {
         assert_eq!(
             (&row["outcome"], &row["lost_ops"], &row["broken"]),

@@ -94,7 +94,7 @@ impl InDoubt {
     /// timer has expired. A busy machine may take its time.
     fn are_answered(mut self, echo: &Echo, node: &str, what: &str) {
         self.bell.takes_back();
-        let timeouts = crate::timeouts(echo, node);
+        let timeouts = self::timeouts(echo, node);
         let begun = Instant::now();
         let last = self.clients.len() - 1;
         for (number, client) in self.clients.iter_mut().enumerate() {
@@ -105,7 +105,7 @@ impl InDoubt {
             if number == last {
                 client.sees_the_end();
             }
-            let (took, more) = (begun.elapsed(), crate::timeouts(echo, node) - timeouts);
+            let (took, more) = (begun.elapsed(), self::timeouts(echo, node) - timeouts);
             assert!(
                 took < SOON || more == 0,
                 "{what}: connection {number} waited {took:?} after the pause, for {more} time-outs"

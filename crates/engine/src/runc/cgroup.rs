@@ -25,6 +25,14 @@ const FREEZE_LOOK: Duration = Duration::from_millis(1);
 /// again after this many looks.
 const LOOKS_BEFORE_RETRY: u32 = 50;
 
+/// Whether this machine has a controller in the hierarchies that runc uses.
+pub(super) fn is_available(controller: &str) -> bool {
+    match std::fs::read_to_string(Path::new(MOUNT).join("cgroup.controllers")) {
+        Ok(unified) => unified.split_whitespace().any(|name| name == controller),
+        Err(_) => Path::new(MOUNT).join(controller).is_dir(),
+    }
+}
+
 /// The cgroup path with a leading slash, so that runc takes it from the hierarchy's root.
 pub(super) fn absolute(cgroup: &str) -> String {
     format!("/{}", cgroup.trim_matches('/'))

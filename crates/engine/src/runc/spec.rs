@@ -177,7 +177,9 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
 
 fn resources(config: &ContainerConfig) -> Value {
     let mut resources = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
-    if config.confinement.pids_limit != 0 {
+    // Where this machine cannot limit processes, a service that asked for no certain limit runs all the same.
+    let limit = config.confinement.pids_limit;
+    if limit != 0 && (limit != crate::confinement::PIDS_LIMIT || super::cgroup::is_available("pids")) {
         resources["pids"] = json!({ "limit": config.confinement.pids_limit });
     }
     if config.memory_bytes != 0 {
