@@ -9,7 +9,7 @@ use std::ops::Range;
 use arbitrary::Arbitrary;
 use godwit_criu::images::{
     Core, ImageKind, Inventory, LazyPages, Pagemap, ProcessTreeEntry, decode, inventory, lazy_areas,
-    make_plain, page_size, stopped_processes,
+    make_plain, page_size, stopped_processes, unacknowledged,
 };
 use godwit_fuzz::Scratch;
 use libfuzzer_sys::fuzz_target;
@@ -19,13 +19,16 @@ enum Input<'a> {
     Raw(&'a [u8]),
     Log(&'a str),
     /// Records under right heads and lengths: inventory, tree, and the core of each number; of the
-    /// same numbers the areas, the pagemap and the contents of pages; and what is in lazy pages.
+    /// same numbers the areas, the pagemap and the contents of pages; what is in lazy pages; and the open
+    /// files, with a connection that has an image of its own.
     Directory {
         inventory: Vec<&'a [u8]>,
         tree: Vec<&'a [u8]>,
         cores: Vec<(u8, Vec<&'a [u8]>)>,
         memory: Vec<(u8, &'a [u8], Vec<&'a [u8]>, &'a [u8])>,
         lazy: BTreeMap<u16, u8>,
+        files: Vec<&'a [u8]>,
+        connection: &'a [u8],
     },
 }
 
@@ -81,7 +84,7 @@ fuzz_target!(|input: Input<'_>| {
         Input::Log(text) => {
             let _ = (godwit_criu::log::first_error(text), godwit_criu::log::hint(text));
         }
-        Input::Directory { inventory: records, tree, cores, memory, lazy } => {
+        Input::Directory { inventory: records, tree, cores, memory, lazy, files, connection } => {
             let scratch = Scratch::new();
             let write =
                 |name: &str, bytes: &[u8]| fs::write(scratch.inside().join(name), bytes).expect("a file");
@@ -94,6 +97,11 @@ fuzz_target!(|input: Input<'_>| {
                 write(&format!("mm-{pid}.img"), &image(&[COMMON, ImageKind::Memory as u32], &[areas]));
                 write(&format!("pagemap-{pid}.img"), &image(&[COMMON, ImageKind::Pagemap as u32], &pagemap));
                 write(&format!("pages-{pid}.img"), pages);
+            }
+            write("files.img", &image(&[COMMON, ImageKind::Files as u32], &files));
+            write("tcp-stream-0.img", &[&image(&[COMMON, 0x5146_5506], &[]), connection].concat());
+            if let Ok(connections) = unacknowledged(&scratch.inside()) {
+                assert!(connections.len() <= files.len());
             }
             let _ = inventory(&scratch.inside());
             if let Ok(areas) = lazy_areas(&scratch.inside()) {

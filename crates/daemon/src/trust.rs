@@ -130,8 +130,9 @@ impl<'a> Placements<'a> {
     /// alone is not believed, else every member could take every service.
     pub(crate) fn belief(&self, from: &str, told: &Placement) -> Belief {
         if told.node == self.own {
-            // Nobody knows better than this node what it has.
-            return Belief::None;
+            // Nobody knows better than this node what it has. Of a service that it knows nothing of, as with an
+            // older disk, it lists what the others do, so that an operator can take it off the list.
+            return if self.known.contains_key(&told.service) { Belief::None } else { Belief::IfNewer };
         }
         let of_itself = told.node == from;
         let Some(known) = self.known.get(&told.service) else {
@@ -250,7 +251,8 @@ mod tests {
         for told in [placement("1", "c", 9), placement("2", "c", 9), placement("1", "own", 9)] {
             assert_eq!(belief(own.clone(), "c", &told), Belief::None, "{told:?}");
         }
-        assert_eq!(belief(None, "c", &placement("1", "own", 9)), Belief::None);
+        let unknown = belief(None, "c", &placement("1", "own", 9));
+        assert_eq!(unknown, Belief::IfNewer, "it is listed, and can be taken off the list");
     }
 
     #[test]

@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use godwit_criu::images::{Unacknowledged, unacknowledged};
 use godwit_network::{InDoubt, NetworkError, Resend, Standing, forget_standing};
@@ -121,10 +122,16 @@ impl Local {
         tokio::spawn(async move {
             // A panic has been told of, and has left nothing to send.
             let Ok(Some(resend)) = doubts.await else { return };
-            let looked_at = resend.count();
+            let (looked_at, begun) = (resend.count(), Instant::now());
             match tokio::task::spawn_blocking(move || resend.send()).await {
                 Ok(Ok(resent)) => {
-                    tracing::debug!(service = %name, looked_at, ?resent, "what was in doubt is sent again")
+                    tracing::debug!(
+                        service = %name,
+                        looked_at,
+                        ?resent,
+                        took = ?begun.elapsed(),
+                        "what was in doubt is sent again"
+                    )
                 }
                 Ok(Err(error)) => say_that_clients_wait(&name, &error),
                 Err(_) => {}

@@ -215,6 +215,8 @@ fn address_of(words: &[u32]) -> Option<IpAddr> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const FILES: u32 = ImageKind::Files as u32;
@@ -325,5 +327,25 @@ mod tests {
         }
         fs::write(directory.path().join("tcp-stream-5.img"), &image).unwrap();
         assert_eq!(unacknowledged(directory.path()).unwrap().len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_bring_it_down(files: Vec<u8>, own_image: Vec<u8>, headed: bool) {
+            let directory = tempfile::tempdir().unwrap();
+            let inside = Socket {
+                stream: Stream::decode(&files[..]).ok(),
+                queues: Some(own_image.clone()),
+                ..socket(1, ESTABLISHED)
+            };
+            write(directory.path(), vec![inside, socket(7, ESTABLISHED)]);
+            if headed {
+                let head = [COMMON_MAGIC, KIND].map(u32::to_le_bytes).concat();
+                fs::write(directory.path().join("tcp-stream-7.img"), [&head[..], &own_image].concat()).unwrap();
+            }
+            let _ = unacknowledged(directory.path());
+            fs::write(directory.path().join("files.img"), &files).unwrap();
+            let _ = unacknowledged(directory.path());
+        }
     }
 }

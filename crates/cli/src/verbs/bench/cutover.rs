@@ -7,6 +7,7 @@
 //!   idle   one connection; a request every half a second, and one as soon as the freeze is heard of
 //!   busy   one connection, a thousand requests a second
 //!   small  one connection, a thousand requests a second, each answered by two small writes (Nagle's algorithm)
+//!   doubt  as small, and the client's host hears nothing from the last round of memory until the restore begins
 //!   many   so many connections, a thousand requests a second over all of them in turn
 //! ```
 //!
@@ -29,6 +30,7 @@ use serde_json::{Value, json};
 
 use super::{
     Bed,
+    deafness::Deafness,
     hold::Hold,
     probes::Probes,
     results::Results,
@@ -104,12 +106,14 @@ struct Load {
     rate: u32,
     /// More words to the service.
     more: &'static [&'static str],
+    /// Whether the client does not hear what the service says last: it is in doubt at the freeze.
+    doubt: bool,
 }
 
 /// Requests a second of an idle connection.
 const IDLE: u32 = 2;
 const NAME: &str = "echo";
-const PORT: u16 = 7010;
+pub(super) const PORT: u16 = 7010;
 const SERVICE: Service = Service { name: NAME, address: ADDRESS, port: PORT, published: None };
 /// How long the client is watched before and after the move: what was lost in the pause is sent again
 /// within this time.
@@ -169,12 +173,12 @@ impl Args {
         let mut loads = Vec::new();
         for &connections in &self.connections {
             if connections == 1 {
-                let (rate, more) = (self.rate, &[][..]);
-                loads.push(Load { series: "idle", connections, rate: IDLE, more });
-                loads.push(Load { series: "busy", connections, rate, more });
-                loads.push(Load { series: "small", connections, rate, more: &["--halves"] });
+                let busy = Load { series: "busy", connections, rate: self.rate, more: &[], doubt: false };
+                let small = Load { series: "small", more: &["--halves"], ..busy };
+                loads.push(Load { series: "idle", rate: IDLE, ..busy });
+                loads.extend([busy, small, Load { series: "doubt", doubt: true, ..small }]);
             } else {
-                loads.push(Load { series: "many", connections, rate: self.rate, more: &[] });
+                loads.push(Load { series: "many", connections, rate: self.rate, more: &[], doubt: false });
             }
         }
         loads
@@ -212,6 +216,7 @@ async fn one(
         let probes = blocking(move || Probes::prepare(&there, SERVICE)).await?;
         tokio::time::sleep(WATCHED).await;
         let before = Counters::read(lab).await?;
+        let deafness = load.doubt.then(|| Deafness::of(lab));
         let held = async {
             if let Some(hold) = &hold {
                 hold.hold().await?;
@@ -219,8 +224,8 @@ async fn one(
             // The move's end is waited for.
             std::future::pending::<anyhow::Result<std::convert::Infallible>>().await
         };
-        let (report, client) = tokio::select! {
-            moved = moved(&connection, args.mode, client, &probes) => moved?,
+        let (report, client, deaf_ms) = tokio::select! {
+            moved = moved(&connection, args.mode, client, &probes, deafness) => moved?,
             failed = held => match failed? {},
         };
         tokio::time::sleep(WATCHED).await;
@@ -238,7 +243,7 @@ async fn one(
         })
         .await?;
         seen(&mut row, &client);
-        row["beyond_ms"] = (client.downtime_ms - report.frozen_ms).into();
+        row["beyond_ms"] = (client.downtime_ms - report.frozen_ms - deaf_ms).into();
         counted(&mut row, "", &after.client.since(&before.client));
         counted(&mut row, "node_", &after.node.since(&before.node));
         if let Some(service) = &service {
@@ -257,20 +262,30 @@ async fn moved(
     mode: Mode,
     client: EchoLoad,
     probes: &Probes,
-) -> anyhow::Result<(MigrationReport, EchoLoad)> {
+    mut deafness: Option<Deafness>,
+) -> anyhow::Result<(MigrationReport, EchoLoad, f64)> {
     let request = How::plain(STREAMS).request(mode, NAME, DESTINATION);
     let mut events = migrate::start(connection.clone(), request);
     let mut frozen = false;
+    let mut deaf_ms = 0.0;
     loop {
         match events.recv().await {
             Some(Ok(migration_event::Kind::Progress(step))) => {
+                if let Some(deafness) = &mut deafness {
+                    match step.phase.as_str() {
+                        "copy" if step.round > 1 => deafness.begin().await?,
+                        "freeze" => deaf_ms = deafness.lasts_ms(),
+                        "restore" => deafness.end().await?,
+                        _ => {}
+                    }
+                }
                 if step.phase == "freeze" && !frozen {
                     frozen = true;
                     client.now()?;
                     probes.go()?;
                 }
             }
-            Some(Ok(migration_event::Kind::Report(report))) => return Ok((report, client)),
+            Some(Ok(migration_event::Kind::Report(report))) => return Ok((report, client, deaf_ms)),
             Some(Err(error)) => return Err(error.into()),
             None => bail!("godwitd ended the migration without a report"),
         }

@@ -13,6 +13,7 @@
 //! - [`plot`]: pictures and a table of what the others measured.
 
 mod cutover;
+mod deafness;
 mod echo;
 mod hold;
 mod lanes;
@@ -86,7 +87,7 @@ enum BenchVerb {
     Scan(parts::ScanArgs),
     /// Measure what clients notice of a pause whose frames are held, beside one whose frames are dropped
     ///
-    /// With --json each move is a line: the report's fields, and series (idle, busy, small or many), cutover,
+    /// With --json each move is a line: the report's fields, and series (idle, busy, small, doubt or many), cutover,
     /// pause_ms, connections, run, downtime_ms, beyond_ms (what of it was after the service went on), timeouts, retransmissions, loss_probes and lost_ops; and what was tried
     /// once in the pause: new_ms (a connection that did not exist), outgoing_ms (one that the service had
     /// opened) and datagram_ms, each until the answer. Ends with 1 if a move with held frames failed or lost
