@@ -45,7 +45,7 @@ release: ## build the programs as they are installed
 	@cargo build --release --workspace --bins
 
 # Part after part, also with `make --jobs`: two of them would be in each other's way.
-test: ## set-up, formatting, clippy, and each promise tested once (as root; less than 20 minutes)
+test: ## set-up, formatting, clippy, and each promise tested once but those of instruction sets (as root)
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
 	@scripts/timed "formatting, clippy, shellcheck" $(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory unit

@@ -28,7 +28,7 @@ const DEFAULT: &[&str] = &[
 ];
 
 /// All that Linux has (capabilities(7)), in the order of their numbers.
-const ALL: &[&str] = &[
+pub(crate) const ALL: &[&str] = &[
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_DAC_READ_SEARCH",

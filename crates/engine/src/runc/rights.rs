@@ -6,53 +6,8 @@ use godwit_criu::images::{Allowed, excess};
 use serde_json::Value;
 
 use super::spec;
-use crate::confinement::ConfinementError;
+use crate::confinement::{ALL, ConfinementError};
 use crate::container::{ContainerConfig, EngineError, RestoreRequest};
-
-/// The capabilities by their numbers, as in `linux/capability.h`.
-const CAPABILITIES: [&str; 41] = [
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_DAC_READ_SEARCH",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_SETGID",
-    "CAP_SETUID",
-    "CAP_SETPCAP",
-    "CAP_LINUX_IMMUTABLE",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_BROADCAST",
-    "CAP_NET_ADMIN",
-    "CAP_NET_RAW",
-    "CAP_IPC_LOCK",
-    "CAP_IPC_OWNER",
-    "CAP_SYS_MODULE",
-    "CAP_SYS_RAWIO",
-    "CAP_SYS_CHROOT",
-    "CAP_SYS_PTRACE",
-    "CAP_SYS_PACCT",
-    "CAP_SYS_ADMIN",
-    "CAP_SYS_BOOT",
-    "CAP_SYS_NICE",
-    "CAP_SYS_RESOURCE",
-    "CAP_SYS_TIME",
-    "CAP_SYS_TTY_CONFIG",
-    "CAP_MKNOD",
-    "CAP_LEASE",
-    "CAP_AUDIT_WRITE",
-    "CAP_AUDIT_CONTROL",
-    "CAP_SETFCAP",
-    "CAP_MAC_OVERRIDE",
-    "CAP_MAC_ADMIN",
-    "CAP_SYSLOG",
-    "CAP_WAKE_ALARM",
-    "CAP_BLOCK_SUSPEND",
-    "CAP_AUDIT_READ",
-    "CAP_PERFMON",
-    "CAP_BPF",
-    "CAP_CHECKPOINT_RESTORE",
-];
 
 /// Refuses images that give more than the definition of the container.
 pub(super) fn check(request: &RestoreRequest) -> Result<(), EngineError> {
@@ -76,7 +31,7 @@ fn allowed(config: &ContainerConfig) -> Result<Allowed, ConfinementError> {
         list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect()
     };
     let held = texts(&json["process"]["capabilities"]["bounding"]);
-    let bits = (0u32..).zip(CAPABILITIES).filter(|(_, name)| held.iter().any(|held| held == name));
+    let bits = (0u32..).zip(ALL).filter(|(_, name)| held.iter().any(|held| held == *name));
     let standard = |path: &str| config.mounts.iter().any(|mount| mount.target == Path::new(path));
     Ok(Allowed {
         capabilities: bits.fold(0, |set, (bit, _)| set | 1 << bit),
