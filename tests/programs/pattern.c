@@ -61,7 +61,7 @@ static uint64_t total, passes, rewritten;
 static char *guard[THREADS];
 static size_t guards;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t passed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t passed = PTHREAD_COND_INITIALIZER, written = PTHREAD_COND_INITIALIZER;
 static int mouth[2];
 
 static void fail(const char *format, ...) {
@@ -317,6 +317,9 @@ static void *check_on(void *nothing) {
             if (write(mouth[1], guard[i], 1) != -1 || errno != EFAULT)
                 fail("pattern: the guard at %p can be read", (void *)guard[i]);
         pthread_mutex_lock(&lock);
+        /* The lock is not fair: without this the writer may get no turn for many passes. */
+        for (uint64_t before = rewritten; rewritten == before;)
+            pthread_cond_wait(&written, &lock);
         passes++;
         pthread_cond_broadcast(&passed);
         pthread_mutex_unlock(&lock);
@@ -336,6 +339,7 @@ static void *write_on(void *nothing) {
                 rewritten++;
             }
         }
+        pthread_cond_signal(&written);
         pthread_mutex_unlock(&lock);
         usleep(200);
     }

@@ -113,11 +113,14 @@ fn main() -> ExitCode {
             }
         }
     });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
+    let code = match done {
+        Ok(()) => 0,
         Err(error) => {
             eprintln!("Error: {error:#}");
-            ExitCode::FAILURE
+            1
         }
-    }
+    };
+    // Without dropping the runtime: it would drop tasks one by one, and those that are left would take the end of
+    // another task for the end of what that task looks after. The next life goes on from the journal.
+    std::process::exit(code)
 }

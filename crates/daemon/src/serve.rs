@@ -277,7 +277,8 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     // Root filesystems hold set-user-id programs and services' data: not for the machine's other users.
     std::fs::set_permissions(&args.state, std::fs::Permissions::from_mode(0o700))
         .with_context(|| format!("cannot close {} to other users", args.state.display()))?;
-    let _only_one = lock(&args.run)?;
+    // Until the process has ended: its tasks work on when this function has returned.
+    std::mem::forget(lock(&args.run)?);
     let node = build(&args, Arc::clone(&identity)).await?;
 
     services::record_all(&node)?;

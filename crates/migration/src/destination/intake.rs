@@ -35,9 +35,6 @@ const PAGE: usize = 4096;
 /// Most ranges in one message.
 const RANGES: usize = 4096;
 
-/// What is said where the task behind an [`Intake`] is gone, which only its own end brings about.
-const ENDED: &str = "the task that takes the pages has ended";
-
 /// Why pages could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum IntakeError {
@@ -242,7 +239,7 @@ impl Intake {
     /// namespace, which do not run yet. One that has a page already that is not its own fails the move.
     pub(crate) async fn push(&mut self, processes: Vec<u32>) -> Result<(), IntakeError> {
         // The word of the restorer comes on another socket than the engine's.
-        self.until(|seen| seen.restored || seen.unrestored.is_some()).await;
+        until(&mut self.seen, |seen| seen.restored || seen.unrestored.is_some()).await;
         if let Some(reason) = self.seen.borrow().unrestored.clone() {
             return Err(IntakeError::Unrestored(reason));
         }
@@ -263,16 +260,12 @@ impl Intake {
     /// Pends until pages cannot be taken any more; then why.
     pub(crate) fn failure(&self) -> impl Future<Output = String> + Send + use<> {
         let mut seen = self.seen.clone();
-        async move {
-            let failed = seen.wait_for(|seen| seen.failed.is_some()).await;
-            let reason = failed.ok().and_then(|seen| seen.failed.clone());
-            reason.unwrap_or_else(|| ENDED.into())
-        }
+        async move { until(&mut seen, |_| false).await.unwrap_or_default() }
     }
 
     /// Returns when every page is where it belongs, or with the reason why that will not be.
     pub(crate) async fn complete(&mut self) -> Result<(), String> {
-        match self.until(|seen| seen.done).await {
+        match until(&mut self.seen, |seen| seen.done).await {
             Some(reason) => Err(reason),
             None => Ok(()),
         }
@@ -296,14 +289,6 @@ impl Intake {
         discard(local, id).await
     }
 
-    /// Waits; returns the reason when it failed instead.
-    async fn until(&mut self, reached: impl Fn(&Seen) -> bool) -> Option<String> {
-        match self.seen.wait_for(|seen| reached(seen) || seen.failed.is_some()).await {
-            Ok(seen) => seen.failed.clone().filter(|_| !reached(&seen)),
-            Err(_) => Some(ENDED.into()),
-        }
-    }
-
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Client) -> Result<T, PagerError> + Send + 'static,
@@ -311,6 +296,15 @@ impl Intake {
         let client = Arc::clone(&self.client);
         Ok(tokio::task::spawn_blocking(move || question(&client)).await??)
     }
+}
+
+/// Waits; returns the reason when it failed instead. A task behind an [`Intake`] that is gone says nothing of the
+/// pages, least of all that they are lost: this daemon ends, and its next life goes on.
+async fn until(seen: &mut watch::Receiver<Seen>, reached: impl Fn(&Seen) -> bool) -> Option<String> {
+    if let Ok(seen) = seen.wait_for(|seen| reached(seen) || seen.failed.is_some()).await {
+        return seen.failed.clone().filter(|_| !reached(&seen));
+    }
+    std::future::pending().await
 }
 
 /// Processes with their PIDs inside the service; a zombie has no memory, and is left out.
