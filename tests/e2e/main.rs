@@ -36,6 +36,7 @@ mod options;
 mod ports;
 mod postgres;
 mod python;
+mod random_faults;
 mod redis;
 mod stale;
 mod unacknowledged;

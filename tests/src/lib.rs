@@ -21,6 +21,7 @@ pub mod matrix;
 pub mod mqtt;
 pub mod pattern;
 pub mod pcapng;
+pub mod random_faults;
 pub mod sockets;
 pub mod tier;
 pub mod torture;

@@ -218,15 +218,20 @@ impl Victim {
     pub fn shown(&self, node: &str, right: impl Fn(Option<&Shown>) -> bool) -> Option<Shown> {
         let mut last = None;
         wait_for(&format!("the right answer of `godwit ps` on node {node}"), || {
-            let said = self.bed.godwit(node, &["--json", "ps", "-a"]);
-            let shown: Vec<Shown> = serde_json::from_str(&said.stdout).ok()?;
-            let shown = shown.into_iter().find(|shown| shown.name == NAME);
+            let shown = self.told(node)?;
             if last.as_ref().map(|shown: &Option<Shown>| format!("{shown:?}")) != Some(format!("{shown:?}")) {
                 println!("node {node} shows {shown:?}");
                 last = Some(shown.clone());
             }
             right(shown.as_ref()).then_some(shown)
         })
+    }
+
+    /// What `godwit ps` on `node` says of the service now; nothing at all where it does not answer.
+    pub fn told(&self, node: &str) -> Option<Option<Shown>> {
+        let said = self.bed.godwit(node, &["--json", "ps", "-a"]);
+        let shown: Vec<Shown> = serde_json::from_str(&said.stdout).ok()?;
+        Some(shown.into_iter().find(|shown| shown.name == NAME))
     }
 
     /// The service runs at `node` and there only, its client has lost nothing, and both nodes say so.
@@ -288,6 +293,13 @@ impl Victim {
         let pid = daemon(&self.bed, node).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         pid
+    }
+
+    /// Sends a signal to all of a node's own processes of this name; to how many.
+    pub fn signal(&self, node: &str, program: &str, signal: rustix::process::Signal) -> usize {
+        let all = programs_of(&self.bed, node, program);
+        // One that has ended meanwhile needs none.
+        all.into_iter().filter(|pid| rustix::process::kill_process(*pid, signal).is_ok()).count()
     }
 
     /// Waits for the end of a node's daemon that was told to.
@@ -500,12 +512,19 @@ impl Attempt {
 
 /// The daemon of a node.
 fn daemon(bed: &Bed, node: &str) -> Option<rustix::process::Pid> {
+    programs_of(bed, node, "godwitd").first().copied()
+}
+
+/// The processes of a node itself, not of its services, that have this name and live.
+fn programs_of(bed: &Bed, node: &str, program: &str) -> Vec<rustix::process::Pid> {
     let namespace = fs::metadata(bed.lab().namespace(node).unwrap()).map(|meta| identity(&meta)).unwrap();
-    fs::read_dir("/proc").into_iter().flatten().flatten().find_map(|entry| {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let found = entries.filter_map(|entry| {
         let inside = identity(&fs::metadata(entry.path().join("ns/net")).ok()?) == namespace;
-        let named = fs::read_to_string(entry.path().join("comm")).ok()?.trim() == "godwitd";
+        let named = fs::read_to_string(entry.path().join("comm")).ok()?.trim() == program;
         let dead = fs::read_to_string(entry.path().join("stat")).ok()?.contains(") Z ");
         let pid = entry.file_name().to_str()?.parse().ok()?;
         rustix::process::Pid::from_raw(pid).filter(|_| inside && named && !dead)
-    })
+    });
+    found.collect()
 }
