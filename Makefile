@@ -55,6 +55,7 @@ test-full: ## make test in all combinations, then under eager huge pages, and pr
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
 	@scripts/timed "formatting, clippy, shellcheck" $(MAKE) --no-print-directory lint
 	@GODWIT_TEST_FULL=1 $(MAKE) --no-print-directory unit
+	@scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
 	$(SAY) "all tests passed"
 
