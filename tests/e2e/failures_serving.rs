@@ -7,10 +7,11 @@ use godwit_tests::wait_for;
 const POSTCOPY: [&str; 2] = ["--mode", "postcopy"];
 const POINT: &str = "source.pushing";
 
-/// A service that runs on `b`, while `a` has sent only the first of its pages and is held.
+/// A service that runs on `b`, as `b` says, while `a` has sent only the first of its pages and is held.
 fn served(test: &str) -> (Victim, Attempt) {
     let victim = Victim::up(test);
     let attempt = victim.begin_with_and_hold("a", "b", &POSTCOPY, POINT);
+    victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "running" && shown.node == "b"));
     (victim, attempt)
 }
 

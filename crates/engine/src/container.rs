@@ -288,4 +288,6 @@ pub trait Engine: Send + Sync {
     async fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError>;
     /// Resident memory of the container in bytes, as its cgroup counts it.
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
+    /// Bytes that its processes need after a move: what they share since a fork is each one's own there.
+    async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
 }

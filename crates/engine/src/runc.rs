@@ -335,10 +335,26 @@ impl Engine for Runc {
         if members.is_empty() {
             self.main_pid(config).await?;
         }
-        let statuses = process::statuses(members)
-            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
-        Ok(statuses.iter().map(|status| status.resident_bytes).sum())
+        let statuses = statuses(config, members)?;
+        Ok(statuses.iter().map(|status| status.anonymous_bytes + status.shared_bytes).sum())
     }
+
+    async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        let charged = self.memory_current(config).await?;
+        let (members, config) = (self.members(config)?, config.clone());
+        // A service may have thousands of processes.
+        let read = tokio::task::spawn_blocking(move || statuses(&config, members));
+        let statuses = read.await.map_err(|error| {
+            io_error("a thread", "look at the processes of a service".into(), io::Error::other(error))
+        })??;
+        Ok(process::unshared_bytes(&statuses, charged))
+    }
+}
+
+/// What the processes of a container look like now.
+fn statuses(config: &ContainerConfig, members: Vec<u32>) -> Result<Vec<process::ProcessStatus>, EngineError> {
+    process::statuses(members)
+        .map_err(|source| io_error(&config.name, "look at its processes".into(), source))
 }
 
 /// The trait's words on names; they become file names here.

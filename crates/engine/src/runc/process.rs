@@ -20,8 +20,10 @@ pub(super) struct ProcessStatus {
     pub(super) tracer: u32,
     /// State letter: R, S, D, T (stopped), t (traced), Z.
     pub(super) state: char,
-    /// Anonymous and shared resident memory in bytes.
-    pub(super) resident_bytes: u64,
+    /// Anonymous memory in bytes, also what is swapped out and what it shares with its parent since a fork.
+    pub(super) anonymous_bytes: u64,
+    /// Shared resident memory in bytes.
+    pub(super) shared_bytes: u64,
 }
 
 /// Reads the status of those of these processes that are there.
@@ -53,8 +55,18 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
         inner_pid: field("NSpid").split_whitespace().last().map_or(pid, id),
         tracer: id(field("TracerPid")),
         state: field("State").chars().next().unwrap_or('?'),
-        resident_bytes: (number(field("RssAnon")) + number(field("RssShmem"))) * 1024,
+        anonymous_bytes: (number(field("RssAnon")).saturating_add(number(field("VmSwap"))))
+            .saturating_mul(1024),
+        shared_bytes: number(field("RssShmem")).saturating_mul(1024),
     }
+}
+
+/// Bytes that processes need where nothing is shared since a fork, as after a move; `charged` is what their cgroup
+/// has for memory that they share with each other, and for all else.
+pub(super) fn unshared_bytes(statuses: &[ProcessStatus], charged: u64) -> u64 {
+    let sum = |bytes: fn(&ProcessStatus) -> u64| statuses.iter().map(bytes).fold(0, u64::saturating_add);
+    let (anonymous, shared) = (sum(|status| status.anonymous_bytes), sum(|status| status.shared_bytes));
+    anonymous.saturating_add(shared.min(charged)).max(charged)
 }
 
 /// Whether a process is stopped by a signal inside a frozen v1 cgroup, where its state letter does
@@ -167,7 +179,7 @@ mod tests {
     #[test]
     fn a_status_is_read_field_by_field() {
         let text = "Name:\tx\nState:\tT (stopped)\nPid:\t70\nPPid:\t60\nTracerPid:\t5\nNSpid:\t70\t7\n\
-                    RssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n";
+                    VmSwap:\t 2 kB\nRssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n";
         let status = parse_status(70, text);
         let expected = ProcessStatus {
             pid: 70,
@@ -175,9 +187,25 @@ mod tests {
             inner_pid: 7,
             tracer: 5,
             state: 'T',
-            resident_bytes: 16 * 1024,
+            anonymous_bytes: 14 * 1024,
+            shared_bytes: 4 * 1024,
         };
         assert_eq!(status, expected);
+    }
+
+    #[test]
+    fn memory_shared_since_a_fork_is_needed_by_each_and_shared_memory_once() {
+        let of = |anonymous_bytes, shared_bytes| ProcessStatus {
+            anonymous_bytes,
+            shared_bytes,
+            ..parse_status(1, "State:\tS (sleeping)\n")
+        };
+        // A parent and two children with its 100 bytes, which are charged once.
+        assert_eq!(unshared_bytes(&[of(100, 0), of(100, 0), of(100, 0)], 130), 300);
+        // Three that have the same 80 bytes of shared memory.
+        assert_eq!(unshared_bytes(&[of(10, 80), of(10, 80), of(10, 80)], 110), 140);
+        // What is charged is needed, whatever it is.
+        assert_eq!(unshared_bytes(&[of(10, 0)], 500), 500);
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Source {
         report: &mut Report,
     ) -> Result<Prepared, SourceError> {
         let config = self.local.config(&self.service);
-        let memory = self.local.engine.memory_current(&config).await?;
+        let memory = self.local.engine.memory_unshared(&config).await?;
         let room_bytes = memory + KERNEL_STATE_BYTES;
         let plan = self.plan(memory)?;
         let started = Instant::now();
