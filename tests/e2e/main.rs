@@ -37,6 +37,7 @@ mod ports;
 mod postgres;
 mod python;
 mod redis;
+mod restarts;
 mod stale;
 mod unacknowledged;
 mod watches;
