@@ -38,6 +38,7 @@ mod postgres;
 mod python;
 mod random_faults;
 mod redis;
+mod restarts;
 mod stale;
 mod unacknowledged;
 mod watches;

@@ -34,6 +34,7 @@ pub(crate) fn state(state: ServiceState) -> &'static str {
         ServiceState::InDoubt => "in-doubt",
         ServiceState::Remote => "remote",
         ServiceState::Creating => "creating",
+        ServiceState::Restarting => "restarting",
     }
 }
 

@@ -308,6 +308,17 @@ async fn exec_that_cannot_start_ends_with_125() {
 }
 
 #[tokio::test]
+async fn start_and_restart_take_several_and_go_on_after_an_error() {
+    let fake = Fake::start();
+    for verb in [&["start"][..], &["restart", "-t", "3"]] {
+        let finished = fake.run(&[verb, &["missing", "redis"]].concat()).await;
+        assert_eq!((finished.code, finished.stdout.as_str()), (1, "redis\n"), "{verb:?}");
+        assert!(finished.stderr.starts_with("Error: there is no service named missing"), "{finished:?}");
+    }
+    assert!(fake.asked.stop.lock().unwrap().iter().all(|request| request.timeout_ms == 3000));
+}
+
+#[tokio::test]
 async fn stop_and_rm_take_several_and_go_on_after_an_error() {
     let fake = Fake::start();
     let finished = fake.run(&["stop", "-t", "3", "missing", "redis"]).await;
@@ -510,6 +521,8 @@ async fn every_verb_has_a_man_page_and_completions_know_them() {
         "logs",
         "exec",
         "stop",
+        "start",
+        "restart",
         "rm",
         "migrate",
         "cancel",

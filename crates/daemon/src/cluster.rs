@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use godwit_api::v1::{Member, NodeInfo, Placement, SyncMessage};
-use godwit_migration::error_chain;
 use godwit_migration::journal::Stage;
+use godwit_migration::{Service, error_chain};
 use godwit_transfer::authority::CA_KEY_FILE;
 
 use crate::join::IDENTITY;
@@ -103,6 +103,24 @@ pub(crate) async fn hear(node: &Arc<Node>, from: &str) -> Result<bool, StateErro
             Ok(false)
         }
     }
+}
+
+/// The node of the cluster, if one says so that answers, that has a service of this node at a later epoch: this
+/// node's disk is one of before the service left.
+pub(crate) async fn claimed(node: &Arc<Node>, service: &Service) -> Result<Option<String>, StateError> {
+    let message = what_we_know(node)?;
+    let others = node.state.members()?.into_iter().filter(|member| member.name != node.name);
+    let asked = others.map(|member| {
+        let (node, message) = (Arc::clone(node), message.clone());
+        async move {
+            let answer = node.peers.get(&member.name, &member.address).sync(message).await.ok()?.into_inner();
+            let has = |placement: &Placement| {
+                placement.id == service.id && placement.node == member.name && placement.epoch > service.epoch
+            };
+            answer.placements.iter().any(has).then_some(member.name)
+        }
+    });
+    Ok(join_all(asked).await.into_iter().flatten().next())
 }
 
 /// Everything this node can tell.

@@ -9,7 +9,8 @@ use godwit_engine::confinement::ConfinementError;
 use godwit_engine::seccomp::Seccomp;
 use godwit_engine::{Confinement, Mount, MountKind, Ulimit};
 use godwit_migration::hooks::{Hooks, Moment};
-use godwit_migration::{Attachment, Compress, Mode, Options, Port, Report, Service, error_chain};
+use godwit_migration::restart::UnknownRestart;
+use godwit_migration::{Attachment, Compress, Mode, Options, Port, Report, Restart, Service, error_chain};
 use tonic::Status;
 
 /// The smallest memory limit with which a container starts at all.
@@ -190,6 +191,11 @@ pub(crate) fn confinement(request: &api::RunRequest) -> Result<Confinement, Stat
     Ok(confinement)
 }
 
+/// When a service is started again.
+pub(crate) fn restart(text: &str) -> Result<Restart, Status> {
+    text.parse().map_err(|error: UnknownRestart| Status::invalid_argument(error.to_string()))
+}
+
 /// A service as the API shows it; networks, state, process and memory are filled in by the caller.
 pub(crate) fn service(service: &Service, node: &str) -> api::Service {
     api::Service {
@@ -227,6 +233,7 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
             .iter()
             .map(|limit| api::Ulimit { name: limit.name.clone(), soft: limit.soft, hard: limit.hard })
             .collect(),
+        restart: service.restart.to_string(),
         ..api::Service::default()
     }
 }

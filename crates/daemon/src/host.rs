@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, DecisionResponse};
@@ -136,7 +137,8 @@ impl Host for NodeHost {
             // Its watcher would tell less.
             node.unwatch(&service.name);
             node.events.tell("migration", "lost", &service.name, reason);
-            node.ended(service, 128 + nix::libc::SIGKILL, reason).await;
+            // Before its processes are killed: it is started again when this migration is over.
+            node.ended(service, 128 + nix::libc::SIGKILL, reason, Duration::ZERO).await;
         }
     }
 

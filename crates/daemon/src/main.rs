@@ -25,6 +25,7 @@ mod peer_api;
 mod peers;
 mod removals;
 mod renew;
+mod restart;
 mod serve;
 mod services;
 mod state;

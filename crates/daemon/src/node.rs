@@ -1,9 +1,9 @@
 //! One running node: what its parts share, and what it knows of the cluster.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_migration::local::Local;
@@ -19,10 +19,13 @@ use crate::introduced::Introduced;
 use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
-use crate::{cluster, convert, networks};
+use crate::{cluster, convert, networks, restart};
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
 const LEAVE: Duration = Duration::from_secs(5);
+
+/// Why a service has ended that a user stopped.
+pub(crate) const STOPPED: &str = "stopped by `godwit stop`";
 
 /// A migration under way from this node.
 #[derive(Clone)]
@@ -59,6 +62,17 @@ pub(crate) struct Conflict {
     pub node: Option<String>,
 }
 
+/// A task that waits for a service's end and notes it. Until it has the end it can be called off; then not, so that
+/// an end is never noted by half.
+struct Watcher {
+    /// Tells it from those before it and after it.
+    number: u64,
+    task: AbortHandle,
+    has_the_end: bool,
+    /// Closed when it has noted the end, or was called off.
+    over: watch::Receiver<()>,
+}
+
 /// What changes while the node runs and is not worth a disk.
 #[derive(Default)]
 struct Moment {
@@ -67,7 +81,15 @@ struct Moment {
     /// Migrations from here, by service.
     migrating: HashMap<String, Migrating>,
     /// Tasks that wait for a service's end.
-    watchers: HashMap<String, AbortHandle>,
+    watchers: HashMap<String, Watcher>,
+    /// How many there have been.
+    watched: u64,
+    /// Names of services that are being ended for a user.
+    ending: HashSet<String>,
+    /// Services that are started again in a moment, by id.
+    due: HashMap<String, Instant>,
+    /// The pause before the last start of a service by its policy, by id.
+    pauses: HashMap<String, Duration>,
     /// What peers last told of themselves.
     heard: HashMap<String, NodeInfo>,
 }
@@ -175,7 +197,7 @@ impl Node {
             return Err(format!("is on its way to node {} already", other.to));
         }
         if moment.busy.contains_key(name) {
-            return Err("is being stopped, removed or plugged in; try again in a moment".into());
+            return Err("is being started, stopped, removed or plugged in; try again in a moment".into());
         }
         moment.migrating.insert(name.to_string(), migrating);
         Ok(())
@@ -257,44 +279,147 @@ impl Node {
         told.filter_map(|network| network::parse_mac(&network.uplink_mac)).collect()
     }
 
+    /// Takes a name for an operation as soon as nobody else has it.
+    pub(crate) async fn wait_to_occupy(self: &Arc<Self>, name: &str) -> Occupied {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // From here on no notification is missed.
+            freed.as_mut().enable();
+            if let Some(occupied) = self.occupy(name) {
+                return occupied;
+            }
+            match self.migration(name) {
+                Some(mut migrating) => tokio::select! {
+                    () = freed => {}
+                    // An error means that the sender is gone, which is what is waited for.
+                    _ = migrating.ended.changed() => {}
+                },
+                None => freed.await,
+            }
+        }
+    }
+
     /// Watches for the end of a service that runs here.
     pub(crate) fn watch(self: &Arc<Self>, service: &Service) {
         let node = Arc::clone(self);
         let watched = service.clone();
+        let (finish, over) = watch::channel(());
+        // The task finds itself entered.
+        let mut moment = self.moment();
+        moment.watched += 1;
+        let number = moment.watched;
+        let begun = Instant::now();
         let task = tokio::spawn(async move {
             let config = node.local().config(&watched);
             let (code, reason) = match node.local().engine.wait(&config).await {
                 Ok(code) => (code, String::new()),
                 Err(error) => (-1, error_chain(&error)),
             };
-            let known = node.state.service(&watched.name).ok().flatten();
-            if known.is_some_and(|owned| owned.service.id == watched.id && owned.exit_code.is_some()) {
-                // Whoever ended it has told why.
+            if !node.take_end(&watched.name, number) {
                 return;
             }
-            node.ended(&watched, code, &reason).await;
+            let known = node.state.service(&watched.name).ok().flatten();
+            if known.is_none_or(|owned| owned.service.id != watched.id || owned.exit_code.is_none()) {
+                node.ended(&watched, code, &reason, begun.elapsed()).await;
+            }
+            // Else whoever ended it has told why.
+            node.end_watch(&watched.name, number);
+            drop(finish);
         });
-        if let Some(before) = self.moment().watchers.insert(service.name.clone(), task.abort_handle()) {
-            before.abort();
+        let watcher = Watcher { number, task: task.abort_handle(), has_the_end: false, over };
+        if let Some(before) = moment.watchers.insert(service.name.clone(), watcher)
+            && !before.has_the_end
+        {
+            before.task.abort();
+        }
+    }
+
+    /// The watcher of this number has seen the end of what it watched; no if it was called off.
+    fn take_end(&self, name: &str, number: u64) -> bool {
+        let mut moment = self.moment();
+        match moment.watchers.get_mut(name).filter(|watcher| watcher.number == number) {
+            Some(watcher) => {
+                watcher.has_the_end = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn end_watch(&self, name: &str, number: u64) {
+        let mut moment = self.moment();
+        if moment.watchers.get(name).is_some_and(|watcher| watcher.number == number) {
+            moment.watchers.remove(name);
         }
     }
 
     /// Stops watching: the service leaves, or is being removed.
     pub(crate) fn unwatch(&self, name: &str) {
-        if let Some(watcher) = self.moment().watchers.remove(name) {
-            watcher.abort();
+        let mut moment = self.moment();
+        if moment.watchers.get(name).is_some_and(|watcher| !watcher.has_the_end)
+            && let Some(watcher) = moment.watchers.remove(name)
+        {
+            watcher.task.abort();
         }
     }
 
-    pub(crate) async fn ended(&self, service: &Service, code: i32, reason: &str) {
+    /// Closed when the end of a service that is watched has been noted; nothing where none is.
+    pub(crate) fn noted(&self, name: &str) -> Option<watch::Receiver<()>> {
+        self.moment().watchers.get(name).map(|watcher| watcher.over.clone())
+    }
+
+    /// A user ends a service, until what is returned is dropped: its policy has nothing to say meanwhile.
+    pub(crate) fn ending(self: &Arc<Self>, name: &str) -> Ending {
+        self.moment().ending.insert(name.to_string());
+        Ending { node: Arc::clone(self), name: name.to_string() }
+    }
+
+    /// A service is started by its policy after the pause that is returned; nothing if that is under way already.
+    pub(crate) fn plan_start(&self, id: &str, ran: Duration) -> Option<Duration> {
+        let mut moment = self.moment();
+        if moment.due.contains_key(id) {
+            return None;
+        }
+        let pause = godwit_migration::restart::pause(moment.pauses.get(id).copied(), ran);
+        moment.pauses.insert(id.to_string(), pause);
+        moment.due.insert(id.to_string(), Instant::now() + pause);
+        Some(pause)
+    }
+
+    /// The start that was planned is made now, or will not be.
+    pub(crate) fn end_plan(&self, id: &str) {
+        self.moment().due.remove(id);
+    }
+
+    /// The next start begins with the first pause: a user has started it, or it is gone.
+    pub(crate) fn forget_pause(&self, id: &str) {
+        self.moment().pauses.remove(id);
+    }
+
+    /// When a service is started again by its policy, if it is to be.
+    pub(crate) fn due(&self, id: &str) -> Option<Duration> {
+        self.moment().due.get(id).map(|due| due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Notes the end of a service that has run for so long, tells it, and plans its next start where its policy
+    /// wants one.
+    pub(crate) async fn ended(self: &Arc<Self>, service: &Service, code: i32, reason: &str, ran: Duration) {
+        let for_user = self.moment().ending.contains(&service.name);
+        let reason = if for_user { STOPPED } else { reason };
         if let Err(error) = self.state.set_exit(service, code, reason) {
             tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
         }
         if let Err(error) = self.local().close_network(service).await {
             tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
         }
+        if for_user {
+            self.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
+            return;
+        }
         let detail = if reason.is_empty() { format!("exit code {code}") } else { reason.to_string() };
         self.events.tell("service", "died", &service.name, &detail);
+        restart::by_policy(self, service, ran);
     }
 
     /// The address of a member's peer API.
@@ -436,6 +561,18 @@ impl Node {
                 path.display()
             )
         }))
+    }
+}
+
+/// A service that is being ended for a user.
+pub(crate) struct Ending {
+    node: Arc<Node>,
+    name: String,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.node.moment().ending.remove(&self.name);
     }
 }
 

@@ -14,6 +14,7 @@ use crate::node::Node;
 use crate::services::{self, status};
 use crate::{
     capture, cluster, connections, doctor, exec, images, join, logs, migrate, network, networks, removals,
+    restart,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -26,6 +27,13 @@ type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 fn internal(error: impl std::error::Error + 'static) -> Status {
     status(Status::internal, &error)
+}
+
+fn stop_timeout(request: &api::StopRequest) -> Duration {
+    match request.timeout_ms {
+        0 => STOP_TIMEOUT,
+        ms => Duration::from_millis(ms.into()),
+    }
 }
 
 #[tonic::async_trait]
@@ -80,13 +88,24 @@ impl NodeApi for NodeService {
 
     async fn stop(&self, request: Request<api::StopRequest>) -> Result<Response<api::Service>, Status> {
         let request = request.into_inner();
-        let timeout = match request.timeout_ms {
-            0 => STOP_TIMEOUT,
-            ms => Duration::from_millis(ms.into()),
-        };
+        let timeout = stop_timeout(&request);
         let node = Arc::clone(&self.0);
         let ended = tokio::spawn(async move { services::stop(&node, &request.name, timeout).await });
         Ok(Response::new(ended.await.map_err(internal)??))
+    }
+
+    async fn start(&self, request: Request<api::ServiceRequest>) -> Result<Response<api::Service>, Status> {
+        let node = Arc::clone(&self.0);
+        let started = tokio::spawn(async move { restart::start(&node, &request.into_inner().name).await });
+        Ok(Response::new(started.await.map_err(internal)??))
+    }
+
+    async fn restart(&self, request: Request<api::StopRequest>) -> Result<Response<api::Service>, Status> {
+        let request = request.into_inner();
+        let timeout = stop_timeout(&request);
+        let node = Arc::clone(&self.0);
+        let started = tokio::spawn(async move { restart::restart(&node, &request.name, timeout).await });
+        Ok(Response::new(started.await.map_err(internal)??))
     }
 
     async fn remove(

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
-use godwit_engine::{ContainerStatus, EngineError, MountKind, rootfs};
+use godwit_engine::{ContainerConfig, ContainerStatus, EngineError, MountKind, rootfs};
 use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, hooks};
 use godwit_network::NetworkError;
 use tonic::Status;
 
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
-use crate::{cluster, convert, forward, networks, removals};
+use crate::{cluster, convert, forward, networks, removals, restart};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -25,7 +25,7 @@ pub(crate) fn status(kind: fn(String) -> Status, error: &(dyn std::error::Error 
     kind(error_chain(error))
 }
 
-fn internal(error: impl std::error::Error + 'static) -> Status {
+pub(crate) fn internal(error: impl std::error::Error + 'static) -> Status {
     status(Status::internal, &error)
 }
 
@@ -55,9 +55,9 @@ pub(crate) fn owned(node: &Node, name: &str) -> Result<Owned, Status> {
     }
 }
 
-fn occupied(name: &str) -> Status {
+pub(crate) fn occupied(name: &str) -> Status {
     Status::aborted(format!(
-        "service {name} is being created, removed or migrated; try again when that has ended"
+        "service {name} is being created, started, stopped, removed or migrated; try again when that has ended"
     ))
 }
 
@@ -66,6 +66,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     convert::check_name(&request.name)?;
     // Said before an image is unpacked.
     convert::confinement(&request)?;
+    convert::restart(&request.restart)?;
     let ports = convert::ports(&request.publish)?;
     let (network, addresses, _occupied) = reserve(node, &request, ports).await?;
 
@@ -87,7 +88,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
     node.watch(&service);
     node.events.tell("service", "started", &service.name, &service.address.to_string());
-    show(node, Owned { service, exit_code: None, reason: String::new() }).await
+    show(node, owned(node, &service.name)?).await
 }
 
 /// How often another address is chosen, where the one that was free here is not elsewhere.
@@ -249,6 +250,7 @@ fn describe(
         user: godwit_engine::User::default(),
         workdir: workdir.map_or_else(|| PathBuf::from("/"), PathBuf::from),
         confinement: convert::confinement(request)?,
+        restart: convert::restart(&request.restart)?,
         labels: request.labels.clone(),
         created_ms: now,
         started_ms: now,
@@ -313,10 +315,14 @@ fn described(node: &Node, service: &Service) -> Result<api::Service, StateError>
 pub(crate) async fn show(node: &Node, owned: Owned) -> Result<api::Service, Status> {
     let config = node.local().config(&owned.service);
     let mut shown = described(node, &owned.service).map_err(internal)?;
+    shown.restarts = owned.restarts;
     if let Some(code) = owned.exit_code {
-        shown.set_state(ServiceState::Stopped);
         shown.exit_code = code;
         shown.reason = owned.reason;
+        match node.due(&owned.service.id) {
+            None => shown.set_state(ServiceState::Stopped),
+            Some(_) => shown.set_state(ServiceState::Restarting),
+        }
         return Ok(shown);
     }
     if let Some(migrating) = node.migration(&owned.service.name) {
@@ -339,7 +345,7 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
     let mut names = HashSet::new();
     for owned in node.state.services().map_err(internal)? {
         names.insert(owned.service.name.clone());
-        if all || owned.exit_code.is_none() {
+        if all || owned.exit_code.is_none() || node.due(&owned.service.id).is_some() {
             shown.push(show(node, owned).await?);
         }
     }
@@ -380,34 +386,56 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<api::Service, Sta
     })
 }
 
-/// Ends a service: SIGTERM, then after the time-out SIGKILL.
+/// Ends a service: SIGTERM, then after the time-out SIGKILL. Its policy does not start it again.
 pub(crate) async fn stop(node: &Arc<Node>, name: &str, timeout: Duration) -> Result<api::Service, Status> {
     node.settle(name).await;
-    let service = owned(node, name)?;
+    owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    let service = owned(node, name)?;
+    // Before it ends: it stays stopped, whatever happens to this daemon.
+    node.state.set_stopped(&service.service).map_err(internal)?;
+    node.end_plan(&service.service.id);
     if service.exit_code.is_none() {
         end(node, &service.service, timeout).await?;
     }
     show(node, owned(node, name)?).await
 }
 
-async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(), Status> {
+/// Ends a service that runs, and returns when that is noted.
+pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(), Status> {
     let engine = &node.local().engine;
     let config = node.local().config(service);
-    node.unwatch(&service.name);
-    engine.signal(&config, nix::libc::SIGTERM).await.map_err(internal)?;
+    // Whoever watches it notes its end, also where it has just ended by itself.
+    let _ending = node.ending(&service.name);
+    let noted = node.noted(&service.name);
+    send(node, &config, nix::libc::SIGTERM).await?;
     let code = match tokio::time::timeout(timeout, engine.wait(&config)).await {
         Ok(code) => code,
         Err(_) => {
-            engine.signal(&config, nix::libc::SIGKILL).await.map_err(internal)?;
+            send(node, &config, nix::libc::SIGKILL).await?;
             engine.wait(&config).await
         }
+    };
+    match noted {
+        // An error means that the sender is gone, which is what is waited for.
+        Some(mut noted) => drop(noted.changed().await),
+        None => {
+            let code = code.map_err(internal)?;
+            node.ended(service, code, "", Duration::ZERO).await;
+        }
     }
-    .map_err(internal)?;
-    node.local().close_network(service).await.map_err(internal)?;
-    node.state.set_exit(service, code, "stopped by `godwit stop`").map_err(internal)?;
-    node.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
     Ok(())
+}
+
+/// Sends a signal to a service; no error when it has ended.
+async fn send(node: &Node, config: &ContainerConfig, signal: i32) -> Result<(), Status> {
+    let engine = &node.local().engine;
+    let Err(error) = engine.signal(config, signal).await else { return Ok(()) };
+    match engine.state(config).await {
+        Ok(state) if state.status == ContainerStatus::Stopped => Ok(()),
+        Err(EngineError::NotFound(_)) => Ok(()),
+        _ => Err(internal(error)),
+    }
 }
 
 /// Removes a stopped service and all of its files.
@@ -419,8 +447,9 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     if force && node.state.service(name).map_err(internal)?.is_none() {
         return forget(node, name).await;
     }
-    let service = owned(node, name)?;
+    owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    let service = owned(node, name)?;
     if service.exit_code.is_none() && !force {
         return Err(Status::failed_precondition(format!(
             "service {name} runs; stop it first, or remove it with --force"
@@ -429,6 +458,8 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     node.unwatch(name);
     node.local().clear(&service.service).await.map_err(internal)?;
     node.state.remove_service(&service.service).map_err(internal)?;
+    node.forget_pause(&service.service.id);
+    node.end_plan(&service.service.id);
     // Should another one have its address, it is that one's. Until the next line nobody else takes it.
     forward::lead(node, &service.service.addresses()).await.map_err(internal)?;
     node.place(&service.service, &node.name, service.service.epoch, true).map_err(internal)?;
@@ -482,6 +513,8 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
     for owned in node.state.services()? {
         let service = owned.service;
         if owned.exit_code.is_some() {
+            // Its next start may have been due.
+            restart::by_policy(node, &service, Duration::ZERO);
             continue;
         }
         let config = node.local().config(&service);
@@ -504,12 +537,15 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
                 let code = state.exit_code.unwrap_or(-1);
                 node.state.set_exit(&service, code, "ended while godwitd was not running")?;
                 node.events.tell("service", "died", &service.name, "while godwitd was not running");
+                restart::by_policy(node, &service, Duration::ZERO);
             }
             Err(EngineError::NotFound(_)) => {
                 let reason =
                     "its processes are gone: the machine was restarted, or they were killed with their shim";
                 node.state.set_exit(&service, -1, reason)?;
+                node.state.forget_restarts(&service)?;
                 node.events.tell("service", "died", &service.name, reason);
+                restart::by_policy(node, &service, Duration::ZERO);
             }
             Err(error) => return Err(error.into()),
         }

@@ -47,10 +47,15 @@ pub(crate) struct Owned {
     pub exit_code: Option<i32>,
     /// Why it has ended, when that is not the program's own doing.
     pub reason: String,
+    /// A user stopped it, and has not started it since.
+    pub stopped: bool,
+    /// How often its policy started it again since a user did, or the machine.
+    pub restarts: u32,
 }
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [&str; 1] = ["CREATE TABLE IF NOT EXISTS service (
+const STEPS: [&str; 2] = [
+    "CREATE TABLE IF NOT EXISTS service (
         name TEXT PRIMARY KEY, service TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL DEFAULT ''
     ) STRICT;
     CREATE TABLE IF NOT EXISTS placement (
@@ -76,7 +81,10 @@ const STEPS: [&str; 1] = ["CREATE TABLE IF NOT EXISTS service (
     CREATE TABLE IF NOT EXISTS event (
         id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, node TEXT NOT NULL,
         subject TEXT NOT NULL, action TEXT NOT NULL, name TEXT NOT NULL, detail TEXT NOT NULL
-    ) STRICT;"];
+    ) STRICT;",
+    "ALTER TABLE service ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE service ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0;",
+];
 
 /// The database of one node.
 #[derive(Debug)]
@@ -102,7 +110,8 @@ impl State {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Inserts a service this node owns, or a later life of it; how the earlier one ended is forgotten.
+    /// Inserts a service this node owns, or a later life of it; how the earlier one ended is forgotten. That a user
+    /// stopped it counts for the epoch in which that was.
     ///
     /// # Errors
     /// [`StateError::Another`] when the name is another service's here, or its life here is a later one.
@@ -111,12 +120,44 @@ impl State {
         let rows = self.lock().execute(
             &format!(
                 "INSERT INTO service (name, service) VALUES (?3, ?4)
-                 ON CONFLICT (name) DO UPDATE SET service = excluded.service, exit_code = NULL, reason = ''
+                 ON CONFLICT (name) DO UPDATE SET service = excluded.service, exit_code = NULL, reason = '',
+                    restarts = 0, stopped = service.stopped AND json_extract(service.service, '$.epoch') = ?2
                  WHERE {UP_TO}"
             ),
             params![service.id, epoch(service), service.name, text],
         )?;
         if rows == 1 { Ok(()) } else { Err(StateError::Another(service.name.clone())) }
+    }
+
+    /// Notes that a user stops a service, before it is stopped.
+    pub(crate) fn set_stopped(&self, service: &Service) -> Result<(), StateError> {
+        self.lock().execute(
+            &format!("UPDATE service SET stopped = 1 WHERE name = ?3 AND {UP_TO}"),
+            params![service.id, epoch(service), service.name],
+        )?;
+        Ok(())
+    }
+
+    /// Notes that a service that has ended is started again, before it is, for the so many'th time by its policy;
+    /// whether it is here at this epoch, and has ended.
+    pub(crate) fn set_started(&self, service: &Service, restarts: u32) -> Result<bool, StateError> {
+        let text = serde_json::to_string(service)?;
+        let rows = self.lock().execute(
+            "UPDATE service SET service = ?4, exit_code = NULL, reason = '', stopped = 0, restarts = ?5
+             WHERE name = ?3 AND exit_code IS NOT NULL
+                AND json_extract(service.service, '$.id') = ?1 AND json_extract(service.service, '$.epoch') = ?2",
+            params![service.id, epoch(service), service.name, text, restarts],
+        )?;
+        Ok(rows == 1)
+    }
+
+    /// Counts from 0 again how often a service was started by its policy: its machine was restarted.
+    pub(crate) fn forget_restarts(&self, service: &Service) -> Result<(), StateError> {
+        self.lock().execute(
+            &format!("UPDATE service SET restarts = 0 WHERE name = ?3 AND {UP_TO}"),
+            params![service.id, epoch(service), service.name],
+        )?;
+        Ok(())
     }
 
     /// Notes how this life of a service, or an earlier one, ended.
@@ -145,14 +186,17 @@ impl State {
     /// All services this node owns, by name.
     pub(crate) fn services(&self) -> Result<Vec<Owned>, StateError> {
         let database = self.lock();
-        let mut statement =
-            database.prepare("SELECT service, exit_code, reason FROM service ORDER BY name")?;
+        let mut statement = database
+            .prepare("SELECT service, exit_code, reason, stopped, restarts FROM service ORDER BY name")?;
         let rows = statement
-            .query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?)))?
+            .query_map([], |row| {
+                Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+            })?
             .collect::<Result<Vec<_>, _>>()?;
         rows.into_iter()
-            .map(|(text, exit_code, reason)| {
-                Ok(Owned { service: serde_json::from_str(&text)?, exit_code, reason })
+            .map(|(text, exit_code, reason, stopped, restarts)| {
+                let service = serde_json::from_str(&text)?;
+                Ok(Owned { service, exit_code, reason, stopped, restarts })
             })
             .collect()
     }
@@ -402,172 +446,4 @@ pub(crate) fn now_ms() -> i64 {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use godwit_api::v1::PublishedPort;
-
-    use super::*;
-
-    fn placement(id: &str, node: &str, epoch: u64, removed: bool) -> Placement {
-        Placement {
-            service: "redis".into(),
-            address: "10.88.0.10".into(),
-            node: node.into(),
-            epoch,
-            removed,
-            id: id.into(),
-            publish: vec![PublishedPort { host_port: 80, container_port: 8080, protocol: "tcp".into() }],
-            more: vec!["10.89.0.10".into()],
-        }
-    }
-
-    #[test]
-    fn only_a_newer_placement_replaces_what_is_known() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = State::open(&dir.path().join("node.db")).unwrap();
-        assert!(state.put_placement(&placement("1", "a", 1, false)).unwrap());
-        assert!(state.put_placement(&placement("1", "b", 2, false)).unwrap());
-        assert!(!state.put_placement(&placement("1", "a", 1, false)).unwrap(), "an older owner");
-        assert!(
-            !state.put_placement(&placement("2", "c", 9, false)).unwrap(),
-            "a second service of that name"
-        );
-        assert!(state.put_placement(&placement("2", "b", 3, false)).unwrap(), "its node has another one now");
-        assert!(!state.put_placement(&placement("1", "b", 2, true)).unwrap(), "it is known to be gone");
-        assert!(state.put_placement(&placement("2", "b", 3, true)).unwrap());
-        assert!(!state.put_placement(&placement("0", "c", 1, false)).unwrap(), "one made before the removal");
-        assert!(state.put_placement(&placement("3", "c", 1, false)).unwrap(), "the name is free again");
-        assert_eq!(state.placements().unwrap(), [placement("3", "c", 1, false)]);
-    }
-
-    fn service(id: &str, epoch: u64) -> Service {
-        serde_json::from_value(serde_json::json!({
-            "id": id, "name": "redis", "address": "10.88.0.10", "epoch": epoch, "image": "", "layers": [],
-            "command": ["redis-server"], "env": [], "mounts": [], "memory_bytes": 0, "cpu_millis": 0,
-            "publish": [], "hostname": "redis", "user": {"uid": 0, "gid": 0, "groups": []}, "workdir": "/",
-            "labels": [], "created_ms": 0, "started_ms": 0,
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn only_the_life_of_a_service_that_is_meant_is_forgotten_or_ends() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = State::open(&dir.path().join("node.db")).unwrap();
-        state.put_service(&service("1", 3)).unwrap();
-        for other in [service("2", 3), service("1", 2)] {
-            assert!(!state.remove_service(&other).unwrap(), "{other:?}");
-            assert!(matches!(state.put_service(&other), Err(StateError::Another(_))), "{other:?}");
-            state.set_exit(&other, 1, "").unwrap();
-        }
-        let owned = state.service("redis").unwrap().unwrap();
-        assert_eq!((owned.service, owned.exit_code), (service("1", 3), None));
-        state.put_service(&service("1", 5)).unwrap();
-        state.set_exit(&service("1", 5), 7, "why").unwrap();
-        assert_eq!(state.service("redis").unwrap().unwrap().exit_code, Some(7));
-        assert!(state.remove_service(&service("1", 5)).unwrap());
-        assert!(state.services().unwrap().is_empty());
-    }
-
-    #[test]
-    fn a_database_of_before_versions_were_counted_is_taken_over() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("node.db");
-        State::open(&path).unwrap().put_service(&service("1", 3)).unwrap();
-        Connection::open(&path).unwrap().pragma_update(None, "user_version", 0).unwrap();
-        assert_eq!(State::open(&path).unwrap().services().unwrap().len(), 1);
-    }
-
-    #[test]
-    fn who_has_an_address_is_found_the_first_before_the_others() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = State::open(&dir.path().join("node.db")).unwrap();
-        let placement = |service: &str, id: &str, address: &str, more: &[&str]| Placement {
-            service: service.into(),
-            address: address.into(),
-            more: more.iter().copied().map(str::to_owned).collect(),
-            ..placement(id, "a", 1, false)
-        };
-        let later = placement("a", "2", "10.88.0.10", &[]);
-        let first = placement("b", "1", "10.89.0.5", &["10.90.0.5", "10.88.0.10"]);
-        let others =
-            [placement("c", "0", "10.88.0.1", &["10.88.0.100"]), placement("d", "3", "10.88.0.11", &[])];
-        let gone = Placement { removed: true, ..placement("e", "0", "10.88.0.10", &[]) };
-        for one in [&later, &first, &gone].into_iter().chain(&others) {
-            assert!(state.put_placement(one).unwrap());
-        }
-        assert_eq!(state.placements_at("10.88.0.10".parse().unwrap()).unwrap(), [first, later]);
-        assert_eq!(state.placements_at("10.88.0.12".parse().unwrap()).unwrap(), []);
-    }
-
-    #[test]
-    fn a_service_that_comes_where_a_newer_one_of_its_name_was_is_there_on_every_node() {
-        // Both were started while their nodes did not see each other; then the newer one was removed.
-        let (newer, removed) = (placement("2", "b", 1, false), placement("2", "b", 1, true));
-        let (older, moved) = (placement("1", "a", 1, false), placement("1", "b", 2, false));
-        let told = [
-            vec![&newer, &removed, &moved, &older],
-            vec![&older, &moved, &newer, &removed],
-            vec![&older, &newer, &removed, &moved],
-            vec![&removed, &older, &moved],
-        ];
-        for order in told {
-            let dir = tempfile::tempdir().unwrap();
-            let state = State::open(&dir.path().join("node.db")).unwrap();
-            for one in &order {
-                state.put_placement(one).unwrap();
-            }
-            assert_eq!(state.placements().unwrap(), std::slice::from_ref(&moved), "{order:?}");
-        }
-    }
-
-    #[test]
-    fn of_two_networks_of_a_name_every_node_keeps_the_same() {
-        let dir = tempfile::tempdir().unwrap();
-        let network = |id: &str, removed| Network {
-            name: "back".into(),
-            id: id.into(),
-            subnet: format!("10.89.{}.0/24", id.len()),
-            subnet6: String::new(),
-            vni: 7,
-            removed,
-        };
-        let told = [network("1", false), network("22", false)];
-        for (number, order) in [[0, 1], [1, 0]].into_iter().enumerate() {
-            let state = State::open(&dir.path().join(format!("{number}.db"))).unwrap();
-            for which in order {
-                state.put_network(&told[which]).unwrap();
-            }
-            assert_eq!(state.networks().unwrap(), [network("1", false)]);
-            assert!(!state.put_network(&network("22", true)).unwrap(), "it was not that one");
-            assert!(state.put_network(&network("1", true)).unwrap());
-            assert!(!state.put_network(&network("1", false)).unwrap(), "it is gone");
-            assert!(state.put_network(&network("333", false)).unwrap(), "the name is free again");
-            assert_eq!(state.networks().unwrap(), [network("333", false)]);
-        }
-    }
-
-    #[test]
-    fn settings_are_kept_and_replaced_one_by_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = State::open(&dir.path().join("node.db")).unwrap();
-        assert!(state.settings().unwrap().is_empty());
-        let pair = |name: &str, value: &str| [(name.to_owned(), value.to_owned())];
-        state.put_settings(&pair("encrypt", "off").into()).unwrap();
-        state.put_settings(&pair("other", "1").into()).unwrap();
-        state.put_settings(&pair("encrypt", "auto").into()).unwrap();
-        let expected = [pair("encrypt", "auto"), pair("other", "1")].concat().into_iter().collect();
-        assert_eq!(state.settings().unwrap(), expected);
-    }
-
-    #[test]
-    fn a_token_works_once_and_not_after_its_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = State::open(&dir.path().join("node.db")).unwrap();
-        state.put_token(b"one", "b", now_ms() + 60_000).unwrap();
-        state.put_token(b"old", "c", now_ms() - 1).unwrap();
-        assert!(!state.take_token(b"one", "c").unwrap(), "a wrong name must not use it up");
-        assert!(state.take_token(b"one", "b").unwrap());
-        assert!(!state.take_token(b"one", "b").unwrap());
-        assert!(!state.take_token(b"old", "b").unwrap());
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::attach::Attachment;
 use crate::hooks::Hooks;
 use crate::local::LocalError;
+use crate::restart::Restart;
 use crate::service::Service;
 
 /// The record's name in the service's directory.
@@ -70,6 +71,7 @@ impl Incarnation {
             workdir: PathBuf::new(),
             labels: Vec::new(),
             confinement: Confinement::default(),
+            restart: Restart::default(),
             created_ms: 0,
             started_ms: 0,
         }

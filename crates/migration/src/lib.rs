@@ -22,6 +22,7 @@ pub mod message;
 pub mod options;
 pub mod recovery;
 pub mod report;
+pub mod restart;
 pub mod schema;
 pub mod service;
 pub mod source;
@@ -33,6 +34,7 @@ pub use doubt::{Doubt, Doubts, Verdict};
 pub use local::{Decision, Host, HostError, Known, Local, LocalError};
 pub use options::{Compress, Mode, Options};
 pub use report::{Outcome, Report};
+pub use restart::Restart;
 pub use service::{Layout, Port, Service};
 pub use source::{Progress, Source};
 

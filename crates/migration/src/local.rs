@@ -322,6 +322,30 @@ impl Local {
         Ok(())
     }
 
+    /// Makes a service of this node that has ended ready to be started from its files: with these, its log and its
+    /// addresses, and with nothing else of its last life.
+    pub async fn lay_out_again(&self, service: &Service) -> Result<(), LocalError> {
+        let path = self.layout.service(&service.name);
+        if let Some(here) = Incarnation::read(&path)?
+            && here != Incarnation::of(service)
+        {
+            return Err(LocalError::InTheWay { path, id: here.id, epoch: here.epoch });
+        }
+        let upper = self.layout.upper(&service.name);
+        if let Err(source) = std::fs::symlink_metadata(&upper) {
+            // Without its changes it would be another service.
+            return Err(LocalError::Io { action: "find the service's files in", path: upper, source });
+        }
+        self.forget_connections(service).await?;
+        self.engine.delete(&self.config(service)).await?;
+        self.stand_nowhere(service).await?;
+        // With the namespace go sockets of its last life that still say goodbye, and have its ports.
+        self.unplug(service).await?;
+        self.make_directories(service, false)?;
+        self.mount_root(service)?;
+        Ok(self.plug(service).await?)
+    }
+
     /// Removes all that this node holds of a service, of this life of it or an earlier one. May be called at any
     /// time, also when only some of it is there. What is another's, or of a later life, stays.
     pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {

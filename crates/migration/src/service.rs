@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attach::Attachment;
 use crate::hooks::Hooks;
+use crate::restart::Restart;
 
 /// One service: the same on whatever node it is, but for paths, which [`Layout`] gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +58,9 @@ pub struct Service {
     /// How its processes are held.
     #[serde(default = "Confinement::of_older_versions")]
     pub confinement: Confinement,
+    /// When it is started again that has ended.
+    #[serde(default)]
+    pub restart: Restart,
     /// `NAME=VALUE` pairs for people.
     pub labels: Vec<String>,
     /// When it was created, milliseconds since the epoch.
@@ -225,6 +229,7 @@ pub(crate) mod tests {
             user: User { uid: 100, gid: 101, groups: vec![4] },
             workdir: "/data".into(),
             confinement: Confinement::default(),
+            restart: Restart::OnFailure(3),
             labels: vec!["tier=cache".into()],
             created_ms: 1,
             started_ms: 2,

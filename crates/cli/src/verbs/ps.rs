@@ -16,7 +16,8 @@ const COMMAND_WIDTH: usize = 40;
 /// List the services of the cluster
 ///
 /// A service on another node is `remote`; its NODE column says where. `in-doubt` means that a
-/// migration committed, or might have, and this node waits to hear so from the other one.
+/// migration committed, or might have, and this node waits to hear so from the other one. `restarting` means
+/// that it has ended and is started again in a moment, as --restart of `run` says.
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "list")]
 pub(crate) struct Args {
@@ -69,7 +70,9 @@ fn addresses(service: &Service) -> String {
 
 fn state(service: &Service) -> String {
     match service.state() {
-        ServiceState::Stopped => format!("stopped ({})", service.exit_code),
+        state @ (ServiceState::Stopped | ServiceState::Restarting) => {
+            format!("{} ({})", output::state(state), service.exit_code)
+        }
         state => output::state(state).to_owned(),
     }
 }

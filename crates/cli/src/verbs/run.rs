@@ -76,6 +76,10 @@ pub(crate) struct Args {
     /// Directory inside the container that the command starts in
     #[arg(short, long, value_name = "DIR")]
     workdir: Option<String>,
+    /// When it is started again, here and wherever it moves: no, on-failure or on-failure:N when it ends with
+    /// another exit code than 0 (at most N times), always whenever it ends; not after `godwit stop`
+    #[arg(long, value_name = "POLICY", default_value = "no")]
+    restart: String,
     /// Label kept with the service and shown by inspect
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = values::label)]
     label: Vec<String>,
@@ -114,6 +118,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         user: args.user.unwrap_or_default(),
         workdir: args.workdir.unwrap_or_default(),
         labels: args.label,
+        restart: args.restart,
         networks: args.network,
         hooks: args.hook.into_iter().collect(),
         ..args.confinement.request()?

@@ -324,6 +324,20 @@ impl Node for Answers {
         Ok(Response::new(Service { name: request.name, state, ..Service::default() }))
     }
 
+    async fn start(&self, request: Request<ServiceRequest>) -> Answer<Service> {
+        let name = request.into_inner().name;
+        if name == "missing" {
+            return Err(unknown("missing"));
+        }
+        Ok(Response::new(Service { name, state: ServiceState::Running.into(), ..Service::default() }))
+    }
+
+    async fn restart(&self, request: Request<StopRequest>) -> Answer<Service> {
+        let request = request.into_inner();
+        self.asked.stop.lock().unwrap().push(request.clone());
+        self.start(Request::new(ServiceRequest { name: request.name })).await
+    }
+
     async fn remove(&self, request: Request<RemoveRequest>) -> Answer<RemoveResponse> {
         let request = request.into_inner();
         if request.name == "running" && !request.force {

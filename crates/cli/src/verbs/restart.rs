@@ -1,0 +1,36 @@
+//! `godwit restart`: stop services and start them again.
+
+use std::process::ExitCode;
+
+use godwit_api::v1::StopRequest;
+
+use crate::{cli::Global, client::Connection, output};
+
+/// Stop services and start them again, with the files, address and ports that they had
+///
+/// One that has ended is only started.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Seconds to wait before SIGKILL
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    time: u32,
+    /// The services
+    #[arg(required = true)]
+    name: Vec<String>,
+}
+
+pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let mut code = ExitCode::SUCCESS;
+    for name in args.name {
+        match connection.node.restart(StopRequest { name, timeout_ms: args.time * 1000 }).await {
+            Ok(service) if global.json => output::json(&output::service_json(service.get_ref()))?,
+            Ok(service) => output::line(&service.get_ref().name)?,
+            Err(status) => {
+                output::note(&format!("Error: {}", connection.explain(&status)));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    Ok(code)
+}

@@ -1,0 +1,229 @@
+//! Services of this node that have ended and are started again, from their files, by a user or by their policy
+//! ([`godwit_migration::restart`]).
+//!
+//! ```text
+//!                     ┌──────────── godwit start ───────────┐
+//!   running ── end ──▶ stopped ── policy: pause ──▶ may it? ──▶ running
+//!                                    ▲      not yet │ no └─▶ stays stopped, and an event says why
+//!                                    └──────────────┘
+//! ```
+//! A service is started only by who has its name, so that neither a migration, a stop nor a removal meets it; and
+//! only if it is this node's beyond doubt ([`objection`]): it runs on one node at most.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::v1 as api;
+use godwit_migration::{LocalError, Service, error_chain};
+use tonic::Status;
+
+use crate::cluster;
+use crate::node::Node;
+use crate::services::{self, internal};
+use crate::state::{Owned, StateError, now_ms};
+
+/// First and last pause between two looks whether a migration of a service has come to its end.
+const LOOK_FIRST: Duration = Duration::from_millis(100);
+const LOOK_LAST: Duration = Duration::from_secs(5);
+
+/// Why a service is not started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Objection {
+    /// For now.
+    NotYet(String),
+    /// It is not this node's.
+    Elsewhere(String),
+}
+
+impl Objection {
+    fn sentence(self) -> String {
+        match self {
+            Self::NotYet(why) | Self::Elsewhere(why) => why,
+        }
+    }
+}
+
+/// Starts a service that has ended, with its files; one that runs is left alone.
+pub(crate) async fn start(node: &Arc<Node>, name: &str) -> Result<api::Service, Status> {
+    node.settle(name).await;
+    services::owned(node, name)?;
+    let _occupied = node.occupy(name).ok_or_else(|| services::occupied(name))?;
+    start_ended(node, services::owned(node, name)?).await
+}
+
+/// Ends a service, if it runs, and starts it with its files.
+pub(crate) async fn restart(node: &Arc<Node>, name: &str, timeout: Duration) -> Result<api::Service, Status> {
+    node.settle(name).await;
+    services::owned(node, name)?;
+    let _occupied = node.occupy(name).ok_or_else(|| services::occupied(name))?;
+    let owned = services::owned(node, name)?;
+    if owned.exit_code.is_none() {
+        // Before it has ended for nothing.
+        refuse(node, &owned.service).await?;
+        services::end(node, &owned.service, timeout).await?;
+    }
+    start_ended(node, services::owned(node, name)?).await
+}
+
+/// The caller has the name.
+async fn start_ended(node: &Arc<Node>, owned: Owned) -> Result<api::Service, Status> {
+    if owned.exit_code.is_some() {
+        refuse(node, &owned.service).await?;
+        node.forget_pause(&owned.service.id);
+        node.end_plan(&owned.service.id);
+        live(node, &owned, 0).await.map_err(|error| services::status(Status::internal, &error))?;
+        node.events.tell("service", "started", &owned.service.name, "again, with its files");
+    }
+    services::show(node, services::owned(node, &owned.service.name)?).await
+}
+
+async fn refuse(node: &Arc<Node>, service: &Service) -> Result<(), Status> {
+    match objection(node, service).await.map_err(internal)? {
+        None => Ok(()),
+        Some(objection) => Err(Status::failed_precondition(objection.sentence())),
+    }
+}
+
+/// What speaks against starting a service here, as far as this node and those know that answer.
+async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objection>, LocalError> {
+    let (local, name) = (node.local(), &service.name);
+    if local.doubts.has(name) || !local.journal.unfinished_of(&service.id)?.is_empty() {
+        return Ok(Some(Objection::NotYet(format!(
+            "a migration of service {name} has not come to its end on node {}; `godwit inspect {name}` tells how it stands",
+            node.name
+        ))));
+    }
+    let elsewhere = |where_it_is: &str| {
+        Some(Objection::Elsewhere(format!(
+            "service {name} is not started on node {}, as it is {where_it_is}: this node has its files of before it left; `godwit rm --force {name}` removes them",
+            node.name
+        )))
+    };
+    if local.host.known(service)?.elsewhere.is_some_and(|epoch| epoch >= service.epoch) {
+        return Ok(elsewhere("on another node, or was removed there"));
+    }
+    let failed = |error: StateError| LocalError::Host(godwit_migration::HostError(error_chain(&error)));
+    Ok(cluster::claimed(node, service)
+        .await
+        .map_err(failed)?
+        .and_then(|other| elsewhere(&format!("on node {other}"))))
+}
+
+/// Starts a service of this node that has ended. The caller has its name. If it fails, the service stays ended, and
+/// the reason is kept with it.
+async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), LocalError> {
+    let failed = |error: StateError| LocalError::Host(godwit_migration::HostError(error_chain(&error)));
+    let mut service = owned.service.clone();
+    service.started_ms = now_ms();
+    // First in the books: what they say to run and does not is found by the next life of this daemon.
+    if !node.state.set_started(&service, restarts).map_err(failed)? {
+        return Err(LocalError::Host(godwit_migration::HostError(format!(
+            "service {} is not what it was a moment ago; try again",
+            service.name
+        ))));
+    }
+    let begun = async {
+        let local = node.local();
+        local.lay_out_again(&service).await?;
+        // Open before the first instruction, so that a program that connects at once gets through.
+        local.open_network(&service).await?;
+        local.engine.run(&local.config(&service)).await?;
+        Ok::<_, LocalError>(())
+    };
+    if let Err(error) = begun.await {
+        if let Err(error) = node.local().close_network(&service).await {
+            tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
+        }
+        let reason = format!("it could not be started again: {}", error_chain(&error));
+        let code = owned.exit_code.unwrap_or(-1);
+        node.state.set_exit(&service, code, &reason).map_err(failed)?;
+        if owned.stopped {
+            node.state.set_stopped(&service).map_err(failed)?;
+        }
+        return Err(error);
+    }
+    node.watch(&service);
+    Ok(())
+}
+
+/// Starts a service again that has ended after so long, if its policy wants that, and after a pause.
+pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
+    if wanted(node, service).is_none() {
+        return;
+    }
+    let Some(pause) = node.plan_start(&service.id, ran) else { return };
+    let (node, service) = (Arc::clone(node), service.clone());
+    tokio::spawn(async move {
+        tokio::time::sleep(pause).await;
+        if follow_policy(&node, &service).await == Followed::OrNot {
+            // It could not be started, or has ended since this was looked at.
+            by_policy(&node, &service, Duration::ZERO);
+        }
+    });
+}
+
+/// The service as it is in the books, if it is this life of it, has ended, and its policy wants it to be started.
+fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {
+    let owned = match node.state.service(&service.name) {
+        Ok(owned) => owned?,
+        Err(error) => {
+            tracing::error!(service = %service.name, error = %error_chain(&error), "it is not known whether it is to be started again");
+            return None;
+        }
+    };
+    let code = owned.exit_code?;
+    let same = owned.service.id == service.id && owned.service.epoch == service.epoch;
+    let wants = owned.service.restart.wants(code, owned.restarts, owned.stopped);
+    (same && wants).then_some((owned, code))
+}
+
+/// What became of a planned start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Followed {
+    /// The service is another node's, and is not started here.
+    Never,
+    /// It was started, or could not be, or nobody wants it any more.
+    OrNot,
+}
+
+async fn follow_policy(node: &Arc<Node>, service: &Service) -> Followed {
+    let name = &service.name;
+    let mut look = LOOK_FIRST;
+    let (_occupied, owned, code) = loop {
+        let occupied = node.wait_to_occupy(name).await;
+        // Whoever had the name may have started, stopped, moved or removed it.
+        let Some((owned, code)) = wanted(node, service) else {
+            node.end_plan(&service.id);
+            return Followed::OrNot;
+        };
+        match objection(node, service).await {
+            Ok(None) => break (occupied, owned, code),
+            Ok(Some(Objection::Elsewhere(why))) => {
+                node.end_plan(&service.id);
+                node.events.tell("service", "not restarted", name, &why);
+                return Followed::Never;
+            }
+            Ok(Some(Objection::NotYet(why))) => {
+                tracing::info!(service = %name, %why, "it is not started yet");
+            }
+            Err(error) => {
+                tracing::error!(service = %name, error = %error_chain(&error), "it is not started yet");
+            }
+        }
+        drop(occupied);
+        tokio::time::sleep(look).await;
+        look = (look * 2).min(LOOK_LAST);
+    };
+    // It may end at once: that end is to be planned for.
+    node.end_plan(&service.id);
+    let restarts = owned.restarts.saturating_add(1);
+    let ended = if owned.reason.is_empty() { format!("exit code {code}") } else { owned.reason.clone() };
+    match live(node, &owned, restarts).await {
+        Ok(()) => {
+            let detail = format!("after {ended} (--restart {}, start {restarts})", owned.service.restart);
+            node.events.tell("service", "restarted", name, &detail);
+        }
+        Err(error) => node.events.tell("service", "not restarted", name, &error_chain(&error)),
+    }
+    Followed::OrNot
+}
