@@ -28,6 +28,7 @@ mod renew;
 mod serve;
 mod services;
 mod state;
+mod tombstones;
 mod trust;
 
 use std::path::PathBuf;
