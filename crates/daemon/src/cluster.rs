@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -12,6 +13,7 @@ use godwit_api::v1::{Member, NodeInfo, Placement, SyncMessage};
 use godwit_migration::journal::Stage;
 use godwit_migration::{Service, error_chain};
 use godwit_transfer::authority::CA_KEY_FILE;
+use prost::Message as _;
 
 use crate::join::IDENTITY;
 use crate::node::Node;
@@ -25,6 +27,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Between two looks at all forwarding entries: what somebody else changed, or what could not be
 /// set while a service was arriving, is put right.
 const PUT_RIGHT: Duration = Duration::from_secs(10);
+
+/// Largest message of a peer: 16 MiB hold the placements of some 100,000 services.
+pub(crate) const MAX_SYNC: usize = 16 << 20;
 
 /// A peer not heard of for this long is shown as unreachable.
 const UNREACHABLE_MS: i64 = 5_000;
@@ -65,6 +70,15 @@ async fn put_right_all(node: &Arc<Node>) {
 pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
     let others: Vec<Member> = node.state.members()?.into_iter().filter(|m| m.name != node.name).collect();
     let message = what_we_know(node)?;
+    if let Some(sentence) = too_much(&message, MAX_SYNC) {
+        // Nobody would take it, and nobody says so to a user.
+        tracing::error!(%sentence, "the cluster is not told what this node knows");
+        if !node.told_too_much.swap(true, Ordering::Relaxed) {
+            node.events.tell("node", "too much", &node.name, &sentence);
+        }
+        return Ok(());
+    }
+    node.told_too_much.store(false, Ordering::Relaxed);
     let known: HashSet<_> = others.iter().map(|m| (m.name.clone(), m.address.clone())).collect();
     let tried = node.introduced.take().into_iter().filter(|tried| !known.contains(tried));
     let tried = tried.map(|(name, address)| Member { name, address, ..Member::default() });
@@ -90,7 +104,21 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
         }
     });
     join_all(rounds).await;
-    Ok(())
+    node.tombstones.collect(&node.name, &node.state, node.local())
+}
+
+/// Why a message cannot be sent, if it is too large.
+fn too_much(message: &SyncMessage, most: usize) -> Option<String> {
+    let bytes = message.encoded_len();
+    (bytes > most).then(|| {
+        let removed = message.placements.iter().filter(|placement| placement.removed).count();
+        format!(
+            "what it knows of the cluster takes {bytes} bytes, and nodes take {most} of each other: {} services, of \
+             which {removed} were removed and are remembered for members that are away; start godwitd on those, or \
+             remove them with `godwit cluster remove`",
+            message.placements.len()
+        )
+    })
 }
 
 /// Exchanges with one node; whether it answered.
@@ -151,6 +179,7 @@ fn placements(node: &Node) -> Result<Vec<Placement>, StateError> {
 
 /// Takes over what is newer in the message of a member, of what it has a say in ([`trust`]).
 pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(), StateError> {
+    node.tombstones.hear(from, &message);
     removals::learn(node, &message.removals).await?;
     let mut members = node.state.members()?;
     for member in message.members.into_iter().take(MAX_MEMBERS) {
@@ -181,7 +210,8 @@ pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) 
     let mut room = MAX_SERVICES.saturating_sub(known.of(from));
     for told in message.placements.iter().filter(|told| !known.knows(told) && trust::is_sound(told)) {
         if !known.has(&told.service) {
-            if room == 0 {
+            // There is nothing to remove, and what others still have to hear of would never end.
+            if told.removed || room == 0 {
                 continue;
             }
             room -= 1;
@@ -303,4 +333,20 @@ pub(crate) fn nodes(node: &Node) -> Result<Vec<NodeInfo>, StateError> {
 
 pub(crate) fn total_memory() -> u64 {
     nix::sys::sysinfo::sysinfo().map_or(0, |info| info.ram_total())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_a_peer_takes_is_said_and_not_sent() {
+        let placement = |removed| Placement { service: "x".repeat(63), removed, ..Placement::default() };
+        let message =
+            SyncMessage { placements: vec![placement(false), placement(true)], ..SyncMessage::default() };
+        assert_eq!(too_much(&message, 1000), None);
+        let sentence = too_much(&message, 100).unwrap();
+        assert!(sentence.contains("2 services, of which 1 were removed"), "{sentence}");
+    }
 }

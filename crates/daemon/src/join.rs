@@ -87,6 +87,7 @@ pub(crate) async fn join(state_dir: &Path, node: &str, listen: &str, token: &str
     std::fs::create_dir_all(state_dir).with_context(|| format!("cannot create {}", state_dir.display()))?;
     let joined = join::join(&token, &identity, ConnectOptions::default()).await?;
     let state = State::open(&state_dir.join("node.db"))?;
+    state.forget_hearsay(node)?;
     state.put_settings(&joined.settings)?;
     state.put_member(&own)?;
     // Revision 0: whatever the inviter says of itself later is newer.

@@ -29,6 +29,7 @@ mod restart;
 mod serve;
 mod services;
 mod state;
+mod tombstones;
 mod trust;
 
 use std::path::PathBuf;

@@ -128,12 +128,15 @@ pub(crate) async fn keep(node: &Arc<Node>) -> Result<(), StateError> {
 /// Takes over what another node says of a network.
 pub(crate) async fn learn(node: &Arc<Node>, told: &[Network]) -> Result<(), StateError> {
     let mut news = false;
+    let known = node.state.networks()?;
     for network in told {
         let good = convert::check_name(&network.name).is_ok()
             && network.name != FIRST
             && config(node.local().networks.first().config(), network).is_ok();
         if !good {
             tracing::warn!(network = network.name, "a peer told of a network that cannot be");
+        } else if network.removed && !known.iter().any(|known| known.name == network.name) {
+            // There is nothing to remove, and what others still have to hear of would never end.
         } else if node.state.put_network(network)? {
             news = true;
             let action = if network.removed { "removed" } else { "created" };

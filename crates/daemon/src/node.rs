@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use crate::introduced::Introduced;
 use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
+use crate::tombstones::Tombstones;
 use crate::{cluster, convert, networks, restart};
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
@@ -108,6 +110,10 @@ pub(crate) struct Node {
     pub network: Network,
     /// Held by who looks whether a name, addresses and ports are free, and takes them.
     pub claiming: Mutex<()>,
+    /// It has been told that this node knows more than fits into a message.
+    pub told_too_much: AtomicBool,
+    /// What members know of what was removed.
+    pub tombstones: Tombstones,
     /// Members that have not spoken to it.
     pub introduced: Introduced,
     /// How long certificates last that this node issues, where that is not the usual time.
@@ -133,6 +139,8 @@ impl Node {
             peers,
             network,
             claiming: Mutex::default(),
+            told_too_much: AtomicBool::new(false),
+            tombstones: Tombstones::default(),
             introduced: Introduced::default(),
             certificate_validity: None,
             changing_networks: tokio::sync::Mutex::default(),

@@ -10,6 +10,8 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use crate::cluster;
+
 /// How long a peer may take to accept a connection.
 pub(crate) const CONNECT: Duration = Duration::from_secs(3);
 
@@ -59,7 +61,10 @@ impl Peers {
         let key = (node.to_string(), address.to_string());
         clients
             .entry(key)
-            .or_insert_with(|| PeerClient::new(self.channel(node, address, Some(ANSWER))))
+            .or_insert_with(|| {
+                PeerClient::new(self.channel(node, address, Some(ANSWER)))
+                    .max_decoding_message_size(cluster::MAX_SYNC)
+            })
             .clone()
     }
 

@@ -308,7 +308,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
             .add_service(NodeServer::new(NodeService(Arc::clone(&node))))
             .serve_with_incoming(UnixListenerStream::new(users)) => served.context("the unix socket failed"),
         served = Server::builder()
-            .add_service(PeerServer::new(PeerService(Arc::clone(&node), VerbsFrom(args.verbs_from.clone()))).max_decoding_message_size(MAX_SYNC))
+            .add_service(PeerServer::new(PeerService(Arc::clone(&node), VerbsFrom(args.verbs_from.clone()))).max_decoding_message_size(cluster::MAX_SYNC))
             .serve_with_incoming(ReceiverStream::new(incoming)) => served.context("the peer API failed"),
         () = accept_peers(Arc::clone(&node), listener, peers) => Ok(()),
         () = join::invite(Arc::clone(&node), inviting) => Ok(()),
@@ -339,9 +339,6 @@ fn allow_open_files() {
         tracing::warn!(%error, "services with many connections or files cannot be moved: the limit of open files cannot be raised");
     }
 }
-
-/// Largest message of a peer: 16 MiB hold the placements of some 100,000 services.
-const MAX_SYNC: usize = 16 << 20;
 
 async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<Node>> {
     let state = Arc::new(State::open(&args.state.join("node.db"))?);

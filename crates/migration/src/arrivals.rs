@@ -23,7 +23,7 @@ struct Entry {
     source: String,
     service: String,
     further: mpsc::UnboundedSender<Further>,
-    ended: watch::Receiver<()>,
+    ended: watch::Receiver<Option<String>>,
 }
 
 /// All of them, by migration.
@@ -34,8 +34,15 @@ pub struct Arrivals(Mutex<HashMap<String, Entry>>);
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) further: mpsc::UnboundedReceiver<Further>,
-    /// Its end is what others wait for.
-    _ended: watch::Sender<()>,
+    /// Its end is what others wait for; or why it does not come by itself.
+    stuck: watch::Sender<Option<String>>,
+}
+
+impl Arrival {
+    /// The service is not complete and will not be by itself: who waits for that is told why.
+    pub(crate) fn is_stuck(&self, why: String) {
+        self.stuck.send_replace(Some(why));
+    }
 }
 
 impl Arrivals {
@@ -47,12 +54,12 @@ impl Arrivals {
     /// From now on connections of `source` for this migration are taken.
     pub(crate) fn expect(&self, migration: &str, source: &str, service: &str) -> Arrival {
         let (sender, further) = mpsc::unbounded_channel();
-        let (ending, ended) = watch::channel(());
+        let (stuck, ended) = watch::channel(None);
         let entry = Entry { source: source.into(), service: service.into(), further: sender, ended };
         let mut entries = self.lock();
         entries.retain(|_, entry| !entry.further.is_closed());
         entries.insert(migration.into(), entry);
-        Arrival { further, _ended: ending }
+        Arrival { further, stuck }
     }
 
     /// Gives a connection from `node` to its migration; returns it when there is none such.
@@ -64,17 +71,20 @@ impl Arrivals {
     }
 
     /// Returns when the service of this name is complete, or is not on its way here at all.
-    pub async fn settled(&self, service: &str) {
+    ///
+    /// # Errors
+    /// Why it will not be complete by itself.
+    pub async fn settled(&self, service: &str) -> Result<(), String> {
         loop {
             let ended = self
                 .lock()
                 .values()
                 .find(|entry| entry.service == service && !entry.further.is_closed())
                 .map(|entry| entry.ended.clone());
-            match ended {
-                // Nothing is ever sent: this is the end of the sender.
-                Some(mut ended) => drop(ended.changed().await),
-                None => return,
+            let Some(mut ended) = ended else { return Ok(()) };
+            // An error is the end of the sender.
+            if let Ok(stuck) = ended.wait_for(Option::is_some).await {
+                return Err(stuck.clone().unwrap_or_default());
             }
         }
     }
@@ -88,13 +98,23 @@ mod tests {
     #[tokio::test]
     async fn a_service_is_waited_for_until_its_arrival_ends() {
         let arrivals = Arrivals::default();
-        arrivals.settled("redis").await;
+        arrivals.settled("redis").await.unwrap();
         let arrival = arrivals.expect("01A", "a", "redis");
-        arrivals.settled("other").await;
+        arrivals.settled("other").await.unwrap();
         let waiting = arrivals.settled("redis");
         tokio::pin!(waiting);
         assert!(futures::poll!(&mut waiting).is_pending());
         drop(arrival);
-        waiting.await;
+        waiting.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_a_service_that_cannot_be_complete_is_told_why() {
+        let arrivals = Arrivals::default();
+        let arrival = arrivals.expect("01A", "a", "redis");
+        arrival.is_stuck("its pager is too old".into());
+        assert_eq!(arrivals.settled("redis").await, Err("its pager is too old".into()));
+        drop(arrival);
+        assert_eq!(arrivals.settled("redis").await, Ok(()));
     }
 }

@@ -10,10 +10,12 @@
 //! - [`mod@admit`]: whether it is let in.
 //! - [`receive`]: all that comes, and the restore.
 //! - [`own`]: the service is this node's.
+//! - [`foreign`]: a pager of a version with which this one cannot speak.
 //! - [`recover`]: what goes on without the conversation in which it began.
 
 mod admit;
 mod announced;
+mod foreign;
 pub(crate) mod intake;
 mod own;
 mod plain;
@@ -33,6 +35,7 @@ use crate::local::{Decision, Local, LocalError, from_local_causes};
 use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
 use crate::service::Service;
 use admit::{accept, admit};
+use foreign::Foreign;
 use intake::{Intake, IntakeError};
 use own::{adopt, fill, start};
 use receive::{RESTORE_LIMIT, until_restored};
@@ -86,6 +89,8 @@ pub(crate) enum Memory {
     Whole,
     /// On its way into place.
     Filling(Intake),
+    /// In a pager with which this version cannot speak, and which goes on alone.
+    Foreign(Foreign),
     /// What was in its pager only is gone, for this reason.
     Lost(String),
 }
@@ -95,7 +100,7 @@ impl Memory {
     fn loss(&self) -> impl Future<Output = String> + Send + use<> {
         let loss = match self {
             Self::Filling(intake) => Some(intake.failure()),
-            Self::Whole | Self::Lost(_) => None,
+            Self::Whole | Self::Foreign(_) | Self::Lost(_) => None,
         };
         async move {
             match loss {
@@ -114,7 +119,7 @@ impl Memory {
         }
         match self {
             Self::Lost(reason) => Some(reason.clone()),
-            Self::Whole | Self::Filling(_) => None,
+            Self::Whole | Self::Filling(_) | Self::Foreign(_) => None,
         }
     }
 }
@@ -298,7 +303,7 @@ pub(crate) async fn drop_copy(
     match std::mem::replace(memory, Memory::Lost(String::new())) {
         Memory::Whole => *memory = Memory::Whole,
         Memory::Filling(intake) => intake.abandon(local, id).await?,
-        Memory::Lost(_) => intake::discard(local, id).await?,
+        Memory::Foreign(_) | Memory::Lost(_) => intake::discard(local, id).await?,
     }
     local.journal.set(id, Stage::Dropped, reason)?;
     Ok(())

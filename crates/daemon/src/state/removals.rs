@@ -79,6 +79,31 @@ impl State {
         Ok(())
     }
 
+    /// Forgets that a service was removed.
+    pub(crate) fn forget_removed_service(&self, name: &str, id: &str) -> Result<(), StateError> {
+        self.lock().execute(
+            "DELETE FROM placement WHERE service = ?1 AND id = ?2 AND removed = 1",
+            params![name, id],
+        )?;
+        Ok(())
+    }
+
+    /// Forgets that a network was removed.
+    pub(crate) fn forget_removed_network(&self, name: &str, id: &str) -> Result<(), StateError> {
+        self.lock()
+            .execute("DELETE FROM network WHERE name = ?1 AND id = ?2 AND removed = 1", params![name, id])?;
+        Ok(())
+    }
+
+    /// Forgets what was heard of other nodes' services, and of networks: this node joins a cluster, perhaps again,
+    /// and much may have been removed there since.
+    pub(crate) fn forget_hearsay(&self, own: &str) -> Result<(), StateError> {
+        let database = self.lock();
+        database.execute("DELETE FROM placement WHERE node <> ?1", params![own])?;
+        database.execute("DELETE FROM network", params![])?;
+        Ok(())
+    }
+
     /// Takes over a placement whatever was known before: its node is a member no more.
     pub(crate) fn replace_placement(&self, new: &Placement) -> Result<(), StateError> {
         self.forget_placement(&new.service)?;
@@ -128,6 +153,46 @@ mod tests {
         assert!(state.put_member(&own).unwrap(), "its own word");
         assert_eq!(state.members().unwrap(), [own]);
         assert_eq!(state.placements().unwrap(), [placement("good", 3)]);
+    }
+
+    #[test]
+    fn only_what_was_removed_is_forgotten_and_what_is_hearsay_when_a_node_joins_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(&dir.path().join("node.db")).unwrap();
+        let placement = |service: &str, node: &str, removed| Placement {
+            service: service.into(),
+            node: node.into(),
+            epoch: 1,
+            id: "1".into(),
+            removed,
+            ..Placement::default()
+        };
+        let (gone, live) = (placement("gone", "b", true), placement("live", "b", false));
+        let own = placement("own", "a", false);
+        for one in [&gone, &live, &own] {
+            state.put_placement(one).unwrap();
+        }
+        let network = |name: &str, removed| godwit_api::v1::Network {
+            name: name.into(),
+            id: "1".into(),
+            removed,
+            ..Default::default()
+        };
+        let (back, front) = (network("back", true), network("front", false));
+        for one in [&back, &front] {
+            state.put_network(one).unwrap();
+        }
+        for (name, id) in [("gone", "2"), ("live", "1"), ("gone", "1")] {
+            state.forget_removed_service(name, id).unwrap();
+            assert_eq!(state.placements().unwrap().len(), if (name, id) == ("gone", "1") { 2 } else { 3 });
+        }
+        for name in ["back", "front"] {
+            state.forget_removed_network(name, "1").unwrap();
+        }
+        assert_eq!(state.networks().unwrap(), [front]);
+        state.forget_hearsay("a").unwrap();
+        assert_eq!(state.placements().unwrap(), [own]);
+        assert!(state.networks().unwrap().is_empty());
     }
 
     #[test]

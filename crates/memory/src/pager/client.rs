@@ -33,7 +33,7 @@ use prost::Message;
 
 use super::protocol::{
     Answer, Extent, ExtentList, Hello, Listen, MAX_ENTRIES, MAX_PACKET, Nothing, Request, Restored,
-    RestoredList, State, Stored, StoredList, ToClient, ToPager, VERSION, Welcome,
+    RestoredList, State, Stored, StoredList, ToClient, ToPager, VERSIONS, Welcome,
 };
 use super::{PagerError, short};
 use crate::{PAGE_SIZE, Space};
@@ -114,14 +114,14 @@ pub struct Events {
 
 impl Client {
     /// Connects to the pager that lives in the directory, in place of any other client of it, which must
-    /// not store pages any more: what was stored and not put is thrown away. What happened before is in [`Client::state_at_connect`]; faults that wait for pages come as events.
+    /// not store pages any more: what was stored and not put is thrown away. What happened before is in
+    /// [`Client::state_at_connect`]; faults that wait for pages come as events.
+    ///
+    /// # Errors
+    /// [`PagerError::Version`] when a pager lives there that no version of the protocol is shared with. It goes on
+    /// serving what it has.
     pub fn connect(directory: &Path) -> Result<(Self, Events), PagerError> {
-        let failed =
-            |source| PagerError::File { action: "connect to", path: directory.join(super::SOCKET), source };
-        let socket = connect_socket(directory).map_err(failed)?;
-        let hello = ToPager { number: 1, request: Some(Request::Hello(Hello { version: VERSION })) };
-        send_packet(&socket, &hello.encode_to_vec()).map_err(failed)?;
-        let (welcome, store) = receive_welcome(&socket, directory)?;
+        let (socket, welcome, store) = greet(directory)?;
         let signal = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| PagerError::System { action: "make an eventfd", source: errno.into() })?;
         let state = welcome.state.unwrap_or_default();
@@ -474,6 +474,28 @@ impl Reader {
         queue.events.push_back(event);
         let _ = self.shared.signal.write(1);
     }
+}
+
+/// A connection in the newest version that the pager speaks, too.
+fn greet(directory: &Path) -> Result<(OwnedFd, Welcome, OwnedFd), PagerError> {
+    let failed =
+        |source| PagerError::File { action: "connect to", path: directory.join(super::SOCKET), source };
+    let mut refused = String::new();
+    for version in VERSIONS.rev() {
+        let socket = connect_socket(directory).map_err(failed)?;
+        let hello = ToPager { number: 1, request: Some(Request::Hello(Hello { version })) };
+        send_packet(&socket, &hello.encode_to_vec()).map_err(failed)?;
+        match receive_welcome(&socket, directory) {
+            Ok((welcome, store)) => return Ok((socket, welcome, store)),
+            Err(PagerError::Refused { reason, .. } | PagerError::Answer { reason, .. }) => refused = reason,
+            // It ends the connection for what it does not understand; or it has ended itself.
+            Err(PagerError::Gone { .. }) if super::running(directory)?.is_some() => {
+                refused = "it closes the connection".to_owned();
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(PagerError::Version { directory: directory.to_owned(), reason: refused })
 }
 
 fn connect_socket(directory: &Path) -> io::Result<OwnedFd> {

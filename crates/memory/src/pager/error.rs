@@ -65,6 +65,14 @@ pub enum PagerError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The pager is of another version, with which this one cannot speak. It lives, and serves what it has.
+    #[error("the pager in {directory} is of a version of godwit with which this one cannot speak: {reason}")]
+    Version {
+        /// The pager's directory.
+        directory: PathBuf,
+        /// What it said.
+        reason: String,
+    },
     /// The pager refuses a request.
     #[error("the pager in {directory} refuses: {reason}")]
     Refused {

@@ -14,12 +14,16 @@
 //! `Put` before it has been taken. Numbers of fields are never used for something else; readers
 //! pass over what they do not know. A packet that is no message ends the connection, nothing else.
 
+use std::ops::RangeInclusive;
+
 use prost::{Message, Oneof};
 
 use crate::Space;
 
-/// The protocol's version: the pager refuses a client with another one.
-pub(crate) const VERSION: u32 = 1;
+/// The versions of this protocol that both sides speak. The client asks for the newest first, and the pager refuses
+/// one that it does not speak. A change that an older program would misunderstand makes a new version, and the one
+/// before it stays for a release: a pager outlives the daemon that started it, upgrades included.
+pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=1;
 
 /// Most entries of one packet, so that taking one never keeps a fault waiting for long.
 pub(crate) const MAX_ENTRIES: usize = 256;

@@ -29,7 +29,7 @@ use nix::sys::stat::Mode;
 use super::connection::Connection;
 use super::index::IndexError;
 use super::protocol::{
-    Answer, ExtentList, MAX_ENTRIES, Nothing, Request, StoredList, ToPager, VERSION, Welcome,
+    Answer, ExtentList, MAX_ENTRIES, Nothing, Request, StoredList, ToPager, VERSIONS, Welcome,
 };
 use super::restorer::{Door, Restorer, Word};
 use super::state::{FIRST_LIVE, State, Work};
@@ -242,10 +242,15 @@ impl Server {
             return Err("a request before the hello".into());
         }
         let answers = match request {
-            Request::Hello(hello) if hello.version == VERSION => return self.hello(number).map(|()| false),
+            Request::Hello(hello) if VERSIONS.contains(&hello.version) => {
+                return self.hello(number).map(|()| false);
+            }
             Request::Hello(hello) => {
-                let reason = format!("protocol version {}; the pager speaks {VERSION}", hello.version);
-                vec![Answer::Refused(reason)]
+                let (oldest, newest) = VERSIONS.into_inner();
+                vec![Answer::Refused(format!(
+                    "the client asks for version {} of the protocol, and the pager speaks {oldest} to {newest}",
+                    hello.version
+                ))]
             }
             Request::Put(list) => {
                 self.each(&list.entries, State::put)?;

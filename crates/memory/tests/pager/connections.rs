@@ -168,3 +168,49 @@ fn garbage_ends_the_connection_and_nothing_else() {
     pager.reconnect();
     assert_eq!(pager.client.state().unwrap(), state);
 }
+
+/// A pager of another version: it lives, and answers a hello with `answer`, or by closing the connection.
+fn other_version(directory: &std::path::Path, answer: Option<Vec<u8>>) -> std::thread::JoinHandle<()> {
+    use std::os::fd::FromRawFd;
+    let listener = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    nix::sys::socket::bind(listener.as_raw_fd(), &UnixAddr::new(&directory.join("pager.sock")).unwrap())
+        .unwrap();
+    nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(4).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        let fd = nix::sys::socket::accept(listener.as_raw_fd()).unwrap();
+        // SAFETY: it was just made.
+        let client = unsafe { OwnedFd::from_raw_fd(fd) };
+        let mut hello = [0; 100];
+        assert!(recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()).unwrap() > 0);
+        if let Some(answer) = answer {
+            send(client.as_raw_fd(), &answer, MsgFlags::MSG_NOSIGNAL).unwrap();
+            // Until the client goes.
+            assert_eq!(recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()), Ok(0));
+        }
+    })
+}
+
+#[test]
+fn a_pager_of_another_version_is_told_from_one_that_has_failed() {
+    // "no" as Refused; then an answer of a kind that this version does not know; then none at all.
+    for answer in [Some(b"\x08\x01\x22\x02no".to_vec()), Some(b"\x08\x01\xfa\x01\x00".to_vec()), None] {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = std::fs::File::create(directory.path().join("pager.lock")).unwrap();
+        let _lives = nix::fcntl::Flock::lock(lock, nix::fcntl::FlockArg::LockExclusiveNonblock)
+            .map_err(|(_, e)| e)
+            .unwrap();
+        let pager = other_version(directory.path(), answer.clone());
+        let met = Client::connect(directory.path()).map(drop);
+        assert!(matches!(met, Err(PagerError::Version { .. })), "{answer:?}: {met:?}");
+        pager.join().unwrap();
+    }
+}
+
+#[test]
+fn a_pager_that_has_ended_is_not_taken_for_one_of_another_version() {
+    let directory = tempfile::tempdir().unwrap();
+    let pager = other_version(directory.path(), None);
+    let met = Client::connect(directory.path()).map(drop);
+    assert!(matches!(met, Err(PagerError::Gone { .. })), "{met:?}");
+    pager.join().unwrap();
+}

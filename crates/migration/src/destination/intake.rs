@@ -88,6 +88,11 @@ pub enum IntakeError {
 }
 
 impl IntakeError {
+    /// Whether the pager lives, but is of a version with which this one cannot speak.
+    pub(crate) fn is_of_version(&self) -> bool {
+        matches!(self, Self::Pager(PagerError::Version { .. }))
+    }
+
     /// Whether the source can mend it by connecting again.
     fn is_of_link(&self) -> bool {
         matches!(self, Self::Link(_))
@@ -116,6 +121,13 @@ pub(crate) struct Intake {
     _task: AbortOnDropHandle<()>,
 }
 
+/// The pager of an earlier life of this daemon.
+pub(crate) struct Found {
+    client: Client,
+    events: Events,
+    seen: Seen,
+}
+
 /// The directory of a migration's pager.
 pub(crate) fn directory(local: &Local, id: &str) -> PathBuf {
     local.layout.run.join("pagers").join(id)
@@ -141,13 +153,8 @@ impl Intake {
         Ok(Self { most: bytes, ..Self::with(client, kept, events, arrival, Seen::default()) })
     }
 
-    /// Finds the pager that an earlier life of this daemon started; none where it needs none.
-    pub(crate) async fn attach(
-        local: &Local,
-        id: &str,
-        arrival: Arrival,
-    ) -> Result<Option<Self>, IntakeError> {
-        let directory = directory(local, id);
+    /// Finds the pager that an earlier life of this daemon started in a directory; none where it needs none.
+    pub(crate) async fn find(directory: PathBuf) -> Result<Option<Found>, IntakeError> {
         if !directory.exists() {
             return Ok(None);
         }
@@ -164,10 +171,17 @@ impl Intake {
             done: state.done,
             arrived: 0,
         };
-        if seen.restored && !state.push {
-            client.push()?;
-        }
-        Ok(Some(Self::with(client, None, events, arrival, seen)))
+        let client = if seen.restored && !state.push {
+            tokio::task::spawn_blocking(move || client.push().map(|()| client)).await??
+        } else {
+            client
+        };
+        Ok(Some(Found { client, events, seen }))
+    }
+
+    /// Goes on with a pager that was found.
+    pub(crate) fn attach(Found { client, events, seen }: Found, arrival: Arrival) -> Self {
+        Self::with(client, None, events, arrival, seen)
     }
 
     fn with(client: Client, kept: Option<Arc<Kept>>, events: Events, arrival: Arrival, seen: Seen) -> Self {

@@ -113,8 +113,14 @@ pub(super) async fn tell_hook(local: &Local, service: &Service, id: &str, source
 pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Memory, link: Option<Link>) {
     let mut reason = String::new();
     let mut pager = None;
+    let memory = match memory {
+        Memory::Foreign(foreign) => foreign.wait(local, service, id).await,
+        memory => memory,
+    };
     match memory {
         Memory::Whole => {}
+        // It has ended, and its pager has not.
+        Memory::Foreign(_) => log_end(id, intake::discard(local, id).await.map_err(LocalError::from)),
         Memory::Lost(why) => {
             reason = kill_incomplete(local, service, id, &why).await;
             log_end(id, intake::discard(local, id).await.map_err(LocalError::from));
@@ -154,7 +160,7 @@ pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Mem
 }
 
 /// Returns when the service has ended, whoever ended it.
-async fn ended(local: &Local, service: &Service) {
+pub(super) async fn ended(local: &Local, service: &Service) {
     let config = local.config(service);
     if local.engine.wait(&config).await.is_err()
         && let Ok(state) = local.engine.state(&config).await

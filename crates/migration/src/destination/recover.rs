@@ -1,9 +1,11 @@
 //! What goes on without the conversation in which it began: after a crash of this daemon, or when the
 //! connection ended before the decision or while pages followed.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::intake::Intake;
+use super::foreign::Foreign;
+use super::intake::{self, Intake};
 use super::own::{ASK_FIRST, ASK_LAST, adopt, fill, start, tell_hook};
 use super::{Memory, drop_copy, drop_in_the_end};
 use crate::arrivals::Arrival;
@@ -60,9 +62,17 @@ async fn own(local: &Local, service: &Service, id: &str, keep_stopped: &[u32], m
 
 /// The memory of a service that arrived in an earlier life of this daemon.
 pub(crate) async fn reattach(local: &Local, id: &str, arrival: Arrival) -> Memory {
-    match Intake::attach(local, id, arrival).await {
-        Ok(Some(intake)) => Memory::Filling(intake),
+    memory_in(intake::directory(local, id), arrival).await
+}
+
+/// The memory whose pager is in a directory, if it has one.
+pub(super) async fn memory_in(directory: PathBuf, arrival: Arrival) -> Memory {
+    match Intake::find(directory.clone()).await {
+        Ok(Some(found)) => Memory::Filling(Intake::attach(found, arrival)),
         Ok(None) => Memory::Whole,
+        Err(error) if error.is_of_version() => {
+            Memory::Foreign(Foreign::new(directory, arrival, crate::error_chain(&error)))
+        }
         Err(error) => Memory::Lost(crate::error_chain(&error)),
     }
 }
