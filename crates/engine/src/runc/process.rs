@@ -22,6 +22,12 @@ pub(super) struct ProcessStatus {
     pub(super) state: char,
     /// Anonymous and shared resident memory in bytes.
     pub(super) resident_bytes: u64,
+    /// Process group, in the innermost PID namespace.
+    pub(super) group: u32,
+    /// Session, in the innermost PID namespace.
+    pub(super) session: u32,
+    /// The signals that its main thread blocks or ignores, or that it has handlers for: bit 0 is signal 1.
+    pub(super) not_default: u64,
 }
 
 /// Reads the status of those of these processes that are there.
@@ -47,6 +53,8 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
     };
     let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     let id = |text: &str| u32::try_from(number(text)).unwrap_or(0);
+    let innermost = |name: &str| field(name).split_whitespace().last().map_or(0, id);
+    let signals = |name: &str| u64::from_str_radix(field(name), 16).unwrap_or(0);
     ProcessStatus {
         pid,
         parent: id(field("PPid")),
@@ -54,6 +62,9 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
         tracer: id(field("TracerPid")),
         state: field("State").chars().next().unwrap_or('?'),
         resident_bytes: (number(field("RssAnon")) + number(field("RssShmem"))) * 1024,
+        group: innermost("NSpgid"),
+        session: innermost("NSsid"),
+        not_default: signals("SigBlk") | signals("SigIgn") | signals("SigCgt"),
     }
 }
 
@@ -167,6 +178,7 @@ mod tests {
     #[test]
     fn a_status_is_read_field_by_field() {
         let text = "Name:\tx\nState:\tT (stopped)\nPid:\t70\nPPid:\t60\nTracerPid:\t5\nNSpid:\t70\t7\n\
+                    NSpgid:\t69\t6\nNSsid:\t65\t1\nSigBlk:\t01\nSigIgn:\t10\nSigCgt:\t8000000000000000\n\
                     RssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n";
         let status = parse_status(70, text);
         let expected = ProcessStatus {
@@ -176,6 +188,9 @@ mod tests {
             tracer: 5,
             state: 'T',
             resident_bytes: 16 * 1024,
+            group: 6,
+            session: 1,
+            not_default: 0x8000_0000_0000_0011,
         };
         assert_eq!(status, expected);
     }
