@@ -23,6 +23,7 @@ mod hooks;
 mod huge_pages;
 mod identity;
 mod image;
+mod ineligible;
 mod input;
 mod ipv6;
 mod memory;

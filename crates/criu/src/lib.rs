@@ -6,6 +6,7 @@
 //! - [`images`]: reads the few image files that godwit itself looks into, and puts memory into those
 //!   of a lazy dump.
 //! - [`repair`]: puts right what a dump of frozen processes gets wrong.
+//! - [`obstacles`]: what of a process tree cannot be dumped, told before anything is done.
 //! - [`log`]: finds the reason of a failure in CRIU's log and says what it means to a user.
 //!
 //! Nothing here knows of containers, networks or page contents. Restores go through the container
@@ -18,6 +19,7 @@ mod kernel_cache;
 mod lazy;
 mod limits;
 pub mod log;
+pub mod obstacles;
 pub mod repair;
 mod rpc;
 mod watches;

@@ -29,6 +29,8 @@ const WAITING_CONNECTION: &str = "a unix socket connection waits for the service
                                   closed again, and CRIU cannot dump those; try again when it has";
 const LOOPBACK: &str = "a connection inside the container carried data while it was dumped; try again when \
                         there is less traffic on it";
+const MESSAGE_QUEUE: &str =
+    "the service has a POSIX message queue, which CRIU cannot dump; it cannot move while it has";
 const RESERVATION: &str = "a process has reserved more memory than this node has; let scripts/setup-criu \
                            --build build CRIU, whose patch `reservations` restores that, or let the service \
                            reserve less";
@@ -76,10 +78,8 @@ const HINTS: &[(&str, &str)] = &[
         "a process may open no more files, and CRIU needs some in it; raise its limit (RLIMIT_NOFILE), or give \
          godwitd CAP_SYS_RESOURCE, with which it raises the limit for the dump",
     ),
-    (
-        "path=/mq-",
-        "the service has a POSIX message queue open, which CRIU cannot dump; it cannot move while it has",
-    ),
+    ("mqueue isn't empty", MESSAGE_QUEUE),
+    ("path=/mq-", MESSAGE_QUEUE),
     ("anon_inode:[bpf", "the service holds a BPF object, which CRIU cannot dump"),
     ("anon_inode:[perf_event]", "the service uses perf events, which CRIU cannot dump"),
     ("anon_inode:[userfaultfd]", "the service uses userfaultfd, which CRIU cannot dump"),
@@ -213,6 +213,7 @@ mod tests {
             ("Unable to map ANON_VMA: Cannot allocate memory", "reserve less"),
             ("Can't create memfd in victim: Too many open files", "RLIMIT_NOFILE"),
             ("Can't lookup mount=183 for fd=3 path=/mq-27-0", "message queue"),
+            ("mqueue isn't empty", "message queue"),
             ("Unknown shit 600 (anon_inode:[io_uring])", "io_uring"),
             ("Can't create link remap for /b. Use link-remap option.", "other name"),
         ] {

@@ -14,6 +14,7 @@
 //! | `provided/` | name resolution files, see [`provided`] |
 //! | `runc.log` | runc's messages of the last start |
 //! | `stopped.json` | processes that were stopped when it was frozen, see [`freeze`] |
+//! | `stop-signals.json` | by which signals they were stopped, see [`stop`] |
 //! | `restore.work` | where CRIU worked at the last restore |
 //! | `init.pid`, `shim.lock`, `exit.json` | see `godwit-shim` |
 
@@ -26,6 +27,7 @@ mod provided;
 mod rights;
 mod shim;
 mod spec;
+mod stop;
 
 use std::ffi::OsString;
 use std::io;
@@ -247,13 +249,19 @@ impl Engine for Runc {
                 external_mounts.push(((*path).to_owned(), provided::COVER_KEY.to_owned()));
             }
         }
+        let mut extra_files = vec![("descriptors.json".to_owned(), self.descriptors(config)?)];
+        match std::fs::read(config.directory.join(stop::FILE)) {
+            Ok(signals) => extra_files.push((stop::FILE.to_owned(), signals)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(io_error(&config.name, format!("read {}", stop::FILE), error)),
+        }
         Ok(DumpTarget {
             pid,
             root: config.rootfs.clone(),
             external_mounts,
             network_namespace: (config.network_namespace.clone(), NETWORK_KEY.to_owned()),
             freezer: cgroup.freezer(),
-            extra_files: vec![("descriptors.json".into(), self.descriptors(config)?)],
+            extra_files,
         })
     }
 
@@ -262,7 +270,7 @@ impl Engine for Runc {
     }
 
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
-        self.continue_members(config, keep_stopped)
+        self.continue_members(config, keep_stopped).await
     }
 
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {

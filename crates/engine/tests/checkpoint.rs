@@ -339,6 +339,33 @@ async fn a_stopped_process_stays_stopped() {
     assert!(b.runc.memory_current(&copy).await.unwrap() > 0);
 }
 
+/// A process that the terminal's signal has stopped is stopped by it after a move, and where its move came to
+/// nothing; neither it nor its parent sees anything in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_process_stays_stopped_by_the_same_signal() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let source = a.container_of("stopped", &["/bin/guest", "stopped"]);
+    support::add_guest(&source);
+    run_up(&a, &source, "ready").await;
+    let before = stopped(&a, &source);
+    assert_eq!(before.len(), 1);
+
+    let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
+    b.runc.cont(&copy, &before).await.unwrap();
+    a.runc.thaw(&source).await.unwrap();
+    let seen = format!("child {} {}\n", libc::CLD_STOPPED, libc::SIGTSTP);
+    for (node, container, said) in [(&b, &copy, String::new()), (&a, &source, "ready\n".to_owned())] {
+        // On its way from the freezer to its stop for an instant.
+        until("the process is stopped", || stopped(node, container) == before);
+        node.runc.signal(container, libc::SIGUSR1).await.unwrap();
+        until("its parent says what it sees", || output(container).len() > said.len());
+        assert_eq!(output(container), format!("{said}{seen}"));
+        node.runc.signal(container, libc::SIGUSR2).await.unwrap();
+        until("the process goes on", || output(container).contains("ran"));
+        assert_eq!(output(container), format!("{said}{seen}continued\nran\n"));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_open_file_and_tmpfs_move_along() {
     let (mut a, mut b) = (Node::new(), Node::new());

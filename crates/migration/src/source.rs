@@ -6,6 +6,7 @@
 //! forward.
 //!
 //! - [`prepare`]: whether the service can move and may come; its layers and files.
+//! - [`obstacles`]: what of it CRIU cannot dump.
 //! - [`copy`]: rounds of memory while the service runs.
 //! - [`frozen`]: the stretch in which it does not.
 //! - [`serve`]: pages that follow after the commit.
@@ -18,6 +19,7 @@ mod answer;
 mod copy;
 mod frozen;
 pub(crate) mod lanes;
+mod obstacles;
 pub mod pace;
 pub(crate) mod pages;
 mod prepare;

@@ -5,7 +5,8 @@
 //! attaching to it there blocks until the freezer is thawed. CRIU would wait for ever, as it thaws
 //! after it has attached. So when a container is frozen, its stopped processes are noted in a file
 //! and told to continue: they are frozen and do not run, and CRIU finds them like the others. Before
-//! the thaw they are told to stop again. On cgroup v2 none of this is needed or done.
+//! the thaw they are told to stop again, by the signal that had stopped them ([`stop`](super::stop)). On cgroup
+//! v2 none of this is needed or done.
 //!
 //! A process that waits in vfork(2) for its child cannot be dumped: CRIU would hold the child, and
 //! then wait in vain for the parent. Such a wait is short, so the container runs on for a moment and
@@ -18,7 +19,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::cgroup::Cgroup;
 use super::process::{self, Handle, ProcessStatus};
+use super::stop::{self, StopSignals};
 use super::{Runc, io_error};
 use crate::container::{ContainerConfig, EngineError};
 
@@ -35,6 +38,12 @@ const IDLE_CRIU_LIMIT: Duration = Duration::from_secs(5);
 /// How long a frozen container that has a process in vfork runs on before it is frozen again.
 const VFORK_LOOK: Duration = Duration::from_millis(1);
 
+/// How long a process may take to stop by a signal when it is thawed. No event tells that it has.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+
+/// Between two looks whether it has: a matter of microseconds.
+const STOP_LOOK: Duration = Duration::from_micros(200);
+
 /// How long to try to meet a container when none of its processes is in vfork. A child is out of it
 /// as soon as its program is loaded.
 const VFORK_LIMIT: Duration = Duration::from_secs(2);
@@ -45,6 +54,12 @@ impl Runc {
         let cgroup = self.cgroup(config)?;
         let io = |source| io_error(&config.name, "freeze its processes".into(), source);
         let begin = Instant::now();
+        // In a frozen cgroup they could not be asked.
+        if !cgroup.is_frozen() {
+            let mut statuses = cgroup.members().and_then(process::statuses).map_err(io)?;
+            statuses.retain(|status| status.state == 'T');
+            StopSignals::of(config).note(&stop::ask(statuses)).map_err(io)?;
+        }
         loop {
             cgroup.freeze().await.map_err(|error| match error.kind() {
                 ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
@@ -83,8 +98,9 @@ impl Runc {
         Ok(statuses.into_iter().filter(stopped).map(|status| status.inner_pid).collect())
     }
 
-    /// Sends SIGCONT to all members but those that were stopped before the dump.
-    pub(super) fn continue_members(
+    /// Sends SIGCONT to all members but those that were stopped before the dump; these are stopped by the
+    /// signal by which they were then.
+    pub(super) async fn continue_members(
         &self,
         config: &ContainerConfig,
         keep_stopped: &[u32],
@@ -95,6 +111,7 @@ impl Runc {
         }
         let statuses = process::statuses(members)
             .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
+        self.stop_as_before(config, keep_stopped, &statuses).await?;
         let parent = |pid: u32| statuses.iter().find(|s| s.pid == pid).map(|s| s.parent);
         let depth =
             |pid: u32| std::iter::successors(Some(pid), |&pid| parent(pid)).take(statuses.len()).count();
@@ -107,6 +124,48 @@ impl Runc {
             })?;
         }
         Ok(())
+    }
+
+    /// Gives those that are to stay stopped, which the restore has stopped by SIGSTOP, the stop that they had:
+    /// before any other process runs, which could see them in between.
+    async fn stop_as_before(
+        &self,
+        config: &ContainerConfig,
+        keep_stopped: &[u32],
+        statuses: &[ProcessStatus],
+    ) -> Result<(), EngineError> {
+        let io = |source| io_error(&config.name, "stop its processes as they were".into(), source);
+        let note = StopSignals::of(config);
+        let signals = note.noted().map_err(io)?;
+        let others: Vec<(&ProcessStatus, Signal)> = statuses
+            .iter()
+            .filter(|status| status.state == 'T' && keep_stopped.contains(&status.inner_pid))
+            .filter_map(|status| Some((status, *signals.get(&status.inner_pid)?)))
+            .filter(|(status, signal)| stop::stops(*signal, status, statuses))
+            .collect();
+        if !others.is_empty() {
+            let cgroup = self.cgroup(config)?;
+            cgroup.freeze().await.map_err(io)?;
+            let sent = others.iter().try_for_each(|(status, signal)| {
+                send(status.pid, Signal::SIGCONT)?;
+                send(status.pid, *signal)
+            });
+            cgroup.thaw().map_err(io)?;
+            sent.map_err(io)?;
+            let begun = Instant::now();
+            for (status, signal) in others {
+                while process::statuses([status.pid]).map_err(io)?.iter().any(|now| now.state != 'T') {
+                    if begun.elapsed() > STOP_LIMIT {
+                        tracing::warn!(container = %config.name, pid = status.pid, %signal, "a process does not stop by the signal that had stopped it; it is stopped by SIGSTOP");
+                        send(status.pid, Signal::SIGSTOP).map_err(io)?;
+                        break;
+                    }
+                    tokio::time::sleep(STOP_LOOK).await;
+                }
+            }
+        }
+        // What is continued from now on is the service's business.
+        note.forget().map_err(io)
     }
 
     /// Thaws, but not before a CRIU that still works on the container has ended: it would put the
@@ -155,7 +214,7 @@ impl Runc {
                 }
             }
         }
-        Stopped::of(config).stop_again().map_err(io)?;
+        Stopped::of(config).stop_again(&StopSignals::of(config), &cgroup).map_err(io)?;
         match cgroup.thaw() {
             Err(error) if error.kind() == ErrorKind::NotFound => Err(EngineError::NotFound(name.clone())),
             result => result.map_err(io),
@@ -197,11 +256,22 @@ impl Stopped {
         stopped.into_iter().try_for_each(|pid| send(pid, Signal::SIGCONT))
     }
 
-    /// Tells the noted processes to stop, and forgets them.
-    fn stop_again(&self) -> io::Result<()> {
-        for (pid, start) in self.noted()? {
+    /// Tells the noted processes to stop, by the signals by which they were stopped, and forgets them.
+    fn stop_again(&self, signals: &StopSignals, cgroup: &Cgroup) -> io::Result<()> {
+        let noted = self.noted()?;
+        if noted.is_empty() {
+            return Ok(());
+        }
+        let signals = signals.noted()?;
+        let statuses = process::statuses(cgroup.members()?)?;
+        for (pid, start) in noted {
             if process::lives(pid, start) {
-                send(pid, Signal::SIGSTOP)?;
+                let status = statuses.iter().find(|status| status.pid == pid);
+                let signal = status.and_then(|status| {
+                    let signal = *signals.get(&status.inner_pid)?;
+                    stop::stops(signal, status, &statuses).then_some(signal)
+                });
+                send(pid, signal.unwrap_or(Signal::SIGSTOP))?;
             }
         }
         match std::fs::remove_file(&self.path) {

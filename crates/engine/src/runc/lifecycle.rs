@@ -11,6 +11,7 @@ use nix::mount::{MntFlags, umount2};
 use super::cgroup::Cgroup;
 use super::process::Handle;
 use super::shim::{self, Files, Started};
+use super::stop::{self, StopSignals};
 use super::{Runc, io_error, last_error, message, program_error, provided, rights, spec};
 use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineError, RestoreRequest};
 
@@ -102,6 +103,10 @@ impl Runc {
         }
         std::fs::write(&criu_config, options).map_err(|source| io(&criu_config, source))?;
         files.note_restore_work(&request.work).map_err(|source| io(&config.directory, source))?;
+        let signals = StopSignals::beside(&request.images)
+            .noted()
+            .map_err(|source| io_error(&config.name, format!("read {}", stop::FILE), source))?;
+        StopSignals::of(config).note(&signals).map_err(|source| io(&config.directory, source))?;
         let words = ["restore", "--tcp-established", "--file-locks", "--auto-dedup"];
         let mut command = self.shim_command(&files, &words);
         command.extend(["--image-path".into(), request.images.clone().into()]);

@@ -24,6 +24,12 @@ pub(super) struct ProcessStatus {
     pub(super) anonymous_bytes: u64,
     /// Shared resident memory in bytes.
     pub(super) shared_bytes: u64,
+    /// Process group, in the innermost PID namespace.
+    pub(super) group: u32,
+    /// Session, in the innermost PID namespace.
+    pub(super) session: u32,
+    /// The signals that its main thread blocks or ignores, or that it has handlers for: bit 0 is signal 1.
+    pub(super) not_default: u64,
 }
 
 /// Reads the status of those of these processes that are there.
@@ -49,6 +55,8 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
     };
     let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     let id = |text: &str| u32::try_from(number(text)).unwrap_or(0);
+    let innermost = |name: &str| field(name).split_whitespace().last().map_or(0, id);
+    let signals = |name: &str| u64::from_str_radix(field(name), 16).unwrap_or(0);
     ProcessStatus {
         pid,
         parent: id(field("PPid")),
@@ -58,6 +66,9 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
         anonymous_bytes: (number(field("RssAnon")).saturating_add(number(field("VmSwap"))))
             .saturating_mul(1024),
         shared_bytes: number(field("RssShmem")).saturating_mul(1024),
+        group: innermost("NSpgid"),
+        session: innermost("NSsid"),
+        not_default: signals("SigBlk") | signals("SigIgn") | signals("SigCgt"),
     }
 }
 
@@ -179,6 +190,7 @@ mod tests {
     #[test]
     fn a_status_is_read_field_by_field() {
         let text = "Name:\tx\nState:\tT (stopped)\nPid:\t70\nPPid:\t60\nTracerPid:\t5\nNSpid:\t70\t7\n\
+                    NSpgid:\t69\t6\nNSsid:\t65\t1\nSigBlk:\t01\nSigIgn:\t10\nSigCgt:\t8000000000000000\n\
                     VmSwap:\t 2 kB\nRssAnon:\t      12 kB\nRssFile:\t 900 kB\nRssShmem:\t       4 kB\n";
         let status = parse_status(70, text);
         let expected = ProcessStatus {
@@ -189,6 +201,9 @@ mod tests {
             state: 'T',
             anonymous_bytes: 14 * 1024,
             shared_bytes: 4 * 1024,
+            group: 6,
+            session: 1,
+            not_default: 0x8000_0000_0000_0011,
         };
         assert_eq!(status, expected);
     }

@@ -103,8 +103,9 @@ impl Files {
     /// Removes what an earlier life of the container left. The log and the lock stay.
     pub(super) fn clear(&self) -> io::Result<()> {
         let stopped = self.directory.join("stopped.json");
+        let signals = self.directory.join(super::stop::FILE);
         let [exit, pid, runc_log, streams] = [self.exit(), self.pid(), self.runc_log(), self.streams()];
-        for file in [exit, pid, runc_log, streams, self.work_note(), self.settled(), stopped] {
+        for file in [exit, pid, runc_log, streams, self.work_note(), self.settled(), stopped, signals] {
             remove(&file)?;
         }
         Ok(())

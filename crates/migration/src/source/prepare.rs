@@ -56,6 +56,9 @@ impl Source {
                 self.service.name
             ));
         }
+        if reasons.is_empty() {
+            reasons = self.obstacles(&config, state.pid).await?;
+        }
         if reasons.is_empty() { Ok(()) } else { Err(SourceError::NotEligible(reasons)) }
     }
 

@@ -1,0 +1,117 @@
+//! What CRIU cannot dump, looked for in `/proc` while the service runs and before anything is done.
+//!
+//! CRIU itself says so only when the service is frozen and all but its last pages have been sent.
+//!
+//! - [`tasks`]: processes in a state that cannot be restored.
+//! - [`files`]: what they have open and mapped.
+//! - [`unix`]: connections that nobody has accepted yet.
+//!
+//! A look takes part of nothing: processes come and go meanwhile, and much of what it finds passes by
+//! itself. Two looks that find the same obstacle mean more than one; see [`Obstacle`]. What is looked for
+//! is what CRIU 4.2 refuses in every case; where that depends on more than `/proc` shows, nothing is said.
+
+mod files;
+mod tasks;
+mod unix;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+
+pub use unix::UnixSockets;
+
+use tasks::Task;
+
+/// Something that CRIU cannot dump. Equal to another when it is the same thing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The process, in the node's PID namespace.
+    pub pid: u32,
+    /// The same in the PID namespace of the service.
+    pub inside: u32,
+    /// The process's name (`comm`).
+    pub name: String,
+    /// What is the matter with it: a verb and its objects.
+    pub what: String,
+    /// Why that is an obstacle, and what to do about it.
+    pub why: &'static str,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, inside, name, what, why } = self;
+        write!(f, "process {pid} ({name}, PID {inside} in the service) {what}, {why}")
+    }
+}
+
+impl Obstacle {
+    fn new(task: &Task, what: String, why: &'static str) -> Self {
+        Self { pid: task.pid, inside: task.inside, name: task.name.clone(), what, why }
+    }
+}
+
+/// What to look at.
+#[derive(Debug)]
+pub struct Subject<'a> {
+    /// `/proc`.
+    pub proc: &'a Path,
+    /// The main process of the service.
+    pub main: u32,
+    /// All of its processes, in the node's PID namespace.
+    pub processes: &'a [u32],
+    /// The unix sockets of its network namespace, where they can be asked for.
+    pub unix: Option<&'a UnixSockets>,
+}
+
+impl Subject<'_> {
+    /// Looks once, and returns all that it finds. It reads some files for each process and thread and some
+    /// microseconds' worth for each open file: not for an asynchronous thread.
+    #[must_use]
+    pub fn look(&self) -> Vec<Obstacle> {
+        let tasks: Vec<Task> = self.processes.iter().filter_map(|pid| tasks::read(self.proc, *pid)).collect();
+        let mut found = tasks::obstacles(self.proc, &tasks, self.main);
+        // Which process has a unix socket open.
+        let mut sockets = HashMap::new();
+        for (place, task) in tasks.iter().enumerate() {
+            found.extend(files::obstacles(self.proc, task, self.processes, place, &mut sockets));
+        }
+        if let Some(main) = tasks.iter().find(|task| task.pid == self.main) {
+            found.extend(files::message_queue(self.proc, main, &found));
+        }
+        if let Some(unix) = self.unix {
+            match unix.waiting() {
+                Ok(waiting) => found.extend(waiting.iter().filter_map(|waiting| {
+                    let at = sockets.get(&waiting.listener)?;
+                    let task = tasks.get(*at)?;
+                    Some(Obstacle::new(task, waiting.what(), unix::WAITING))
+                })),
+                // Then CRIU asks in vain as well, and says so.
+                Err(error) => tracing::warn!(%error, "the unix sockets of a service cannot be asked for"),
+            }
+        }
+        found
+    }
+}
+
+/// Those of one look that another one found as well.
+#[must_use]
+pub fn still_there(before: Vec<Obstacle>, now: &[Obstacle]) -> Vec<Obstacle> {
+    before.into_iter().filter(|obstacle| now.contains(obstacle)).collect()
+}
+
+/// A sentence for each kind of obstacle: the first of the kind, and how many more there are.
+#[must_use]
+pub fn sentences(obstacles: &[Obstacle]) -> Vec<String> {
+    let mut kinds: Vec<(&Obstacle, usize)> = Vec::new();
+    for obstacle in obstacles {
+        match kinds.iter_mut().find(|(first, _)| first.why == obstacle.why) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((obstacle, 1)),
+        }
+    }
+    let sentence = |(first, count): (&Obstacle, usize)| match count {
+        1 => first.to_string(),
+        more => format!("{first} (and {} more like this)", more - 1),
+    };
+    kinds.into_iter().map(sentence).collect()
+}

@@ -1,0 +1,278 @@
+//! What processes have open or mapped that CRIU cannot dump.
+//!
+//! The link of a descriptor in `/proc/PID/fd` tells most. Of sockets the kernel tells the protocol as an extended
+//! attribute; whether a UDP socket is corked only the socket itself tells, so that is opened here for a moment
+//! (pidfd_getfd(2)).
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::Obstacle;
+use super::tasks::{self, Task};
+use crate::GHOST_LIMIT_BYTES;
+
+const IO_URING: &str = "which CRIU cannot dump; switch io_uring off in the service's configuration";
+const PERF: &str = "which CRIU cannot dump; end what measures the service (perf)";
+const BPF: &str = "which CRIU cannot dump; let a program outside the service hold it";
+const FAULTS: &str =
+    "which CRIU cannot dump; switch off what the program uses it for, a garbage collector or a snapshot";
+const OBJECT: &str = "which CRIU cannot dump; the service can move when it has closed it";
+const QUEUE: &str =
+    "which CRIU cannot dump; the service can move when it has closed and removed it (mq_unlink(3))";
+const SOCKET: &str = "and CRIU cannot dump sockets of that kind; the service can move when it has closed it";
+const MPTCP: &str = "and CRIU cannot dump sockets of that kind; switch multipath TCP off (for programs in Go by \
+                     GODEBUG=multipathtcp=0 in their environment)";
+const OUTSIDE: &str =
+    "and CRIU can dump only those of processes of the service; the service can move when it has closed it";
+const THREAD: &str =
+    "and CRIU can dump only those of whole processes; the service can move when it has closed it";
+const CORKED: &str = "and CRIU cannot dump a socket that holds back data; try again when UDP_CORK is off";
+const GHOST: &str = "and one that large does not move along; the service can move when it has closed it";
+
+/// Kinds of anonymous inodes that CRIU can dump, or can with what it may be built with; or of which it must be
+/// seen whether it can.
+const GOOD_KINDS: [&str; 9] = [
+    "[eventfd]",
+    "[eventpoll]",
+    "inotify",
+    "[inotify]",
+    "[fanotify]",
+    "[signalfd]",
+    "[timerfd]",
+    "[pidfd]",
+    "bpf-map",
+];
+
+/// Protocols, as the kernel names them, that CRIU cannot dump.
+const BAD_PROTOCOLS: [&str; 12] =
+    ["MPTCP", "MPTCPv6", "SCTP", "SCTPv6", "DCCP", "DCCPv6", "SMC", "SMC6", "ALG", "AF_VSOCK", "XDP", "KCM"];
+
+/// Type of the file system of message queues (`linux/magic.h`).
+const MQUEUE_MAGIC: i64 = 0x1980_0202;
+
+/// Bit of a pidfd that is of a thread (`PIDFD_THREAD`).
+const PIDFD_THREAD: i64 = libc::O_EXCL as i64;
+
+/// What stands in the way among the open files and mappings of one of these processes. The unix sockets among
+/// them are put to `sockets`, with the place of their process in the order of calls.
+pub(super) fn obstacles(
+    proc: &Path,
+    task: &Task,
+    processes: &[u32],
+    place: usize,
+    sockets: &mut HashMap<u64, usize>,
+) -> Vec<Obstacle> {
+    let directory = proc.join(task.pid.to_string());
+    let mut found: Vec<Obstacle> = Vec::new();
+    let mut files = Files { proc, directory: &directory, pid: task.pid, pidfd: None };
+    // What cannot be read is gone.
+    for entry in fs::read_dir(directory.join("fd")).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let (Some(number), Ok(link)) =
+            (name.to_str().and_then(|name| name.parse().ok()), fs::read_link(&path))
+        else {
+            continue;
+        };
+        let link = link.as_os_str().to_string_lossy().into_owned();
+        let obstacle = if let Some(kind) = link.strip_prefix("anon_inode:") {
+            if kind == "[pidfd]" { files.bad_pidfd(number, processes) } else { object(kind) }
+        } else if let Some(inode) = link.strip_prefix("socket:[") {
+            match protocol(&path).as_deref() {
+                Some("UNIX" | "UNIX-STREAM") => {
+                    if let Ok(inode) = inode.trim_end_matches(']').parse() {
+                        sockets.entry(inode).or_insert(place);
+                    }
+                    None
+                }
+                Some("UDP" | "UDPv6" | "UDP-Lite" | "UDPLITEv6") => {
+                    files.is_corked(number).then(|| ("a corked UDP socket".to_owned(), CORKED))
+                }
+                Some(bad) if BAD_PROTOCOLS.contains(&bad) => {
+                    let why = if bad.starts_with("MPTCP") { MPTCP } else { SOCKET };
+                    Some((format!("a socket of the protocol {bad}"), why))
+                }
+                _ => None,
+            }
+        } else if link.starts_with('/') && (link.rfind('/') == Some(0) || link.starts_with("/dev/mqueue/")) {
+            is_message_queue(&path).then(|| (format!("the POSIX message queue {}", shown(&link)), QUEUE))
+        } else {
+            None
+        };
+        let obstacle = obstacle.or_else(|| ghost(&path, &link));
+        found.extend(
+            obstacle.map(|(what, why)| {
+                Obstacle::new(task, format!("has {what} open (descriptor {number})"), why)
+            }),
+        );
+    }
+    // A ring can be in use without a descriptor.
+    for kind in mapped_kinds(&directory) {
+        if let Some((what, why)) = object(&kind)
+            && !found.iter().any(|obstacle| obstacle.why == why)
+        {
+            found.push(Obstacle::new(task, format!("has {what} mapped"), why));
+        }
+    }
+    found
+}
+
+/// A message queue that exists in the service, though nobody has it open: if none was found among the files.
+pub(super) fn message_queue(proc: &Path, main: &Task, found: &[Obstacle]) -> Option<Obstacle> {
+    if found.iter().any(|obstacle| obstacle.why == QUEUE) {
+        return None;
+    }
+    let directory = proc.join(main.pid.to_string());
+    let mounts = fs::read_to_string(directory.join("mountinfo")).unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        kind.starts_with("mqueue ").then(|| mount.split(' ').nth(4))?
+    });
+    for point in points {
+        let inside = directory.join("root").join(point.trim_start_matches('/'));
+        if !is_message_queue(&inside) {
+            continue;
+        }
+        if let Some(queue) = fs::read_dir(inside).into_iter().flatten().flatten().next() {
+            let name = shown(&queue.file_name().to_string_lossy());
+            return Some(Obstacle::new(main, format!("has the POSIX message queue /{name}"), QUEUE));
+        }
+    }
+    None
+}
+
+/// A name that a program chose, for a terminal.
+fn shown(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// What an anonymous inode of a kind is, unless it can be dumped.
+fn object(kind: &str) -> Option<(String, &'static str)> {
+    if GOOD_KINDS.contains(&kind) {
+        return None;
+    }
+    let kind = kind.trim_start_matches('[').trim_end_matches(']');
+    Some(match kind {
+        "io_uring" => ("an io_uring".into(), IO_URING),
+        "perf_event" => ("a perf event".into(), PERF),
+        "userfaultfd" => ("a userfaultfd".into(), FAULTS),
+        _ if kind.starts_with("bpf") || kind == "btf" => (format!("a BPF object ({})", shown(kind)), BPF),
+        _ => (format!("a kernel object of the kind {}", shown(kind)), OBJECT),
+    })
+}
+
+/// The kinds of anonymous inodes that a process has mapped.
+fn mapped_kinds(directory: &Path) -> Vec<String> {
+    let maps = fs::read(directory.join("maps")).unwrap_or_default();
+    let maps = String::from_utf8_lossy(&maps);
+    // The name is the sixth field, and the only one with such a word.
+    let kinds = maps.lines().filter_map(|line| Some(line.split_once(" anon_inode:")?.1.trim()));
+    let mut kinds: Vec<String> = kinds.map(|kind| kind.trim_end_matches(" (deleted)").to_owned()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
+}
+
+/// A deleted file that is open and larger than CRIU is told to take along.
+fn ghost(path: &Path, link: &str) -> Option<(String, &'static str)> {
+    if !link.starts_with('/') || !link.ends_with(" (deleted)") || link.starts_with("/memfd:") {
+        return None;
+    }
+    let found = fs::metadata(path).ok()?;
+    let bytes = found.blocks() * 512;
+    if !found.is_file() || found.nlink() != 0 || bytes <= GHOST_LIMIT_BYTES.into() {
+        return None;
+    }
+    let name = shown(link.trim_end_matches(" (deleted)"));
+    Some((format!("the deleted file {name} of {} MiB", bytes >> 20), GHOST))
+}
+
+/// The protocol of a socket as the kernel names it.
+fn protocol(path: &Path) -> Option<String> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let mut name = [0_u8; 64];
+    let attribute: &CStr = c"system.sockprotoname";
+    // SAFETY: two strings that end with a zero, and a buffer of the length told.
+    let length =
+        unsafe { libc::getxattr(path.as_ptr(), attribute.as_ptr(), name.as_mut_ptr().cast(), name.len()) };
+    let name = name.get(..usize::try_from(length).ok()?)?;
+    Some(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned())
+}
+
+fn is_message_queue(path: &Path) -> bool {
+    nix::sys::statfs::statfs(path).is_ok_and(|found| {
+        // The type has another width on each machine.
+        #[allow(clippy::unnecessary_cast)]
+        let kind = found.filesystem_type().0 as i64;
+        kind == MQUEUE_MAGIC
+    })
+}
+
+/// The open files of one process.
+struct Files<'a> {
+    proc: &'a Path,
+    /// The process's in there.
+    directory: &'a Path,
+    pid: u32,
+    /// Opened when it is needed.
+    pidfd: Option<OwnedFd>,
+}
+
+impl Files<'_> {
+    /// What is wrong with a pidfd, if something is.
+    fn bad_pidfd(&self, number: i32, processes: &[u32]) -> Option<(String, &'static str)> {
+        let path = self.directory.join("fdinfo").join(number.to_string());
+        let text = fs::read_to_string(path).ok()?;
+        let field = |name: &str| text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+        if i64::from_str_radix(field("flags:")?, 8).ok()? & PIDFD_THREAD != 0 {
+            return Some(("a pidfd of a thread".into(), THREAD));
+        }
+        // Of one that has ended it is -1.
+        let pid: u32 = field("Pid:")?.parse().ok()?;
+        // A zombie is a member of no cgroup any more.
+        let is_of_service = processes.contains(&pid) || tasks::read(self.proc, pid)?.state == 'Z';
+        (!is_of_service).then(|| (format!("a pidfd of process {pid}"), OUTSIDE))
+    }
+
+    /// Whether a UDP socket is corked. What cannot be asked is taken not to be.
+    fn is_corked(&mut self, number: i32) -> bool {
+        self.ask_cork(number).unwrap_or(false)
+    }
+
+    fn ask_cork(&mut self, number: i32) -> io::Result<bool> {
+        let pidfd = match &self.pidfd {
+            Some(pidfd) => pidfd,
+            None => {
+                // SAFETY: a call without pointers.
+                let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid.cast_signed(), 0) };
+                self.pidfd.insert(owned(opened)?)
+            }
+        };
+        // SAFETY: a call without pointers, on a descriptor that is open.
+        let socket = owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), number, 0) })?;
+        let mut corked = 0_i32;
+        let mut length = libc::socklen_t::try_from(size_of::<i32>()).map_err(io::Error::other)?;
+        // SAFETY: a number and its length, which live in this frame. UDP_CORK is 1; libc does not have it.
+        let asked = unsafe {
+            libc::getsockopt(socket.as_raw_fd(), libc::SOL_UDP, 1, (&raw mut corked).cast(), &raw mut length)
+        };
+        match asked {
+            0 => Ok(corked != 0),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// A descriptor that a system call made.
+fn owned(made: libc::c_long) -> io::Result<OwnedFd> {
+    match i32::try_from(made) {
+        // SAFETY: it is new, and nobody else's.
+        Ok(made) if made >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(made) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

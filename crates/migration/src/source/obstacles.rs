@@ -1,0 +1,56 @@
+//! What CRIU cannot dump of the service, found before the destination is even asked.
+//!
+//! Much of it passes by itself: data that is held back, a connection not yet accepted, a process that is
+//! ending. So what the first look finds must be there at each of the next ones, too.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_criu::obstacles::{self, Subject, UnixSockets};
+use godwit_engine::ContainerConfig;
+
+use super::{Source, SourceError};
+
+/// How often to look before a service is refused. One without obstacles is looked at once.
+const LOOKS: usize = 6;
+/// Between two looks; no event tells that an obstacle has passed.
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl Source {
+    /// Every reason that lies in the service's processes, as sentences.
+    pub(super) async fn obstacles(
+        &self,
+        config: &ContainerConfig,
+        main: u32,
+    ) -> Result<Vec<String>, SourceError> {
+        let opened = godwit_network::enter(&config.network_namespace, UnixSockets::open).await?;
+        let unix = match opened {
+            Ok(sockets) => Some(Arc::new(sockets)),
+            Err(error) => {
+                tracing::warn!(service = %self.service.name, %error, "its unix sockets cannot be asked for");
+                None
+            }
+        };
+        let mut found = None;
+        for _ in 0..LOOKS {
+            let processes = self.local.engine.processes(config).await?;
+            let unix = unix.clone();
+            let look = move || {
+                let proc = Path::new("/proc");
+                Subject { proc, main, processes: &processes, unix: unix.as_deref() }.look()
+            };
+            let now = tokio::task::spawn_blocking(look).await?;
+            let still = match found.take() {
+                None => now,
+                Some(before) => obstacles::still_there(before, &now),
+            };
+            if still.is_empty() {
+                return Ok(Vec::new());
+            }
+            found = Some(still);
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(obstacles::sentences(&found.unwrap_or_default()))
+    }
+}
