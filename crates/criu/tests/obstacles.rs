@@ -14,10 +14,13 @@ use std::time::{Duration, Instant};
 
 use godwit_criu::obstacles::{self, Obstacle, UnixSockets};
 use godwit_criu::{Criu, CriuError, DumpOptions};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, pause};
 
 const ROLE: &str = "GODWIT_OBSTACLES_SUBJECT";
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How many files a busy server has open.
+const MANY: u64 = 20_000;
 /// What the subject says.
 const READY: &str = "it is ready";
 
@@ -104,6 +107,12 @@ fn hold(role: &str) -> Vec<OwnedFd> {
                 (listener.into()),
                 (client.into()),
             ]
+        }
+        "many" => {
+            let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+            setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+            let files = (0..MANY.min(most / 2)).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap().into());
+            files.collect()
         }
         "ring" => vec![ring()],
         "mapped ring" => {
@@ -321,18 +330,11 @@ async fn processes_in_states_that_criu_cannot_dump_are_obstacles() {
 /// As many open files as a busy server has.
 #[test]
 fn a_look_at_many_open_files_takes_no_seconds() {
-    const FILES: usize = 20_000;
-    let (_, most) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
-    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, most, most).unwrap();
-    let files: Vec<_> = (0..FILES.min(usize::try_from(most).unwrap() / 2))
-        .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
-        .collect();
-    let own = std::process::id();
+    let subject = Subject::start("many");
     let begin = Instant::now();
-    let found =
-        obstacles::Subject { proc: Path::new("/proc"), main: own, processes: &[own], unix: None }.look();
+    let found = subject.look();
     let took = begin.elapsed();
-    println!("{} sockets: {took:?}", files.len());
+    println!("{took:?}");
     assert_eq!(found, []);
     assert!(took < Duration::from_secs(5), "{took:?}");
 }
