@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use godwit_criu::obstacles::{self, Obstacle, UnixSockets};
-use godwit_criu::{Criu, CriuError, DumpOptions};
+use godwit_criu::{Criu, CriuError, DumpOptions, Memory};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, pause};
 
@@ -114,6 +114,13 @@ fn hold(role: &str) -> Vec<OwnedFd> {
             let files = (0..MANY.min(most / 2)).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap().into());
             files.collect()
         }
+        "reservation" => {
+            let (none, private) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // Less than the 16 TiB at which CRIU's count begins anew.
+            let at = unsafe { libc::mmap(std::ptr::null_mut(), 15 << 40, none, private, -1, 0) };
+            assert_ne!(at, libc::MAP_FAILED);
+            vec![File::open("/dev/null").unwrap().into()]
+        }
         "ring" => vec![ring()],
         "mapped ring" => {
             let ring = ring();
@@ -202,6 +209,8 @@ fn hold(role: &str) -> Vec<OwnedFd> {
 /// The process and its children; ended when this is dropped.
 struct Subject {
     child: Child,
+    /// Whether it is to be dumped as by a CRIU without godwit's patches.
+    by_stock: bool,
     directory: tempfile::TempDir,
 }
 
@@ -227,7 +236,7 @@ impl Subject {
                 Ok(())
             });
         }
-        let mut subject = Self { child: command.spawn().unwrap(), directory };
+        let mut subject = Self { child: command.spawn().unwrap(), by_stock: false, directory };
         let begin = Instant::now();
         loop {
             let said = fs::read_to_string(&output).unwrap();
@@ -258,13 +267,23 @@ impl Subject {
         let processes = self.processes();
         let proc = Path::new("/proc");
         let main = self.child.id();
-        obstacles::Subject { proc, main, processes: &processes, unix: Some(&sockets) }.look()
+        obstacles::Subject {
+            proc,
+            main,
+            processes: &processes,
+            unix: Some(&sockets),
+            looks_at_memory: self.by_stock,
+        }
+        .look()
     }
 
     async fn dump(&self) -> Result<(), CriuError> {
         let images = self.directory.path().join("images");
         fs::create_dir(&images).unwrap();
-        criu().dump(DumpOptions::new(self.child.id(), "/", &images, self.directory.path())).await.map(drop)
+        let mut options = DumpOptions::new(self.child.id(), "/", &images, self.directory.path());
+        options.memory = Memory::Lazy;
+        let criu = if self.by_stock { criu().as_stock() } else { criu() };
+        criu.dump(options).await.map(drop)
     }
 }
 
@@ -325,6 +344,23 @@ async fn processes_in_states_that_criu_cannot_dump_are_obstacles() {
     is_obstacle("traced", "is traced by process", "end the debugger").await;
     is_obstacle("namespace", "is in a uts namespace of its own", "sandbox").await;
     is_obstacle("trap", "has a SIGTRAP waiting", "try again").await;
+}
+
+/// On a machine with less than 60 GiB, whose kernel judges by that.
+#[tokio::test]
+async fn a_reservation_is_an_obstacle_where_criu_looks_at_memory_and_has_too_little() {
+    let subject = Subject::start("reservation");
+    assert_eq!(subject.look(), []);
+    subject.dump().await.unwrap();
+    let mut subject = Subject::start("reservation");
+    subject.by_stock = true;
+    let sentences = obstacles::sentences(&subject.look());
+    let dumped = subject.dump().await;
+    assert_eq!(sentences.is_empty(), dumped.is_ok(), "{sentences:?}, {dumped:?}");
+    assert!(
+        sentences.iter().all(|it| it.contains("has reserved 1536") && it.contains("setup-criu")),
+        "{sentences:?}"
+    );
 }
 
 /// As many open files as a busy server has.
