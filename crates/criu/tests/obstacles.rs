@@ -188,6 +188,19 @@ fn hold(role: &str) -> Vec<OwnedFd> {
             child(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUTS).unwrap());
             vec![File::open("/dev/null").unwrap().into()]
         }
+        "leaderless" => {
+            child(|| {
+                // What loses its parent becomes the child of this one.
+                call(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }.into());
+                if let ForkResult::Child = unsafe { fork() }.unwrap() {
+                    nix::unistd::setsid().unwrap();
+                    child(|| ());
+                    unsafe { libc::_exit(0) };
+                }
+                nix::sys::wait::wait().unwrap();
+            });
+            vec![File::open("/dev/null").unwrap().into()]
+        }
         "trap" => {
             let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
             unsafe { libc::sigaddset(&raw mut signals, libc::SIGTRAP) };
@@ -344,6 +357,14 @@ async fn processes_in_states_that_criu_cannot_dump_are_obstacles() {
     is_obstacle("traced", "is traced by process", "end the debugger").await;
     is_obstacle("namespace", "is in a uts namespace of its own", "sandbox").await;
     is_obstacle("trap", "has a SIGTRAP waiting", "try again").await;
+}
+
+/// A dump has it; it is the restore that fails.
+#[test]
+fn a_process_in_a_session_that_cannot_be_made_again_is_an_obstacle() {
+    let subject = Subject::start("leaderless");
+    let sentences = obstacles::sentences(&subject.look());
+    assert!(matches!(&sentences[..], [one] if one.contains("lives on in session")), "{sentences:?}");
 }
 
 /// On a machine with less than 60 GiB, whose kernel judges by that.
