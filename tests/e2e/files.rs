@@ -81,7 +81,7 @@ fn moves_keep_every_file() {
     bed.run("a", "files", ADDRESS, &preset, &[]);
     let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, 7000)));
     let open = json!({
-        "deleted": true, "lower": "open in the layer of the layer\n", "replaced": "the first", "log": true,
+        "deleted": true, "lower": "open in the layer of the layer\n", "replaced": "the first", "linked": true, "log": true,
     });
     assert_eq!(ask(&mut connection, "open"), open);
     let mut before = ask(&mut connection, "describe");

@@ -140,12 +140,20 @@ class Open:
         self.replaced = open("open/replaced", "rb")
         write("open/replacement", b"another file")
         os.rename("open/replacement", "open/replaced")
+        # Opened by a name that was deleted, while it has another.
+        write("open/other name", b"begun\n")
+        os.link("open/other name", "open/first name")
+        self.linked = open("open/first name", "ab", buffering=0)
+        os.unlink("open/first name")
         self.appending = open("open/log", "ab", buffering=0)
         self.lines = 0
 
     def check(self):
         self.lines += 1
         self.appending.write(b"line %d\n" % self.lines)
+        self.linked.write(b"line %d\n" % self.lines)
+        with open("open/other name", "rb") as other:
+            linked = other.read().splitlines()
         with open("open/log", "rb") as log:
             lines = log.read().splitlines()
         rest = self.lower.read()
@@ -156,6 +164,7 @@ class Open:
             "deleted": self.deleted.read().decode() == "still here" * 100,
             "lower": (self.start + rest).decode(),
             "replaced": self.replaced.read().decode(),
+            "linked": linked[0] == b"begun" and linked[1:] == lines and os.fstat(self.linked.fileno()).st_nlink == 1,
             "log": lines == [b"line %d" % (n + 1) for n in range(self.lines)],
         }
 

@@ -19,7 +19,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::images::{self, DumpStats};
-use crate::{Criu, CriuError, lazy, limits, log, rpc, watches};
+use crate::linked::Linked;
+use crate::{Criu, CriuError, lazy, limits, log, open_files, rpc, watches};
 
 /// Largest deleted-but-open file that a dump carries along, in bytes: 256 MiB. CRIU's own limit of
 /// 1 MiB fails for databases that unlink their temporary files; beyond this the copy would take
@@ -83,8 +84,9 @@ pub struct DumpOptions {
     pub file_locks: bool,
     /// Whether the tree lives on after the dump; else CRIU kills it.
     pub leave_running: bool,
-    /// Whether a deleted file with further names is given a temporary name in its directory, which
-    /// must then exist where it is restored.
+    /// Whether a file that is open under a deleted name and has others is given a temporary name, which must
+    /// then exist where it is restored. With a freezer, that is done for those whose other name can be noted
+    /// beside the images, for [`repair::links`](crate::repair::links).
     pub link_remap: bool,
     /// Largest deleted-but-open file taken along, in bytes.
     pub ghost_limit: u32,
@@ -297,16 +299,25 @@ impl Prepared {
         let images_dir = open_directory(&options.images)?;
         let work_dir = open_directory(&options.work)?;
         let mut request = rpc::Request::of_kind(rpc::Kind::Dump);
-        let watched = match options.freezer.clone() {
+        let (watched, linked) = match options.freezer.clone() {
             Some(cgroup) => {
                 let root = options.root.clone();
-                let looking = move || watches::names(&limits::members(&cgroup), &root);
+                let looking = move || {
+                    let open = open_files::of(&limits::members(&cgroup));
+                    (watches::names(&open, &root), Linked::find(&open, &root))
+                };
                 tokio::task::spawn_blocking(looking).await.unwrap_or_default()
             }
-            None => Vec::new(),
+            None => Default::default(),
         };
+        linked.note(&options.images).map_err(|source| CriuError::File {
+            action: "write what files are linked into",
+            path: options.images.clone(),
+            source,
+        })?;
         let mut rpc_options = rpc_options(&options, as_stock, images_dir.as_raw_fd(), work_dir.as_raw_fd())?;
         rpc_options.irmap_scan_paths = watched;
+        rpc_options.link_remap = Some(options.link_remap || linked.can_be_dumped);
         request.options = Some(rpc_options);
 
         // Put back when CRIU has let go of the processes.
@@ -324,6 +335,7 @@ impl Prepared {
         };
         let ended = service.end().await;
         drop((images_dir, work_dir, raised));
+        linked.clean();
 
         let answer = match answer {
             Ok(answer) => answer,

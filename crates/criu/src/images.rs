@@ -62,6 +62,8 @@ pub enum ImageKind {
     Mountpoints = 0x5556_3928,
     /// `files.img`.
     Files = 0x5630_3138,
+    /// `remap-fpath.img`.
+    RemapPaths = 0x5913_3954,
     /// `mm-PID.img`.
     Memory = 0x5749_2820,
     /// `pagemap-PID.img`; its records are of two kinds: see [`Pagemap::decode`].
@@ -81,6 +83,7 @@ impl ImageKind {
             | Self::Ids
             | Self::Mountpoints
             | Self::Files
+            | Self::RemapPaths
             | Self::Memory
             | Self::Pagemap => Some(COMMON_MAGIC),
         }

@@ -101,8 +101,8 @@ const HINTS: &[(&str, &str)] = &[
     ("ghost file", "a deleted file that is still open is larger than the limit for such files"),
     (
         "Can't create link remap",
-        "a file is open under a name that was deleted, while it has another one: godwit does not take along \
-         which; let the service open it by the other name, or delete that too",
+        "a file is open under a name that was deleted, while it has another one that does not move along: in a \
+         directory of the node, or mapped only; let the service open it by the other name, or delete that too",
     ),
     (
         "doesn't have a proper root mount",

@@ -4,6 +4,7 @@
 //!
 //! - [`tasks`]: processes in a state that cannot be restored.
 //! - [`files`]: what they have open and mapped.
+//! - [`memory`]: what they have reserved, where CRIU is not godwit's.
 //! - [`unix`]: connections that nobody has accepted yet.
 //!
 //! A look takes part of nothing: processes come and go meanwhile, and much of what it finds passes by
@@ -11,6 +12,7 @@
 //! is what CRIU 4.2 refuses in every case; where that depends on more than `/proc` shows, nothing is said.
 
 mod files;
+mod memory;
 mod tasks;
 mod unix;
 
@@ -61,6 +63,8 @@ pub struct Subject<'a> {
     pub processes: &'a [u32],
     /// The unix sockets of its network namespace, where they can be asked for.
     pub unix: Option<&'a UnixSockets>,
+    /// Whether CRIU looks at the memory in a lazy dump: not [`Criu::lazy_external`](crate::Criu::lazy_external).
+    pub looks_at_memory: bool,
 }
 
 impl Subject<'_> {
@@ -72,7 +76,9 @@ impl Subject<'_> {
         let mut found = tasks::obstacles(self.proc, &tasks, self.main);
         // Which process has a unix socket open.
         let mut sockets = HashMap::new();
+        let most = if self.looks_at_memory { memory::most_at_once(self.proc) } else { None };
         for (place, task) in tasks.iter().enumerate() {
+            found.extend(most.and_then(|most| memory::obstacle(self.proc, task, most)));
             found.extend(files::obstacles(self.proc, task, self.processes, place, &mut sockets));
         }
         if let Some(main) = tasks.iter().find(|task| task.pid == self.main) {

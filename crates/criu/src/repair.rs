@@ -8,6 +8,7 @@
 //!
 //! And limits of open files that were raised for the dump are again what they were.
 
+mod links;
 mod mounts;
 
 use std::{fs, path::Path};
@@ -16,6 +17,7 @@ use prost::Message;
 
 use crate::images::{ImageError, ImageKind, split};
 
+pub use links::{Links, links};
 pub use mounts::external_mounts;
 
 /// `file_entry` of a timerfd, whole.

@@ -7,63 +7,41 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The names, as seen from the root directory of the service, of what these processes watch in the file
+use crate::open_files::{OpenFile, walk};
+
+/// The names, as seen from the root directory of the service, of what these open files watch in the file
 /// system of that directory.
-pub(crate) fn names(pids: &[u32], root: &Path) -> Vec<String> {
+pub(crate) fn names(open: &[OpenFile], root: &Path) -> Vec<String> {
     let Ok(device) = fs::metadata(root).map(|found| found.dev()) else { return Vec::new() };
     // As the kernel writes it: 12 bits and 20 bits.
     let kernel_device = (u64::from(libc::major(device)) << 20) | u64::from(libc::minor(device));
-    let mut wanted: HashSet<u64> = pids.iter().flat_map(|pid| watched(*pid, kernel_device)).collect();
+    let watching = open.iter().filter(|file| file.watches());
+    let mut wanted: HashSet<u64> = watching.flat_map(|file| watched(file, kernel_device)).collect();
     let mut names = Vec::new();
-    let mut directories = vec![root.to_owned()];
-    if wanted.remove(&fs::metadata(root).map_or(0, |found| found.ino())) {
-        names.push("/.".to_owned());
+    if wanted.is_empty() {
+        return names;
     }
-    while !wanted.is_empty()
-        && let Some(directory) = directories.pop()
-    {
-        // What cannot be read has vanished, or is nothing that can be watched.
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            let Ok(found) = entry.metadata() else { continue };
-            if found.dev() != device && !found.is_file() {
-                continue;
-            }
-            if wanted.remove(&found.ino()) {
-                names.extend(inside(&entry.path(), root));
-            }
-            if found.is_dir() {
-                directories.push(entry.path());
-            }
+    walk(root, |path, found| {
+        if wanted.remove(&found.ino()) {
+            // CRIU's option takes text.
+            names.extend(
+                String::from_utf8(path.as_os_str().as_bytes().to_vec()).map(|name| format!("/{name}")),
+            );
         }
-    }
+        if wanted.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
     names
 }
 
-/// CRIU's option takes text.
-fn inside(path: &Path, root: &Path) -> Option<String> {
-    let inside = path.strip_prefix(root).ok()?;
-    let name = String::from_utf8(inside.as_os_str().as_bytes().to_vec()).ok()?;
-    Some(format!("/{name}"))
-}
-
-/// The inodes that a process watches on a device.
-fn watched(pid: u32, device: u64) -> Vec<u64> {
-    let mut inodes = Vec::new();
-    let directory = PathBuf::from(format!("/proc/{pid}/fd"));
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let kind = fs::read_link(entry.path()).unwrap_or_default();
-        if kind != Path::new("anon_inode:inotify") && kind != Path::new("anon_inode:[fanotify]") {
-            continue;
-        }
-        let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(entry.file_name());
-        let text = fs::read_to_string(info).unwrap_or_default();
-        inodes.extend(text.lines().filter_map(watch).filter(|w| w.1 == device).map(|w| w.0));
-    }
-    inodes
+/// The inodes that an open file watches on a device.
+fn watched(file: &OpenFile, device: u64) -> Vec<u64> {
+    let text = fs::read_to_string(file.entry("fdinfo")).unwrap_or_default();
+    text.lines().filter_map(watch).filter(|watch| watch.1 == device).map(|watch| watch.0).collect()
 }
 
 /// Inode and device of a line like `inotify wd:3 ino:9f607f sdev:27 mask:…`.
@@ -81,6 +59,7 @@ fn watch(line: &str) -> Option<(u64, u64)> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::open_files;
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
     #[test]
@@ -102,7 +81,7 @@ mod tests {
         }
         fs::rename(at("deep/before"), at("after")).unwrap();
         fs::remove_file(at("deep/below/gone")).unwrap();
-        let mut names = names(&[std::process::id()], root.path());
+        let mut names = names(&open_files::of(&[std::process::id()]), root.path());
         names.sort();
         assert_eq!(names, ["/after", "/deep/below"]);
     }

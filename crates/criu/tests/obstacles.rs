@@ -13,11 +13,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use godwit_criu::obstacles::{self, Obstacle, UnixSockets};
-use godwit_criu::{Criu, CriuError, DumpOptions};
+use godwit_criu::{Criu, CriuError, DumpOptions, Memory};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, pause};
 
 const ROLE: &str = "GODWIT_OBSTACLES_SUBJECT";
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How many files a busy server has open.
+const MANY: u64 = 20_000;
 /// What the subject says.
 const READY: &str = "it is ready";
 
@@ -105,6 +108,19 @@ fn hold(role: &str) -> Vec<OwnedFd> {
                 (client.into()),
             ]
         }
+        "many" => {
+            let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+            setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+            let files = (0..MANY.min(most / 2)).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap().into());
+            files.collect()
+        }
+        "reservation" => {
+            let (none, private) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // Less than the 16 TiB at which CRIU's count begins anew.
+            let at = unsafe { libc::mmap(std::ptr::null_mut(), 15 << 40, none, private, -1, 0) };
+            assert_ne!(at, libc::MAP_FAILED);
+            vec![File::open("/dev/null").unwrap().into()]
+        }
         "ring" => vec![ring()],
         "mapped ring" => {
             let ring = ring();
@@ -172,6 +188,19 @@ fn hold(role: &str) -> Vec<OwnedFd> {
             child(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUTS).unwrap());
             vec![File::open("/dev/null").unwrap().into()]
         }
+        "leaderless" => {
+            child(|| {
+                // What loses its parent becomes the child of this one.
+                call(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }.into());
+                if let ForkResult::Child = unsafe { fork() }.unwrap() {
+                    nix::unistd::setsid().unwrap();
+                    child(|| ());
+                    unsafe { libc::_exit(0) };
+                }
+                nix::sys::wait::wait().unwrap();
+            });
+            vec![File::open("/dev/null").unwrap().into()]
+        }
         "trap" => {
             let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
             unsafe { libc::sigaddset(&raw mut signals, libc::SIGTRAP) };
@@ -193,6 +222,8 @@ fn hold(role: &str) -> Vec<OwnedFd> {
 /// The process and its children; ended when this is dropped.
 struct Subject {
     child: Child,
+    /// Whether it is to be dumped as by a CRIU without godwit's patches.
+    by_stock: bool,
     directory: tempfile::TempDir,
 }
 
@@ -218,7 +249,7 @@ impl Subject {
                 Ok(())
             });
         }
-        let mut subject = Self { child: command.spawn().unwrap(), directory };
+        let mut subject = Self { child: command.spawn().unwrap(), by_stock: false, directory };
         let begin = Instant::now();
         loop {
             let said = fs::read_to_string(&output).unwrap();
@@ -249,13 +280,23 @@ impl Subject {
         let processes = self.processes();
         let proc = Path::new("/proc");
         let main = self.child.id();
-        obstacles::Subject { proc, main, processes: &processes, unix: Some(&sockets) }.look()
+        obstacles::Subject {
+            proc,
+            main,
+            processes: &processes,
+            unix: Some(&sockets),
+            looks_at_memory: self.by_stock,
+        }
+        .look()
     }
 
     async fn dump(&self) -> Result<(), CriuError> {
         let images = self.directory.path().join("images");
         fs::create_dir(&images).unwrap();
-        criu().dump(DumpOptions::new(self.child.id(), "/", &images, self.directory.path())).await.map(drop)
+        let mut options = DumpOptions::new(self.child.id(), "/", &images, self.directory.path());
+        options.memory = Memory::Lazy;
+        let criu = if self.by_stock { criu().as_stock() } else { criu() };
+        criu.dump(options).await.map(drop)
     }
 }
 
@@ -318,21 +359,39 @@ async fn processes_in_states_that_criu_cannot_dump_are_obstacles() {
     is_obstacle("trap", "has a SIGTRAP waiting", "try again").await;
 }
 
+/// A dump has it; it is the restore that fails.
+#[test]
+fn a_process_in_a_session_that_cannot_be_made_again_is_an_obstacle() {
+    let subject = Subject::start("leaderless");
+    let sentences = obstacles::sentences(&subject.look());
+    assert!(matches!(&sentences[..], [one] if one.contains("lives on in session")), "{sentences:?}");
+}
+
+/// On a machine with less than 60 GiB, whose kernel judges by that.
+#[tokio::test]
+async fn a_reservation_is_an_obstacle_where_criu_looks_at_memory_and_has_too_little() {
+    let subject = Subject::start("reservation");
+    assert_eq!(subject.look(), []);
+    subject.dump().await.unwrap();
+    let mut subject = Subject::start("reservation");
+    subject.by_stock = true;
+    let sentences = obstacles::sentences(&subject.look());
+    let dumped = subject.dump().await;
+    assert_eq!(sentences.is_empty(), dumped.is_ok(), "{sentences:?}, {dumped:?}");
+    assert!(
+        sentences.iter().all(|it| it.contains("has reserved 1536") && it.contains("setup-criu")),
+        "{sentences:?}"
+    );
+}
+
 /// As many open files as a busy server has.
 #[test]
 fn a_look_at_many_open_files_takes_no_seconds() {
-    const FILES: usize = 20_000;
-    let (_, most) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
-    nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, most, most).unwrap();
-    let files: Vec<_> = (0..FILES.min(usize::try_from(most).unwrap() / 2))
-        .map(|_| UdpSocket::bind("127.0.0.1:0").unwrap())
-        .collect();
-    let own = std::process::id();
+    let subject = Subject::start("many");
     let begin = Instant::now();
-    let found =
-        obstacles::Subject { proc: Path::new("/proc"), main: own, processes: &[own], unix: None }.look();
+    let found = subject.look();
     let took = begin.elapsed();
-    println!("{} sockets: {took:?}", files.len());
+    println!("{took:?}");
     assert_eq!(found, []);
     assert!(took < Duration::from_secs(5), "{took:?}");
 }

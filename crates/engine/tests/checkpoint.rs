@@ -393,6 +393,38 @@ async fn a_deleted_open_file_and_tmpfs_move_along() {
     assert_eq!(output(&copy), "secret\nkept\nbound\n");
 }
 
+/// Also in a tmpfs. Nothing is left of the names that CRIU makes for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_open_under_a_deleted_name_is_still_the_one_with_the_other_name() {
+    let (mut a, mut b) = (Node::new(), Node::new());
+    let script = "mkdir /tmp/gone; echo begun > /tmp/gone/a; ln /tmp/gone/a /tmp/b; exec 3<>/tmp/gone/a; rm -r /tmp/gone; \
+                  echo begun > /mem/a; ln /mem/a /mem/b; exec 4<>/mem/a; rm /mem/a; echo up; \
+                  while [ ! -e /tmp/go ]; do usleep 10000; done; \
+                  read line <&3; echo \"$line\"; read line <&4; echo \"$line\"; echo more >&3; echo more >&4; \
+                  cat /tmp/b /mem/b; ls /tmp /mem";
+    let mut source = a.container("web", script);
+    source.mounts.push(Mount {
+        kind: MountKind::Tmpfs { size_bytes: 1 << 20 },
+        target: "/mem".into(),
+        read_only: false,
+    });
+    run_up(&a, &source, "up").await;
+    let copy = move_stopped(&mut a, &mut b, &source).await.unwrap();
+    let names = |config: &ContainerConfig| -> Vec<_> {
+        let entries = std::fs::read_dir(config.rootfs.join("tmp")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect()
+    };
+    assert_eq!([names(&source), names(&copy)], [["b"], ["b"]]);
+    a.runc.thaw(&source).await.unwrap();
+    b.runc.cont(&copy, &[]).await.unwrap();
+    for (node, config, said) in [(&b, &copy, ""), (&a, &source, "up\n")] {
+        std::fs::write(config.rootfs.join("tmp/go"), "").unwrap();
+        assert_eq!(tokio::time::timeout(LIMIT, node.runc.wait(config)).await.unwrap().unwrap(), 0);
+        let files = "begun\nbegun\nbegun\nmore\nbegun\nmore\n/mem:\nb\n\n/tmp:\nb\ngo\n";
+        assert_eq!(output(config), format!("{said}{files}"));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dump_that_nobody_waits_for_does_not_freeze_a_thawed_container() {
     let mut node = Node::new();

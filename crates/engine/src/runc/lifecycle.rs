@@ -111,6 +111,8 @@ impl Runc {
         let mut command = self.shim_command(&files, &words);
         command.extend(["--image-path".into(), request.images.clone().into()]);
         command.extend(["--work-path".into(), request.work.clone().into(), config.name.clone().into()]);
+        // Names for the time of the restore.
+        let _links = godwit_criu::repair::links(&request.images, &config.rootfs).map_err(refused)?;
         // One page that CRIU puts in place must not bring others with it that come later.
         match self.start_shim(config, &files, request.lazy_pages, &command).await {
             Ok(state) => Ok(state),

@@ -171,9 +171,10 @@ fn make_rootfs(rootfs: &Path) {
         std::fs::create_dir_all(rootfs.join(directory)).unwrap();
     }
     std::fs::copy("/bin/busybox", rootfs.join("bin/busybox")).unwrap();
-    for applet in
-        ["sh", "sleep", "cat", "echo", "true", "kill", "nc", "ps", "date", "rm", "mv", "usleep", "id"]
-    {
+    for applet in [
+        "sh", "sleep", "cat", "echo", "true", "kill", "nc", "ps", "date", "rm", "mv", "ln", "ls", "mkdir",
+        "usleep", "id",
+    ] {
         std::os::unix::fs::symlink("busybox", rootfs.join("bin").join(applet)).unwrap();
     }
 }

@@ -32,13 +32,14 @@ impl Source {
                 None
             }
         };
+        let looks_at_memory = !self.local.criu.lazy_external().await?;
         let mut found = None;
         for _ in 0..LOOKS {
             let processes = self.local.engine.processes(config).await?;
             let unix = unix.clone();
             let look = move || {
                 let proc = Path::new("/proc");
-                Subject { proc, main, processes: &processes, unix: unix.as_deref() }.look()
+                Subject { proc, main, processes: &processes, unix: unix.as_deref(), looks_at_memory }.look()
             };
             let now = tokio::task::spawn_blocking(look).await?;
             let still = match found.take() {

@@ -1,0 +1,79 @@
+//! Open files that a dump has to tell CRIU more about, and the look for names of files.
+//!
+//! The names are looked for by walking through the service's files while it is frozen: only if something is
+//! looked for.
+
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// An open file of a kind that is looked into: one that watches others, or one whose name was deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OpenFile {
+    pub(crate) pid: u32,
+    /// The number of its descriptor.
+    pub(crate) number: OsString,
+    /// What `/proc/PID/fd` shows of it.
+    pub(crate) link: PathBuf,
+}
+
+impl OpenFile {
+    /// Its entry in a directory of `/proc/PID`: `fd` or `fdinfo`.
+    pub(crate) fn entry(&self, directory: &str) -> PathBuf {
+        Path::new("/proc").join(self.pid.to_string()).join(directory).join(&self.number)
+    }
+
+    pub(crate) fn watches(&self) -> bool {
+        self.link == Path::new("anon_inode:inotify") || self.link == Path::new("anon_inode:[fanotify]")
+    }
+
+    /// The name under which it was opened, if that was deleted.
+    pub(crate) fn deleted(&self) -> Option<&[u8]> {
+        let link = self.link.as_os_str().as_bytes();
+        link.strip_suffix(b" (deleted)").filter(|name| name.starts_with(b"/"))
+    }
+}
+
+/// Those of these processes. What cannot be read is gone.
+pub(crate) fn of(pids: &[u32]) -> Vec<OpenFile> {
+    let mut found = Vec::new();
+    for &pid in pids {
+        for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+            let link = fs::read_link(entry.path()).unwrap_or_default();
+            let file = OpenFile { pid, number: entry.file_name(), link };
+            if file.watches() || file.deleted().is_some() {
+                found.push(file);
+            }
+        }
+    }
+    found
+}
+
+/// Shows all files of the file system of a directory, by their paths inside of it, until there is enough.
+pub(crate) fn walk(root: &Path, mut show: impl FnMut(&Path, &Metadata) -> ControlFlow<()>) {
+    let Ok(top) = fs::metadata(root) else { return };
+    let mut directories = vec![root.to_owned()];
+    if show(Path::new("."), &top).is_break() {
+        return;
+    }
+    while let Some(directory) = directories.pop() {
+        // What cannot be read has vanished, or is nothing that is looked for.
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let Ok(found) = entry.metadata() else { continue };
+            // On overlayfs files may have other devices than directories.
+            if found.dev() != top.dev() && !found.is_file() {
+                continue;
+            }
+            let path = entry.path();
+            if path.strip_prefix(root).is_ok_and(|inside| show(inside, &found).is_break()) {
+                return;
+            }
+            if found.is_dir() {
+                directories.push(path);
+            }
+        }
+    }
+}
