@@ -10,7 +10,9 @@ use godwit_engine::seccomp::Seccomp;
 use godwit_engine::{Confinement, Mount, MountKind, Ulimit};
 use godwit_migration::hooks::{Hooks, Moment};
 use godwit_migration::restart::UnknownRestart;
-use godwit_migration::{Attachment, Compress, Mode, Options, Port, Report, Restart, Service, error_chain};
+use godwit_migration::{
+    Attachment, Compress, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
+};
 use tonic::Status;
 
 /// The smallest memory limit with which a container starts at all.
@@ -189,6 +191,17 @@ pub(crate) fn confinement(request: &api::RunRequest) -> Result<Confinement, Stat
     confinement.change_capabilities(&request.cap_add, &request.cap_drop).map_err(invalid)?;
     confinement.check().map_err(invalid)?;
     Ok(confinement)
+}
+
+/// Pages that a service waits for, as the API shows them.
+pub(crate) fn awaits(wait: &Wait) -> api::AwaitedPages {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+    api::AwaitedPages {
+        node: wait.source.clone(),
+        bytes: wait.lacking_bytes,
+        total_bytes: wait.total_bytes,
+        unreachable_ms: wait.unreachable.map_or(0, ms),
+    }
 }
 
 /// When a service is started again.

@@ -27,7 +27,6 @@ use godwit_criu::Criu;
 use godwit_engine::image::Store;
 use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
-use godwit_migration::Doubts;
 use godwit_migration::arrivals::Arrivals;
 use godwit_migration::binds::Binds;
 use godwit_migration::journal::Journal;
@@ -35,6 +34,7 @@ use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
 use godwit_migration::standstill::Standstills;
+use godwit_migration::{Doubts, Waits};
 use godwit_migration::{Layout, destination, error_chain, recovery};
 use godwit_network::{Networks, Overlay, OverlayConfig, Prefix6, Subnet};
 use godwit_transfer::listen::JoinListener;
@@ -412,6 +412,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         holds: args.cutover == CutOver::Hold,
         ending: CancellationToken::new(),
         doubts: Doubts::default(),
+        waits: Waits::default(),
         fatal: tokio::sync::watch::channel(None).0,
         criu,
     };

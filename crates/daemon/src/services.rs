@@ -331,6 +331,10 @@ pub(crate) async fn show(node: &Node, owned: Owned) -> Result<api::Service, Stat
     } else {
         shown.set_state(ServiceState::Running);
         shown.reason = forward::shared_by(node, &owned.service).map_err(internal)?.unwrap_or_default();
+        if let Some(wait) = node.local().waits.of(&owned.service.name).await {
+            shown.reason = wait.sentence(&owned.service.name);
+            shown.awaits = Some(convert::awaits(&wait));
+        }
     }
     if let Ok(state) = node.local().engine.state(&config).await {
         shown.pid = state.pid;
