@@ -265,6 +265,11 @@ fn shown_mount(mount: &Mount) -> api::Mount {
     }
 }
 
+/// Milliseconds without digits that nobody has measured.
+pub(crate) fn to_microseconds(ms: f64) -> f64 {
+    (ms * 1e3).round() / 1e3
+}
+
 /// A report as the API shows it.
 pub(crate) fn report(report: Report) -> api::MigrationReport {
     api::MigrationReport {
@@ -275,15 +280,15 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         outcome: report.outcome.name().into(),
         reason: report.reason,
         rounds: report.rounds,
-        total_ms: report.total_ms,
-        frozen_ms: report.frozen_ms,
-        pre_dump_ms: report.pre_dump_ms,
-        pre_dump_transfer_ms: report.pre_dump_transfer_ms,
-        dump_ms: report.dump_ms,
-        dump_transfer_ms: report.dump_transfer_ms,
-        resume_ms: report.resume_ms,
-        faulted_transfer_ms: report.faulted_transfer_ms,
-        cutover_ms: report.cutover_ms,
+        total_ms: to_microseconds(report.total_ms),
+        frozen_ms: to_microseconds(report.frozen_ms),
+        pre_dump_ms: to_microseconds(report.pre_dump_ms),
+        pre_dump_transfer_ms: to_microseconds(report.pre_dump_transfer_ms),
+        dump_ms: to_microseconds(report.dump_ms),
+        dump_transfer_ms: to_microseconds(report.dump_transfer_ms),
+        resume_ms: to_microseconds(report.resume_ms),
+        faulted_transfer_ms: to_microseconds(report.faulted_transfer_ms),
+        cutover_ms: to_microseconds(report.cutover_ms),
         held_frames: report.held_frames,
         held_dropped: report.held_dropped,
         pre_dump_bytes: report.pre_dump_bytes,
@@ -294,7 +299,11 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         file_bytes: report.file_bytes,
         page_bytes: report.page_bytes,
         memory_bytes: report.memory_bytes,
-        phases: report.phases.into_iter().map(|p| api::PhaseTime { phase: p.phase, ms: p.ms }).collect(),
+        phases: report
+            .phases
+            .into_iter()
+            .map(|p| api::PhaseTime { phase: p.phase, ms: to_microseconds(p.ms) })
+            .collect(),
         id: report.id,
         criu: report.criu,
         network_namespace: report.network_namespace,
@@ -343,3 +352,14 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
 
 /// Most connections for pages: more than any machine has cores to fill them with.
 const MAX_LANES: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_to_the_microsecond() {
+        assert_eq!(to_microseconds(140.461_258_000_000_02).to_string(), "140.461");
+        assert_eq!(to_microseconds(0.0).to_string(), "0");
+    }
+}

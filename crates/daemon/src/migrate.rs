@@ -139,7 +139,7 @@ fn stream(
                         round: now.round,
                         dirty_pages_per_second: now.dirty_pages_per_second,
                         bandwidth: now.bandwidth,
-                        predicted_frozen_ms: now.predicted_frozen_ms,
+                        predicted_frozen_ms: convert::to_microseconds(now.predicted_frozen_ms),
                         faults: now.faults,
                     };
                     // Progress may be skipped for a slow reader; the report may not.

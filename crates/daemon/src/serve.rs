@@ -624,6 +624,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_flag_is_in_the_documentation() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/install.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
+        let flags =
+            command.get_arguments().filter(|flag| !flag.is_hide_set()).filter_map(clap::Arg::get_long);
+        let missing: Vec<_> = flags
+            .filter(|flag| !page.contains(&format!("`--{flag}`")) && !page.contains(&format!("`--{flag} ")))
+            .collect();
+        assert!(missing.is_empty(), "not in docs/install.md: {missing:?}");
+    }
+
+    #[test]
     fn one_members_data_connections_are_bounded_and_take_no_room_from_others() {
         let sessions = DataSessions::default();
         let (b, c) = (NodeName::new("b").unwrap(), NodeName::new("c").unwrap());
