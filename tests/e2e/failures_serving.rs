@@ -97,6 +97,32 @@ fn the_next_migration_waits_until_the_service_is_complete() {
 }
 
 #[test]
+fn a_service_that_is_lost_is_started_from_its_files_once_its_migration_is_over() {
+    let always = ["--restart", "always"].map(str::to_owned).to_vec();
+    let victim = Victim::up_with("lost-again", |_, _| {}, |_| always);
+    let attempt = victim.begin_with_and_hold("a", "b", &POSTCOPY, POINT);
+    for pager in victim.pagers("b") {
+        rustix::process::kill_process(pager, rustix::process::Signal::KILL).unwrap();
+    }
+    victim.let_go(POINT);
+    assert!(attempt.lost().contains("its memory is not complete"));
+    wait_for("the start from its files", || {
+        let text = victim.bed.done("b", &["events"]);
+        text.lines().any(|line| line.contains("restarted") && line.contains("not complete")).then_some(())
+    });
+    // What ended its last life does not end this one.
+    wait_for("it to be let go by node a", || {
+        let shown: serde_json::Value = victim.bed.json("a", &["inspect", NAME]);
+        (shown["state"] == "remote").then_some(())
+    });
+    let shown: serde_json::Value = victim.bed.json("b", &["inspect", NAME]);
+    assert_eq!((shown["state"].as_str(), shown["restarts"].as_u64()), (Some("running"), Some(1)), "{shown}");
+    victim.never_ran_twice();
+    victim.bed.done("b", &["rm", "--force", NAME]);
+    victim.is_gone();
+}
+
+#[test]
 fn whoever_looks_is_told_that_a_service_waits_for_pages_of_a_node_that_is_away() {
     let victim = Victim::up("wait-told");
     victim.hold(POINT);

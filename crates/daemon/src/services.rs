@@ -462,8 +462,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     node.unwatch(name);
     node.local().clear(&service.service).await.map_err(internal)?;
     node.state.remove_service(&service.service).map_err(internal)?;
-    node.forget_pause(&service.service.id);
-    node.end_plan(&service.service.id);
+    node.forget_lives(&service.service.id);
     // Should another one have its address, it is that one's. Until the next line nobody else takes it.
     forward::lead(node, &service.service.addresses()).await.map_err(internal)?;
     node.place(&service.service, &node.name, service.service.epoch, true).map_err(internal)?;
