@@ -97,6 +97,62 @@ fn the_next_migration_waits_until_the_service_is_complete() {
     victim.ends_at_a();
 }
 
+#[test]
+fn a_service_that_is_lost_is_started_from_its_files_once_its_migration_is_over() {
+    let always = ["--restart", "always"].map(str::to_owned).to_vec();
+    let victim = Victim::up_with("lost-again", |_, _| {}, |_| always);
+    let attempt = victim.begin_with_and_hold("a", "b", &POSTCOPY, POINT);
+    for pager in victim.pagers("b") {
+        rustix::process::kill_process(pager, rustix::process::Signal::KILL).unwrap();
+    }
+    victim.let_go(POINT);
+    assert!(attempt.lost().contains("its memory is not complete"));
+    wait_for("the start from its files", || {
+        let text = victim.bed.done("b", &["events"]);
+        text.lines().any(|line| line.contains("restarted") && line.contains("not complete")).then_some(())
+    });
+    // What ended its last life does not end this one.
+    wait_for("it to be let go by node a", || {
+        let shown: serde_json::Value = victim.bed.json("a", &["inspect", NAME]);
+        (shown["state"] == "remote").then_some(())
+    });
+    let shown: serde_json::Value = victim.bed.json("b", &["inspect", NAME]);
+    assert_eq!((shown["state"].as_str(), shown["restarts"].as_u64()), (Some("running"), Some(1)), "{shown}");
+    victim.never_ran_twice();
+    victim.bed.done("b", &["rm", "--force", NAME]);
+    victim.is_gone();
+}
+
+#[test]
+fn whoever_looks_is_told_that_a_service_waits_for_pages_of_a_node_that_is_away() {
+    let victim = Victim::up("wait-told");
+    victim.hold(POINT);
+    // Asked at the destination, whose connection to the source breaks.
+    let attempt = Attempt::begin(&victim.bed, NAME, "b", "b", &POSTCOPY);
+    victim.reached(POINT);
+    victim.shown("b", |shown| {
+        shown.is_some_and(|s| s.state == "running" && s.reason.contains("follow from there"))
+    });
+    victim.bed.lab().cut("a", "b").unwrap();
+    let waits = |text: &str| {
+        text.contains("waits for pages of node a (")
+            && text.contains("unreachable")
+            && text.contains(&format!("godwit rm --force {NAME}"))
+    };
+    victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "running" && waits(&shown.reason)));
+    assert!(victim.bed.done("b", &["ps"]).contains("waits for a, which has"));
+    wait_for("an event", || victim.bed.done("b", &["events"]).lines().any(waits).then_some(()));
+    let next = Attempt::begin(&victim.bed, NAME, "b", "a", &[]).end();
+    assert!(next.code == 1 && waits(&next.stderr), "{next:?}");
+    let said = attempt.end();
+    assert!(said.code == 1 && said.stderr.contains("runs on this node") && waits(&said.stderr), "{said:?}");
+    victim.bed.lab().heal("a", "b").unwrap();
+    victim.let_go(POINT);
+    victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "running" && shown.reason.is_empty()));
+    assert!(victim.bed.done("b", &["events"]).contains("node a is back"));
+    victim.ends_at_b();
+}
+
 /// What the events of a node say of migrations that lost the service.
 fn losses(victim: &Victim, node: &str) -> Vec<String> {
     let text = victim.bed.done(node, &["--json", "events"]);

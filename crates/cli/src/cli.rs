@@ -132,4 +132,48 @@ mod tests {
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
+
+    /// What is missing of a command, and of those below it, in the pages about it.
+    fn undocumented(command: &clap::Command, name: &str, pages: &str) -> Vec<String> {
+        let mut missing = Vec::new();
+        if !pages.contains(name) {
+            missing.push(name.to_owned());
+        }
+        for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
+            let Some(long) = flag.get_long().filter(|long| !matches!(*long, "help" | "version")) else {
+                continue;
+            };
+            let word = format!("--{long}");
+            let named = |at: usize| {
+                let next = pages[at + word.len()..].chars().next();
+                next.is_none_or(|next| !next.is_ascii_alphanumeric() && next != '-')
+            };
+            if !pages.match_indices(&word).any(|(at, _)| named(at)) {
+                missing.push(format!("{name} {word}"));
+            }
+        }
+        for below in
+            command.get_subcommands().filter(|below| below.get_name() != "help" && !below.is_hide_set())
+        {
+            missing.extend(undocumented(below, &format!("{name} {}", below.get_name()), pages));
+        }
+        missing
+    }
+
+    #[test]
+    fn every_verb_and_flag_is_in_the_documentation() {
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        let page = |file: &str| std::fs::read_to_string(docs.join(file)).unwrap_or_default();
+        let [commands, lab] = ["commands.md", "lab.md"].map(page);
+        let mut missing = Vec::new();
+        for verb in Cli::command().get_subcommands() {
+            match verb.get_name() {
+                // Measurements are for those who work on godwit; docs/measuring.md tells what they show.
+                "help" | "bench" => {}
+                name @ "lab" => missing.extend(undocumented(verb, name, &format!("{commands}{lab}"))),
+                name => missing.extend(undocumented(verb, name, &commands)),
+            }
+        }
+        assert!(missing.is_empty(), "not in docs/: {missing:#?}");
+    }
 }

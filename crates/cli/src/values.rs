@@ -55,6 +55,14 @@ pub(crate) enum ValueError {
     MountSize(Box<ValueError>),
     #[error("write SOURCE:TARGET or SOURCE:TARGET:ro")]
     Volume,
+    #[error(
+        "there are no named volumes: write ./{name} for a directory here, or the path of one, for example /srv/{name}"
+    )]
+    NamedVolume { name: String },
+    #[error(
+        "there is no such archive or image layout here, and nothing is pulled from registries; fetch it first, for example with `skopeo copy docker://{reference} oci-archive:image.tar`, and give --image image.tar"
+    )]
+    Reference { reference: String },
     #[error("write a time as 10m, 2h, 1d ago, as seconds since 1970, or as 2026-01-31T12:00:00Z")]
     Time,
     #[error("write a duration with its unit: 90s, 15m, 2h, 1d")]
@@ -257,6 +265,10 @@ pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
     if source.is_empty() {
         return Err(ValueError::Volume);
     }
+    // To Podman and Docker this is the name of a volume, which could be made when it is first used.
+    if !source.contains('/') && !source.starts_with('.') {
+        return Err(ValueError::NamedVolume { name: (*source).to_owned() });
+    }
     Ok(Mount {
         kind: "bind".to_owned(),
         source: absolute_text(source)?,
@@ -264,6 +276,15 @@ pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
         read_only,
         size_bytes: 0,
     })
+}
+
+/// The path of an archive or an image layout directory; said here what a registry's reference is not.
+pub(crate) fn image(text: &str) -> Result<String, ValueError> {
+    let path = absolute(text)?;
+    if !text.starts_with(['/', '.']) && !path.exists() {
+        return Err(ValueError::Reference { reference: text.to_owned() });
+    }
+    Ok(path.to_string_lossy().into_owned())
 }
 
 /// A path inside the container.

@@ -72,7 +72,7 @@ fn mounts_read_like_podmans() {
     assert!(!mount("type=bind,source=/data,target=/x,readonly=false").unwrap().read_only);
     let tmpfs = mount("dst=/tmp,type=tmpfs,size=64m").unwrap();
     assert_eq!((tmpfs.kind.as_str(), tmpfs.size_bytes), ("tmpfs", 64 << 20));
-    let volume = volume("data:/data:ro").unwrap();
+    let volume = volume("./data:/data:ro").unwrap();
     assert_eq!(volume.source, std::env::current_dir().unwrap().join("data").to_str().unwrap());
     assert!(volume.read_only);
 }
@@ -165,4 +165,18 @@ fn limits_of_processes_and_entrypoints_are_read_strictly() {
     assert_eq!(entrypoint("/bin/sh").unwrap().words, ["/bin/sh"]);
     assert_eq!(entrypoint(r#"["sh","-c"]"#).unwrap().words, ["sh", "-c"]);
     assert_eq!(entrypoint("[sh]"), Err(ValueError::Entrypoint));
+}
+
+#[test]
+fn what_podman_takes_for_the_name_of_a_volume_or_of_an_image_is_told_from_a_path() {
+    let said = volume("data:/data").unwrap_err().to_string();
+    assert!(said.contains("no named volumes") && said.contains("./data"), "{said}");
+    assert!(volume("../data:/data").is_ok() && volume("a/b:/data").is_ok());
+    for reference in ["redis", "docker.io/library/redis:7", "quay.io/x/y"] {
+        let said = image(reference).unwrap_err().to_string();
+        assert!(said.contains(&format!("skopeo copy docker://{reference}")), "{said}");
+    }
+    for path in ["/no/such/archive.tar", "./no-such.tar", "src"] {
+        assert!(image(path).unwrap().starts_with('/'), "{path}");
+    }
 }

@@ -46,6 +46,8 @@ async fn run_sends_every_flag_and_prints_the_name() {
             "/srv",
             "--label",
             "x=y",
+            "--restart",
+            "on-failure:3",
             "--",
             "redis-server",
             "--save",
@@ -67,6 +69,8 @@ async fn run_sends_every_flag_and_prints_the_name() {
         ("h", "1000:1000", "/srv")
     );
     assert_eq!(asked.labels, ["x=y"]);
+    assert_eq!(asked.restart, "on-failure:3");
+    assert!(finished.stderr.contains("/data does not move with redis"), "{finished:?}");
 }
 
 #[tokio::test]

@@ -10,7 +10,9 @@ use godwit_engine::seccomp::Seccomp;
 use godwit_engine::{Confinement, Mount, MountKind, Ulimit};
 use godwit_migration::hooks::{Hooks, Moment};
 use godwit_migration::restart::UnknownRestart;
-use godwit_migration::{Attachment, Compress, Mode, Options, Port, Report, Restart, Service, error_chain};
+use godwit_migration::{
+    Attachment, Compress, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
+};
 use tonic::Status;
 
 /// The smallest memory limit with which a container starts at all.
@@ -191,6 +193,17 @@ pub(crate) fn confinement(request: &api::RunRequest) -> Result<Confinement, Stat
     Ok(confinement)
 }
 
+/// Pages that a service waits for, as the API shows them.
+pub(crate) fn awaits(wait: &Wait) -> api::AwaitedPages {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+    api::AwaitedPages {
+        node: wait.source.clone(),
+        bytes: wait.lacking_bytes,
+        total_bytes: wait.total_bytes,
+        unreachable_ms: wait.unreachable.map_or(0, ms),
+    }
+}
+
 /// When a service is started again.
 pub(crate) fn restart(text: &str) -> Result<Restart, Status> {
     text.parse().map_err(|error: UnknownRestart| Status::invalid_argument(error.to_string()))
@@ -252,6 +265,11 @@ fn shown_mount(mount: &Mount) -> api::Mount {
     }
 }
 
+/// Milliseconds without digits that nobody has measured.
+pub(crate) fn to_microseconds(ms: f64) -> f64 {
+    (ms * 1e3).round() / 1e3
+}
+
 /// A report as the API shows it.
 pub(crate) fn report(report: Report) -> api::MigrationReport {
     api::MigrationReport {
@@ -262,15 +280,15 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         outcome: report.outcome.name().into(),
         reason: report.reason,
         rounds: report.rounds,
-        total_ms: report.total_ms,
-        frozen_ms: report.frozen_ms,
-        pre_dump_ms: report.pre_dump_ms,
-        pre_dump_transfer_ms: report.pre_dump_transfer_ms,
-        dump_ms: report.dump_ms,
-        dump_transfer_ms: report.dump_transfer_ms,
-        resume_ms: report.resume_ms,
-        faulted_transfer_ms: report.faulted_transfer_ms,
-        cutover_ms: report.cutover_ms,
+        total_ms: to_microseconds(report.total_ms),
+        frozen_ms: to_microseconds(report.frozen_ms),
+        pre_dump_ms: to_microseconds(report.pre_dump_ms),
+        pre_dump_transfer_ms: to_microseconds(report.pre_dump_transfer_ms),
+        dump_ms: to_microseconds(report.dump_ms),
+        dump_transfer_ms: to_microseconds(report.dump_transfer_ms),
+        resume_ms: to_microseconds(report.resume_ms),
+        faulted_transfer_ms: to_microseconds(report.faulted_transfer_ms),
+        cutover_ms: to_microseconds(report.cutover_ms),
         held_frames: report.held_frames,
         held_dropped: report.held_dropped,
         pre_dump_bytes: report.pre_dump_bytes,
@@ -281,7 +299,11 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         file_bytes: report.file_bytes,
         page_bytes: report.page_bytes,
         memory_bytes: report.memory_bytes,
-        phases: report.phases.into_iter().map(|p| api::PhaseTime { phase: p.phase, ms: p.ms }).collect(),
+        phases: report
+            .phases
+            .into_iter()
+            .map(|p| api::PhaseTime { phase: p.phase, ms: to_microseconds(p.ms) })
+            .collect(),
         id: report.id,
         criu: report.criu,
         network_namespace: report.network_namespace,
@@ -330,3 +352,14 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
 
 /// Most connections for pages: more than any machine has cores to fill them with.
 const MAX_LANES: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_to_the_microsecond() {
+        assert_eq!(to_microseconds(140.461_258_000_000_02).to_string(), "140.461");
+        assert_eq!(to_microseconds(0.0).to_string(), "0");
+    }
+}

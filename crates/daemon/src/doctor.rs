@@ -71,6 +71,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(soft_dirty());
     checks.push(huge_pages(Path::new("/sys/kernel/mm/transparent_hugepage")));
     checks.push(cgroups());
+    checks.push(process_limit(godwit_engine::runc::limits_processes()));
     checks.push(capabilities());
     for fact in godwit_network::probe(local.networks.first().config()).await {
         checks.push(match (fact.ok, fact.optional) {
@@ -291,6 +292,19 @@ fn cgroups() -> Check {
     )
 }
 
+/// Whether the number of a service's processes can be limited here.
+fn process_limit(works: bool) -> Check {
+    let name = "process limit";
+    match works {
+        true => ok(name, "services have 2048 processes and threads at most, or as --pids-limit says"),
+        false => degraded(
+            name,
+            "none: this machine lacks the cgroup controller pids, so one service can use up all process ids",
+            "enable CONFIG_CGROUP_PIDS, or mount the controller pids below /sys/fs/cgroup; `godwit run --pids-limit` is refused without it",
+        ),
+    }
+}
+
 fn capabilities() -> Check {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status
@@ -418,6 +432,13 @@ mod tests {
         let differ = criu_of(&[node("a", 0, "4.2.1"), node("b", 0, "4.1.1")]);
         assert_eq!(differ.status, "degraded");
         assert!(differ.found.contains("4.1.1 on node b, 4.2.1 on node a"), "{differ:?}");
+    }
+
+    #[test]
+    fn a_machine_that_cannot_limit_processes_is_told_of() {
+        assert_eq!(process_limit(true).status, "ok");
+        let lacking = process_limit(false);
+        assert!(lacking.status == "degraded" && lacking.found.contains("pids"), "{lacking:?}");
     }
 
     #[test]

@@ -146,6 +146,7 @@ impl Host for NodeHost {
         let node = self.node()?;
         if node.state.remove_service(service).map_err(|e| host_error(&e))? {
             node.unwatch(&service.name);
+            node.forget_lives(&service.id);
         }
         node.place(service, to, service.epoch + 1, false).map_err(|e| host_error(&e))?;
         if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))?

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
+use godwit_migration::source::is_committed;
 use godwit_migration::{LocalError, Outcome, Progress, Source, error_chain};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -138,7 +139,7 @@ fn stream(
                         round: now.round,
                         dirty_pages_per_second: now.dirty_pages_per_second,
                         bandwidth: now.bandwidth,
-                        predicted_frozen_ms: now.predicted_frozen_ms,
+                        predicted_frozen_ms: convert::to_microseconds(now.predicted_frozen_ms),
                         faults: now.faults,
                     };
                     // Progress may be skipped for a slow reader; the report may not.
@@ -170,14 +171,26 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
             request.name
         )));
     }
-    let mut incoming = node.peers.get_patient(&owner, &address).migrate(request).await?.into_inner();
+    let (name, to) = (request.name.clone(), request.to.clone());
+    let asked = node.peers.get_patient(&owner, &address).migrate(request).await;
+    let mut incoming = match asked {
+        Ok(answer) => answer.into_inner(),
+        Err(error) => return Err(broken(node, &owner, (&name, &to), false, error).await),
+    };
+    let node = Arc::clone(node);
     let (events, stream) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
+        let mut committed = false;
         loop {
             let event = match incoming.message().await {
-                Ok(Some(event)) => Ok(event),
+                Ok(Some(event)) => {
+                    if let Some(Kind::Progress(step)) = &event.kind {
+                        committed |= is_committed(&step.phase);
+                    }
+                    Ok(event)
+                }
                 Ok(None) => return,
-                Err(status) => Err(status),
+                Err(error) => Err(broken(&node, &owner, (&name, &to), committed, error).await),
             };
             let last = event.is_err();
             if events.send(event).await.is_err() || last {
@@ -186,6 +199,33 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
         }
     });
     Ok(stream)
+}
+
+/// What is known of a migration whose source does not answer any more, in a sentence; its own words where it gave
+/// an answer.
+async fn broken(
+    node: &Node,
+    owner: &str,
+    (name, to): (&str, &str),
+    committed: bool,
+    error: Status,
+) -> Status {
+    let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
+    let Some(cause) = causes.last().map(ToString::to_string) else { return error };
+    let arrived = to == node.name && node.state.service(name).is_ok_and(|owned| owned.is_some());
+    let known = match arrived {
+        true => match node.local().waits.of(name).await {
+            Some(wait) => format!("service {name} runs on this node, node {to}; {}", wait.sentence(name)),
+            None => format!("service {name} is on this node, node {to}, and has all of its memory"),
+        },
+        false if committed => format!(
+            "the migration had committed: service {name} is on node {to}; `godwit inspect {name}` there tells whether it waits for pages of node {owner}"
+        ),
+        false => format!(
+            "whether service {name} moves to node {to} is not known here; `godwit ps -a` on node {to} tells whether it has arrived, and on node {owner}, when that is back, how it stands"
+        ),
+    };
+    Status::unavailable(format!("node {owner}, which moves the service, does not answer ({cause}): {known}"))
 }
 
 /// Cancels a migration from this node, and waits until the service is back, or will not be.

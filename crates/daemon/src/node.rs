@@ -88,6 +88,8 @@ struct Moment {
     watched: u64,
     /// Names of services that are being ended for a user.
     ending: HashSet<String>,
+    /// Services whose processes this daemon has seen run, by id.
+    seen: HashSet<String>,
     /// Services that are started again in a moment, by id.
     due: HashMap<String, Instant>,
     /// The pause before the last start of a service by its policy, by id.
@@ -316,6 +318,7 @@ impl Node {
         // The task finds itself entered.
         let mut moment = self.moment();
         moment.watched += 1;
+        moment.seen.insert(service.id.clone());
         let number = moment.watched;
         let begun = Instant::now();
         let task = tokio::spawn(async move {
@@ -400,9 +403,22 @@ impl Node {
         self.moment().due.remove(id);
     }
 
-    /// The next start begins with the first pause: a user has started it, or it is gone.
+    /// The next start begins with the first pause: a user has started it.
     pub(crate) fn forget_pause(&self, id: &str) {
         self.moment().pauses.remove(id);
+    }
+
+    /// A service is not this node's any more.
+    pub(crate) fn forget_lives(&self, id: &str) {
+        let mut moment = self.moment();
+        moment.seen.remove(id);
+        moment.pauses.remove(id);
+        moment.due.remove(id);
+    }
+
+    /// Whether processes of a service have run here since this daemon was started.
+    pub(crate) fn has_run(&self, id: &str) -> bool {
+        self.moment().seen.contains(id)
     }
 
     /// When a service is started again by its policy, if it is to be.

@@ -102,6 +102,10 @@ async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objecti
     if local.host.known(service)?.elsewhere.is_some_and(|epoch| epoch >= service.epoch) {
         return Ok(elsewhere("on another node, or was removed there"));
     }
+    if node.has_run(&service.id) {
+        // So this disk is not one of before it left, and nobody needs to be waited for who does not answer.
+        return Ok(None);
+    }
     let failed = |error: StateError| LocalError::Host(godwit_migration::HostError(error_chain(&error)));
     Ok(cluster::claimed(node, service)
         .await

@@ -27,7 +27,6 @@ use godwit_criu::Criu;
 use godwit_engine::image::Store;
 use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
-use godwit_migration::Doubts;
 use godwit_migration::arrivals::Arrivals;
 use godwit_migration::binds::Binds;
 use godwit_migration::journal::Journal;
@@ -35,6 +34,7 @@ use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
 use godwit_migration::standstill::Standstills;
+use godwit_migration::{Doubts, Waits};
 use godwit_migration::{Layout, destination, error_chain, recovery};
 use godwit_network::{Networks, Overlay, OverlayConfig, Prefix6, Subnet};
 use godwit_transfer::listen::JoinListener;
@@ -409,6 +409,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         holds: args.cutover == CutOver::Hold,
         ending: CancellationToken::new(),
         doubts: Doubts::default(),
+        waits: Waits::default(),
         fatal: tokio::sync::watch::channel(None).0,
         criu,
     };
@@ -618,6 +619,19 @@ impl AsyncWrite for PeerStream {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_flag_is_in_the_documentation() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/install.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
+        let flags =
+            command.get_arguments().filter(|flag| !flag.is_hide_set()).filter_map(clap::Arg::get_long);
+        let missing: Vec<_> = flags
+            .filter(|flag| !page.contains(&format!("`--{flag}`")) && !page.contains(&format!("`--{flag} ")))
+            .collect();
+        assert!(missing.is_empty(), "not in docs/install.md: {missing:?}");
+    }
 
     #[test]
     fn one_members_data_connections_are_bounded_and_take_no_room_from_others() {

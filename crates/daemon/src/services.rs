@@ -331,6 +331,10 @@ pub(crate) async fn show(node: &Node, owned: Owned) -> Result<api::Service, Stat
     } else {
         shown.set_state(ServiceState::Running);
         shown.reason = forward::shared_by(node, &owned.service).map_err(internal)?.unwrap_or_default();
+        if let Some(wait) = node.local().waits.of(&owned.service.name).await {
+            shown.reason = wait.sentence(&owned.service.name);
+            shown.awaits = Some(convert::awaits(&wait));
+        }
     }
     if let Ok(state) = node.local().engine.state(&config).await {
         shown.pid = state.pid;
@@ -458,8 +462,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
     node.unwatch(name);
     node.local().clear(&service.service).await.map_err(internal)?;
     node.state.remove_service(&service.service).map_err(internal)?;
-    node.forget_pause(&service.service.id);
-    node.end_plan(&service.service.id);
+    node.forget_lives(&service.service.id);
     // Should another one have its address, it is that one's. Until the next line nobody else takes it.
     forward::lead(node, &service.service.addresses()).await.map_err(internal)?;
     node.place(&service.service, &node.name, service.service.epoch, true).map_err(internal)?;

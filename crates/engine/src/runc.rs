@@ -47,6 +47,12 @@ use shim::Files;
 /// The key under which runc's restore brings the network namespace.
 const NETWORK_KEY: &str = "extRootNetNS";
 
+/// Whether this machine has a cgroup controller that can limit the number of a service's processes.
+#[must_use]
+pub fn limits_processes() -> bool {
+    cgroup::is_available("pids")
+}
+
 /// Which programs to use, and where runc keeps its state.
 #[derive(Debug, Clone)]
 pub struct RuncConfig {

@@ -249,7 +249,7 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
             // The name and the memory are the service's own from here on.
             drop(admitted);
             let telling = own::tell_hook(local, &service, &id, &source);
-            tokio::join!(fill(local, &service, &id, memory, Some(link)), telling);
+            tokio::join!(fill(local, &service, (&id, &source), memory, Some(link)), telling);
         }
         Some(Decision::Kept(reason)) => {
             link.close().await;

@@ -28,6 +28,7 @@ pub mod service;
 pub mod source;
 pub mod standstill;
 pub mod terms;
+pub mod waits;
 
 pub use attach::Attachment;
 pub use doubt::{Doubt, Doubts, Verdict};
@@ -37,6 +38,7 @@ pub use report::{Outcome, Report};
 pub use restart::Restart;
 pub use service::{Layout, Port, Service};
 pub use source::{Progress, Source};
+pub use waits::{Wait, Waits};
 
 /// An error and all its causes as one sentence.
 #[must_use]

@@ -27,6 +27,7 @@ use crate::journal::{Journal, JournalError};
 use crate::kept::Keeper;
 use crate::service::{Layout, Service};
 use crate::standstill::Standstills;
+use crate::waits::Waits;
 
 /// What the source of a migration says became of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -221,6 +222,8 @@ pub struct Local {
     pub ending: CancellationToken,
     /// Services that arrived here and whose source has not told its decision.
     pub doubts: Doubts,
+    /// Services that run here while pages of them are still at their source.
+    pub waits: Waits,
     /// Why this daemon has to end at once, in a sentence, where only its next life can go on.
     pub fatal: watch::Sender<Option<String>>,
 }

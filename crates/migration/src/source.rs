@@ -87,8 +87,14 @@ impl Progress {
     /// Whether it is too late to cancel.
     #[must_use]
     pub fn is_committed(&self) -> bool {
-        matches!(self.phase, "commit" | "serve" | "release")
+        is_committed(self.phase)
     }
+}
+
+/// Whether a migration in this phase has committed.
+#[must_use]
+pub fn is_committed(phase: &str) -> bool {
+    matches!(phase, "commit" | "serve" | "release")
 }
 
 /// Why a service stayed at the source.
@@ -313,7 +319,8 @@ impl Source {
             Err(error) => return Err((error, link)),
         };
         if let Some(clock) = clock {
-            clock.end("undo");
+            // What follows is done while it runs.
+            clock.end_at("undo", put_back.went_on.unwrap_or_else(Instant::now));
         }
         // Only now: what the other side says of it is worth waiting for, but not frozen.
         if let Some(link) = &mut link

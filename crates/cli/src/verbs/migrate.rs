@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use godwit_api::v1::{
-    CancelResponse, MigrateRequest, MigrationEvent, MigrationReport, ServiceRequest, migration_event,
+    CancelResponse, MigrateRequest, MigrationEvent, MigrationProgress, MigrationReport, ServiceRequest,
+    migration_event,
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -167,13 +168,20 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let mut events = start(connection.clone(), request);
     let mut cancelling = JoinSet::new();
     let mut interrupted = false;
+    let mut last = MigrationProgress::default();
     let report = loop {
         tokio::select! {
             event = events.recv() => match event {
-                Some(Ok(migration_event::Kind::Progress(step))) => progress.show(&step),
+                Some(Ok(migration_event::Kind::Progress(step))) => {
+                    progress.show(&step);
+                    last = step;
+                }
                 Some(Ok(migration_event::Kind::Report(report))) => break report,
                 Some(Err(error)) => {
                     progress.end();
+                    if matches!(error, ClientError::Lost { .. }) {
+                        anyhow::bail!("{error}{}", known(&last, &args.name, &args.to));
+                    }
                     return Err(error.into());
                 }
                 None => {
@@ -207,6 +215,26 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     };
     progress.end();
     finish(&report, global, interrupted)
+}
+
+/// What is known of a migration whose daemon has gone.
+fn known(last: &MigrationProgress, name: &str, to: &str) -> String {
+    match last.phase.as_str() {
+        "" => String::new(),
+        "commit" | "release" => {
+            format!(
+                "; the migration had committed: {name} is on node {to}, where `godwit inspect {name}` shows it"
+            )
+        }
+        "serve" => format!(
+            "; the migration had committed: {name} is on node {to}, and {} of {} of its memory that was still to follow had been sent; `godwit inspect {name}` on node {to} tells whether it waits for the rest, which comes when this godwitd runs again",
+            output::bytes(last.bytes_done),
+            output::bytes(last.bytes_total),
+        ),
+        phase => format!(
+            "; the migration of {name} to node {to} was in its phase {phase:?} and had not committed as far as is known here: if it had not, {name} goes on where it was when this godwitd runs again"
+        ),
+    }
 }
 
 /// Runs the call in a task of its own, so that Ctrl-C is heard at every moment of it.
@@ -335,11 +363,37 @@ fn table(report: &MigrationReport) -> Table {
     if report.faulted_bytes > 0 {
         row("sent after the resume", output::bytes(report.faulted_bytes));
         row("  in", output::millis(report.faulted_transfer_ms));
-        row("  pages waited for", report.faults.to_string());
+        row("  pages waited for", format!("{}, beside the frozen time", report.faults));
     }
     row("on the wire", output::bytes(report.wire_bytes));
     row("  memory", output::bytes(report.memory_wire_bytes));
     row("  files", output::bytes(report.file_bytes));
     row("memory of the service", output::bytes(report.memory_bytes));
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_of_a_migration_whose_daemon_has_gone_depends_on_how_far_it_was() {
+        let told = |phase: &str| {
+            let last = MigrationProgress {
+                phase: phase.into(),
+                bytes_done: 33 << 20,
+                bytes_total: 41 << 20,
+                ..MigrationProgress::default()
+            };
+            known(&last, "redis", "b")
+        };
+        assert_eq!(told(""), "");
+        assert!(told("dump").contains("had not committed"));
+        assert!(told("commit").contains("had committed: redis is on node b"));
+        let serving = told("serve");
+        assert!(
+            serving.contains("33.0 MiB of 41.0 MiB") && serving.contains("`godwit inspect redis` on node b"),
+            "{serving}"
+        );
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use godwit_api::v1::{ListRequest, Service, ServiceState};
+use godwit_api::v1::{AwaitedPages, ListRequest, Service, ServiceState};
 
 use crate::{
     cli::Global,
@@ -17,7 +17,8 @@ const COMMAND_WIDTH: usize = 40;
 ///
 /// A service on another node is `remote`; its NODE column says where. `in-doubt` means that a
 /// migration committed, or might have, and this node waits to hear so from the other one. `restarting` means
-/// that it has ended and is started again in a moment, as --restart of `run` says.
+/// that it has ended and is started again in a moment, as --restart of `run` says. `waits for NODE` means that
+/// it moved from there, and that the node does not answer which still has some of its memory.
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "list")]
 pub(crate) struct Args {
@@ -73,7 +74,15 @@ fn state(service: &Service) -> String {
         state @ (ServiceState::Stopped | ServiceState::Restarting) => {
             format!("{} ({})", output::state(state), service.exit_code)
         }
-        state => output::state(state).to_owned(),
+        state => match &service.awaits {
+            None => output::state(state).to_owned(),
+            Some(AwaitedPages { node, bytes, unreachable_ms: 0, .. }) => {
+                format!("{}, {} on {node}", output::state(state), output::bytes(*bytes))
+            }
+            Some(AwaitedPages { node, bytes, .. }) => {
+                format!("waits for {node}, which has {}", output::bytes(*bytes))
+            }
+        },
     }
 }
 

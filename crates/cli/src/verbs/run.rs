@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", value_parser = values::absolute_text)]
     rootfs: Option<String>,
     /// OCI archive or image layout directory to take the root filesystem from
-    #[arg(long, value_name = "PATH", value_parser = values::absolute_text)]
+    #[arg(long, value_name = "PATH", value_parser = values::image)]
     image: Option<String>,
     /// Environment of the command: NAME=VALUE, or NAME to pass on your own
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = values::env)]
@@ -124,6 +124,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         ..args.confinement.request()?
     };
     let mut connection = Connection::open(global).await?;
+    let stays = what_stays(&request);
     let answer = connection.node.run(request).await;
     let service = answer.map_err(|status| connection.explain(&status))?.into_inner();
     if global.json {
@@ -131,7 +132,24 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     } else {
         output::line(&service.name)?;
     }
+    if let Some(stays) = stays {
+        output::note(&stays);
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What of a service does not move with it, in a sentence.
+fn what_stays(request: &RunRequest) -> Option<String> {
+    let sources =
+        request.mounts.iter().filter(|mount| mount.kind == "bind").map(|mount| mount.source.as_str());
+    let sources: Vec<_> = sources.collect();
+    (!sources.is_empty()).then(|| {
+        format!(
+            "Note: what is in {} does not move with {}: a node that it is to move to must have the same there, and allow it (godwitd serve --allow-bind)",
+            sources.join(", "),
+            request.name
+        )
+    })
 }
 
 /// Refuses a command that was given without `--` and has a word that may have been meant for godwit.

@@ -107,8 +107,23 @@ pub(crate) struct Seen {
     /// Why the restorer has gone without a word that all is restored.
     unrestored: Option<String>,
     done: bool,
+    /// The source is in the conversation about the pages that are still there.
+    talks: bool,
     /// How often a lane has brought all it was given.
     arrived: u64,
+}
+
+/// Whether the source talks of the pages that it still has.
+pub(crate) struct Talk(watch::Receiver<Seen>);
+
+impl Talk {
+    /// Returns when it does, or does not any more.
+    pub(crate) async fn until(&mut self, talks: bool) {
+        if self.0.wait_for(|seen| seen.talks == talks).await.is_err() {
+            // Nobody will know.
+            std::future::pending().await
+        }
+    }
 }
 
 /// One service's pages.
@@ -169,6 +184,7 @@ impl Intake {
             restored: state.restore_finished,
             unrestored: None,
             done: state.done,
+            talks: false,
             arrived: 0,
         };
         let client = if seen.restored && !state.push {
@@ -285,6 +301,16 @@ impl Intake {
         }
     }
 
+    /// The pager, for those who ask how far it is.
+    pub(crate) fn pager(&self) -> Arc<Client> {
+        Arc::clone(&self.client)
+    }
+
+    /// Whether the source talks.
+    pub(crate) fn talk(&self) -> Talk {
+        Talk(self.seen.clone())
+    }
+
     /// Fails when the pager is gone, which may not have been noticed yet.
     pub(crate) async fn is_alive(&self) -> Result<(), IntakeError> {
         self.ask(Client::state).await.map(|_| ())
@@ -374,6 +400,7 @@ async fn work(
                     Ok(missing) => {
                         waiting.retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
                         link = Some(resumed.sender());
+                        telling.send_modify(|seen| seen.talks = true);
                         conversing.spawn(until_ended(resumed));
                     }
                     Err(error) if error.is_of_link() => {}
@@ -386,6 +413,7 @@ async fn work(
                     let _ = begun.sender().send(Message::Received).await;
                 } else {
                     link = Some(begun.sender());
+                    telling.send_modify(|seen| seen.talks = true);
                 }
                 conversing.spawn(until_ended(begun));
             }
@@ -428,6 +456,7 @@ async fn work(
                 }
                 if conversing.is_empty() {
                     link = None;
+                    telling.send_modify(|seen| seen.talks = false);
                 }
             }
         }

@@ -1,10 +1,12 @@
 //! After the commit: the service is this node's. It is let go, written into every book, and waited for
 //! until its memory is complete; one whose memory never will be is ended.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use godwit_engine::{ContainerStatus, EngineError};
 
+use super::intake::Talk;
 use super::{Memory, intake, log_end};
 use crate::fault;
 use crate::hooks::{self, Moment};
@@ -13,6 +15,7 @@ use crate::link::Link;
 use crate::local::{Local, LocalError};
 use crate::message::Running;
 use crate::service::Service;
+use crate::waits::{UNREACHABLE, Waiting};
 
 /// First and last pause between two questions to a source that does not answer.
 pub(super) const ASK_FIRST: Duration = Duration::from_millis(100);
@@ -110,7 +113,13 @@ pub(super) async fn tell_hook(local: &Local, service: &Service, id: &str, source
 }
 
 /// After the commit: waits until the service has all of its pages, and closes the books.
-pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Memory, link: Option<Link>) {
+pub(super) async fn fill(
+    local: &Local,
+    service: &Service,
+    (id, source): (&str, &str),
+    memory: Memory,
+    link: Option<Link>,
+) {
     let mut reason = String::new();
     let mut pager = None;
     let memory = match memory {
@@ -129,11 +138,14 @@ pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Mem
             if let Some(link) = link {
                 intake.converse(link).await;
             }
+            let waiting = local.waits.begin(&service.name, id, source, intake.pager());
+            let talk = intake.talk();
             let filled = async {
                 fault::point("destination.filling").await;
                 intake.complete().await
             };
             tokio::select! {
+                never = tell_silence(local, service, source, &waiting, talk) => match never {},
                 filled = filled => if let Err(why) = filled {
                     reason = kill_incomplete(local, service, id, &why).await;
                 },
@@ -156,6 +168,33 @@ pub(super) async fn fill(local: &Local, service: &Service, id: &str, memory: Mem
         && let Err(error) = intake.abandon(local, id).await
     {
         tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the service needs its pager no more, but that does not end");
+    }
+}
+
+/// Says when the source, which still has pages, has not talked for a while, and when it talks again.
+async fn tell_silence(
+    local: &Local,
+    service: &Service,
+    source: &str,
+    waiting: &Waiting<'_>,
+    mut talk: Talk,
+) -> Infallible {
+    loop {
+        talk.until(false).await;
+        waiting.talks(false);
+        let back = tokio::time::timeout(UNREACHABLE, talk.until(true)).await;
+        if back.is_err() {
+            waiting.raise();
+            if let Some(wait) = local.waits.of(&service.name).await {
+                let sentence = wait.sentence(&service.name);
+                tracing::warn!(service = %service.name, %sentence, "pages do not come");
+                local.host.told(service, &sentence).await;
+            }
+            talk.until(true).await;
+            let sentence = format!("node {source} is back, and the rest of its memory follows");
+            local.host.told(service, &sentence).await;
+        }
+        waiting.talks(true);
     }
 }
 

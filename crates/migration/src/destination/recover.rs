@@ -43,7 +43,7 @@ pub(crate) async fn take_over(
 ) {
     let memory = own(local, service, id, keep_stopped, memory).await;
     acknowledge(local, id, source).await;
-    tokio::join!(fill(local, service, id, memory, None), tell_hook(local, service, id, source));
+    tokio::join!(fill(local, service, (id, source), memory, None), tell_hook(local, service, id, source));
 }
 
 /// Tells the source that it may forget. If it does not hear it, it remembers.
@@ -137,7 +137,7 @@ pub(crate) async fn resolve(
             local.doubts.end(&service.name);
             acknowledge(local, id, source).await;
             let telling = tell_hook(local, service, id, source);
-            tokio::join!(fill(local, service, id, memory, None), telling);
+            tokio::join!(fill(local, service, (id, source), memory, None), telling);
         }
         Some(reason) => {
             let dropped = drop_copy(local, service, id, &reason, &mut memory).await;

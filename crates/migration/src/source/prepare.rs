@@ -40,9 +40,14 @@ impl Source {
     /// Every reason why the service cannot be moved as it is now, before anything is touched.
     pub(super) async fn check_eligible(&self) -> Result<(), SourceError> {
         // Pages of its last move may still be on their way into its processes.
-        self.local.arrivals.settled(&self.service.name).await.map_err(|why| {
-            SourceError::NotEligible(vec![format!("service {} cannot leave yet: {why}", self.service.name)])
-        })?;
+        tokio::select! {
+            settled = self.local.arrivals.settled(&self.service.name) => settled.map_err(|why| {
+                SourceError::NotEligible(vec![format!("service {} cannot leave yet: {why}", self.service.name)])
+            })?,
+            why = self.local.waits.unreachable(&self.service.name) => {
+                return Err(SourceError::NotEligible(vec![format!("service {} {why}", self.service.name)]));
+            }
+        }
         let config = self.local.config(&self.service);
         let mut reasons = Vec::new();
         let state = self.local.engine.state(&config).await?;

@@ -1,5 +1,7 @@
 //! The way back before the commit: the service goes on here, with its connections.
 
+use std::time::Instant;
+
 use godwit_engine::{ContainerStatus, EngineError};
 
 use crate::hooks::{self, Moment};
@@ -12,6 +14,8 @@ use crate::service::Service;
 pub(crate) struct PutBack {
     /// It had come so far that others were told: then they are to be told with [`tell_hook`] too.
     pub(crate) told: bool,
+    /// When it went on, if it was frozen.
+    pub(crate) went_on: Option<Instant>,
     /// Whether the journal has it; if not, putting back is to be done again.
     pub(crate) noted: Result<(), LocalError>,
 }
@@ -28,7 +32,7 @@ pub(crate) async fn put_back(
 ) -> Result<PutBack, LocalError> {
     if !local.holds(service)? {
         let noted = local.journal.set(id, Stage::Kept, reason).map_err(LocalError::from);
-        return Ok(PutBack { told: false, noted });
+        return Ok(PutBack { told: false, went_on: None, noted });
     }
     let stage = local.journal.get(id).map(|entry| entry.map(|entry| entry.stage));
     // To thaw what was not frozen does no harm.
@@ -45,6 +49,7 @@ pub(crate) async fn put_back(
             }
         }
     }
+    let mut went_on = None;
     if frozen {
         local.admit_newcomers(service).await?;
         // The port first: what came in the meantime waits in their sockets while the processes thaw.
@@ -55,6 +60,7 @@ pub(crate) async fn put_back(
             Err(EngineError::NotFound(_)) => {}
             done => done?,
         }
+        went_on = Some(Instant::now());
         local.stand_down(service).await;
     }
     local.standstills.forget(service);
@@ -62,7 +68,7 @@ pub(crate) async fn put_back(
     local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
     images::remove(&local.layout.migration(id))?;
     let noted = local.journal.set(id, Stage::Kept, reason).map_err(LocalError::from);
-    Ok(PutBack { told: frozen, noted })
+    Ok(PutBack { told: frozen, went_on, noted })
 }
 
 /// Runs the operator's program for a service that stays where it was. The reason of that, and of its
