@@ -7,7 +7,7 @@
 //! The pager outlives this daemon; a next one attaches to it again ([`Intake::attach`]). A lane that
 //! breaks is the source's affair: it connects again, and is told what is missing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::kept::{Kept, KeptError};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
-use crate::source::pages::{REGION, REGION_PAGES, index_in_region};
+use crate::page_map::PageMap;
 
 /// Batches between a lane's connection and the thread that stores them.
 const QUEUE: usize = 8;
@@ -534,7 +534,7 @@ pub(crate) struct Storing {
     client: Arc<Client>,
     kept: Option<Arc<Kept>>,
     /// Where this lane's pages are: differences are to what is there.
-    slots: HashMap<(Space, u64), Box<[u64; REGION_PAGES]>>,
+    slots: PageMap<u64>,
 }
 
 /// No slot.
@@ -542,7 +542,7 @@ const NOWHERE: u64 = u64::MAX;
 
 impl Storing {
     pub(crate) fn new(client: &Arc<Client>, kept: &Option<Arc<Kept>>) -> Self {
-        Self { client: Arc::clone(client), kept: kept.clone(), slots: HashMap::new() }
+        Self { client: Arc::clone(client), kept: kept.clone(), slots: PageMap::new(NOWHERE) }
     }
 
     fn store(&mut self, bytes: bytes::Bytes) -> Result<(), IntakeError> {
@@ -576,18 +576,7 @@ impl Storing {
     /// Remembers where pages are now.
     fn note(&mut self, space: Space, range: &Range, slot: Option<u64>) {
         for (page, address) in (0..).zip((range.start..range.end).step_by(PAGE)) {
-            let region = (space, address / REGION);
-            match slot {
-                Some(slot) => {
-                    let slots = self.slots.entry(region).or_insert_with(|| Box::new([NOWHERE; REGION_PAGES]));
-                    slots[index_in_region(address)] = slot + page;
-                }
-                None => {
-                    if let Some(slots) = self.slots.get_mut(&region) {
-                        slots[index_in_region(address)] = NOWHERE;
-                    }
-                }
-            }
+            self.slots.set(space, address, slot.map_or(NOWHERE, |slot| slot + page));
         }
     }
 
@@ -608,8 +597,7 @@ impl Storing {
         let mut content = vec![0; length];
         for (page, address) in content.as_chunks_mut::<PAGE>().0.iter_mut().zip((range.start..).step_by(PAGE))
         {
-            let slots = self.slots.get(&(space, address / REGION));
-            let slot = slots.map(|slots| slots[index_in_region(address)]).filter(|slot| *slot != NOWHERE);
+            let slot = Some(self.slots.get(space, address)).filter(|slot| *slot != NOWHERE);
             let slot = slot.ok_or(IntakeError::Protocol("a difference to a page that never came"))?;
             self.client.read(slot, page)?;
         }

@@ -8,12 +8,13 @@ use godwit_memory::tracker::{Backend, Detected};
 
 use super::frozen::name;
 use super::lanes::Lanes;
-use super::pages::{Found, Hashes, Pages, PagesError, State};
+use super::pages::{Found, Pages, PagesError, State};
 use super::{Source, SourceError};
 use crate::converge::{self, Goals, Next, Round};
 use crate::fault;
 use crate::link::Link;
 use crate::options::Mode;
+use crate::page_hash::EarlierVisit;
 use crate::report::{Report, ms_since};
 
 /// What a freeze, a dump, a restore and the commit take beside the pages: measured for small
@@ -125,7 +126,7 @@ impl Source {
         &self,
         link: &mut Link,
         plan: Plan,
-        kept: Hashes,
+        visit: EarlierVisit,
         report: &mut Report,
     ) -> Result<Copied, SourceError> {
         let mut pages = Pages::new(
@@ -135,7 +136,7 @@ impl Source {
             self.options.max_bandwidth,
             self.local.remembered,
         );
-        pages.know_kept(kept);
+        pages.know_kept(visit);
         let sampled = plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd;
         if sampled {
             (pages, _) = self.look(pages, false).await?;
