@@ -137,6 +137,7 @@ pub(super) async fn admit(
         peer: link.node(),
         peer_journal: &open.journal,
         service: &service,
+        serving: None,
     };
     match local.journal.begin(&new) {
         Err(error @ JournalError::Unsettled { .. }) => {

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
 use godwit_memory::pager::{self, Client, Event, Events, Extent, PagerError, Restored, Stored};
@@ -312,6 +312,41 @@ impl Intake {
     }
 }
 
+/// Pages that processes wait for and that have not come: a lane for faults that replaces another asks for them again.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Waiting(Arc<Mutex<BTreeSet<(Space, u64)>>>);
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Space, u64)>> {
+        // Nothing can panic while the set is changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process wants this page, by number.
+    fn wants(&self, space: Space, page: u64) {
+        self.lock().insert((space, page));
+    }
+
+    /// So many pages from this one on are in the store.
+    fn came(&self, space: Space, page: u64, pages: u64) {
+        let mut waiting = self.lock();
+        let those: Vec<_> =
+            waiting.range((space, page)..(space, page.saturating_add(pages))).copied().collect();
+        for one in those {
+            waiting.remove(&one);
+        }
+    }
+
+    /// None but those of these pages.
+    fn retain(&self, missing: &[Extent]) {
+        self.lock().retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
+    }
+
+    fn all(&self) -> Vec<(Space, u64)> {
+        self.lock().iter().copied().collect()
+    }
+}
+
 /// Waits; returns the reason when it failed instead. A task behind an [`Intake`] that is gone says nothing of the
 /// pages, least of all that they are lost: this daemon ends, and its next life goes on.
 async fn until(seen: &mut watch::Receiver<Seen>, reached: impl Fn(&Seen) -> bool) -> Option<String> {
@@ -349,7 +384,7 @@ async fn work(
     let mut conversing = JoinSet::new();
     let mut done = false;
     let mut faults: Option<mpsc::Sender<Message>> = None;
-    let mut waiting: BTreeSet<(Space, u64)> = BTreeSet::new();
+    let waiting = Waiting::default();
     // The first failure is the reason; what follows are its consequences.
     let fail = |reason: String| {
         telling.send_modify(|seen| {
@@ -361,18 +396,20 @@ async fn work(
             Some(further) = arrival.further.recv() => match further {
                 Further::Lane(Purpose::Faults, lane) => {
                     let sender = lane.sender();
-                    for (space, page) in &waiting {
-                        let request = FaultRequest { space: *space, page: *page };
+                    for (space, page) in waiting.all() {
+                        let request = FaultRequest { space, page };
                         // A lane that is broken again is replaced again.
                         let _ = sender.send(Message::FaultRequest(request)).await;
                     }
                     faults = Some(sender);
-                    lanes.spawn(take_faulted(lane, Storing::new(&client, &kept)));
+                    lanes.spawn(take_faulted(lane, Storing::new(&client, &kept, &waiting)));
                 }
-                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Storing::new(&client, &kept), telling.clone()))),
+                Further::Lane(_, lane) => {
+                    lanes.spawn(take(lane, Storing::new(&client, &kept, &waiting), telling.clone()));
+                }
                 Further::Resumed(resumed) => match tell_missing(&client, &resumed).await {
                     Ok(missing) => {
-                        waiting.retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
+                        waiting.retain(&missing);
                         link = Some(resumed.sender());
                         conversing.spawn(until_ended(resumed));
                     }
@@ -392,7 +429,7 @@ async fn work(
             event = events.recv() => match event {
                 Some(Event::Fault { space, addr }) => {
                     let (space, page) = (space, addr / PAGE_SIZE);
-                    waiting.insert((space, page));
+                    waiting.wants(space, page);
                     if let Some(sender) = &faults {
                         let _ = sender.send(Message::FaultRequest(FaultRequest { space, page })).await;
                     }
@@ -533,6 +570,7 @@ pub(crate) async fn take<S: Carrier>(
 pub(crate) struct Storing {
     client: Arc<Client>,
     kept: Option<Arc<Kept>>,
+    waiting: Waiting,
     /// Where this lane's pages are: differences are to what is there.
     slots: PageMap<u64>,
 }
@@ -541,8 +579,9 @@ pub(crate) struct Storing {
 const NOWHERE: u64 = u64::MAX;
 
 impl Storing {
-    pub(crate) fn new(client: &Arc<Client>, kept: &Option<Arc<Kept>>) -> Self {
-        Self { client: Arc::clone(client), kept: kept.clone(), slots: PageMap::new(NOWHERE) }
+    pub(crate) fn new(client: &Arc<Client>, kept: &Option<Arc<Kept>>, waiting: &Waiting) -> Self {
+        let (client, waiting) = (Arc::clone(client), waiting.clone());
+        Self { client, kept: kept.clone(), waiting, slots: PageMap::new(NOWHERE) }
     }
 
     fn store(&mut self, bytes: bytes::Bytes) -> Result<(), IntakeError> {
@@ -570,6 +609,9 @@ impl Storing {
         if !stored.is_empty() {
             self.client.put(&stored)?;
         }
+        let came = stored.iter().map(|stored| (stored.space, stored.addr, stored.pages));
+        let came = came.chain(zero.iter().map(|zero| (zero.space, zero.addr, zero.pages)));
+        came.for_each(|(space, address, pages)| self.waiting.came(space, address / PAGE_SIZE, pages));
         Ok(())
     }
 
@@ -647,5 +689,25 @@ async fn remove(directory: PathBuf) -> Result<(), IntakeError> {
 impl From<IntakeError> for LocalError {
     fn from(error: IntakeError) -> Self {
         Self::Intake(Box::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_has_come_is_not_asked_for_again() {
+        let waiting = Waiting::default();
+        for (space, page) in [(1, 5), (1, 9), (1, 10), (2, 5)] {
+            waiting.wants(space, page);
+        }
+        waiting.came(1, 4, 2);
+        waiting.came(1, 10, 1);
+        assert_eq!(waiting.all(), [(1, 9), (2, 5)]);
+        waiting.retain(&[Extent { space: 2, addr: 5 * PAGE_SIZE, pages: 1 }]);
+        assert_eq!(waiting.all(), [(2, 5)]);
+        waiting.came(2, 0, u64::MAX);
+        assert!(waiting.all().is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! Before the freeze: which mode it is, and rounds of memory while the service runs.
 
+use std::ops::ControlFlow;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -222,11 +223,11 @@ impl Source {
     pub(super) async fn look(&self, mut pages: Pages, frozen: bool) -> Result<(Pages, Found), SourceError> {
         let pids = self.local.engine.processes(&self.local.config(&self.service)).await?;
         let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
-        Ok(tokio::task::spawn_blocking(move || {
+        let looking = self.jobs.run(move |_| {
             let found = pages.look(&pids, frozen)?;
             Ok::<_, PagesError>((pages, found))
-        })
-        .await??)
+        });
+        Ok(looking.await??)
     }
 
     /// Sends what was found on threads that may block.
@@ -238,12 +239,15 @@ impl Source {
     ) -> Result<(Pages, super::pages::Sent), SourceError> {
         let senders = lanes.senders();
         let progress = self.progress.clone();
-        let heard = move |bytes| progress.send_modify(|progress| progress.bytes_done += bytes);
-        Ok(tokio::task::spawn_blocking(move || {
+        let sending = self.jobs.run(move |wanted| {
+            let heard = |bytes| {
+                progress.send_modify(|progress| progress.bytes_done += bytes);
+                if wanted.is() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            };
             let sent = pages.send(&senders, state, &heard)?;
             Ok::<_, PagesError>((pages, sent))
-        })
-        .await??)
+        });
+        Ok(sending.await??)
     }
 
     async fn throttle(&self, share: u32) -> Result<(), SourceError> {

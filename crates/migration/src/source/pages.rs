@@ -11,6 +11,7 @@ mod remaining;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,9 @@ pub enum PagesError {
         "a thread that sends pages has failed: {0}; this is a defect of godwit, and godwitd's log tells more"
     )]
     Panic(String),
+    /// The migration has ended.
+    #[error("the migration has ended before its pages were sent")]
+    Stopped,
     /// The lane takes no more; what is read from it next tells why.
     #[error("a connection for pages does not take data any more")]
     Closed,
@@ -67,6 +71,9 @@ struct Todo {
     /// some.
     unnamed: Option<RangeSet<u64>>,
 }
+
+/// Hears of bytes that went to a lane, and says whether to go on.
+pub(crate) type Heard<'a> = dyn Fn(u64) -> ControlFlow<()> + Sync + 'a;
 
 /// A process that has ended.
 #[derive(Debug)]
@@ -246,7 +253,7 @@ impl Pages {
         &mut self,
         senders: &[mpsc::Sender<Message>],
         state: State,
-        heard: &(dyn Fn(u64) + Sync),
+        heard: &Heard<'_>,
     ) -> Result<Sent, PagesError> {
         let mut todo = std::mem::take(&mut self.todo);
         if state == State::Dumping {
@@ -406,7 +413,7 @@ struct Sending<'a> {
     kept: &'a Hashes,
     key: &'a PageKey,
     pacer: &'a Pacer,
-    heard: &'a (dyn Fn(u64) + Sync),
+    heard: &'a Heard<'a>,
     /// Also pages that the destination has as they are.
     all: bool,
     sent: Sent,
@@ -558,7 +565,9 @@ impl Sending<'_> {
         self.sender.blocking_send(Message::Pages(bytes)).map_err(|_| PagesError::Closed)?;
         self.lane.packer.waited(waiting.elapsed());
         self.sent.bytes += length;
-        (self.heard)(length);
+        if (self.heard)(length).is_break() {
+            return Err(PagesError::Stopped);
+        }
         fault::blocking_point(if self.all { "source.sending" } else { "source.copying" });
         Ok(())
     }

@@ -88,7 +88,7 @@ fn play(events: &[(Space, Event)], kept: &Contents, hot: usize) -> (Contents, Co
         kept: &hashes,
         key: &key,
         pacer: &pacer,
-        heard: &|_| (),
+        heard: &|_| ControlFlow::Continue(()),
         all: false,
         sent: Sent::default(),
     };

@@ -114,7 +114,7 @@ impl Both {
     fn send(&mut self) -> Vec<Vec<Sent>> {
         let (senders, receivers): (Vec<_>, Vec<_>) =
             self.pages.lanes.iter().map(|_| mpsc::channel(64)).unzip();
-        self.pages.send(&senders, State::Running, &|_| ()).unwrap();
+        self.pages.send(&senders, State::Running, &|_| ControlFlow::Continue(())).unwrap();
         drop(senders);
         let mut lanes = Vec::new();
         for mut receiver in receivers {
@@ -343,6 +343,18 @@ fn what_lies_in_a_range_is_found_with_its_borders_cut() {
     assert_eq!(found(5..45), [5..10, 20..30, 40..45]);
     assert_eq!(found(22..45), [22..30, 40..45]);
     assert!(found(10..20).is_empty());
+}
+
+#[test]
+fn sending_ends_when_it_is_not_wanted_any_more() {
+    // Two batches.
+    let mut both = Both::new(100, 1);
+    both.wrote(&(0..100).collect::<Vec<_>>());
+    let (sender, mut receiver) = mpsc::channel(4);
+    let sent = both.pages.send(&[sender], State::Running, &|_| ControlFlow::Break(()));
+    assert!(matches!(sent, Err(PagesError::Stopped)));
+    assert!(receiver.blocking_recv().is_some());
+    assert!(receiver.blocking_recv().is_none(), "nothing more is sent");
 }
 
 #[test]
