@@ -21,4 +21,4 @@ impl std::fmt::Debug for v1::KeysResponse {
 }
 
 /// The version both nodes of a migration must speak; raised when their conversation changes.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;

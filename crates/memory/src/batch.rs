@@ -14,8 +14,7 @@
 //!
 //! The data come first, so that pages are put straight into the buffer that goes to the wire, and the rest
 //! is appended when it is known. The checksum is over what the batch means, and over the hashes of its
-//! pages in place of the pages: a sender that has hashed a page to know it again needs not look at it
-//! twice.
+//! pages in place of the pages.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -241,13 +240,8 @@ impl Builder {
         if is_zero(content) {
             return self.run(address / PAGE_SIZE, 1, Kind::Zero);
         }
-        self.hashed(address, content, xxh3_128(content));
-    }
-
-    /// Adds one page that is not zero and has this hash (XXH3, 128 bits).
-    pub fn hashed(&mut self, address: u64, content: &[u8; PAGE], hash: u128) {
         self.buffer.extend_from_slice(content);
-        self.sum.update(&hash.to_le_bytes());
+        self.sum.update(&xxh3_128(content).to_le_bytes());
         self.pages += 1;
         self.run(address / PAGE_SIZE, 1, Kind::Data);
     }

@@ -9,6 +9,10 @@ use tokio::sync::{mpsc, watch};
 use crate::link::Link;
 use crate::message::Purpose;
 
+/// Most connections of a migration that wait to be taken: a source that makes more than there can be lanes, and those
+/// again after a break, is not waiting for an answer.
+const MOST_WAITING: usize = 256;
+
 /// A further connection of a migration.
 #[derive(Debug)]
 pub(crate) enum Further {
@@ -22,7 +26,7 @@ pub(crate) enum Further {
 struct Entry {
     source: String,
     service: String,
-    further: mpsc::UnboundedSender<Further>,
+    further: mpsc::Sender<Further>,
     ended: watch::Receiver<Option<String>>,
 }
 
@@ -33,7 +37,7 @@ pub struct Arrivals(Mutex<HashMap<String, Entry>>);
 /// A service on its way; it is no longer when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    pub(crate) further: mpsc::UnboundedReceiver<Further>,
+    pub(crate) further: mpsc::Receiver<Further>,
     /// Its end is what others wait for; or why it does not come by itself.
     stuck: watch::Sender<Option<String>>,
 }
@@ -53,7 +57,7 @@ impl Arrivals {
 
     /// From now on connections of `source` for this migration are taken.
     pub(crate) fn expect(&self, migration: &str, source: &str, service: &str) -> Arrival {
-        let (sender, further) = mpsc::unbounded_channel();
+        let (sender, further) = mpsc::channel(MOST_WAITING);
         let (stuck, ended) = watch::channel(None);
         let entry = Entry { source: source.into(), service: service.into(), further: sender, ended };
         let mut entries = self.lock();
@@ -62,10 +66,12 @@ impl Arrivals {
         Arrival { further, stuck }
     }
 
-    /// Gives a connection from `node` to its migration; returns it when there is none such.
+    /// Gives a connection from `node` to its migration; returns it when there is none such, or too many wait there.
     pub(crate) fn give(&self, migration: &str, node: &str, further: Further) -> Option<Further> {
         match self.lock().get(migration) {
-            Some(entry) if entry.source == node => entry.further.send(further).err().map(|unsent| unsent.0),
+            Some(entry) if entry.source == node => {
+                entry.further.try_send(further).err().map(mpsc::error::TrySendError::into_inner)
+            }
             _ => Some(further),
         }
     }

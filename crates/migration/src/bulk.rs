@@ -9,6 +9,7 @@
 //! service, no daemon, no commit. The lanes may be [`Connection`]s of any kind; those of a migration are
 //! TLS by their type.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use godwit_transfer::{Carrier, Connection};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::destination::intake::{IntakeError, Seen, Storing, take};
+use crate::destination::intake::{IntakeError, Seen, Storing, Waiting, take};
 use crate::link::{Link, LinkError};
 use crate::options::Compress;
 use crate::source::lanes::Lanes;
@@ -72,7 +73,7 @@ pub async fn send<S: Carrier>(lanes: Vec<Connection<S>>, pids: Vec<i32>) -> Resu
     .await??;
     let begun = Instant::now();
     let senders = lanes.senders();
-    let send = move || pages.send(&senders, State::Running, &|_| ());
+    let send = move || pages.send(&senders, State::Running, &|_| ControlFlow::Continue(()));
     let sent = tokio::task::spawn_blocking(send).await??;
     lanes.arrived().await?;
     let took = begun.elapsed();
@@ -100,7 +101,11 @@ pub async fn receive<S: Carrier>(
     let (telling, _seen) = watch::channel(Seen::default());
     let mut taking = JoinSet::new();
     for lane in lanes {
-        taking.spawn(take(Link::new(lane), Storing::new(&client, &None), telling.clone()));
+        taking.spawn(take(
+            Link::new(lane),
+            Storing::new(&client, &None, &Waiting::default()),
+            telling.clone(),
+        ));
     }
     let mut outcome = Ok(());
     while let Some(ended) = taking.join_next().await {

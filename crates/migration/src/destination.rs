@@ -156,6 +156,14 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
     }
 }
 
+/// What a source is told whose request could not be accepted.
+fn answer_to_failed(error: &DestinationError) -> Message {
+    match error {
+        DestinationError::Refused(reasons) => Message::Refused(Refused { reasons: reasons.clone() }),
+        error => Message::Abort(Reason { reason: crate::error_chain(error) }),
+    }
+}
+
 /// One migration to this node, from its request to its end.
 async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     let source = link.node().to_string();
@@ -163,10 +171,8 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     let mut admitted = match admit(local, &mut link, open).await {
         Ok(admitted) => admitted,
         Err(error) => {
-            if let DestinationError::Refused(reasons) = &error {
-                // The connection's end tells the source the same, less well.
-                let _ = link.send(Message::Refused(Refused { reasons: reasons.clone() })).await;
-            }
+            // The connection's end tells the source the same, less well.
+            let _ = link.send(answer_to_failed(&error)).await;
             tracing::info!(%source, reason = %crate::error_chain(&error), "a migration was not accepted");
             link.close().await;
             return;
@@ -324,5 +330,21 @@ async fn drop_in_the_end(
             return;
         }
         dropped = drop_copy(local, service, id, reason, &mut memory).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_is_not_accepted_is_told_why_whatever_the_reason() {
+        let refused = answer_to_failed(&DestinationError::Refused(vec!["no room".into()]));
+        assert_eq!(refused, Message::Refused(Refused { reasons: vec!["no room".into()] }));
+        let failed = DestinationError::from(crate::journal::JournalError::Injected);
+        let Message::Abort(Reason { reason }) = answer_to_failed(&failed) else {
+            panic!("it is not told why")
+        };
+        assert!(reason.contains("the disk does not take the journal's entry"), "{reason}");
     }
 }

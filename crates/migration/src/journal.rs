@@ -27,6 +27,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::fault;
+use crate::options::ServeOptions;
 use crate::schema::{self, SchemaError};
 use crate::service::Service;
 
@@ -175,6 +176,8 @@ pub struct Beginning<'a> {
     pub peer_journal: &'a str,
     /// The service, with the epoch that it has on this node.
     pub service: &'a Service,
+    /// How its pages are sent, at the source.
+    pub serving: Option<ServeOptions>,
 }
 
 /// One migration in the journal.
@@ -250,7 +253,7 @@ pub fn own_file(path: &Path) -> std::io::Result<()> {
 const KEEP_FINAL_MS: i64 = 30 * 24 * 3600 * 1000;
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [&str; 2] = [
+const STEPS: [&str; 3] = [
     "CREATE TABLE IF NOT EXISTS migration (
         id TEXT PRIMARY KEY,
         role TEXT NOT NULL CHECK (role IN ('source', 'destination')),
@@ -270,6 +273,7 @@ const STEPS: [&str; 2] = [
     CREATE INDEX migration_by_service ON migration (service_id);
     CREATE TABLE identity (id TEXT NOT NULL) STRICT;
     INSERT INTO identity (id) VALUES (lower(hex(randomblob(16))));",
+    "ALTER TABLE migration ADD COLUMN serving TEXT NOT NULL DEFAULT '';",
 ];
 
 /// The journal of one node.
@@ -318,7 +322,7 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Unsettled`] when an older one must end by itself.
     pub fn begin(&self, new: &Beginning<'_>) -> Result<(), JournalError> {
-        let Beginning { id, role, peer, peer_journal, service } = *new;
+        let Beginning { id, role, peer, peer_journal, service, serving } = *new;
         let damaged = || JournalError::Damaged(id.to_string());
         let (role_name, stage) = match role {
             Role::Source => ("source", Stage::Started),
@@ -326,6 +330,8 @@ impl Journal {
         };
         let text = serde_json::to_string(service).map_err(|_| damaged())?;
         let epoch = i64::try_from(service.epoch).map_err(|_| damaged())?;
+        let serving =
+            serving.map(|serving| serde_json::to_string(&serving)).transpose().map_err(|_| damaged())?;
         let mut database = self.lock();
         let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let others = select(&transaction, "service_id = ?1 ORDER BY id", params![service.id])?;
@@ -349,9 +355,21 @@ impl Journal {
             }
         }
         transaction.execute(
-            "INSERT INTO migration (id, role, peer, stage, service, updated_ms, service_id, epoch, peer_journal)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-            params![id, role_name, peer, stage.name(), text, now_ms(), service.id, epoch, peer_journal],
+            "INSERT INTO migration
+                (id, role, peer, stage, service, updated_ms, service_id, epoch, peer_journal, serving)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            params![
+                id,
+                role_name,
+                peer,
+                stage.name(),
+                text,
+                now_ms(),
+                service.id,
+                epoch,
+                peer_journal,
+                serving.unwrap_or_default()
+            ],
         )?;
         Ok(transaction.commit()?)
     }
@@ -447,6 +465,16 @@ impl Journal {
     /// One migration, if the journal knows it.
     pub fn get(&self, id: &str) -> Result<Option<Entry>, JournalError> {
         Ok(select(&self.lock(), "id = ?1", params![id])?.pop())
+    }
+
+    /// How the pages of a migration from here are sent; as usual where an older version began it.
+    pub fn serving(&self, id: &str) -> Result<ServeOptions, JournalError> {
+        let query = "SELECT serving FROM migration WHERE id = ?1";
+        let text: String = self.lock().query_row(query, params![id], |row| row.get(0))?;
+        if text.is_empty() {
+            return Ok(ServeOptions::default());
+        }
+        serde_json::from_str(&text).map_err(|_| JournalError::Damaged(id.to_string()))
     }
 
     /// All migrations for which this node has something to do, oldest first.

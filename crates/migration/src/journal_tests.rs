@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::options::Compress;
 use crate::service::tests::service;
 
 fn journal() -> (tempfile::TempDir, Journal) {
@@ -11,7 +12,7 @@ fn journal() -> (tempfile::TempDir, Journal) {
 }
 
 fn begin(journal: &Journal, id: &str, role: Role, peer: &str, service: &Service) -> Result<(), JournalError> {
-    journal.begin(&Beginning { id, role, peer, peer_journal: "", service })
+    journal.begin(&Beginning { id, role, peer, peer_journal: "", service, serving: None })
 }
 
 /// The service with another epoch.
@@ -38,6 +39,7 @@ fn a_migration_is_found_again_as_it_was_left() {
         peer: "c",
         peer_journal: "c's journal",
         service: &arriving,
+        serving: None,
     };
     journal.begin(&new).unwrap();
     journal.set("01A", Stage::Frozen, "").unwrap();
@@ -231,4 +233,42 @@ fn of_a_commit_that_can_neither_be_written_nor_read_nothing_is_said() {
     }
     assert!(matches!(journal.commit("01A", Stage::Committed), Commit::Unknown(_)));
     assert!(!directory.path().join("journal.db").exists());
+}
+
+#[test]
+fn how_pages_are_sent_is_known_to_the_next_life_of_the_daemon() {
+    let (directory, journal) = journal();
+    let serving = ServeOptions { lanes: 5, max_bandwidth: Some(7_000_000), compress: Compress::Zstd };
+    let service = service();
+    let new = Beginning {
+        id: "01A",
+        role: Role::Source,
+        peer: "b",
+        peer_journal: "",
+        service: &service,
+        serving: Some(serving),
+    };
+    journal.begin(&new).unwrap();
+    drop(journal);
+    let path = directory.path().join("journal.db");
+    assert_eq!(Journal::open(&path).unwrap().serving("01A").unwrap(), serving);
+}
+
+#[test]
+fn a_migration_that_an_older_version_began_is_served_as_usual() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal.db");
+    let mut old = Connection::open(&path).unwrap();
+    schema::upgrade(&mut old, &STEPS[..2]).unwrap();
+    let text = serde_json::to_string(&service()).unwrap();
+    old.execute(
+        "INSERT INTO migration (id, role, peer, stage, service, updated_ms)
+         VALUES ('01A', 'source', 'b', 'serving', ?1, 0)",
+        params![text],
+    )
+    .unwrap();
+    drop(old);
+    let journal = Journal::open(&path).unwrap();
+    assert_eq!(stage(&journal, "01A"), Stage::Serving);
+    assert_eq!(journal.serving("01A").unwrap(), ServeOptions::default());
 }

@@ -2,7 +2,7 @@
 //!
 //! They are copied out of the frozen processes before those are let go, into memory of this daemon,
 //! within a bound, and given up when the machine runs short of memory. When the service comes back,
-//! the source is told a hash of each, and names the pages that are still the same.
+//! the source is told a hash of each and the key that they were made with, and names the pages that are still the same.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,19 +15,19 @@ use godwit_memory::process::{Piece, ProcessError, Reader};
 use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, Space};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use xxhash_rust::xxh3::xxh3_128;
 
 use crate::local::available_memory;
 use crate::message::KeptPages;
-use crate::source::pages::{Hashes, REGION, REGION_PAGES, ZERO, index_in_region};
+use crate::page_hash::{Hashes, PageKey, ZERO, no_hashes};
+use crate::page_map::{LEAF_PAGES, PageMap};
 
 const PAGE: usize = 4096;
 
 /// Bytes of a hash on the wire.
 const HASH: usize = 16;
 
-/// Most regions that a destination may name: 64 GiB of pages.
-const MAX_REGIONS: usize = 1 << 15;
+/// Most leaves that a destination names, and that a source takes: 64 GiB of pages. Others cross.
+const MAX_LEAVES: usize = if cfg!(test) { 1 << 8 } else { 1 << 18 };
 
 /// What part of the free memory is used when the operator gave no bound.
 const PART: u64 = 4;
@@ -53,7 +53,7 @@ pub enum KeptError {
 }
 
 /// Where a page is in the file, plus one; 0: nowhere.
-type Slots = HashMap<(Space, u64), Box<[u32; REGION_PAGES]>>;
+type Slots = PageMap<u32>;
 
 /// The pages of one service.
 #[derive(Debug)]
@@ -61,6 +61,7 @@ pub struct Kept {
     file: File,
     slots: Slots,
     hashes: Hashes,
+    key: PageKey,
     bytes: u64,
 }
 
@@ -69,7 +70,7 @@ impl Kept {
     pub fn copy(pids: &[i32], most: u64) -> Result<Self, KeptError> {
         let fd = memfd_create(c"godwit-kept", MFdFlags::MFD_CLOEXEC)
             .map_err(|errno| KeptError::Io { action: "make", source: errno.into() })?;
-        let mut kept = Self { file: File::from(fd), slots: Slots::new(), hashes: Hashes::new(), bytes: 0 };
+        let mut kept = Self::within(File::from(fd));
         let round = Tracker::new(Backend::None).round(pids, true)?;
         let mut reader = Reader::new();
         for space in round.spaces {
@@ -87,6 +88,11 @@ impl Kept {
         Ok(kept)
     }
 
+    /// Nothing yet, in an empty file.
+    fn within(file: File) -> Self {
+        Self { file, slots: Slots::new(0), hashes: no_hashes(), key: PageKey::random(), bytes: 0 }
+    }
+
     fn add(&mut self, space: Space, start: u64, bytes: &[u8]) -> Result<(), KeptError> {
         let first = self.bytes / PAGE_SIZE;
         self.file
@@ -100,18 +106,15 @@ impl Kept {
             if is_zero(content) {
                 continue;
             }
-            let (region, index) = ((space, address / REGION), index_in_region(address));
-            self.slots.entry(region).or_insert_with(|| Box::new([0; REGION_PAGES]))[index] = slot;
-            let hashes = self.hashes.entry(region).or_insert_with(|| Box::new([ZERO; REGION_PAGES]));
-            hashes[index] = xxh3_128(content);
+            self.slots.set(space, address, slot);
+            self.hashes.set(space, address, self.key.hash(content));
         }
         Ok(())
     }
 
     /// A page, if it was kept.
     pub fn page(&self, space: Space, address: u64) -> Result<Option<[u8; PAGE]>, KeptError> {
-        let slots = self.slots.get(&(space, address / REGION));
-        let slot = slots.map_or(0, |slots| slots[index_in_region(address)]);
+        let slot = self.slots.get(space, address);
         if slot == 0 {
             return Ok(None);
         }
@@ -122,11 +125,16 @@ impl Kept {
         Ok(Some(page))
     }
 
-    /// What the source is told.
+    /// What the hashes are made with.
+    pub(crate) fn key(&self) -> &PageKey {
+        &self.key
+    }
+
+    /// What the source is told, no more than it takes.
     pub(crate) fn messages(&self) -> impl Iterator<Item = KeptPages> + '_ {
-        self.hashes.iter().map(|((space, region), hashes)| KeptPages {
-            space: *space,
-            region: *region,
+        self.hashes.leaves().take(MAX_LEAVES).map(|(space, leaf, hashes)| KeptPages {
+            space,
+            leaf,
             hashes: hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect(),
         })
     }
@@ -134,14 +142,14 @@ impl Kept {
 
 /// Adds what a destination tells; nothing when that makes no sense.
 pub(crate) fn learn(hashes: &mut Hashes, message: &KeptPages) -> Option<()> {
-    if message.hashes.len() != REGION_PAGES * HASH || hashes.len() >= MAX_REGIONS {
+    if message.hashes.len() != LEAF_PAGES * HASH || hashes.len() >= MAX_LEAVES {
         return None;
     }
-    let mut region = Box::new([ZERO; REGION_PAGES]);
-    for (hash, bytes) in region.iter_mut().zip(message.hashes.as_chunks::<HASH>().0) {
+    let mut leaf = [ZERO; LEAF_PAGES];
+    for (hash, bytes) in leaf.iter_mut().zip(message.hashes.as_chunks::<HASH>().0) {
         *hash = u128::from_le_bytes(*bytes);
     }
-    hashes.insert((message.space, message.region), region);
+    hashes.put(message.space, message.leaf, leaf);
     Some(())
 }
 
@@ -211,23 +219,24 @@ impl Keeper {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::page_map::LEAF;
 
     fn kept() -> Kept {
         let fd = memfd_create(c"test", MFdFlags::MFD_CLOEXEC).unwrap();
-        let mut kept = Kept { file: File::from(fd), slots: Slots::new(), hashes: Hashes::new(), bytes: 0 };
+        let mut kept = Kept::within(File::from(fd));
         let mut pages = vec![0; 3 * PAGE];
         pages[..PAGE].fill(7);
         pages[2 * PAGE..].fill(9);
-        kept.add(5, REGION - PAGE_SIZE, &pages).unwrap();
+        kept.add(5, LEAF - PAGE_SIZE, &pages).unwrap();
         kept
     }
 
     #[test]
     fn pages_are_found_again_and_others_are_not() {
         let kept = kept();
-        assert_eq!(kept.page(5, REGION - PAGE_SIZE).unwrap().unwrap(), [7; PAGE]);
-        assert_eq!(kept.page(5, REGION + PAGE_SIZE).unwrap().unwrap(), [9; PAGE]);
-        for (space, address) in [(5, REGION), (5, 0), (4, REGION + PAGE_SIZE)] {
+        assert_eq!(kept.page(5, LEAF - PAGE_SIZE).unwrap().unwrap(), [7; PAGE]);
+        assert_eq!(kept.page(5, LEAF + PAGE_SIZE).unwrap().unwrap(), [9; PAGE]);
+        for (space, address) in [(5, LEAF), (5, 0), (4, LEAF + PAGE_SIZE)] {
             assert_eq!(kept.page(space, address).unwrap(), None, "{space} {address:x}");
         }
     }
@@ -235,13 +244,26 @@ mod tests {
     #[test]
     fn the_source_learns_the_same_hashes() {
         let kept = kept();
-        let mut learnt = Hashes::new();
+        let mut learnt = no_hashes();
         for message in kept.messages() {
             learn(&mut learnt, &message).unwrap();
         }
         assert_eq!(learnt, kept.hashes);
-        let cut = KeptPages { space: 1, region: 0, hashes: vec![0; 17] };
+        let cut = KeptPages { space: 1, leaf: 0, hashes: vec![0; 17] };
         assert_eq!(learn(&mut learnt, &cut), None);
+    }
+
+    #[test]
+    fn more_is_not_named_than_the_source_takes() {
+        let mut kept = kept();
+        for leaf in 0..u64::try_from(MAX_LEAVES).unwrap() {
+            kept.hashes.set(6, leaf * LEAF, 7);
+        }
+        let mut learnt = no_hashes();
+        for message in kept.messages() {
+            learn(&mut learnt, &message).expect("the source takes what the destination names");
+        }
+        assert_eq!(learnt.len(), MAX_LEAVES);
     }
 
     #[test]

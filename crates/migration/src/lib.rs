@@ -20,6 +20,8 @@ pub mod link;
 pub mod local;
 pub mod message;
 pub mod options;
+pub(crate) mod page_hash;
+pub(crate) mod page_map;
 pub mod recovery;
 pub mod report;
 pub mod restart;

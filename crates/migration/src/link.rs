@@ -190,6 +190,15 @@ impl<S: Carrier> Link<S> {
     }
 }
 
+impl<S> Link<S> {
+    /// Ends the writing side at once; what is queued is not sent.
+    pub(crate) fn cut(&self) {
+        if let Some(writer) = &self.writer {
+            writer.abort();
+        }
+    }
+}
+
 async fn write<W: AsyncWrite + Unpin>(
     mut writer: FrameWriter<W>,
     mut incoming: mpsc::Receiver<Message>,

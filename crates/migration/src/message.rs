@@ -48,7 +48,7 @@ use prost::Message as _;
 use crate::terms::OverlayTerms;
 
 /// The version of this conversation; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The source's request.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -158,19 +158,22 @@ pub struct Accepted {
     /// Whether the CRIU here finds TCP connections in the image of the files.
     #[prost(bool, tag = "4")]
     pub tcp_inline: bool,
+    /// The key of these pages' hashes: 192 bytes, or none where nothing was kept.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub key: Bytes,
 }
 
-/// Pages of an earlier visit that the destination still has: hashes of 512 pages, 16 bytes each; all
+/// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all
 /// zeroes where it has none.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct KeptPages {
     /// The space.
     #[prost(uint32, tag = "1")]
     pub space: u32,
-    /// The first page's number, divided by 512.
+    /// The first page's number, divided by 64.
     #[prost(uint64, tag = "2")]
-    pub region: u64,
-    /// XXH3, 128 bits, little-endian.
+    pub leaf: u64,
+    /// XXH3 with the key of [`Accepted`], 128 bits, little-endian.
     #[prost(bytes = "vec", tag = "3")]
     pub hashes: Vec<u8>,
 }
@@ -595,6 +598,7 @@ mod tests {
                 userfaultfd: true,
                 kept: false,
                 tcp_inline: true,
+                key: Bytes::from_static(b"key"),
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),
@@ -623,7 +627,7 @@ mod tests {
             Message::Resume(Resume { migration: "01A".into() }),
             Message::Missing(ranges),
             Message::MissingEnd,
-            Message::KeptPages(KeptPages { space: 1, region: 2, hashes: vec![0; 32] }),
+            Message::KeptPages(KeptPages { space: 1, leaf: 2, hashes: vec![0; 32] }),
             Message::KeptEnd,
             Message::Received,
         ]

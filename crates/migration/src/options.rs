@@ -68,6 +68,32 @@ pub struct Options {
     pub network: Option<PathBuf>,
 }
 
+/// Those of the options that count as long as pages are at the source, whichever connection or life of the daemon
+/// sends them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ServeOptions {
+    /// Connections for pages.
+    pub lanes: usize,
+    /// Most bytes per second of pages.
+    pub max_bandwidth: Option<u64>,
+    /// Whether pages are compressed.
+    pub compress: Compress,
+}
+
+impl Options {
+    /// What counts after the commit, too.
+    #[must_use]
+    pub fn serving(&self) -> ServeOptions {
+        ServeOptions { lanes: self.lanes, max_bandwidth: self.max_bandwidth, compress: self.compress }
+    }
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        Options::default().serving()
+    }
+}
+
 /// Rounds that nobody needs more of: each either gains a tenth or is the last but one.
 const MAX_ROUNDS: u32 = 30;
 

@@ -18,6 +18,7 @@ mod accept;
 mod answer;
 mod copy;
 mod frozen;
+mod jobs;
 pub(crate) mod lanes;
 mod obstacles;
 pub mod pace;
@@ -49,6 +50,7 @@ use crate::options::Options;
 use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
 use answer::Answering;
+use jobs::Jobs;
 use lanes::{LaneTraffic, Lanes};
 use pages::Pages;
 use prepare::Prepared;
@@ -189,6 +191,8 @@ pub struct Source {
     cancel: CancellationToken,
     /// Of the connections for pages, as soon as there are any.
     lane_traffic: Mutex<LaneTraffic>,
+    /// What works on its memory.
+    jobs: Jobs,
 }
 
 /// A copy at the destination that only waits for the commit.
@@ -212,8 +216,8 @@ impl Source {
         progress: watch::Sender<Progress>,
         cancel: CancellationToken,
     ) -> Self {
-        let lane_traffic = Mutex::default();
-        Self { local, service, id, destination, options, progress, cancel, lane_traffic }
+        let (lane_traffic, jobs) = (Mutex::default(), Jobs::default());
+        Self { local, service, id, destination, options, progress, cancel, lane_traffic, jobs }
     }
 
     /// Moves the service. The report says how it ended; it is an error only when the service could neither be
@@ -228,6 +232,7 @@ impl Source {
             peer: &self.destination,
             peer_journal: "",
             service: &self.service,
+            serving: Some(self.options.serving()),
         };
         if let Err(error) = self.local.journal.begin(&new) {
             // Nothing was touched.
@@ -314,6 +319,8 @@ impl Source {
         let mut reason = crate::error_chain(error);
         tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
         report.reason.clone_from(&reason);
+        // What still works on its memory must not meet it when it runs, nor another migration of it.
+        self.jobs.end().await;
         let put_back = match put_back(&self.local, &self.service, &self.id, &reason, attempted).await {
             Ok(put_back) => put_back,
             Err(error) => return Err((error, link)),
@@ -478,8 +485,7 @@ impl Source {
                 local: &self.local,
                 id: &self.id,
                 destination: &self.destination,
-                compress: self.options.compress,
-                max_bandwidth: self.options.max_bandwidth,
+                options: self.options.serving(),
                 progress: Some(&self.progress),
             };
             let Some(served) = serving.run(Some(conversation), &self.service).await else {

@@ -137,6 +137,7 @@ pub(super) async fn admit(
         peer: link.node(),
         peer_journal: &open.journal,
         service: &service,
+        serving: None,
     };
     match local.journal.begin(&new) {
         Err(error @ JournalError::Unsettled { .. }) => {
@@ -170,7 +171,8 @@ pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), D
     let missing_layers = admitted.missing.iter().map(|l| l.digest.clone()).collect();
     let (userfaultfd, tcp_inline) = (admitted.userfaultfd, admitted.tcp_inline);
     let kept = admitted.kept.is_some();
-    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept, tcp_inline })).await?;
+    let key = admitted.kept.as_ref().map(|kept| kept.key().bytes().to_vec().into()).unwrap_or_default();
+    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept, tcp_inline, key })).await?;
     if let Some(kept) = &admitted.kept {
         for pages in kept.messages() {
             link.send(Message::KeptPages(pages)).await?;

@@ -7,9 +7,9 @@
 //! The pager outlives this daemon; a next one attaches to it again ([`Intake::attach`]). A lane that
 //! breaks is the source's affair: it connects again, and is told what is missing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
 use godwit_memory::pager::{self, Client, Event, Events, Extent, PagerError, Restored, Stored};
@@ -25,7 +25,7 @@ use crate::kept::{Kept, KeptError};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
-use crate::source::pages::{REGION, REGION_PAGES, index_in_region};
+use crate::page_map::PageMap;
 
 /// Batches between a lane's connection and the thread that stores them.
 const QUEUE: usize = 8;
@@ -338,6 +338,41 @@ impl Intake {
     }
 }
 
+/// Pages that processes wait for and that have not come: a lane for faults that replaces another asks for them again.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Waiting(Arc<Mutex<BTreeSet<(Space, u64)>>>);
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Space, u64)>> {
+        // Nothing can panic while the set is changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process wants this page, by number.
+    fn wants(&self, space: Space, page: u64) {
+        self.lock().insert((space, page));
+    }
+
+    /// So many pages from this one on are in the store.
+    fn came(&self, space: Space, page: u64, pages: u64) {
+        let mut waiting = self.lock();
+        let those: Vec<_> =
+            waiting.range((space, page)..(space, page.saturating_add(pages))).copied().collect();
+        for one in those {
+            waiting.remove(&one);
+        }
+    }
+
+    /// None but those of these pages.
+    fn retain(&self, missing: &[Extent]) {
+        self.lock().retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
+    }
+
+    fn all(&self) -> Vec<(Space, u64)> {
+        self.lock().iter().copied().collect()
+    }
+}
+
 /// Waits; returns the reason when it failed instead. A task behind an [`Intake`] that is gone says nothing of the
 /// pages, least of all that they are lost: this daemon ends, and its next life goes on.
 async fn until(seen: &mut watch::Receiver<Seen>, reached: impl Fn(&Seen) -> bool) -> Option<String> {
@@ -375,7 +410,7 @@ async fn work(
     let mut conversing = JoinSet::new();
     let mut done = false;
     let mut faults: Option<mpsc::Sender<Message>> = None;
-    let mut waiting: BTreeSet<(Space, u64)> = BTreeSet::new();
+    let waiting = Waiting::default();
     // The first failure is the reason; what follows are its consequences.
     let fail = |reason: String| {
         telling.send_modify(|seen| {
@@ -387,18 +422,20 @@ async fn work(
             Some(further) = arrival.further.recv() => match further {
                 Further::Lane(Purpose::Faults, lane) => {
                     let sender = lane.sender();
-                    for (space, page) in &waiting {
-                        let request = FaultRequest { space: *space, page: *page };
+                    for (space, page) in waiting.all() {
+                        let request = FaultRequest { space, page };
                         // A lane that is broken again is replaced again.
                         let _ = sender.send(Message::FaultRequest(request)).await;
                     }
                     faults = Some(sender);
-                    lanes.spawn(take_faulted(lane, Storing::new(&client, &kept)));
+                    lanes.spawn(take_faulted(lane, Storing::new(&client, &kept, &waiting)));
                 }
-                Further::Lane(_, lane) => drop(lanes.spawn(take(lane, Storing::new(&client, &kept), telling.clone()))),
+                Further::Lane(_, lane) => {
+                    lanes.spawn(take(lane, Storing::new(&client, &kept, &waiting), telling.clone()));
+                }
                 Further::Resumed(resumed) => match tell_missing(&client, &resumed).await {
                     Ok(missing) => {
-                        waiting.retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
+                        waiting.retain(&missing);
                         link = Some(resumed.sender());
                         telling.send_modify(|seen| seen.talks = true);
                         conversing.spawn(until_ended(resumed));
@@ -420,7 +457,7 @@ async fn work(
             event = events.recv() => match event {
                 Some(Event::Fault { space, addr }) => {
                     let (space, page) = (space, addr / PAGE_SIZE);
-                    waiting.insert((space, page));
+                    waiting.wants(space, page);
                     if let Some(sender) = &faults {
                         let _ = sender.send(Message::FaultRequest(FaultRequest { space, page })).await;
                     }
@@ -562,16 +599,18 @@ pub(crate) async fn take<S: Carrier>(
 pub(crate) struct Storing {
     client: Arc<Client>,
     kept: Option<Arc<Kept>>,
+    waiting: Waiting,
     /// Where this lane's pages are: differences are to what is there.
-    slots: HashMap<(Space, u64), Box<[u64; REGION_PAGES]>>,
+    slots: PageMap<u64>,
 }
 
 /// No slot.
 const NOWHERE: u64 = u64::MAX;
 
 impl Storing {
-    pub(crate) fn new(client: &Arc<Client>, kept: &Option<Arc<Kept>>) -> Self {
-        Self { client: Arc::clone(client), kept: kept.clone(), slots: HashMap::new() }
+    pub(crate) fn new(client: &Arc<Client>, kept: &Option<Arc<Kept>>, waiting: &Waiting) -> Self {
+        let (client, waiting) = (Arc::clone(client), waiting.clone());
+        Self { client, kept: kept.clone(), waiting, slots: PageMap::new(NOWHERE) }
     }
 
     fn store(&mut self, bytes: bytes::Bytes) -> Result<(), IntakeError> {
@@ -599,24 +638,16 @@ impl Storing {
         if !stored.is_empty() {
             self.client.put(&stored)?;
         }
+        let came = stored.iter().map(|stored| (stored.space, stored.addr, stored.pages));
+        let came = came.chain(zero.iter().map(|zero| (zero.space, zero.addr, zero.pages)));
+        came.for_each(|(space, address, pages)| self.waiting.came(space, address / PAGE_SIZE, pages));
         Ok(())
     }
 
     /// Remembers where pages are now.
     fn note(&mut self, space: Space, range: &Range, slot: Option<u64>) {
         for (page, address) in (0..).zip((range.start..range.end).step_by(PAGE)) {
-            let region = (space, address / REGION);
-            match slot {
-                Some(slot) => {
-                    let slots = self.slots.entry(region).or_insert_with(|| Box::new([NOWHERE; REGION_PAGES]));
-                    slots[index_in_region(address)] = slot + page;
-                }
-                None => {
-                    if let Some(slots) = self.slots.get_mut(&region) {
-                        slots[index_in_region(address)] = NOWHERE;
-                    }
-                }
-            }
+            self.slots.set(space, address, slot.map_or(NOWHERE, |slot| slot + page));
         }
     }
 
@@ -637,8 +668,7 @@ impl Storing {
         let mut content = vec![0; length];
         for (page, address) in content.as_chunks_mut::<PAGE>().0.iter_mut().zip((range.start..).step_by(PAGE))
         {
-            let slots = self.slots.get(&(space, address / REGION));
-            let slot = slots.map(|slots| slots[index_in_region(address)]).filter(|slot| *slot != NOWHERE);
+            let slot = Some(self.slots.get(space, address)).filter(|slot| *slot != NOWHERE);
             let slot = slot.ok_or(IntakeError::Protocol("a difference to a page that never came"))?;
             self.client.read(slot, page)?;
         }
@@ -688,5 +718,25 @@ async fn remove(directory: PathBuf) -> Result<(), IntakeError> {
 impl From<IntakeError> for LocalError {
     fn from(error: IntakeError) -> Self {
         Self::Intake(Box::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_has_come_is_not_asked_for_again() {
+        let waiting = Waiting::default();
+        for (space, page) in [(1, 5), (1, 9), (1, 10), (2, 5)] {
+            waiting.wants(space, page);
+        }
+        waiting.came(1, 4, 2);
+        waiting.came(1, 10, 1);
+        assert_eq!(waiting.all(), [(1, 9), (2, 5)]);
+        waiting.retain(&[Extent { space: 2, addr: 5 * PAGE_SIZE, pages: 1 }]);
+        assert_eq!(waiting.all(), [(2, 5)]);
+        waiting.came(2, 0, u64::MAX);
+        assert!(waiting.all().is_empty());
     }
 }

@@ -5,22 +5,22 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use godwit_memory::batch::{Builder, Codec, Pool, is_zero};
+use godwit_memory::batch::{Builder, Codec, Pool};
 use godwit_memory::process::{Piece, Process, Reader};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
-use xxhash_rust::xxh3::xxh3_128;
 
 use super::lanes::Lanes;
 use super::pace::{Compress, Pacer, Packer};
-use super::pages::{Hashes, PagesError, REGION, ZERO, index_in_region};
+use super::pages::PagesError;
 use super::queue::keep_short;
 use super::serve::ServeError;
 use super::stock::{Open, Stock};
 use crate::fault;
 use crate::link::Link;
 use crate::message::{FaultRequest, Message};
+use crate::page_hash::EarlierVisit;
 
 const PAGE: usize = 4096;
 
@@ -105,7 +105,7 @@ fn push(
             fault::blocking_point("source.pushing");
         }
         let mut batch = Builder::with(space, &pool);
-        let kept = read(&process, space, range, &mut reader, &stock.kept, &mut batch)?;
+        let kept = read(&process, space, range, &mut reader, stock.kept.as_ref(), &mut batch)?;
         let raw = batch.data_bytes() + kept;
         let batch = packer.pack(&mut batch);
         let bytes = batch.len() as u64;
@@ -126,7 +126,7 @@ fn read(
     space: Space,
     range: Range,
     reader: &mut Reader,
-    kept: &Hashes,
+    kept: Option<&EarlierVisit>,
     batch: &mut Builder,
 ) -> Result<u64, PagesError> {
     let mut named = 0;
@@ -135,7 +135,7 @@ fn read(
         match piece? {
             Piece::Data { start, bytes } => {
                 for (page, content) in (start..).step_by(PAGE).zip(bytes.as_chunks::<PAGE>().0) {
-                    if is_kept(kept, space, page, content) {
+                    if kept.is_some_and(|kept| kept.has(space, page, content)) {
                         batch.kept(page);
                         named += PAGE_SIZE;
                     } else {
@@ -147,13 +147,6 @@ fn read(
         }
     }
     Ok(named)
-}
-
-/// Whether the destination has kept a page with this content.
-fn is_kept(kept: &Hashes, space: Space, page: u64, content: &[u8; PAGE]) -> bool {
-    let Some(hashes) = kept.get(&(space, page / REGION)) else { return false };
-    let hash = hashes[index_in_region(page)];
-    hash != ZERO && !is_zero(content) && hash == xxh3_128(content)
 }
 
 /// A range in pieces of at most [`FEW`] bytes.
@@ -180,7 +173,7 @@ async fn answer(mut lane: Link, stock: Arc<Stock>) -> Result<(), ServeError> {
         for (range, fresh) in wanted.chain(beside.iter().flat_map(few).map(|range| (range, true))) {
             // A few pages are read in microseconds: no thread is worth it.
             let mut batch = Builder::with(space, &pool);
-            let kept = read(&process, space, range, &mut reader, &stock.kept, &mut batch)?;
+            let kept = read(&process, space, range, &mut reader, stock.kept.as_ref(), &mut batch)?;
             if !batch.is_empty() {
                 if fresh {
                     stock.page_bytes.fetch_add(batch.data_bytes() + kept, Ordering::Relaxed);
@@ -206,18 +199,17 @@ mod tests {
         let memory: Vec<u8> = (0..3 * PAGE).map(|at| at.to_le_bytes()[0]).collect();
         let first = (memory.as_ptr().addr() as u64).next_multiple_of(PAGE_SIZE);
         let offset = usize::try_from(first).unwrap() - memory.as_ptr().addr();
-        let mut kept = Hashes::new();
+        let mut kept = EarlierVisit::none();
         for (number, differs) in [(0, false), (1, true)] {
             let at = offset + number * PAGE;
             let address = first + number as u64 * PAGE_SIZE;
-            let hash = xxh3_128(&memory[at..at + PAGE]) + u128::from(differs);
-            let region = kept.entry((1, address / REGION));
-            region.or_insert_with(|| Box::new([ZERO; 512]))[index_in_region(address)] = hash;
+            let page = memory[at..at + PAGE].try_into().unwrap();
+            kept.hashes.set(1, address, kept.key.hash(page) + u128::from(differs));
         }
         let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         let mut batch = Builder::new(1);
         let range = first..first + 2 * PAGE_SIZE;
-        read(&process, 1, range.clone(), &mut Reader::new(), &kept, &mut batch).unwrap();
+        read(&process, 1, range.clone(), &mut Reader::new(), Some(&kept), &mut batch).unwrap();
         let Batch { runs, .. } = Batch::decode(batch.finish(Codec::Raw)).unwrap();
         let kinds: Vec<_> = runs.iter().map(|run| (run.range.clone(), run.kind)).collect();
         let middle = first + PAGE_SIZE;

@@ -1,5 +1,6 @@
 //! Before the freeze: which mode it is, and rounds of memory while the service runs.
 
+use std::ops::ControlFlow;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -8,12 +9,13 @@ use godwit_memory::tracker::{Backend, Detected};
 
 use super::frozen::name;
 use super::lanes::Lanes;
-use super::pages::{Found, Hashes, Pages, PagesError, State};
+use super::pages::{Found, Pages, PagesError, State};
 use super::{Source, SourceError};
 use crate::converge::{self, Goals, Next, Round};
 use crate::fault;
 use crate::link::Link;
 use crate::options::Mode;
+use crate::page_hash::EarlierVisit;
 use crate::report::{Report, ms_since};
 
 /// What a freeze, a dump, a restore and the commit take beside the pages: measured for small
@@ -125,7 +127,7 @@ impl Source {
         &self,
         link: &mut Link,
         plan: Plan,
-        kept: Hashes,
+        visit: EarlierVisit,
         report: &mut Report,
     ) -> Result<Copied, SourceError> {
         let mut pages = Pages::new(
@@ -135,7 +137,7 @@ impl Source {
             self.options.max_bandwidth,
             self.local.remembered,
         );
-        pages.know_kept(kept);
+        pages.know_kept(visit);
         let sampled = plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd;
         if sampled {
             (pages, _) = self.look(pages, false).await?;
@@ -221,11 +223,11 @@ impl Source {
     pub(super) async fn look(&self, mut pages: Pages, frozen: bool) -> Result<(Pages, Found), SourceError> {
         let pids = self.local.engine.processes(&self.local.config(&self.service)).await?;
         let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
-        Ok(tokio::task::spawn_blocking(move || {
+        let looking = self.jobs.run(move |_| {
             let found = pages.look(&pids, frozen)?;
             Ok::<_, PagesError>((pages, found))
-        })
-        .await??)
+        });
+        Ok(looking.await??)
     }
 
     /// Sends what was found on threads that may block.
@@ -237,12 +239,15 @@ impl Source {
     ) -> Result<(Pages, super::pages::Sent), SourceError> {
         let senders = lanes.senders();
         let progress = self.progress.clone();
-        let heard = move |bytes| progress.send_modify(|progress| progress.bytes_done += bytes);
-        Ok(tokio::task::spawn_blocking(move || {
+        let sending = self.jobs.run(move |wanted| {
+            let heard = |bytes| {
+                progress.send_modify(|progress| progress.bytes_done += bytes);
+                if wanted.is() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            };
             let sent = pages.send(&senders, state, &heard)?;
             Ok::<_, PagesError>((pages, sent))
-        })
-        .await??)
+        });
+        Ok(sending.await??)
     }
 
     async fn throttle(&self, share: u32) -> Result<(), SourceError> {

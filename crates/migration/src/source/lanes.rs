@@ -46,6 +46,15 @@ impl Lanes {
     }
 }
 
+impl<S> Drop for Lanes<S> {
+    /// Threads that still have pages for a lane must not wait for a link that nobody needs.
+    fn drop(&mut self) {
+        for lane in self.pages.iter().chain(&self.faults) {
+            lane.cut();
+        }
+    }
+}
+
 impl<S: Carrier> Lanes<S> {
     /// These, for pages alone.
     pub(crate) fn of(connections: Vec<Connection<S>>) -> Self {
@@ -98,8 +107,8 @@ impl<S: Carrier> Lanes<S> {
     }
 
     /// Closes them after what is queued.
-    pub(crate) async fn close(self) {
-        for lane in self.pages.into_iter().chain(self.faults) {
+    pub(crate) async fn close(mut self) {
+        for lane in std::mem::take(&mut self.pages).into_iter().chain(self.faults.take()) {
             lane.close().await;
         }
     }

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use godwit_memory::batch::{Builder, Codec};
 
 /// What the user asks of compression.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Compress {
     /// As measured.
     #[default]

@@ -2,15 +2,16 @@
 //!
 //! [`Pages::look`] notes what is to be sent; [`Pages::send`] sends it, each lane in a thread of its
 //! own. A page always goes over the same lane, so that a later content never arrives before an
-//! earlier one. What a page held when it was sent last is remembered as a hash: a page that was
+//! earlier one. What a page held when it was sent last is remembered as a [hash](crate::page_hash): a page that was
 //! written with what it held before does not cross again. Of pages that are written again and again
 //! the content is remembered too, within a bound, and their differences are sent. Pages that the
 //! destination kept when the service left it are named, not sent.
 
 mod remaining;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,18 +22,16 @@ use godwit_memory::{PAGE_SIZE, Range, Space};
 use lru::LruCache;
 use rangemap::RangeSet;
 use tokio::sync::mpsc;
-use xxhash_rust::xxh3::xxh3_128;
 
 use crate::fault;
 use crate::message::Message;
+use crate::page_hash::{EarlierVisit, Hashes, PageKey, ZERO, no_hashes};
 use crate::source::pace::{Compress, Pacer, Packer};
 use remaining::within;
 pub(crate) use remaining::{Leaving, Remaining, pages_of};
 
 /// What decides about a page's lane: pages that lie beside each other stay together.
-pub(crate) const REGION: u64 = 2 << 20;
-
-pub(crate) const REGION_PAGES: usize = 512;
+const REGION: u64 = 2 << 20;
 
 const PAGE: usize = 4096;
 
@@ -45,6 +44,14 @@ pub enum PagesError {
     /// It could not be read.
     #[error("the service's memory cannot be read")]
     Read(#[from] ProcessError),
+    /// A thread of ours ended by a panic.
+    #[error(
+        "a thread that sends pages has failed: {0}; this is a defect of godwit, and godwitd's log tells more"
+    )]
+    Panic(String),
+    /// The migration has ended.
+    #[error("the migration has ended before its pages were sent")]
+    Stopped,
     /// The lane takes no more; what is read from it next tells why.
     #[error("a connection for pages does not take data any more")]
     Closed,
@@ -64,6 +71,9 @@ struct Todo {
     /// some.
     unnamed: Option<RangeSet<u64>>,
 }
+
+/// Hears of bytes that went to a lane, and says whether to go on.
+pub(crate) type Heard<'a> = dyn Fn(u64) -> ControlFlow<()> + Sync + 'a;
 
 /// A process that has ended.
 #[derive(Debug)]
@@ -99,9 +109,6 @@ pub(crate) struct Sent {
     pub(crate) found: u64,
 }
 
-/// Hashes of pages, by space and region.
-pub(crate) type Hashes = HashMap<(Space, u64), Box<[u128; REGION_PAGES]>>;
-
 /// One lane's memory of what it sent, and its compressor.
 struct Lane {
     known: Hashes,
@@ -110,9 +117,6 @@ struct Lane {
     packer: Packer,
     pool: Pool,
 }
-
-/// A hash that no page has in practice: nothing is known of it, it reads as zero where it arrived.
-pub(crate) const ZERO: u128 = 0;
 
 /// A hash that no page has in practice: the destination has something there of a process that has ended.
 const ANOTHERS: u128 = u128::MAX;
@@ -130,6 +134,8 @@ pub(crate) struct Pages {
     recent: BTreeMap<Space, RangeSet<u64>>,
     /// What the destination kept when the service left it.
     kept: Hashes,
+    /// Makes these, and those of the lanes.
+    key: PageKey,
     pacer: Pacer,
     last_look: Option<Instant>,
     populated: u64,
@@ -146,6 +152,14 @@ pub(crate) struct Found {
     pub(crate) populated: u64,
 }
 
+impl PagesError {
+    fn of_panic(panic: &(dyn std::any::Any + Send)) -> Self {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        Self::Panic(text.unwrap_or_else(|| "a panic without words".into()))
+    }
+}
+
 impl Pages {
     /// Follows nothing yet. `remembered` bytes of pages are remembered for their differences.
     pub(crate) fn new(
@@ -155,10 +169,11 @@ impl Pages {
         max_bandwidth: Option<u64>,
         remembered: usize,
     ) -> Self {
+        let EarlierVisit { hashes: kept, key } = EarlierVisit::none();
         let lanes = lanes.max(1);
         let most = NonZeroUsize::new(remembered / lanes / HOT_BYTES).unwrap_or(NonZeroUsize::MIN);
         let lane = || Lane {
-            known: Hashes::new(),
+            known: no_hashes(),
             hot: LruCache::new(most),
             packer: Packer::new(compress),
             pool: Pool::default(),
@@ -169,16 +184,17 @@ impl Pages {
             ended: Vec::new(),
             recent: BTreeMap::new(),
             lanes: (0..lanes).map(|_| lane()).collect(),
-            kept: Hashes::new(),
+            kept,
+            key,
             pacer: Pacer::new(max_bandwidth),
             last_look: None,
             populated: 0,
         }
     }
 
-    /// What the destination has of an earlier visit of the service.
-    pub(crate) fn know_kept(&mut self, kept: Hashes) {
-        self.kept = kept;
+    /// What the destination has of an earlier visit of the service is not sent. Before the first page is.
+    pub(crate) fn know_kept(&mut self, EarlierVisit { hashes, key }: EarlierVisit) {
+        (self.kept, self.key) = (hashes, key);
     }
 
     /// Notes what was written since the last look, in the processes that live now.
@@ -237,7 +253,7 @@ impl Pages {
         &mut self,
         senders: &[mpsc::Sender<Message>],
         state: State,
-        heard: &(dyn Fn(u64) + Sync),
+        heard: &Heard<'_>,
     ) -> Result<Sent, PagesError> {
         let mut todo = std::mem::take(&mut self.todo);
         if state == State::Dumping {
@@ -251,7 +267,7 @@ impl Pages {
         }
         let ended = std::mem::take(&mut self.ended);
         let count = self.lanes.len();
-        let (pacer, kept, todo, ended) = (&self.pacer, &self.kept, &todo, &ended);
+        let (pacer, kept, key, todo, ended) = (&self.pacer, &self.kept, &self.key, &todo, &ended);
         // What was announced is waited for, also where it is what the destination has.
         let all = state != State::Running;
         let results = std::thread::scope(|scope| {
@@ -268,6 +284,7 @@ impl Pages {
                             count,
                             sender,
                             kept,
+                            key,
                             pacer,
                             heard,
                             all,
@@ -280,7 +297,7 @@ impl Pages {
                 .collect();
             threads
                 .into_iter()
-                .map(|thread| thread.join().unwrap_or(Err(PagesError::Closed)))
+                .map(|thread| thread.join().unwrap_or_else(|panic| Err(PagesError::of_panic(panic.as_ref()))))
                 .collect::<Vec<_>>()
         });
         let mut total = Sent::default();
@@ -316,7 +333,9 @@ impl Pages {
     /// Sends no pages with content any more: they stay here for after the commit, to be sent in
     /// another way.
     pub(crate) fn leave(&mut self) -> Leaving {
-        let mut leaving = Leaving { kept: std::mem::take(&mut self.kept), ..Leaving::default() };
+        let hashes = std::mem::replace(&mut self.kept, no_hashes());
+        let kept = Some(EarlierVisit { hashes, key: self.key.clone() });
+        let mut leaving = Leaving { kept, ..Leaving::default() };
         for (space, todo) in &mut self.todo {
             let untouched = todo.take_executable();
             let mut rest = std::mem::take(&mut todo.data);
@@ -392,8 +411,9 @@ struct Sending<'a> {
     count: usize,
     sender: &'a mpsc::Sender<Message>,
     kept: &'a Hashes,
+    key: &'a PageKey,
     pacer: &'a Pacer,
-    heard: &'a (dyn Fn(u64) + Sync),
+    heard: &'a Heard<'a>,
     /// Also pages that the destination has as they are.
     all: bool,
     sent: Sent,
@@ -442,21 +462,15 @@ impl Sending<'_> {
     /// again are still to come: who waits for one of them must not be given an empty one.
     fn end(&mut self, ended: &Ended) -> Result<(), PagesError> {
         let Ended { space, owed, lives } = ended;
-        let regions: Vec<u64> = self.lane.known.keys().filter(|(s, _)| s == space).map(|(_, r)| *r).collect();
         let mut gone: RangeSet<u64> = owed.iter().flat_map(|range| self.mine(range)).collect();
-        for region in regions {
-            gone.insert(region * REGION..(region + 1) * REGION);
-            let Some(known) = self.lane.known.get_mut(&(*space, region)) else { continue };
-            for (page, known) in (region * REGION..).step_by(PAGE).zip(known.iter_mut()) {
+        let known = self.lane.known.change_all(*space, |page, known| {
+            if known != ZERO && lives.contains(&page) { ANOTHERS } else { ZERO }
+        });
+        for range in known {
+            for page in (range.start..range.end).step_by(PAGE) {
                 self.lane.hot.pop(&(*space, page / PAGE_SIZE));
-                *known = match *known != ZERO && lives.contains(&page) {
-                    true => ANOTHERS,
-                    false => ZERO,
-                };
             }
-            if known.iter().all(|known| *known == ZERO) {
-                self.lane.known.remove(&(*space, region));
-            }
+            gone.insert(range);
         }
         let mut batch = Builder::with(*space, &self.lane.pool);
         for range in gone.iter().flat_map(|range| lives.gaps(range)) {
@@ -469,10 +483,8 @@ impl Sending<'_> {
     }
 
     fn forget(&mut self, space: Space, piece: &Range) {
-        if let Some(known) = self.lane.known.get_mut(&(space, piece.start / REGION)) {
-            for page in (piece.start..piece.end).step_by(PAGE) {
-                known[index_in_region(page)] = ZERO;
-            }
+        for page in (piece.start..piece.end).step_by(PAGE) {
+            self.lane.known.set(space, page, ZERO);
         }
     }
 
@@ -510,46 +522,32 @@ impl Sending<'_> {
     ) -> Result<(), PagesError> {
         let hash = match godwit_memory::batch::is_zero(content) {
             true => ZERO,
-            false => xxh3_128(content),
+            false => self.key.hash(content),
         };
         self.sent.found += u64::from(hash != ZERO);
-        let known = self
-            .lane
-            .known
-            .entry((space, address / REGION))
-            .or_insert_with(|| Box::new([ZERO; REGION_PAGES]));
-        let known = &mut known[index_in_region(address)];
-        if *known == hash && !self.all {
+        let known = self.lane.known.set(space, address, hash);
+        if known == hash && !self.all {
             self.sent.same += 1;
             return Ok(());
         }
-        let again = *known != ZERO;
-        *known = hash;
+        let again = known != ZERO;
         self.sent.pages += 1;
         let place = (space, address / PAGE_SIZE);
-        let whole = |batch: &mut Builder| match hash {
-            ZERO => batch.page(address, content),
-            hash => batch.hashed(address, content, hash),
-        };
-        let kept = hash != ZERO
-            && self
-                .kept
-                .get(&(space, address / REGION))
-                .is_some_and(|kept| kept[index_in_region(address)] == hash);
+        let kept = hash != ZERO && self.kept.get(space, address) == hash;
         if kept {
             batch.kept(address);
             self.lane.hot.pop(&place);
         } else if hash == ZERO || self.all {
             // What is announced is forgotten there: nothing is left that a difference could be to.
-            whole(batch);
+            batch.page(address, content);
         } else if again {
             let before = self.lane.hot.get(&place);
             if !before.is_some_and(|before| batch.delta(address, before, content)) {
-                whole(batch);
+                batch.page(address, content);
             }
             self.lane.hot.put(place, Box::new(*content));
         } else {
-            whole(batch);
+            batch.page(address, content);
             // What it held before it was zero, or another process's, is nothing to be different from.
             self.lane.hot.pop(&place);
         }
@@ -567,14 +565,12 @@ impl Sending<'_> {
         self.sender.blocking_send(Message::Pages(bytes)).map_err(|_| PagesError::Closed)?;
         self.lane.packer.waited(waiting.elapsed());
         self.sent.bytes += length;
-        (self.heard)(length);
+        if (self.heard)(length).is_break() {
+            return Err(PagesError::Stopped);
+        }
         fault::blocking_point(if self.all { "source.sending" } else { "source.copying" });
         Ok(())
     }
-}
-
-pub(crate) fn index_in_region(address: u64) -> usize {
-    usize::try_from(address % REGION / PAGE_SIZE).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use godwit_engine::image::Digest;
 use godwit_engine::{ContainerStatus, tree};
 
 use super::copy::Copied;
-use super::pages::Hashes;
 use super::{Source, SourceError};
 use crate::attach::Attachment;
 use crate::cpu::cpu_flags;
@@ -18,6 +17,7 @@ use crate::kept;
 use crate::link::{Link, LinkError};
 use crate::local::{LocalError, machine};
 use crate::message::{Layer, Message, Open, PROTOCOL_VERSION};
+use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::{Report, ms_since};
 use crate::service::Service;
 use crate::terms::OverlayTerms;
@@ -130,7 +130,7 @@ impl Source {
                 let plan = plan.with(accepted.userfaultfd, &self.destination)?;
                 plan.tell(report);
                 chosen = plan;
-                kept = accepted.kept;
+                kept = accepted.kept.then_some(accepted.key);
                 tcp_inline = accepted.tcp_inline && self.local.criu.tcp_inline().await?;
                 accepted.missing_layers
             }
@@ -143,7 +143,10 @@ impl Source {
             other => return Err(link.unexpected(&other, "Accepted or Refused").into()),
         };
 
-        let kept = if kept { self.learn_kept(link).await? } else { Hashes::new() };
+        let visit = match kept {
+            Some(key) => self.learn_kept(link, &key).await?,
+            None => EarlierVisit::none(),
+        };
         let sending = Instant::now();
         let total: u64 =
             layers.iter().filter(|l| missing.contains(&l.digest)).map(|l| l.bytes).sum::<u64>() + tree_bytes;
@@ -162,7 +165,7 @@ impl Source {
         report.pre_dump_transfer_ms = ms_since(sending);
         report.memory_bytes = memory;
         let vtep = self.local.host.vtep(&self.destination)?;
-        let copied = self.copy(link, chosen, kept, report).await?;
+        let copied = self.copy(link, chosen, visit, report).await?;
         let room = Room::open(
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),
@@ -172,12 +175,17 @@ impl Source {
     }
 
     /// Which pages the destination has kept of an earlier visit.
-    async fn learn_kept(&self, link: &mut Link) -> Result<Hashes, SourceError> {
-        let mut hashes = Hashes::new();
+    async fn learn_kept(&self, link: &mut Link, key: &[u8]) -> Result<EarlierVisit, SourceError> {
+        let key = PageKey::told(key).ok_or_else(|| LinkError::Unexpected {
+            node: self.destination.clone(),
+            got: "something else",
+            wanted: "the key of the kept pages' hashes",
+        })?;
+        let mut hashes = no_hashes();
         loop {
             match link.receive().await? {
                 Message::KeptPages(pages) if kept::learn(&mut hashes, &pages).is_some() => {}
-                Message::KeptEnd => return Ok(hashes),
+                Message::KeptEnd => return Ok(EarlierVisit { hashes, key }),
                 other => return Err(link.unexpected(&other, "KeptPages").into()),
             }
         }

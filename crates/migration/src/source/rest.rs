@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::serve;
 use super::undo::put_back;
-use super::{pace, serve};
 use crate::images;
 use crate::kept::Kept;
 use crate::local::{Local, LocalError};
+use crate::options::ServeOptions;
 use crate::service::Service;
 
 /// Keeps the service's pages for when it comes back, as far as there is room.
@@ -95,14 +96,11 @@ impl Rest {
 
 /// After a restart: serves the pages that the destination still lacks, then lets go.
 pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &str, destination: &str) {
-    let serving = serve::Serving {
-        local,
-        id,
-        destination,
-        compress: pace::Compress::Auto,
-        max_bandwidth: None,
-        progress: None,
-    };
+    let options = local.journal.serving(id).unwrap_or_else(|error| {
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "how its pages are to be sent cannot be read; they are sent as usual");
+        ServeOptions::default()
+    });
+    let serving = serve::Serving { local, id, destination, options, progress: None };
     // Nothing: once more a next life of this daemon.
     let Some(served) = serving.run(None, service).await else { return };
     acknowledged(local, id, destination);

@@ -19,13 +19,13 @@ use tokio::sync::watch;
 use super::Progress;
 use super::answer::Answering;
 use super::lanes::Lanes;
-use super::pace::Compress;
 use super::pages::{Leaving, PagesError, Remaining};
 use super::stock::{Open, Stock};
 use crate::fault;
 use crate::link::{Link, LinkError};
 use crate::local::Local;
 use crate::message::{Message, Reason, Resume};
+use crate::options::ServeOptions;
 use crate::service::Service;
 
 /// First and last pause between two attempts to reach the destination again.
@@ -79,8 +79,7 @@ pub(crate) struct Serving<'a> {
     pub(crate) local: &'a Arc<Local>,
     pub(crate) id: &'a str,
     pub(crate) destination: &'a str,
-    pub(crate) compress: Compress,
-    pub(crate) max_bandwidth: Option<u64>,
+    pub(crate) options: ServeOptions,
     pub(crate) progress: Option<&'a watch::Sender<Progress>>,
 }
 
@@ -166,7 +165,8 @@ impl Serving<'_> {
                 other => return Err(link.unexpected(&other, "Missing").into()),
             }
         }
-        let mut lanes = Lanes::open(self.local.host.as_ref(), self.destination, self.id, 2).await?;
+        let count = self.options.lanes;
+        let mut lanes = Lanes::open(self.local.host.as_ref(), self.destination, self.id, count).await?;
         let leaving = Leaving { rest: remaining, ..Leaving::default() };
         let stock = Answering::start(Stock::new(processes, leaving), lanes.take_faults());
         Ok(Some(Conversation { link, lanes, stock }))
@@ -193,7 +193,7 @@ impl Serving<'_> {
         let Conversation { mut link, mut lanes, stock: mut answering } = conversation;
         fault::point("source.serving").await;
         if answering.pushing.is_empty() {
-            answering.push(&lanes, self.compress, self.max_bandwidth);
+            answering.push(&lanes, self.options.compress, self.options.max_bandwidth);
         }
         answering.stock.0.committed();
         let Answering { stock: Open(stock), answering: task, pushing, .. } = &mut answering;

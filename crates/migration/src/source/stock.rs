@@ -11,7 +11,8 @@ use godwit_memory::process::Process;
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
-use super::pages::{Hashes, Leaving, Remaining, pages_of};
+use super::pages::{Leaving, Remaining, pages_of};
+use crate::page_hash::EarlierVisit;
 
 /// What lies behind a page that is waited for and follows it, bytes, until it is known how much crosses
 /// while the next is asked for.
@@ -30,7 +31,7 @@ pub(crate) struct Stock {
     /// The processes also of pages that are under way: they may be asked for before they arrive.
     processes: BTreeMap<Space, Arc<Process>>,
     /// What the destination kept when the service left it.
-    pub(super) kept: Hashes,
+    pub(super) kept: Option<EarlierVisit>,
     /// Bytes behind a page that is asked for that follow it.
     pub(super) beside: AtomicU64,
     /// Bytes of pages that went.
@@ -91,7 +92,7 @@ impl Stock {
     /// Of these pages, in frozen processes, none is pushed: they go another way. What is asked for is
     /// answered.
     pub(crate) fn of_others(processes: BTreeMap<Space, Arc<Process>>) -> Self {
-        Self::with(Shelf::default(), processes, Hashes::new())
+        Self::with(Shelf::default(), processes, None)
     }
 
     /// All of these, in frozen processes. Those that CRIU may change for a moment are not pushed before
@@ -103,7 +104,7 @@ impl Stock {
         Self::with(shelf, processes, kept)
     }
 
-    fn with(shelf: Shelf, processes: BTreeMap<Space, Arc<Process>>, kept: Hashes) -> Self {
+    fn with(shelf: Shelf, processes: BTreeMap<Space, Arc<Process>>, kept: Option<EarlierVisit>) -> Self {
         Self {
             shelf: Mutex::new(shelf),
             changed: Condvar::new(),
@@ -218,7 +219,7 @@ mod tests {
             recent: pages(&process, 100..110),
             rest: pages(&process, 0..10),
             untouched: pages(&process, 200..210),
-            kept: Hashes::new(),
+            kept: None,
         };
         Stock::new(BTreeMap::from([(1, process)]), leaving)
     }

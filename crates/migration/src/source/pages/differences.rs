@@ -67,14 +67,12 @@ fn receive(batch: Batch, kept: &Contents, memory: &mut Contents) {
 
 /// Sends what happens and gives what arrived, and what should have; and how many differences crossed.
 fn play(events: &[(Space, Event)], kept: &Contents, hot: usize) -> (Contents, Contents, usize) {
-    let mut hashes = Hashes::new();
+    let (mut hashes, key) = (no_hashes(), PageKey::random());
     for ((space, address), page) in kept {
-        let region =
-            hashes.entry((*space, address / REGION)).or_insert_with(|| Box::new([ZERO; REGION_PAGES]));
-        region[index_in_region(*address)] = xxh3_128(page);
+        hashes.set(*space, *address, key.hash(page));
     }
     let mut lane = Lane {
-        known: Hashes::new(),
+        known: no_hashes(),
         hot: LruCache::new(NonZeroUsize::new(hot).unwrap()),
         packer: Packer::new(Compress::Off),
         pool: Pool::default(),
@@ -88,8 +86,9 @@ fn play(events: &[(Space, Event)], kept: &Contents, hot: usize) -> (Contents, Co
         count: 1,
         sender: &sender,
         kept: &hashes,
+        key: &key,
         pacer: &pacer,
-        heard: &|_| (),
+        heard: &|_| ControlFlow::Continue(()),
         all: false,
         sent: Sent::default(),
     };

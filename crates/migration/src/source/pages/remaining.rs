@@ -8,8 +8,8 @@ use godwit_memory::process::Process;
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
-use super::Hashes;
 use crate::message::PageRanges;
+use crate::page_hash::EarlierVisit;
 
 /// Most ranges in one message: 64 KiB of varints at most.
 const RANGES: usize = 4096;
@@ -31,7 +31,7 @@ pub(crate) struct Leaving {
     /// Those that must not be read while CRIU dumps.
     pub(crate) untouched: Remaining,
     /// What the destination kept when the service left it.
-    pub(crate) kept: Hashes,
+    pub(crate) kept: Option<EarlierVisit>,
 }
 
 impl Remaining {

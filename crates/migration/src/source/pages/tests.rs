@@ -5,7 +5,12 @@
 use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
 use godwit_memory::tracker::SpaceRound;
 
+use std::collections::HashMap;
+
 use super::*;
+
+/// Pages of a region, which one lane has.
+const REGION_PAGES: usize = 512;
 
 #[repr(align(4096))]
 #[derive(Clone)]
@@ -50,9 +55,8 @@ impl Both {
     /// The destination has kept this page as it is now.
     fn keep(&mut self, number: usize) {
         let address = self.address(number);
-        let region = self.pages.kept.entry((self.process.space(), address / REGION));
-        let hashes = region.or_insert_with(|| Box::new([ZERO; REGION_PAGES]));
-        hashes[index_in_region(address)] = xxh3_128(&self.memory[number].0);
+        let hash = self.pages.key.hash(&self.memory[number].0);
+        self.pages.kept.set(self.process.space(), address, hash);
         self.kept.insert(address, self.memory[number].0);
     }
 
@@ -110,7 +114,7 @@ impl Both {
     fn send(&mut self) -> Vec<Vec<Sent>> {
         let (senders, receivers): (Vec<_>, Vec<_>) =
             self.pages.lanes.iter().map(|_| mpsc::channel(64)).unzip();
-        self.pages.send(&senders, State::Running, &|_| ()).unwrap();
+        self.pages.send(&senders, State::Running, &|_| ControlFlow::Continue(())).unwrap();
         drop(senders);
         let mut lanes = Vec::new();
         for mut receiver in receivers {
@@ -339,4 +343,29 @@ fn what_lies_in_a_range_is_found_with_its_borders_cut() {
     assert_eq!(found(5..45), [5..10, 20..30, 40..45]);
     assert_eq!(found(22..45), [22..30, 40..45]);
     assert!(found(10..20).is_empty());
+}
+
+#[test]
+fn sending_ends_when_it_is_not_wanted_any_more() {
+    // Two batches.
+    let mut both = Both::new(100, 1);
+    both.wrote(&(0..100).collect::<Vec<_>>());
+    let (sender, mut receiver) = mpsc::channel(4);
+    let sent = both.pages.send(&[sender], State::Running, &|_| ControlFlow::Break(()));
+    assert!(matches!(sent, Err(PagesError::Stopped)));
+    assert!(receiver.blocking_recv().is_some());
+    assert!(receiver.blocking_recv().is_none(), "nothing more is sent");
+}
+
+#[test]
+fn a_sending_thread_that_panics_is_not_taken_for_a_connection_that_is_closed() {
+    let mut both = Both::new(1, 1);
+    both.wrote(&[0]);
+    let (sender, _receiver) = mpsc::channel(4);
+    let sent = both.pages.send(&[sender], State::Running, &|_| panic!("nobody counts to {}", 7));
+    let error = sent.unwrap_err();
+    assert!(
+        matches!(&error, PagesError::Panic(_)) && error.to_string().contains("nobody counts to 7"),
+        "{error}"
+    );
 }

@@ -1,0 +1,79 @@
+//! Work of a migration on threads that may block: looks at the service's memory, and sending it.
+//!
+//! Whoever waits for such work can go away: a user cancels, a connection breaks. The work itself goes on. A look puts
+//! system calls into the service's processes, so that the service must neither go on nor move again before the last
+//! look has ended: [`Jobs::end`] waits for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::task::JoinError;
+use tokio_util::task::TaskTracker;
+
+/// The work of one migration.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    running: TaskTracker,
+    ending: Arc<AtomicBool>,
+}
+
+/// Whether the work is still wanted, for who does it.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted(Arc<AtomicBool>);
+
+impl Wanted {
+    /// It is.
+    pub(super) fn is(&self) -> bool {
+        !self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Jobs {
+    /// Works on a thread of its own, and returns what comes of it.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Wanted) -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let wanted = Wanted(Arc::clone(&self.ending));
+        self.running.spawn_blocking(move || work(wanted)).await
+    }
+
+    /// Returns when all work that was begun has ended, that included for which nobody waits any more.
+    pub(super) async fn end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+        self.running.close();
+        self.running.wait().await;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_nobody_waits_for_any_more_is_waited_for_at_the_end() {
+        let jobs = Jobs::default();
+        let (begun, began) = std::sync::mpsc::channel();
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let done = Arc::new(AtomicBool::new(false));
+        let there = Arc::clone(&done);
+        {
+            let looking = jobs.run(move |wanted| {
+                begun.send(()).unwrap();
+                gone.recv().unwrap();
+                there.store(!wanted.is(), Ordering::SeqCst);
+            });
+            tokio::pin!(looking);
+            assert!(futures::poll!(&mut looking).is_pending());
+            began.recv().unwrap();
+            // Cancelled.
+        }
+        let end = jobs.end();
+        tokio::pin!(end);
+        assert!(futures::poll!(&mut end).is_pending());
+        go.send(()).unwrap();
+        end.await;
+        assert!(done.load(Ordering::SeqCst), "it has ended, and was told that it is not wanted");
+    }
+}
