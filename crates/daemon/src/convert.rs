@@ -257,6 +257,7 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         rounds: report.rounds,
         total_ms: report.total_ms,
         frozen_ms: report.frozen_ms,
+        predicted_frozen_ms: report.predicted_frozen_ms,
         pre_dump_ms: report.pre_dump_ms,
         pre_dump_transfer_ms: report.pre_dump_transfer_ms,
         dump_ms: report.dump_ms,

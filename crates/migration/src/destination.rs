@@ -15,6 +15,7 @@
 mod admit;
 mod announced;
 pub(crate) mod intake;
+mod log;
 mod own;
 mod plain;
 mod receive;

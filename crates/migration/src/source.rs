@@ -7,7 +7,8 @@
 //!
 //! - [`prepare`]: whether the service can move and may come; its layers and files.
 //! - [`copy`]: rounds of memory while the service runs.
-//! - [`frozen`]: the stretch in which it does not.
+//! - [`frozen`]: the stretch in which it does not; [`deadline`]: how long it waits there for the destination.
+//! - [`files`], [`logs`]: changed files and the log, in both.
 //! - [`serve`]: pages that follow after the commit.
 //! - [`rest`]: what is left to do on this node.
 //! - [`undo`]: the way back, before the commit.
@@ -16,8 +17,11 @@
 mod accept;
 mod answer;
 mod copy;
+mod deadline;
+mod files;
 mod frozen;
 pub(crate) mod lanes;
+mod logs;
 pub mod pace;
 pub(crate) mod pages;
 mod prepare;
@@ -62,7 +66,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How far a migration has come, for people who wait.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Progress {
-    /// `reserve`, `layers`, `files`, `copy`, `freeze`, `dump`, `transfer`, `restore`, `commit`,
+    /// `reserve`, `layers`, `files`, `copy`, `freeze`, `dump`, `transfer`, `restore`, `pages`, `commit`,
     /// `serve`, `release`.
     pub phase: &'static str,
     /// Bytes sent.
@@ -115,6 +119,18 @@ pub enum SourceError {
     /// CRIU hangs.
     #[error("the dump took longer than {} s", frozen::DUMP_LIMIT.as_secs())]
     Slow,
+    /// The destination lives, and does not do its work.
+    #[error(
+        "node {node} brought the service no further for {seconds:.0} s, when it was to {work}; look there for a disk or a process that hangs (godwitd serve --patience says how long that may last)"
+    )]
+    Standstill {
+        /// The destination.
+        node: String,
+        /// What it was to do.
+        work: &'static str,
+        /// For how long nothing came of it.
+        seconds: f64,
+    },
     /// CRIU cannot dump what is in no process.
     #[error(
         "{connections} connections to port {port} wait for the service to accept them, which it does not do; a service moves when none wait"
