@@ -223,6 +223,7 @@ fn figures(rounds: &[Round]) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -159,10 +159,12 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     let mut admitted = match admit(local, &mut link, open).await {
         Ok(admitted) => admitted,
         Err(error) => {
-            if let DestinationError::Refused(reasons) = &error {
-                // The connection's end tells the source the same, less well.
-                let _ = link.send(Message::Refused(Refused { reasons: reasons.clone() })).await;
-            }
+            let word = match &error {
+                DestinationError::Refused(reasons) => Message::Refused(Refused { reasons: reasons.clone() }),
+                error => Message::Abort(Reason { reason: crate::error_chain(error) }),
+            };
+            // The connection's end tells the source the same, less well.
+            let _ = link.send(word).await;
             tracing::info!(%source, reason = %crate::error_chain(&error), "a migration was not accepted");
             link.close().await;
             return;

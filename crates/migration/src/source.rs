@@ -45,7 +45,7 @@ use crate::hooks;
 use crate::images;
 use crate::journal::{Beginning, Commit, Role, Stage};
 use crate::link::{Link, LinkError};
-use crate::local::{Local, LocalError, from_local_causes};
+use crate::local::{HostError, Local, LocalError, from_local_causes};
 use crate::message::{Message, Reason};
 use crate::options::Options;
 use crate::report::{Outcome, PhaseClock, Report, ms_since};
@@ -182,7 +182,7 @@ from_local_causes!(
     godwit_engine::image::ImageError,
     images::ImagesError,
     crate::journal::JournalError,
-    crate::local::HostError,
+    HostError,
     tokio::task::JoinError
 );
 
@@ -421,7 +421,11 @@ impl Source {
         let told = link.send(Message::Commit).await;
         // Beside all that follows: the destination must not wait for this node's books.
         let mut releasing = JoinSet::new();
-        if let Err(error) = self.local.host.release(&self.service, &self.destination).await {
+        let released = match fault::fails("source.releasing") {
+            true => Err(HostError("a fault is injected".into())),
+            false => self.local.host.release(&self.service, &self.destination).await,
+        };
+        if let Err(error) = released {
             let (local, service) = (Arc::clone(&self.local), self.service.clone());
             let (id, to) = (self.id.clone(), self.destination.clone());
             let mut failed = Err(LocalError::from(error));

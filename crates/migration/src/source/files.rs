@@ -9,7 +9,6 @@ use tokio::sync::mpsc;
 use super::SourceError;
 use super::logs::Logs;
 use crate::link::{Link, LinkError};
-use crate::local::LocalError;
 use crate::message::Message;
 
 /// What may be left for the frozen stretch without another round, bytes: half a millisecond of a link of 1 Gbit/s.
@@ -100,11 +99,11 @@ impl Files {
             (std::mem::take(&mut self.logs), link.sender(), link.node().to_owned());
         let sent;
         (self.logs, sent) = tokio::task::spawn_blocking(move || {
-            let sent = logs.send(&mut |message| hand(&sender, &node, message))?;
-            Ok::<_, LocalError>((logs, sent))
+            let sent = logs.send(&mut |message| Ok::<_, SourceError>(hand(&sender, &node, message)?))?;
+            Ok::<_, SourceError>((logs, sent))
         })
         .await??;
-        Ok(sent?)
+        Ok(sent)
     }
 }
 

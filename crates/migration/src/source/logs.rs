@@ -48,6 +48,34 @@ enum Way {
     All(Files),
 }
 
+/// One thing to send.
+enum Part {
+    /// That the log is the older file from now on.
+    Rotation,
+    /// All of the older file.
+    Older(File),
+    /// The log, from here on.
+    Log(File, u64),
+}
+
+impl Way {
+    /// In this order. What was `begun` is cleared where all is sent.
+    fn parts(self, begun: bool) -> Vec<Part> {
+        let log = |file: Option<File>| file.map(|file| Part::Log(file, 0));
+        match self {
+            Self::Rest(file, from) => vec![Part::Log(file, from)],
+            Self::Rotated(older, from, new) => {
+                [Part::Log(older, from), Part::Rotation].into_iter().chain(log(new)).collect()
+            }
+            Self::All(Files { older, log: new }) => {
+                let clear = if begun { 2 } else { 0 };
+                let cleared = std::iter::repeat_with(|| Part::Rotation).take(clear);
+                cleared.chain(older.map(Part::Older)).chain(log(new)).collect()
+            }
+        }
+    }
+}
+
 impl Logs {
     pub(super) fn new(paths: [PathBuf; 2]) -> Self {
         Self { paths, there: None, begun: false }
@@ -67,76 +95,33 @@ impl Logs {
     }
 
     /// Sends what the destination does not have, and says how many bytes that were. Blocks.
-    pub(super) fn send<E>(
+    pub(super) fn send<E: From<LocalError>>(
         &mut self,
         sink: &mut impl FnMut(Message) -> Result<(), E>,
-    ) -> Result<Result<u64, E>, LocalError> {
-        let way = self.way().map_err(|error| self.failed(error))?;
-        let begun = std::mem::replace(&mut self.begun, true);
-        let sending = || -> Result<Result<_, E>, io::Error> {
-            let mut sent = 0;
-            let there;
-            macro_rules! sink {
-                ($message:expr) => {
-                    if let Err(error) = sink($message) {
-                        return Ok(Err(error));
-                    }
-                };
-            }
-            macro_rules! pieces {
-                ($file:expr, $from:expr, $kind:expr) => {{
-                    let mut at = $from;
-                    while let Some(piece) = piece($file, at)? {
-                        at += piece.len() as u64;
-                        sent += piece.len() as u64;
-                        sink!($kind(piece));
-                    }
-                    at
-                }};
-            }
-            match way {
-                Way::Rest(log, from) => {
-                    let at = pieces!(&log, from, Message::LogData);
-                    there = Some((log, at));
+    ) -> Result<u64, E> {
+        let parts = self.way().map_err(|error| self.failed(error))?.parts(self.begun);
+        self.begun = true;
+        let mut sent = 0;
+        for part in parts {
+            let is_log = matches!(part, Part::Log(..));
+            let (file, from, kind): (_, _, fn(Bytes) -> Message) = match part {
+                Part::Rotation => {
+                    sink(Message::LogRotated)?;
+                    self.there = None;
+                    continue;
                 }
-                Way::Rotated(older, from, log) => {
-                    pieces!(&older, from, Message::LogData);
-                    sink!(Message::LogRotated);
-                    there = match log {
-                        Some(log) => {
-                            let at = pieces!(&log, 0, Message::LogData);
-                            Some((log, at))
-                        }
-                        None => None,
-                    };
-                }
-                Way::All(Files { older, log }) => {
-                    if begun {
-                        sink!(Message::LogRotated);
-                        sink!(Message::LogRotated);
-                    }
-                    if let Some(older) = &older {
-                        pieces!(older, 0, Message::OldLogData);
-                    }
-                    there = match log {
-                        Some(log) => {
-                            let at = pieces!(&log, 0, Message::LogData);
-                            Some((log, at))
-                        }
-                        None => None,
-                    };
-                }
+                Part::Older(file) => (file, 0, Message::OldLogData),
+                Part::Log(file, from) => (file, from, Message::LogData),
+            };
+            let mut at = from;
+            while let Some(piece) = piece(&file, at).map_err(|error| self.failed(error))? {
+                at += piece.len() as u64;
+                sink(kind(piece))?;
             }
-            Ok(Ok((sent, there)))
-        };
-        match sending() {
-            Err(error) => Err(self.failed(error)),
-            Ok(Err(refused)) => Ok(Err(refused)),
-            Ok(Ok((sent, there))) => {
-                self.there = there;
-                Ok(Ok(sent))
-            }
+            sent += at - from;
+            self.there = is_log.then_some((file, at));
         }
+        Ok(sent)
     }
 
     fn failed(&self, source: io::Error) -> LocalError {
@@ -207,7 +192,6 @@ fn piece(file: &File, at: u64) -> io::Result<Option<Bytes>> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::convert::Infallible;
     use std::fs;
     use std::io::Write;
 
@@ -249,9 +233,9 @@ mod tests {
                     Message::LogRotated => *older = std::mem::take(log),
                     other => panic!("{}", other.name()),
                 }
-                Ok::<_, Infallible>(())
+                Ok::<_, LocalError>(())
             });
-            let sent = sent.unwrap().unwrap();
+            let sent = sent.unwrap();
             assert_eq!(sent, left);
             assert_eq!(self.logs.left().unwrap(), 0);
             let here = self.paths.each_ref().map(|path| fs::read(path).unwrap_or_default());
