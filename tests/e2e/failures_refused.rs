@@ -7,8 +7,10 @@ use std::{
     process::Command,
 };
 
+use godwit_lab::LabConfig;
 use godwit_migration::link::{Link, options};
 use godwit_migration::message::{Message, Open, PROTOCOL_VERSION};
+use godwit_tests::hold::inject;
 use godwit_tests::victim::{ADDRESS, NAME, Victim};
 use godwit_transfer::{Connection, Identity, NodeName};
 
@@ -214,4 +216,14 @@ fn another_version_of_the_protocol() {
     assert!(!Path::new("/var/lib/godwit/labs/x").exists());
     victim.is_as_before();
     victim.moves_in_the_end();
+}
+
+#[test]
+fn a_destination_that_cannot_write_its_journal_says_so() {
+    let failing = |config: &mut LabConfig, _: &Path| inject(config, "journal.begin.destination");
+    let victim = Victim::up_with("no-journal", failing, |_| Vec::new());
+    let reason = victim.kept();
+    assert!(reason.starts_with("node b gave up: ") && reason.contains("fault"), "{reason}");
+    victim.is_as_before();
+    victim.ends_at_a();
 }

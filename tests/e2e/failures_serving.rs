@@ -2,7 +2,7 @@
 //! are told to end, pages that are lost at the source or on their way. Needs root.
 
 use godwit_tests::victim::{Attempt, NAME, Victim};
-use godwit_tests::wait_for;
+use godwit_tests::{hold::inject, wait_for};
 
 const POSTCOPY: [&str; 2] = ["--mode", "postcopy"];
 const POINT: &str = "source.pushing";
@@ -209,4 +209,12 @@ fn a_source_that_has_lost_the_pages_says_so_and_the_service_does_not_run_on_with
     );
     victim.bed.done("b", &["rm", NAME]);
     victim.is_gone();
+}
+
+#[test]
+fn a_source_whose_books_fail_at_the_commit_serves_the_pages_all_the_same() {
+    let victim =
+        Victim::up_with("serve-books", |config, _| inject(config, "source.releasing"), |_| Vec::new());
+    assert_eq!(victim.begin_with("a", "b", &POSTCOPY).moved(), "");
+    victim.ends_at_b();
 }

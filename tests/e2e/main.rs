@@ -19,6 +19,7 @@ mod failures_matrix;
 mod failures_refused;
 mod failures_serving;
 mod files;
+mod frozen;
 mod hooks;
 mod huge_pages;
 mod identity;

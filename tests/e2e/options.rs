@@ -136,7 +136,10 @@ fn auto_leaves_no_page_behind_unless_that_was_allowed() {
     for (from, to, more) in [("a", "b", &[][..]), ("b", "a", &["--allow", "throttle", "--max-rounds", "5"])] {
         let (_, report) = writer.begin(from, to, &[&["--mode", "auto"], more].concat()).report("moved", 0);
         assert_eq!(report.mode, "precopy", "{report:?}");
-        assert!(!report.why.is_empty(), "{report:?}");
+        assert!(
+            report.why.contains("rounds do not pay") && report.why.contains("--allow postcopy"),
+            "{report:?}"
+        );
         assert_eq!((report.faulted_bytes, report.faults), (0, 0), "{report:?}");
         writer.check(&format!("after {more:?}"));
         runs_at(&writer, to);

@@ -29,6 +29,15 @@ pub const POINTS: [&str; 17] = [
     "destination.dropping",
 ];
 
+/// Lets what is done at a point fail, on all nodes of the lab that is made from `config`.
+pub fn inject(config: &mut LabConfig, point: &str) {
+    let environment = &mut config.programs.serve_environment;
+    match environment.iter_mut().find(|(name, _)| name == "GODWIT_FAULT") {
+        Some((_, faults)) => *faults = format!("{faults},{point}=error"),
+        None => environment.push(("GODWIT_FAULT".to_owned(), format!("{point}=error"))),
+    }
+}
+
 /// The points of all daemons of a lab. None is held at first.
 #[derive(Debug)]
 pub struct Points {

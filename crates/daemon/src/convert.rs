@@ -282,6 +282,7 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         rounds: report.rounds,
         total_ms: to_microseconds(report.total_ms),
         frozen_ms: to_microseconds(report.frozen_ms),
+        predicted_frozen_ms: to_microseconds(report.predicted_frozen_ms),
         pre_dump_ms: to_microseconds(report.pre_dump_ms),
         pre_dump_transfer_ms: to_microseconds(report.pre_dump_transfer_ms),
         dump_ms: to_microseconds(report.dump_ms),

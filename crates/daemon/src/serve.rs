@@ -118,6 +118,9 @@ pub(crate) struct ServeArgs {
     /// The most memory that services on their way to this node may need, in MiB; 0: what is free
     #[arg(long, default_value_t = 0, value_name = "MIB")]
     pub incoming_memory: u64,
+    /// How long a destination may bring a frozen service no further before the service goes on here, in seconds
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub patience: u64,
     /// Memory for the pages of each migration that are sent again and again, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub agent_memory: usize,
@@ -399,6 +402,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         host: Arc::new(NodeHost(Arc::downgrade(&node))),
         reserved: Arc::new(AtomicU64::new(0)),
         incoming_limit: args.incoming_memory << 20,
+        patience: Duration::from_secs(args.patience),
         remembered: args.agent_memory << 20,
         arrivals: Arrivals::default(),
         standstills: Standstills::default(),

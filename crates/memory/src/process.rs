@@ -162,6 +162,15 @@ impl Process {
         read::read(self, address, buffer)
     }
 
+    /// The first page of a range with content, also with content that cannot be read; of a process that changes it
+    /// meanwhile, as it was a moment ago.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when the process has ended.
+    pub fn first_with_content(&self, range: &crate::Range) -> Result<Option<u64>, ProcessError> {
+        read::first_with_content(self, range)
+    }
+
     /// Whether the process has ended, reaped or not.
     pub fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];

@@ -5,6 +5,8 @@
 //! at least a tenth; then it is stopped, slowed down, or finished from the other side (hybrid), as
 //! the user allowed. Where the rest follows after the resume in any case, a round has to leave
 //! less than a quarter: a page should hardly ever cross a third time.
+//!
+//! Files and log that are left for the frozen stretch are known when it is about to begin; they count too.
 
 use std::time::Duration;
 
@@ -17,6 +19,8 @@ pub struct Round {
     pub since: Duration,
     /// Bytes of pages per second that the round moved; nothing when it moved too little to tell.
     pub bandwidth: Option<f64>,
+    /// Bytes of files and log that are left to be sent; 0 while that is not known.
+    pub files: u64,
 }
 
 /// What the user allows, and wants.
@@ -67,14 +71,44 @@ const GAIN_THRIFTY: f64 = 0.25;
 #[must_use]
 pub fn predict(rounds: &[Round], fixed: Duration) -> Option<Duration> {
     let left = rounds.last()?.found_pages;
-    let bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth)?;
-    Some(fixed + Duration::from_secs_f64(left as f64 * PAGE / bandwidth.max(1.0)))
+    Some(fixed + at(left as f64 * PAGE, measured(rounds)?))
+}
+
+/// The frozen time if it began now: with the files, without pages where these `follow` after it. The bandwidth is that
+/// of the rounds, or else that of files.
+#[must_use]
+pub fn predict_all(
+    rounds: &[Round],
+    fixed: Duration,
+    follow: bool,
+    of_files: Option<f64>,
+) -> Option<Duration> {
+    let last = rounds.last()?;
+    let pages = if follow { 0 } else { last.found_pages };
+    let bytes = pages as f64 * PAGE + last.files as f64;
+    match measured(rounds).or(of_files) {
+        Some(bandwidth) => Some(fixed + at(bytes, bandwidth)),
+        None => (bytes == 0.0).then_some(fixed),
+    }
+}
+
+/// What the rounds showed of the link, bytes per second.
+fn measured(rounds: &[Round]) -> Option<f64> {
+    rounds.iter().rev().find_map(|round| round.bandwidth)
+}
+
+fn at(bytes: f64, bandwidth: f64) -> Duration {
+    Duration::from_secs_f64((bytes / bandwidth.max(1.0)).min(1e9))
 }
 
 /// Decides about the pages that the last of `rounds` found. `fixed` is what the frozen stretch
 /// needs beside its pages.
 #[must_use]
 pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
+    if goals.max_frozen.is_some_and(|limit| limit < fixed) {
+        // No round and no link changes that.
+        return Next::Keep(fixed);
+    }
     // The first look finds all there is, and nothing has been measured.
     let [.., before, last] = rounds else { return Next::Copy };
     // Nothing had to be sent so far: the service has next to no memory.
@@ -108,23 +142,64 @@ pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
 
 /// Why a service was kept that copying could not make ready, with what would help.
 #[must_use]
-pub fn advice(rounds: &[Round], predicted: Duration, goals: &Goals) -> String {
-    let limit = goals.max_frozen.unwrap_or_default().as_millis();
+pub fn advice(rounds: &[Round], predicted: Duration, fixed: Duration, goals: &Goals) -> String {
+    let limit = goals.max_frozen.unwrap_or_default();
+    if fixed > limit {
+        return format!(
+            "dump and restore alone freeze it for about {} ms, more than the {} ms allowed, however little it writes and however fast the link is; allow more (--max-frozen-ms {} at least)",
+            fixed.as_millis(),
+            limit.as_millis(),
+            fixed.as_millis()
+        );
+    }
+    let files = rounds.last().map_or(0, |round| round.files);
+    // Files do not follow after the resume.
+    let too_many_files = fixed + at(files as f64, measured(rounds).unwrap_or(f64::MAX)) > limit;
     let mut help = Vec::new();
-    if !goals.throttle {
+    if !goals.throttle && (too_many_files || rate(rounds) >= SLOW) {
         help.push("allow its CPU to be slowed (--allow throttle)");
     }
-    if !goals.postcopy {
+    if !goals.postcopy && !too_many_files {
         help.push("allow pages to follow after it (--allow postcopy)");
     }
     help.push("give it more frozen time (--max-frozen-ms), or a faster link");
+    let among = match files {
+        0 => String::new(),
+        files => format!(", with {:.1} MB of changed files and log to send meanwhile", files as f64 / 1e6),
+    };
     format!(
-        "after {} rounds it would still be frozen for {} ms, more than the {limit} ms allowed: {}; {}",
+        "after {} rounds it would still be frozen for {} ms{among}, more than the {} ms allowed: {}; {}",
         rounds.len(),
         predicted.as_millis(),
+        limit.as_millis(),
         figures(rounds),
         help.join(", or ")
     )
+}
+
+/// Why so much is left for the frozen stretch of a service that was copied in rounds; nothing where they have done
+/// what they are for.
+#[must_use]
+pub fn why_frozen(rounds: &[Round], fixed: Duration, goals: &Goals) -> Option<String> {
+    let limit = goals.max_frozen.unwrap_or(fixed + ENOUGH);
+    let (first, last) = (rounds.first()?, rounds.last()?);
+    if goals.postcopy || predict(rounds, fixed)? <= limit {
+        return None;
+    }
+    let mut help = vec!["--allow postcopy lets them follow after the resume"];
+    if !goals.throttle {
+        help.push("--allow throttle slows the service");
+    }
+    let gain = match last.found_pages as f64 / first.found_pages.max(1) as f64 {
+        most if most > 0.5 => ", hardly less than in mode cold",
+        _ => "",
+    };
+    Some(format!(
+        "more rounds do not pay: {}, so {:.0} MB cross while it is frozen{gain}; {}",
+        figures(rounds),
+        last.found_pages as f64 * PAGE / 1e6,
+        help.join(", ")
+    ))
 }
 
 /// Why pages are left for after the commit, of a service that was to be copied in rounds.
@@ -133,16 +208,22 @@ pub fn why_hybrid(rounds: &[Round]) -> String {
     format!("more rounds do not pay: {}, so the rest follows after the resume", figures(rounds))
 }
 
+/// A service that writes less is not helped by less of its CPU, bytes per second.
+const SLOW: f64 = 1e6;
+
+/// Bytes of pages that the service writes per second.
+fn rate(rounds: &[Round]) -> f64 {
+    rounds.last().map_or(0.0, |round| round.found_pages as f64 * PAGE / round.since.as_secs_f64().max(1e-3))
+}
+
 /// What the service writes and the link carries.
 fn figures(rounds: &[Round]) -> String {
-    let rate = rounds
-        .last()
-        .map_or(0.0, |round| round.found_pages as f64 * PAGE / round.since.as_secs_f64().max(1e-3) / 1e6);
-    let bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth).unwrap_or(0.0) / 1e6;
-    format!("it writes {rate:.0} MB/s and {bandwidth:.0} MB/s can be sent")
+    let bandwidth = measured(rounds).unwrap_or(0.0) / 1e6;
+    format!("it writes {:.0} MB/s and {bandwidth:.0} MB/s can be sent", rate(rounds) / 1e6)
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -156,7 +237,12 @@ mod tests {
     fn rounds(found: &[u64]) -> Vec<Round> {
         found
             .iter()
-            .map(|&found_pages| Round { found_pages, since: Duration::from_secs(1), bandwidth: Some(100e6) })
+            .map(|&found_pages| Round {
+                found_pages,
+                since: Duration::from_secs(1),
+                bandwidth: Some(100e6),
+                files: 0,
+            })
             .collect()
     }
 
@@ -199,7 +285,7 @@ mod tests {
         let strict = Goals { max_frozen: Some(Duration::from_millis(300)), ..goals() };
         let Next::Keep(predicted) = decide(&stuck, FIXED, &strict) else { panic!("it must be kept") };
         assert!(predicted > Duration::from_secs(2), "{predicted:?}");
-        let text = advice(&stuck, predicted, &strict);
+        let text = advice(&stuck, predicted, FIXED, &strict);
         assert!(
             text.contains("--allow postcopy") && text.contains("300 ms") && text.contains("197 MB/s"),
             "{text}"
@@ -223,5 +309,62 @@ mod tests {
         let few = Goals { max_rounds: 5, ..goals() };
         assert_eq!(decide(&rounds(&found[..5]), FIXED, &few), Next::Copy);
         assert_eq!(decide(&rounds(&found[..6]), FIXED, &few), Next::Freeze);
+    }
+
+    #[test]
+    fn a_limit_below_what_a_dump_takes_is_said_at_once_and_nothing_else_is_advised() {
+        let strict = Goals { max_frozen: Some(Duration::from_millis(1)), ..goals() };
+        for goals in [strict, Goals { postcopy: true, ..strict }, Goals { throttle: true, ..strict }] {
+            let rounds = rounds(&[1_000]);
+            assert_eq!(decide(&rounds, FIXED, &goals), Next::Keep(FIXED));
+            let text = advice(&rounds, FIXED, FIXED, &goals);
+            assert!(text.contains("--max-frozen-ms 200") && text.contains("1 ms allowed"), "{text}");
+            assert!(!text.contains("--allow") && !text.contains("faster link;"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_service_that_hardly_writes_is_not_advised_to_be_slowed() {
+        let strict = Goals { max_frozen: Some(Duration::from_millis(201)), ..goals() };
+        let mut slow = rounds(&[100_000, 200, 200]);
+        slow[2].since = Duration::from_secs(10);
+        let text = advice(&slow, Duration::from_millis(208), FIXED, &strict);
+        assert!(!text.contains("throttle") && text.contains("--allow postcopy"), "{text}");
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_frozen_with_the_reason_and_what_would_help() {
+        let stuck = rounds(&[50_000, 49_500, 49_000, 48_000]);
+        assert_eq!(decide(&stuck, FIXED, &goals()), Next::Freeze);
+        let why = why_frozen(&stuck, FIXED, &goals()).unwrap();
+        for words in
+            ["197 MB/s", "100 MB/s", "197 MB cross", "mode cold", "--allow postcopy", "--allow throttle"]
+        {
+            assert!(why.contains(words), "{words}: {why}");
+        }
+        let slowed = Goals { throttle: true, ..goals() };
+        assert!(!why_frozen(&stuck, FIXED, &slowed).unwrap().contains("throttle"), "that was allowed");
+        // A quarter of it was worth it.
+        let why = why_frozen(&rounds(&[200_000, 50_000, 49_000, 48_000]), FIXED, &goals()).unwrap();
+        assert!(!why.contains("mode cold"), "{why}");
+        assert_eq!(why_frozen(&rounds(&[50_000, 100]), FIXED, &goals()), None);
+    }
+
+    #[test]
+    fn files_and_log_that_are_left_count_and_cannot_follow_later() {
+        let strict = Goals { max_frozen: Some(Duration::from_secs(1)), ..goals() };
+        let mut left = rounds(&[100_000, 100]);
+        left[1].files = 100_000_000;
+        assert_eq!(decide(&left, FIXED, &strict), Next::Freeze, "as far as its pages go");
+        for follow in [false, true] {
+            let predicted = predict_all(&left, FIXED, follow, None).unwrap();
+            assert!(predicted > Duration::from_millis(1190) && predicted < Duration::from_millis(1210));
+            let text = advice(&left, predicted, FIXED, &strict);
+            assert!(text.contains("100.0 MB of changed files") && !text.contains("postcopy"), "{text}");
+        }
+        // A service without memory to speak of has shown the link by its files only.
+        let none = [Round { bandwidth: None, ..left[1] }];
+        assert_eq!(predict_all(&none, FIXED, true, None), None);
+        assert_eq!(predict_all(&none, FIXED, true, Some(100e6)), Some(FIXED + Duration::from_secs(1)));
     }
 }

@@ -17,6 +17,7 @@ mod admit;
 mod announced;
 mod foreign;
 pub(crate) mod intake;
+mod log;
 mod own;
 mod plain;
 mod receive;

@@ -328,6 +328,9 @@ impl Journal {
             Role::Source => ("source", Stage::Started),
             Role::Destination => ("destination", Stage::Reserved),
         };
+        if fault::fails(&format!("journal.begin.{role_name}")) {
+            return Err(JournalError::Injected);
+        }
         let text = serde_json::to_string(service).map_err(|_| damaged())?;
         let epoch = i64::try_from(service.epoch).map_err(|_| damaged())?;
         let serving =

@@ -29,6 +29,7 @@ pub mod schema;
 pub mod service;
 pub mod source;
 pub mod standstill;
+pub mod step;
 pub mod terms;
 pub mod waits;
 

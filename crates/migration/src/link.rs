@@ -3,6 +3,7 @@
 //! A task owns the writing side, so that heartbeats go out also while the state machine is busy;
 //! the reading side gives up after [`SILENCE`] without a frame.
 
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::message::{Message, MessageError};
+use crate::message::{Message, MessageError, Reached, Step};
 
 /// How long nothing may come from the other side before the link counts as cut. Five heartbeats:
 /// long enough for a busy edge node, short enough that a frozen service is back soon.
@@ -66,6 +67,39 @@ pub enum LinkError {
     },
 }
 
+/// How far a conversation has come, as seen from this node. Heartbeats do not count: they say that the other
+/// daemon lives, not that it does its work.
+#[derive(Debug, Default)]
+pub struct Advance {
+    /// Where on the wire the last message of this node ends that is not a heartbeat.
+    said: AtomicU64,
+    /// How many messages came that are not heartbeats; of steps, those that lead on.
+    heard: AtomicU64,
+    /// The last step that the other node has told of.
+    step: AtomicI32,
+}
+
+impl Advance {
+    /// Of these bytes that the other node's kernel has acknowledged, those that are not heartbeats: the ones at
+    /// the end may be.
+    #[must_use]
+    pub fn arrived(&self, acknowledged: u64) -> u64 {
+        acknowledged.min(self.said.load(Ordering::Relaxed))
+    }
+
+    /// How many messages came.
+    #[must_use]
+    pub fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    /// What the other node has said that it does.
+    #[must_use]
+    pub fn step(&self) -> Step {
+        Step::try_from(self.step.load(Ordering::Relaxed)).unwrap_or(Step::Unknown)
+    }
+}
+
 /// One conversation: over TLS, unless what is measured is a link without it.
 #[derive(Debug)]
 pub struct Link<S = SecureStream> {
@@ -76,6 +110,7 @@ pub struct Link<S = SecureStream> {
     writer: Option<JoinHandle<Result<(), FrameError>>>,
     traffic: Arc<Traffic>,
     gauge: Weak<Gauge>,
+    advance: Arc<Advance>,
 }
 
 /// The limits of a connection that carries a conversation.
@@ -96,8 +131,10 @@ impl<S: Carrier> Link<S> {
         let (traffic, gauge) = (connection.traffic(), connection.gauge());
         let (reader, writer) = connection.into_split();
         let (outgoing, incoming) = mpsc::channel(QUEUE);
-        let writer = Some(tokio::spawn(write(writer, incoming)));
-        Self { node, outgoing, reader, writer, traffic, gauge }
+        let advance = Arc::new(Advance::default());
+        let progress = (Arc::clone(&traffic), Arc::clone(&advance));
+        let writer = Some(tokio::spawn(write(writer, incoming, progress)));
+        Self { node, outgoing, reader, writer, traffic, gauge, advance }
     }
 
     /// The other node.
@@ -118,6 +155,12 @@ impl<S: Carrier> Link<S> {
         self.gauge.clone()
     }
 
+    /// How far the conversation has come.
+    #[must_use]
+    pub fn advance(&self) -> Arc<Advance> {
+        Arc::clone(&self.advance)
+    }
+
     /// Queues a message; waits while the wire is busy.
     pub async fn send(&self, message: Message) -> Result<(), LinkError> {
         self.outgoing.send(message).await.map_err(|_| LinkError::Closed(self.node.clone()))
@@ -129,14 +172,23 @@ impl<S: Carrier> Link<S> {
         self.outgoing.clone()
     }
 
-    /// The next message that is not a heartbeat; an `Abort` is an error.
+    /// The next message that is neither a heartbeat nor a step; an `Abort` is an error.
     pub async fn receive(&mut self) -> Result<Message, LinkError> {
         loop {
             let frame = self.reader.recv().await?;
             let message = Message::decode(frame.kind, frame.payload)
                 .map_err(|source| LinkError::Message { node: self.node.clone(), source })?;
             match message {
-                Message::Heartbeat => {}
+                Message::Heartbeat => continue,
+                // A step that was reached before is no further.
+                Message::Step(Reached { step }) => {
+                    let before = self.advance.step.fetch_max(step, Ordering::Relaxed);
+                    self.advance.heard.fetch_add(u64::from(step > before), Ordering::Relaxed);
+                    continue;
+                }
+                _ => self.advance.heard.fetch_add(1, Ordering::Relaxed),
+            };
+            match message {
                 Message::Abort(why) => {
                     return Err(LinkError::Aborted { node: self.node.clone(), reason: why.reason });
                 }
@@ -202,16 +254,25 @@ impl<S> Link<S> {
 async fn write<W: AsyncWrite + Unpin>(
     mut writer: FrameWriter<W>,
     mut incoming: mpsc::Receiver<Message>,
+    (traffic, advance): (Arc<Traffic>, Arc<Advance>),
 ) -> Result<(), FrameError> {
+    // Whether a message of which the kernel may not have all bytes yet is no heartbeat.
+    let mut said = false;
     loop {
         let message = match tokio::time::timeout(HEARTBEAT, incoming.recv()).await {
             Err(_) => Message::Heartbeat,
             Ok(Some(message)) => message,
             Ok(None) => break,
         };
+        said |= message != Message::Heartbeat;
         writer.send_parts(message.kind(), message.flags(), &[&message.payload()]).await?;
         if incoming.is_empty() {
             writer.flush().await?;
+            if std::mem::take(&mut said) {
+                advance.said.store(traffic.sent(), Ordering::Relaxed);
+            }
+        } else {
+            advance.said.store(traffic.sent(), Ordering::Relaxed);
         }
     }
     writer.finish().await

@@ -202,6 +202,8 @@ pub struct Local {
     pub reserved: Arc<AtomicU64>,
     /// The operator's limit on that, bytes; 0 for what the machine has.
     pub incoming_limit: u64,
+    /// How long a destination may bring a frozen service of this node no further before its move is undone.
+    pub patience: Duration,
     /// Services on their way here.
     pub arrivals: Arrivals,
     /// Pages of services that left.

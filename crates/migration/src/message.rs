@@ -10,9 +10,12 @@
 //!   │ ◄─────────────────────────── LayerStored│
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs
 //!   │ ◄─────────────────────────── TreeApplied│
+//!   │ LogData… OldLogData… LogRotated… ─────► │  the log so far, now or later
 //!   │ (lanes) Pages… ───────────────────────► │  rounds of memory, while the service runs, or
 //!   │ Pending… PendingEnd ──────────────────► │  only the names of pages that will come later
 //!   │ ◄──────────────────────────── PendingEnd│
+//!   │ TreeAgain TreeItem… TreeEnd ──────────► │  files changed since, while it still runs
+//!   │ ◄─────────────────────────── TreeApplied│
 //!   │ (journal: frozen; freeze, close port)   │
 //!   │ Pending… PendingEnd ──────────────────► │  the others that are still to come
 //!   │ ◄──────────────────────────── PendingEnd│
@@ -20,6 +23,7 @@
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  files changed since
 //!   │ LogData… ImageData… ImagesEnd ────────► │
 //!   │ ◄─────────────────────── ImagesReceived │  restores, all processes stopped
+//!   │ ◄──────────────────────────────── Step… │  to a source that has asked for them in Open
 //!   │ ◄─────────── (faults lane) FaultRequest │  for what the restore or a process waits for
 //!   │ (faults lane) Pages ──────────────────► │
 //!   │ ◄───────────────────────────── Restored │  journal: restored
@@ -45,6 +49,7 @@ use godwit_memory::{PAGE_SIZE, Range, Space};
 use godwit_transfer::frame::SELF_CHECKED;
 use prost::Message as _;
 
+pub use crate::step::{Reached, Step};
 use crate::terms::OverlayTerms;
 
 /// The version of this conversation; both sides must speak the same.
@@ -96,6 +101,9 @@ pub struct Open {
     /// The source's time of day, milliseconds since 1970; 0 from a node that does not tell.
     #[prost(int64, tag = "41")]
     pub now_ms: i64,
+    /// Whether the source understands [`Message::Step`].
+    #[prost(bool, tag = "42")]
+    pub steps: bool,
 }
 
 /// A release of CRIU: the dump of a newer one cannot be restored by an older one.
@@ -161,6 +169,9 @@ pub struct Accepted {
     /// The key of these pages' hashes: 192 bytes, or none where nothing was kept.
     #[prost(bytes = "bytes", tag = "5")]
     pub key: Bytes,
+    /// Whether this node takes the log, and further rounds of files, while the service runs.
+    #[prost(bool, tag = "6")]
+    pub ahead: bool,
 }
 
 /// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all
@@ -338,6 +349,8 @@ pub enum Message {
     LayerStored,
     /// A round of changed files follows.
     TreeBegin,
+    /// As `TreeBegin`, of a service that still runs: another round will follow.
+    TreeAgain,
     /// An encoded [`godwit_engine::tree::Item`].
     TreeItem(Bytes),
     /// The round is complete.
@@ -348,12 +361,16 @@ pub enum Message {
     LogData(Bytes),
     /// Part of the log's older file, in order.
     OldLogData(Bytes),
+    /// What came of the log is its older file from now on, in place of what was, and it begins anew.
+    LogRotated,
     /// Part of an image.
     ImageData(ImageData),
     /// All images are sent.
     ImagesEnd(ImagesEnd),
     /// Every image is here and whole.
     ImagesReceived,
+    /// What the destination has begun to do.
+    Step(Reached),
     /// The stopped copy is complete.
     Restored,
     /// Ownership has passed.
@@ -443,6 +460,9 @@ impl Message {
             Self::KeptPages(_) => 32,
             Self::KeptEnd => 33,
             Self::Received => 31,
+            Self::Step(_) => 34,
+            Self::LogRotated => 35,
+            Self::TreeAgain => 36,
         }
     }
 
@@ -462,6 +482,7 @@ impl Message {
             Self::FaultRequest(m) => m.encode_to_vec().into(),
             Self::KeptPages(m) => m.encode_to_vec().into(),
             Self::Running(m) => m.encode_to_vec().into(),
+            Self::Step(m) => m.encode_to_vec().into(),
             Self::Pending(m) | Self::Missing(m) => m.encode_to_vec().into(),
             Self::LayerData(data)
             | Self::TreeItem(data)
@@ -521,6 +542,9 @@ impl Message {
             32 => Self::KeptPages(typed(kind, payload)?),
             33 => Self::KeptEnd,
             31 => Self::Received,
+            34 => Self::Step(typed(kind, payload)?),
+            35 => Self::LogRotated,
+            36 => Self::TreeAgain,
             other => return Err(MessageError::UnknownKind(other)),
         })
     }
@@ -562,6 +586,9 @@ impl Message {
             Self::KeptPages(_) => "KeptPages",
             Self::KeptEnd => "KeptEnd",
             Self::Received => "Received",
+            Self::Step(_) => "Step",
+            Self::LogRotated => "LogRotated",
+            Self::TreeAgain => "TreeAgain",
         }
     }
 }
@@ -599,6 +626,7 @@ mod tests {
                 kept: false,
                 tcp_inline: true,
                 key: Bytes::from_static(b"key"),
+                ahead: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),
@@ -614,6 +642,9 @@ mod tests {
             Message::ImageData(image),
             Message::ImagesEnd(ImagesEnd { files: vec![], keep_stopped: vec![4] }),
             Message::ImagesReceived,
+            Message::Step(Reached { step: Step::Restoring.into() }),
+            Message::LogRotated,
+            Message::TreeAgain,
             Message::Restored,
             Message::Commit,
             Message::Running(Running { cutover_us: 700, held_frames: 100, held_dropped: 1 }),

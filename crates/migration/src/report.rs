@@ -55,15 +55,17 @@ pub struct Report {
     pub total_ms: f64,
     /// From freezing at the source to resuming at the destination (or at the source when kept).
     pub frozen_ms: f64,
+    /// What it was to be, as far as that was known before the freeze; 0 where nothing was.
+    pub predicted_frozen_ms: f64,
     /// Time spent on memory and files before the freeze: finding what to send.
     pub pre_dump_ms: f64,
     /// Sending it.
     pub pre_dump_transfer_ms: f64,
     /// CRIU's dump.
     pub dump_ms: f64,
-    /// From the end of the dump until the destination had everything.
+    /// From the end of the dump until the destination had everything, without the restore beside it.
     pub dump_transfer_ms: f64,
-    /// From there until the service ran.
+    /// The restore and the commit.
     pub resume_ms: f64,
     /// From the resume until the destination had the pages that had stayed at the source.
     pub faulted_transfer_ms: f64,
@@ -119,6 +121,7 @@ impl Report {
             rounds: 0,
             total_ms: 0.0,
             frozen_ms: 0.0,
+            predicted_frozen_ms: 0.0,
             pre_dump_ms: 0.0,
             pre_dump_transfer_ms: 0.0,
             dump_ms: 0.0,
@@ -147,7 +150,8 @@ impl Report {
 /// One stretch of the frozen time.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Phase {
-    /// `freeze`, `dump`, `transfer`, `restore`, `pages`, `commit`.
+    /// `freeze`, `dump`, `transfer`, `restore`, `pages` (those that were still on their way when all else was done,
+    /// or which a restore without userfaultfd waited for), `commit`.
     pub phase: String,
     /// How long it took, milliseconds.
     pub ms: f64,

@@ -8,7 +8,8 @@
 //! - [`prepare`]: whether the service can move and may come; its layers and files.
 //! - [`obstacles`]: what of it CRIU cannot dump.
 //! - [`copy`]: rounds of memory while the service runs.
-//! - [`frozen`]: the stretch in which it does not.
+//! - [`frozen`]: the stretch in which it does not; [`deadline`]: how long it waits there for the destination.
+//! - [`files`], [`logs`]: changed files and the log, in both.
 //! - [`serve`]: pages that follow after the commit.
 //! - [`rest`]: what is left to do on this node.
 //! - [`undo`]: the way back, before the commit.
@@ -17,9 +18,12 @@
 mod accept;
 mod answer;
 mod copy;
+mod deadline;
+mod files;
 mod frozen;
 mod jobs;
 pub(crate) mod lanes;
+mod logs;
 mod obstacles;
 pub mod pace;
 pub(crate) mod pages;
@@ -44,7 +48,7 @@ use crate::hooks;
 use crate::images;
 use crate::journal::{Beginning, Commit, Role, Stage};
 use crate::link::{Link, LinkError};
-use crate::local::{Local, LocalError, from_local_causes};
+use crate::local::{HostError, Local, LocalError, from_local_causes};
 use crate::message::{Message, Reason};
 use crate::options::Options;
 use crate::report::{Outcome, PhaseClock, Report, ms_since};
@@ -66,7 +70,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How far a migration has come, for people who wait.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Progress {
-    /// `reserve`, `layers`, `files`, `copy`, `freeze`, `dump`, `transfer`, `restore`, `commit`,
+    /// `reserve`, `layers`, `files`, `copy`, `freeze`, `dump`, `transfer`, `restore`, `pages`, `commit`,
     /// `serve`, `release`.
     pub phase: &'static str,
     /// Bytes sent.
@@ -125,6 +129,18 @@ pub enum SourceError {
     /// CRIU hangs.
     #[error("the dump took longer than {} s", frozen::DUMP_LIMIT.as_secs())]
     Slow,
+    /// The destination lives, and does not do its work.
+    #[error(
+        "node {node} brought the service no further for {seconds:.0} s, when it was to {work}; look there for a disk or a process that hangs (godwitd serve --patience says how long that may last)"
+    )]
+    Standstill {
+        /// The destination.
+        node: String,
+        /// What it was to do.
+        work: &'static str,
+        /// For how long nothing came of it.
+        seconds: f64,
+    },
     /// CRIU cannot dump what is in no process.
     #[error(
         "{connections} connections to port {port} wait for the service to accept them, which it does not do; a service moves when none wait"
@@ -176,7 +192,7 @@ from_local_causes!(
     godwit_engine::image::ImageError,
     images::ImagesError,
     crate::journal::JournalError,
-    crate::local::HostError,
+    HostError,
     tokio::task::JoinError
 );
 
@@ -421,7 +437,11 @@ impl Source {
         let told = link.send(Message::Commit).await;
         // Beside all that follows: the destination must not wait for this node's books.
         let mut releasing = JoinSet::new();
-        if let Err(error) = self.local.host.release(&self.service, &self.destination).await {
+        let released = match fault::fails("source.releasing") {
+            true => Err(HostError("a fault is injected".into())),
+            false => self.local.host.release(&self.service, &self.destination).await,
+        };
+        if let Err(error) = released {
             let (local, service) = (Arc::clone(&self.local), self.service.clone());
             let (id, to) = (self.id.clone(), self.destination.clone());
             let mut failed = Err(LocalError::from(error));

@@ -342,7 +342,15 @@ fn table(report: &MigrationReport) -> Table {
             why => format!("{} ({why})", report.mode),
         },
     );
-    row("frozen time", output::millis(report.frozen_ms));
+    row(
+        "frozen time",
+        match report.predicted_frozen_ms {
+            0.0 => output::millis(report.frozen_ms),
+            predicted => {
+                format!("{} ({} predicted)", output::millis(report.frozen_ms), output::millis(predicted))
+            }
+        },
+    );
     for phase in &report.phases {
         row(&format!("  {}", phase.phase), output::millis(phase.ms));
     }

@@ -48,8 +48,23 @@ pub struct Receiver {
     open: Option<OpenFile>,
     /// Modification times that directories shall have in the end.
     directories: BTreeMap<Vec<u8>, (i64, u32)>,
+    /// Files that were written.
+    files: Vec<Vec<u8>>,
     ended: bool,
 }
+
+/// What a round has brought: it is in the page cache, and [`Written::sync`] brings it to the disk.
+#[derive(Debug)]
+pub struct Written {
+    path: PathBuf,
+    root: Root,
+    files: Vec<Vec<u8>>,
+    directories: Vec<Vec<u8>>,
+}
+
+/// Of more files and directories all of the filesystem is written: each one that is written alone costs a commit
+/// of its journal.
+const MOST_ALONE: usize = 500;
 
 #[derive(Debug)]
 struct OpenFile {
@@ -79,6 +94,7 @@ impl Receiver {
             bytes: 0,
             open: None,
             directories: BTreeMap::new(),
+            files: Vec::new(),
             ended: false,
         })
     }
@@ -109,18 +125,19 @@ impl Receiver {
     }
 
     /// Sets what can be set only in the end; an error when the round was not complete. The tree is
-    /// in the page cache then, see [`super::sync`].
-    pub fn finish(mut self) -> Result<(), TreeError> {
+    /// in the page cache then, see [`Written::sync`] and [`super::sync`].
+    pub fn finish(self) -> Result<Written, TreeError> {
         if !self.ended {
             return Err(TreeError::Incomplete { root: self.path });
         }
-        for (path, mtime) in std::mem::take(&mut self.directories) {
+        for (path, mtime) in &self.directories {
             self.root
-                .node(&path)
-                .and_then(|node| node.set_mtime(mtime))
-                .map_err(|error| self.fault("set the time of", &path, error))?;
+                .node(path)
+                .and_then(|node| node.set_mtime(*mtime))
+                .map_err(|error| self.fault("set the time of", path, error))?;
         }
-        Ok(())
+        let directories = self.directories.into_keys().collect();
+        Ok(Written { path: self.path, root: self.root, files: self.files, directories })
     }
 
     fn data(&mut self, data: &Data) -> Result<(), TreeError> {
@@ -285,6 +302,7 @@ impl Receiver {
         if let Some(open) = self.open.take() {
             drop(open.file);
             self.set(&open.path, &open.node, Kind::File, &open.attributes)?;
+            self.files.push(open.path);
         }
         Ok(())
     }
@@ -363,6 +381,51 @@ impl Receiver {
 
     fn refused(&self, path: &[u8], reason: &'static str) -> TreeError {
         TreeError::Refused { root: self.path.clone(), path: beneath::display(path), reason }
+    }
+}
+
+impl Written {
+    /// Writes what came to the disk, and nothing else: other services' data may take the disk seconds, and a frozen
+    /// service does not wait for them. A service that has been told by fsync(2) that its data are safe must find them
+    /// after a crash of the node it was moved to: call this before the move is committed.
+    pub fn sync(&self) -> Result<(), TreeError> {
+        if self.files.len() + self.directories.len() > MOST_ALONE {
+            return super::sync(&self.path);
+        }
+        // All are on their way before the first is waited for.
+        let mut open = Vec::new();
+        for path in &self.files {
+            if let Some(file) = self.open(path, FileType::RegularFile)? {
+                super::writeback::start(&file).map_err(|error| self.fault(path, error))?;
+                open.push((path, file));
+            }
+        }
+        for path in &self.directories {
+            open.extend(self.open(path, FileType::Directory)?.map(|directory| (path, directory)));
+        }
+        open.iter().try_for_each(|(path, file)| file.sync_all().map_err(|error| self.fault(path, error)))
+    }
+
+    /// Nothing where a later item has put something else in its place, which is written with its directory.
+    fn open(&self, path: &[u8], file_type: FileType) -> Result<Option<File>, TreeError> {
+        let open = || {
+            let Some(node) = self.root.node_if_any(path)? else { return Ok(None) };
+            if FileType::from_raw_mode(node.statx()?.stx_mode.into()) != file_type {
+                return Ok(None);
+            }
+            let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
+            Ok(Some(File::from(rustix::fs::openat(rustix::fs::CWD, node.magic(), flags, Mode::empty())?)))
+        };
+        open().map_err(|error: io::Error| self.fault(path, error))
+    }
+
+    fn fault(&self, path: &[u8], source: io::Error) -> TreeError {
+        TreeError::Io {
+            root: self.path.clone(),
+            action: "write to disk".into(),
+            path: beneath::display(path),
+            source,
+        }
     }
 }
 

@@ -100,6 +100,28 @@ impl Pieces<'_> {
     }
 }
 
+/// A page's place in `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst): it is in memory, or swapped
+/// out; it is a guard page, which has no content.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const GUARD: u64 = 1 << 58;
+
+/// The first page of a range that has content, read or not.
+pub(super) fn first_with_content(process: &Process, range: &Range) -> Result<Option<u64>, ProcessError> {
+    let table = process.open_file("pagemap")?;
+    for page in (range.start..range.end).step_by(PAGE) {
+        let mut entry = [0; 8];
+        let read = table.read_at(&mut entry, page / crate::PAGE_SIZE * 8);
+        let read = read.map_err(|error| process.failed("read its page tables", error))?;
+        let entry = u64::from_ne_bytes(entry);
+        if read == 8 && entry & (PRESENT | SWAPPED) != 0 && entry & GUARD == 0 {
+            return Ok(Some(page));
+        }
+    }
+    process.check_alive()?;
+    Ok(None)
+}
+
 /// Reads as far as possible from this address on.
 pub(super) fn read(process: &Process, address: u64, buffer: &mut [u8]) -> Result<usize, ProcessError> {
     let done = read_fast(process, address, buffer)?;

@@ -41,6 +41,8 @@ pub(super) struct Admitted {
     pub(super) arrival: Option<Arrival>,
     pub(super) userfaultfd: bool,
     tcp_inline: bool,
+    /// Whether the source is told of each step while its service is frozen.
+    pub(super) steps: bool,
     pub(super) kept: Option<Arc<Kept>>,
     pub(super) _memory: crate::local::Reservation,
     /// Keeps others from using the name on this node.
@@ -156,6 +158,7 @@ pub(super) async fn admit(
         arrival: Some(arrival),
         userfaultfd,
         tcp_inline,
+        steps: open.steps,
         kept,
         images_bytes: open.images_bytes,
         tree_bytes: announced::tree_limit(open.tree_bytes),
@@ -172,7 +175,8 @@ pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), D
     let (userfaultfd, tcp_inline) = (admitted.userfaultfd, admitted.tcp_inline);
     let kept = admitted.kept.is_some();
     let key = admitted.kept.as_ref().map(|kept| kept.key().bytes().to_vec().into()).unwrap_or_default();
-    link.send(Message::Accepted(Accepted { missing_layers, userfaultfd, kept, tcp_inline, key })).await?;
+    let accepted = Accepted { missing_layers, userfaultfd, kept, tcp_inline, key, ahead: true };
+    link.send(Message::Accepted(accepted)).await?;
     if let Some(kept) = &admitted.kept {
         for pages in kept.messages() {
             link.send(Message::KeptPages(pages)).await?;

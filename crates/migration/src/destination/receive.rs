@@ -1,29 +1,25 @@
 //! What comes before the commit: layers, files, images and the log, and the restore from them, up to
 //! processes that only wait to be let go.
 
-use std::fs::OpenOptions;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_engine::image::Digest;
 use godwit_engine::{RestoreRequest, tree};
+use tokio::sync::mpsc;
 
 use super::admit::Admitted;
 use super::intake::Intake;
+use super::log::LogWriter;
 use super::{DestinationError, plain};
 use crate::fault;
 use crate::images::{self, Room};
-use crate::link::Link;
+use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
-use crate::message::{ImagesEnd, Layer, Message};
-use crate::service::Service;
+use crate::message::{ImagesEnd, Layer, Message, Reached, Step};
 use crate::standstill::read_doubts;
-
-/// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
-const MAX_LOG_BYTES: u64 = 64 << 20;
 
 /// Most names in it.
 const MAX_TREE_ENTRIES: u64 = 50_000_000;
@@ -69,6 +65,7 @@ pub(super) async fn until_restored(
     let restored = receive_and_restore(local, link, admitted, intake, &room).await;
     room.close(restored.is_ok())?;
     let keep_stopped = restored?;
+    Steps::of(link, admitted).reached(Step::Noting).await?;
     local.journal.set_restored(&admitted.id, &keep_stopped)?;
     fault::point("destination.restored").await;
     if admitted.userfaultfd {
@@ -110,14 +107,14 @@ async fn receive_tree(link: &mut Link, upper: &std::path::Path, most: u64) -> Re
         Message::TreeBegin => {}
         other => return Err(link.unexpected(&other, "TreeBegin").into()),
     }
-    receive_tree_items(link, upper, most).await
+    receive_tree_items(link, upper, most).await.map(drop)
 }
 
 async fn receive_tree_items(
     link: &mut Link,
     upper: &std::path::Path,
     most: u64,
-) -> Result<(), DestinationError> {
+) -> Result<tree::Written, DestinationError> {
     let limits = tree::Limits { entries: MAX_TREE_ENTRIES, bytes: most };
     let mut receiver = tree::Receiver::new(upper, limits)?;
     loop {
@@ -148,18 +145,19 @@ async fn receive_and_restore(
 ) -> Result<Vec<u32>, DestinationError> {
     let service = &admitted.service;
     let upper = local.layout.upper(&service.name);
-    receive_pending(link, intake).await?;
-    receive_tree_items(link, &upper, admitted.tree_bytes).await?;
+    let mut log = LogWriter::new(local.log_files(service));
+    receive_while_running(link, intake, &mut log, (&upper, admitted.tree_bytes)).await?;
+    let written = receive_tree_items(link, &upper, admitted.tree_bytes).await?;
     // On the disk before the commit, beside the images' way here.
-    let synced = tokio::spawn(sync(upper));
+    let synced = tokio::task::spawn_blocking(move || written.sync());
     local.mount_root(service)?;
     let mut images = images::Receiver::new(&room.images(), admitted.images_bytes);
-    let mut log = LogWriter::new(local, service);
     let ImagesEnd { files, keep_stopped } = loop {
         fault::point("destination.receiving").await;
         match link.receive().await? {
-            Message::LogData(data) => log.write(false, &data)?,
-            Message::OldLogData(data) => log.write(true, &data)?,
+            piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {
+                log.take(&piece)?
+            }
             Message::ImageData(piece) => images.apply(&piece)?,
             Message::ImagesEnd(end) => break end,
             other => return Err(link.unexpected(&other, "ImageData").into()),
@@ -170,13 +168,17 @@ async fn receive_and_restore(
     let (images, name) = (room.images(), service.name.clone());
     let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
     fault::point("destination.received").await;
+    let steps = Steps::of(link, admitted);
     let restoring = async {
         if admitted.userfaultfd {
+            steps.reached(Step::Preparing).await?;
             intake.know_images(&room.images()).await?;
             intake.listen(&room.work()).await?;
         } else {
+            steps.reached(Step::Collecting).await?;
             plain::complete(intake, &room.images()).await?;
         }
+        steps.reached(Step::Restoring).await?;
         let request = RestoreRequest {
             config: local.config(service),
             images: room.images(),
@@ -186,6 +188,7 @@ async fn receive_and_restore(
         let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
         restoring.await.map_err(|_| DestinationError::Slow)??;
         if admitted.userfaultfd {
+            steps.reached(Step::Checking).await?;
             let processes = local.engine.processes(&request.config).await?;
             intake.push(processes).await?;
         }
@@ -200,13 +203,20 @@ async fn receive_and_restore(
         }),
     };
     local.look_at_doubts(service, reading.await?);
+    steps.reached(Step::Syncing).await?;
     synced.await??;
     fault::point("destination.restoring").await;
     Ok(keep_stopped)
 }
 
-/// Which pages are still to come; ends with the first message of what follows.
-async fn receive_pending(link: &mut Link, intake: &Intake) -> Result<(), DestinationError> {
+/// What comes before the last round of files: which pages are still to come, the log so far, and rounds of files while
+/// the service runs. Ends with the first message of the last round.
+async fn receive_while_running(
+    link: &mut Link,
+    intake: &Intake,
+    log: &mut LogWriter,
+    (upper, most): (&Path, u64),
+) -> Result<(), DestinationError> {
     loop {
         match link.receive().await? {
             Message::Pending(ranges) => intake.pending(ranges).await?,
@@ -215,34 +225,31 @@ async fn receive_pending(link: &mut Link, intake: &Intake) -> Result<(), Destina
                 intake.fits().await?;
                 link.send(Message::PendingEnd).await?;
             }
+            piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {
+                log.take(&piece)?
+            }
+            Message::TreeAgain => {
+                let written = receive_tree_items(link, upper, most).await?;
+                tokio::task::spawn_blocking(move || written.sync()).await??;
+                link.send(Message::TreeApplied).await?;
+            }
             Message::TreeBegin => return Ok(()),
             other => return Err(link.unexpected(&other, "TreeBegin").into()),
         }
     }
 }
 
-/// Takes over the service's log.
-struct LogWriter {
-    paths: [PathBuf; 2],
-    written: [u64; 2],
-}
+/// Tells a source that wants to know what this node has begun to do.
+struct Steps(Option<(mpsc::Sender<Message>, String)>);
 
-impl LogWriter {
-    fn new(local: &Local, service: &Service) -> Self {
-        Self { paths: local.log_files(service), written: [0; 2] }
+impl Steps {
+    fn of(link: &Link, admitted: &Admitted) -> Self {
+        Self(admitted.steps.then(|| (link.sender(), link.node().to_owned())))
     }
 
-    fn write(&mut self, old: bool, data: &[u8]) -> Result<(), DestinationError> {
-        let which = usize::from(!old);
-        let (path, written) = (&self.paths[which], &mut self.written[which]);
-        *written += data.len() as u64;
-        if *written > MAX_LOG_BYTES {
-            return Err(DestinationError::Protocol("a log that is too long"));
-        }
-        let mut options = OpenOptions::new();
-        let opened = options.create(true).append(true).mode(0o600).open(path);
-        opened
-            .and_then(|mut file| file.write_all(data))
-            .map_err(|source| LocalError::Io { action: "write", path: path.clone(), source }.into())
+    async fn reached(&self, step: Step) -> Result<(), LinkError> {
+        let Some((sender, node)) = &self.0 else { return Ok(()) };
+        let reached = Message::Step(Reached { step: step.into() });
+        sender.send(reached).await.map_err(|_| LinkError::Closed(node.clone()))
     }
 }

@@ -13,7 +13,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::lanes::Lanes;
 use super::pace::{Compress, Pacer, Packer};
-use super::pages::PagesError;
+use super::pages::{PagesError, is_empty};
 use super::queue::keep_short;
 use super::serve::ServeError;
 use super::stock::{Open, Stock};
@@ -71,6 +71,12 @@ impl Answering {
     /// CRIU has left the processes: all pages are as they were.
     pub(crate) fn dumped(&self) {
         self.stock.0.dumped();
+    }
+
+    /// Counts the pages asked for, at most so many.
+    pub(crate) fn asked(&self, most: u64) -> impl Fn() -> u64 + Send + use<> {
+        let stock = Arc::clone(&self.stock.0);
+        move || stock.faults.load(Ordering::Relaxed).min(most)
     }
 
     /// Bytes of pages that went so far, and are not counted again.
@@ -143,7 +149,10 @@ fn read(
                     }
                 }
             }
-            Piece::Vanished(range) => batch.zero(&range),
+            Piece::Vanished(range) => {
+                is_empty(process, &range)?;
+                batch.zero(&range);
+            }
         }
     }
     Ok(named)

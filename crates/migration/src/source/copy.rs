@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::{Backend, Detected};
 
+use super::files::{Ahead, Files};
 use super::frozen::name;
 use super::lanes::Lanes;
 use super::pages::{Found, Pages, PagesError, State};
@@ -58,6 +59,9 @@ pub(super) struct Copied {
     pub(super) lanes: Lanes,
     /// Whether what is not sent yet stays here for after the commit.
     pub(super) leave: bool,
+    /// Whether the destination restores nothing before all pages are there.
+    pub(super) waits: bool,
+    pub(super) files: Files,
 }
 
 impl Plan {
@@ -127,7 +131,7 @@ impl Source {
         &self,
         link: &mut Link,
         plan: Plan,
-        visit: EarlierVisit,
+        (visit, mut files): (EarlierVisit, Files),
         report: &mut Report,
     ) -> Result<Copied, SourceError> {
         let mut pages = Pages::new(
@@ -146,15 +150,18 @@ impl Source {
             Lanes::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.lanes).await?;
         *self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner) = lanes.traffic().clone();
         match plan.mode {
-            Mode::Precopy | Mode::Hybrid => self.rounds(plan, pages, lanes, report).await,
+            Mode::Precopy | Mode::Hybrid => self.rounds(plan, (pages, lanes), (link, files), report).await,
             mode => {
+                while let Ahead::Sent(bytes) = files.send_ahead(link).await? {
+                    count(report, bytes);
+                }
                 if sampled {
                     // The more of them are named by now, the less is left to name while it is frozen.
                     let sample = tokio::time::sleep(SAMPLE);
                     name(link, &mut pages).await?;
                     sample.await;
                 }
-                Ok(Copied { pages, lanes, leave: mode == Mode::Postcopy })
+                Ok(Copied { pages, lanes, leave: mode == Mode::Postcopy, waits: false, files })
             }
         }
     }
@@ -162,8 +169,8 @@ impl Source {
     async fn rounds(
         &self,
         plan: Plan,
-        mut pages: Pages,
-        mut lanes: Lanes,
+        (mut pages, mut lanes): (Pages, Lanes),
+        (link, mut files): (&mut Link, Files),
         report: &mut Report,
     ) -> Result<Copied, SourceError> {
         let mut rounds: Vec<Round> = Vec::new();
@@ -174,7 +181,7 @@ impl Source {
             (pages, found) = self.look(pages, false).await?;
             report.pre_dump_ms += ms_since(looking);
             report.memory_bytes = found.populated * 4096;
-            rounds.push(Round { found_pages: found.pages, since: found.since, bandwidth: None });
+            rounds.push(Round { found_pages: found.pages, since: found.since, bandwidth: None, files: 0 });
             self.show(&rounds, &found);
             let next = converge::decide(&rounds, FIXED, &plan.goals);
             match next {
@@ -183,21 +190,39 @@ impl Source {
                     share = (share / 2).max(SLOWEST);
                     self.throttle(share).await?;
                 }
-                Next::Freeze => {
-                    return Ok(Copied { pages, lanes, leave: plan.mode == Mode::Hybrid });
-                }
-                Next::Hybrid => {
-                    if found.pages > FEW {
-                        tokio::time::sleep(SAMPLE).await;
+                Next::Freeze | Next::Hybrid => {
+                    let leave = plan.mode == Mode::Hybrid || next == Next::Hybrid;
+                    match files.send_ahead(link).await? {
+                        Ahead::Left(bytes) => {
+                            if let Some(last) = rounds.last_mut() {
+                                last.files = bytes;
+                            }
+                            self.is_worth_it(&rounds, (leave, files.bandwidth()), &plan.goals, report)?;
+                            if next == Next::Hybrid && found.pages > FEW {
+                                tokio::time::sleep(SAMPLE).await;
+                            }
+                            if next == Next::Hybrid && plan.mode != Mode::Hybrid {
+                                report.mode = Mode::Hybrid.name().into();
+                                report.why = converge::why_hybrid(&rounds);
+                            } else if let Some(why) = converge::why_frozen(&rounds, FIXED, &plan.goals) {
+                                report.why = why;
+                            }
+                            return Ok(Copied { pages, lanes, leave, waits: false, files });
+                        }
+                        Ahead::Sent(bytes) => count(report, bytes),
                     }
-                    if plan.mode != Mode::Hybrid {
-                        report.mode = Mode::Hybrid.name().into();
-                        report.why = converge::why_hybrid(&rounds);
+                    if leave {
+                        // What the service writes meanwhile would cross a third time.
+                        continue;
                     }
-                    return Ok(Copied { pages, lanes, leave: true });
                 }
                 Next::Keep(predicted) => {
-                    return Err(SourceError::NotWorthIt(converge::advice(&rounds, predicted, &plan.goals)));
+                    return Err(SourceError::NotWorthIt(converge::advice(
+                        &rounds,
+                        predicted,
+                        FIXED,
+                        &plan.goals,
+                    )));
                 }
             }
             let sending = Instant::now();
@@ -216,6 +241,25 @@ impl Source {
                 round.bandwidth = Some(sent.pages as f64 * PAGE / took.as_secs_f64());
             }
             fault::point("source.copied").await;
+        }
+    }
+
+    /// Notes for how long the service would be frozen now, and fails where that is too long.
+    fn is_worth_it(
+        &self,
+        rounds: &[Round],
+        (leave, bandwidth): (bool, Option<f64>),
+        goals: &Goals,
+        report: &mut Report,
+    ) -> Result<(), SourceError> {
+        let Some(predicted) = converge::predict_all(rounds, FIXED, leave, bandwidth) else { return Ok(()) };
+        report.predicted_frozen_ms = predicted.as_secs_f64() * 1e3;
+        self.progress.send_modify(|progress| progress.predicted_frozen_ms = report.predicted_frozen_ms);
+        match goals.max_frozen {
+            Some(limit) if predicted > limit => {
+                Err(SourceError::NotWorthIt(converge::advice(rounds, predicted, FIXED, goals)))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -279,4 +323,10 @@ impl Source {
             progress.predicted_frozen_ms = predicted;
         });
     }
+}
+
+/// Files and log that were sent while the service ran.
+fn count(report: &mut Report, bytes: u64) {
+    report.pre_dump_bytes += bytes;
+    report.file_bytes += bytes;
 }

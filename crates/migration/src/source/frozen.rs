@@ -4,20 +4,23 @@
 //! freeze ─ last look ─┬─ CRIU dump ─ images ─ destination restores ─┬─ commit
 //!                     └─ pages written last, over the lanes ────────┘
 //! ```
+//! A destination that gets no further meanwhile is not waited for: [`deadline`](super::deadline).
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use godwit_criu::{DumpOptions, Memory, MemoryWay};
-use godwit_engine::tree;
+use godwit_engine::{DumpTarget, tree};
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::Backend;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::answer::Answering;
 use super::copy::Copied;
-use super::pages::{Pages, State};
-use super::prepare::{CHUNK, Prepared, next_round, send_round};
+use super::deadline::{Deadline, patience};
+use super::files::{next_round, send_round};
+use super::pages::{Found, Pages, State};
+use super::prepare::Prepared;
 use super::stock::Stock;
 use super::{Source, SourceError};
 use crate::fault;
@@ -31,6 +34,18 @@ use crate::report::{PhaseClock, Report, ms_since};
 
 /// Longest dump: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
 pub(super) const DUMP_LIMIT: Duration = Duration::from_secs(120);
+
+/// A frozen service, and what was found of it.
+struct Frozen {
+    criu: godwit_criu::Prepared,
+    target: DumpTarget,
+    keep_stopped: Vec<u32>,
+    pages: Pages,
+    found: Found,
+    tree: tree::Source,
+    /// The last round of files.
+    last: tree::Round,
+}
 
 impl Source {
     /// The part during which the service does not run. What followed its pages is returned, as it
@@ -73,15 +88,40 @@ impl Source {
                 source,
             })?;
         }
-        let Copied { leave, .. } = prepared.copied;
         // Before the dump: CRIU makes directories in the container's /tmp for a moment.
-        let tree = std::mem::replace(&mut prepared.tree, tree::Source::new(Path::new("/")));
+        let tree = prepared.copied.files.take_tree();
         let looking = self.look(self.take_pages(prepared), true);
         let ((pages, found), (tree, last)) = tokio::try_join!(looking, next_round(tree, true))?;
         report.memory_bytes = found.populated * 4096;
         clock.end("freeze");
         fault::point("source.frozen").await;
 
+        let patience = patience(self.local.patience, report.memory_bytes, last.changes.bytes());
+        let deadline = Deadline::new(&self.destination, patience);
+        let frozen = Frozen { criu, target, keep_stopped, pages, found, tree, last };
+        tokio::select! {
+            handed = self.hand_over(link, report, clock, prepared, frozen, &deadline) => handed,
+            error = deadline.passed() => Err(error),
+        }
+    }
+
+    /// Dumps the service and has the destination restore it, up to the copy that only waits for the commit.
+    async fn hand_over(
+        &self,
+        link: &mut Link,
+        report: &mut Report,
+        clock: &mut PhaseClock,
+        prepared: &mut Prepared,
+        frozen: Frozen,
+        deadline: &Deadline,
+    ) -> Result<(Answering, Pages), SourceError> {
+        let Frozen { criu, target, keep_stopped, pages, found, tree, last } = frozen;
+        let Copied { leave, waits, .. } = prepared.copied;
+        let config = self.local.config(&self.service);
+        deadline.watch(link);
+        for lane in prepared.copied.lanes.pages() {
+            deadline.watch(lane);
+        }
         self.step("dump", 0, report.memory_bytes);
         // The destination's sockets go on with the clocks (TCP timestamps) that the dump finds. CRIU leaves
         // the sockets here with a probe to their other ends, each with a later time: if these heard it, they
@@ -104,17 +144,37 @@ impl Source {
             let started = Instant::now();
             criu.dump(options).await.map(|result| (result, ms_since(started)))
         }));
+        deadline.awaits("note which pages are still to come");
         let (pages, mut stock) = self.announce(link, pages, prepared, leave).await?;
+        deadline.watch_faults(stock.asked(found.populated));
         let lanes = &mut prepared.copied.lanes;
+        let (dumped, arrived, restored) =
+            (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
         let sending = async {
-            let sent = self.send(pages, lanes, State::Dumping).await?;
+            let (mut pages, mut sent) = self.send(pages, lanes, State::Dumping).await?;
             if leave {
                 // What has vanished must be known there before the service goes on, and is on its way
                 // ahead of what is pushed.
                 lanes.arrived().await?;
                 stock.push(lanes, self.options.compress, self.options.max_bandwidth);
             }
-            Ok::<_, SourceError>(sent)
+            tokio::select! {
+                () = dumped.cancelled() => {}
+                error = stock.failed() => return Err(error),
+            }
+            // CRIU is out of the processes: what it may have changed for a moment is as it was.
+            stock.dumped();
+            if !leave {
+                let last;
+                (pages, last) = self.send(pages, lanes, State::Frozen).await?;
+                sent.add(last);
+                lanes.arrived().await?;
+            }
+            arrived.cancel();
+            tokio::select! {
+                () = restored.cancelled() => Ok((pages, sent)),
+                error = stock.failed() => Err(error),
+            }
         };
 
         let logging = async {
@@ -124,12 +184,14 @@ impl Source {
             }
         };
         let kernel = async {
+            deadline.awaits("take the files that changed last");
             let (_, sent) = send_round(link, tree, last).await?;
+            let working = deadline.works();
             report.dump_bytes += sent;
             report.file_bytes += sent;
             let unheard = |_| ();
             let mut images = images::Sender::new(&prepared.room.images(), link.sender(), &unheard);
-            let dumped = {
+            let ended = {
                 let following = images.follow();
                 tokio::pin!(following);
                 tokio::select! {
@@ -140,7 +202,9 @@ impl Source {
                     failed = &mut following => match failed { Ok(never) => match never {}, Err(e) => return Err(e.into()) },
                 }
             };
-            let (result, took) = dumped??;
+            let (result, took) = ended??;
+            drop(working);
+            dumped.cancel();
             report.dump_ms = took;
             if result.way == MemoryWay::Untouched {
                 report.criu.push_str("+lazy-pages-external");
@@ -150,7 +214,8 @@ impl Source {
             }
             clock.end("dump");
             self.step("transfer", 0, 0);
-            let sent = self.send_log(link).await?;
+            deadline.awaits("take the images of the kernel's state");
+            let sent = prepared.copied.files.send_log(link).await?;
             report.dump_bytes += sent;
             report.file_bytes += sent;
             let files = images.finish().await?;
@@ -162,36 +227,32 @@ impl Source {
                 other => return Err(link.unexpected(&other, "ImagesReceived").into()),
             }
             report.dump_transfer_ms = clock.end("transfer");
+            deadline.awaits("restore the service");
+            if waits {
+                // It restores nothing before all pages are there.
+                self.step("pages", 0, 0);
+                arrived.cancelled().await;
+                report.dump_transfer_ms += clock.end("pages");
+            }
             self.step("restore", 0, 0);
-            Ok(())
-        };
-        let ((pages, sent), ()) = tokio::try_join!(sending, kernel)?;
-        report.dump_bytes += sent.bytes;
-        report.page_bytes += sent.found * PAGE_SIZE;
-        // CRIU is out of the processes: what it may have changed for a moment is as it was.
-        stock.dumped();
-        let mut pages = pages;
-        if !leave {
-            let sent;
-            (pages, sent) = self.send(pages, lanes, State::Frozen).await?;
-            report.dump_bytes += sent.bytes;
-            report.page_bytes += sent.found * PAGE_SIZE;
-        }
-        let arriving = async { if leave { Ok(()) } else { Ok::<_, SourceError>(lanes.arrived().await?) } };
-        let restoring = async {
             match link.receive().await? {
                 Message::Restored => {}
                 other => return Err(link.unexpected(&other, "Restored").into()),
             }
             report.resume_ms = clock.end("restore");
+            restored.cancel();
+            if !arrived.is_cancelled() {
+                self.step("pages", 0, 0);
+            }
             Ok(())
         };
-        let ready = async { tokio::try_join!(arriving, restoring) };
-        tokio::select! {
-            ready = ready => drop(ready?),
-            error = stock.failed() => return Err(error),
+        let ((pages, sent), ()) = tokio::try_join!(sending, kernel)?;
+        report.dump_bytes += sent.bytes;
+        report.page_bytes += sent.found * PAGE_SIZE;
+        if !waits {
+            // The restore is done, and the last pages were still on their way.
+            report.dump_transfer_ms += clock.end("pages");
         }
-        clock.end("pages");
         Ok((stock, pages))
     }
 
@@ -219,24 +280,6 @@ impl Source {
             false => Stock::of_others(processes),
         };
         Ok((pages, Answering::start(stock, prepared.copied.lanes.take_faults())))
-    }
-
-    async fn send_log(&self, link: &Link) -> Result<u64, SourceError> {
-        let mut sent = 0;
-        let [older, log] = self.local.log_files(&self.service);
-        for (old, path) in [(true, older), (false, log)] {
-            let data = match std::fs::read(&path) {
-                Ok(data) => data,
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(source) => return Err(LocalError::Io { action: "read", path, source }.into()),
-            };
-            for piece in data.chunks(CHUNK) {
-                let piece = bytes::Bytes::copy_from_slice(piece);
-                link.send(if old { Message::OldLogData(piece) } else { Message::LogData(piece) }).await?;
-            }
-            sent += data.len() as u64;
-        }
-        Ok(sent)
     }
 }
 

@@ -72,6 +72,11 @@ impl<S: Carrier> Lanes<S> {
         self.pages.iter().map(Link::gauge).collect()
     }
 
+    /// Those for pages.
+    pub(crate) fn pages(&self) -> &[Link<S>] {
+        &self.pages
+    }
+
     /// One sender for each lane.
     pub(crate) fn senders(&self) -> Vec<mpsc::Sender<Message>> {
         self.pages.iter().map(Link::sender).collect()

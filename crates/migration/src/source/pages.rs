@@ -52,6 +52,16 @@ pub enum PagesError {
     /// The migration has ended.
     #[error("the migration has ended before its pages were sent")]
     Stopped,
+    /// The kernel has a page and does not give it: a broken disk of the swap, or broken memory.
+    #[error(
+        "the page at {page:#x} of process {pid} exists and cannot be read; look into the kernel's log for errors of the memory or the swap"
+    )]
+    Unreadable {
+        /// The process.
+        pid: i32,
+        /// The page's address.
+        page: u64,
+    },
     /// The lane takes no more; what is read from it next tells why.
     #[error("a connection for pages does not take data any more")]
     Closed,
@@ -107,6 +117,16 @@ pub(crate) struct Sent {
     pub(crate) bytes: u64,
     /// Pages looked at that were not zero, whether they had to cross or not.
     pub(crate) found: u64,
+}
+
+impl Sent {
+    /// Counts what another call did, too.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.pages += other.pages;
+        self.same += other.same;
+        self.bytes += other.bytes;
+        self.found += other.found;
+    }
 }
 
 /// One lane's memory of what it sent, and its compressor.
@@ -302,11 +322,7 @@ impl Pages {
         });
         let mut total = Sent::default();
         for result in results {
-            let sent = result?;
-            total.pages += sent.pages;
-            total.same += sent.same;
-            total.bytes += sent.bytes;
-            total.found += sent.found;
+            total.add(result?);
         }
         Ok(total)
     }
@@ -504,9 +520,18 @@ impl Sending<'_> {
                         self.page(space, address, content, batch)?;
                     }
                 }
+                // No look follows, and the destination may have been told to wait for it.
+                Ok(Piece::Vanished(gone)) if self.all => {
+                    is_empty(process, &gone)?;
+                    self.forget(space, &gone);
+                    batch.zero(&gone);
+                    if batch.is_full() {
+                        self.ship(batch)?;
+                    }
+                }
                 // The next look finds it gone, or the whole process ended.
                 Ok(Piece::Vanished(_)) => {}
-                Err(ProcessError::Gone { .. }) => return Ok(()),
+                Err(ProcessError::Gone { .. }) if !self.all => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -570,6 +595,14 @@ impl Sending<'_> {
         }
         fault::blocking_point(if self.all { "source.sending" } else { "source.copying" });
         Ok(())
+    }
+}
+
+/// Fails where a page of a frozen process has content, and reading it found none.
+pub(super) fn is_empty(process: &Process, vanished: &Range) -> Result<(), PagesError> {
+    match process.first_with_content(vanished)? {
+        None => Ok(()),
+        Some(page) => Err(PagesError::Unreadable { pid: process.pid(), page }),
     }
 }
 

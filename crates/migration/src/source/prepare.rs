@@ -8,6 +8,8 @@ use godwit_engine::image::Digest;
 use godwit_engine::{ContainerStatus, tree};
 
 use super::copy::Copied;
+use super::files::{Files, next_round, send_round};
+use super::logs::Logs;
 use super::{Source, SourceError};
 use crate::attach::Attachment;
 use crate::cpu::cpu_flags;
@@ -27,7 +29,6 @@ pub(super) const CHUNK: usize = 256 * 1024;
 
 /// What the frozen stretch needs to know of what came before it.
 pub(super) struct Prepared {
-    pub(super) tree: tree::Source,
     pub(super) room: Room,
     pub(super) copied: Copied,
     /// Where the destination takes frames for the service.
@@ -107,7 +108,7 @@ impl Source {
             ..self.service.clone()
         })
         .map_err(|e| SourceError::NotEligible(vec![format!("the service cannot be described: {e}")]))?;
-        let (chosen, kept, tcp_inline);
+        let (chosen, kept, tcp_inline, ahead, lazy);
         link.send(Message::Open(Open {
             protocol: PROTOCOL_VERSION,
             migration: self.id.clone(),
@@ -123,6 +124,7 @@ impl Source {
             journal: self.local.journal.identity().to_owned(),
             criu: Some(self.local.criu.version().await?.into()),
             now_ms: now_ms(),
+            steps: true,
         }))
         .await?;
         let missing = match link.receive().await? {
@@ -131,6 +133,7 @@ impl Source {
                 plan.tell(report);
                 chosen = plan;
                 kept = accepted.kept.then_some(accepted.key);
+                (ahead, lazy) = (accepted.ahead, accepted.userfaultfd);
                 tcp_inline = accepted.tcp_inline && self.local.criu.tcp_inline().await?;
                 accepted.missing_layers
             }
@@ -162,16 +165,23 @@ impl Source {
             Message::TreeApplied => {}
             other => return Err(link.unexpected(&other, "TreeApplied").into()),
         }
+        let mut files = Files::new(tree, Logs::new(self.local.log_files(&self.service)), ahead);
+        if ahead {
+            let sent = files.send_log(link).await?;
+            report.pre_dump_bytes += sent;
+            report.file_bytes += sent;
+        }
         report.pre_dump_transfer_ms = ms_since(sending);
         report.memory_bytes = memory;
         let vtep = self.local.host.vtep(&self.destination)?;
-        let copied = self.copy(link, chosen, visit, report).await?;
+        let copied = self.copy(link, chosen, (visit, files), report).await?;
+        let copied = Copied { waits: !lazy, ..copied };
         let room = Room::open(
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),
             room_bytes,
         )?;
-        Ok(Prepared { tree, room, copied, vtep, tcp_inline })
+        Ok(Prepared { room, copied, vtep, tcp_inline })
     }
 
     /// Which pages the destination has kept of an earlier visit.
@@ -222,33 +232,4 @@ impl Source {
             other => Err(link.unexpected(&other, "LayerStored").into()),
         }
     }
-}
-
-pub(super) async fn next_round(
-    tree: tree::Source,
-    frozen: bool,
-) -> Result<(tree::Source, tree::Round), SourceError> {
-    Ok(tokio::task::spawn_blocking(move || tree.next_round(frozen).map(|round| (tree, round))).await??)
-}
-
-pub(super) async fn send_round(
-    link: &Link,
-    mut tree: tree::Source,
-    round: tree::Round,
-) -> Result<(tree::Source, u64), SourceError> {
-    link.send(Message::TreeBegin).await?;
-    let sender = link.sender();
-    let node = link.node().to_string();
-    let sent = tokio::task::spawn_blocking(move || {
-        let mut bytes = 0u64;
-        let sent = tree.send(round, &mut |item: tree::Item| {
-            let encoded = bytes::Bytes::from(item.encode());
-            bytes += encoded.len() as u64;
-            sender.blocking_send(Message::TreeItem(encoded)).map_err(|_| LinkError::Closed(node.clone()))
-        });
-        sent.map(|_| (tree, bytes))
-    })
-    .await??;
-    link.send(Message::TreeEnd).await?;
-    Ok(sent)
 }

@@ -29,7 +29,7 @@ impl Target {
     fn apply(&self, items: Vec<Item>) -> Result<(), TreeError> {
         let mut receiver = self.receiver();
         items.into_iter().try_for_each(|item| receiver.apply(item))?;
-        receiver.finish()
+        receiver.finish().map(drop)
     }
 
     fn assert_outside_untouched(&self) {

@@ -337,3 +337,59 @@ fn a_container_filesystem_looks_the_same_over_a_carried_upper_directory() {
     assert_eq!(differences.unwrap(), []);
     assert_eq!((names, gone), (1, false));
 }
+
+/// The number of cachestat(2), the same on all architectures.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// How many pages of a file its disk does not have yet (cachestat(2)).
+fn dirty_pages(path: &Path) -> u64 {
+    let file = File::open(path).unwrap();
+    let (range, mut answer) = ([0_u64, 0], [0_u64; 5]);
+    // SAFETY: a range that the kernel reads, and five counters that it writes.
+    let result = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            std::os::fd::AsRawFd::as_raw_fd(&file),
+            range.as_ptr(),
+            answer.as_mut_ptr(),
+            0,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    let [_, dirty, under_way, _, _] = answer;
+    dirty + under_way
+}
+
+#[test]
+fn a_round_is_brought_to_the_disk_without_what_others_have_written() {
+    let pair = Pair::new();
+    let others = pair.copy.with_file_name("others");
+    // Others, who sync their filesystem at that moment, may do it for us.
+    let alone = (0..20).any(|number: u32| {
+        fs::create_dir_all(pair.source.join("deep/er")).unwrap();
+        fs::write(pair.source.join("deep/er/file"), format!("{number}").repeat(1 << 16)).unwrap();
+        let mut sender = Source::new(&pair.source);
+        let round = sender.next_round(true).unwrap();
+        let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap();
+        sender.send(round, &mut |item: Item| receiver.apply(item)).unwrap();
+        fs::write(&others, format!("{number}").repeat(1 << 16)).unwrap();
+        receiver.finish().unwrap().sync().unwrap();
+        assert_eq!(dirty_pages(&pair.copy.join("deep/er/file")), 0);
+        dirty_pages(&others) > 0
+    });
+    assert!(alone, "what others wrote was written each time, too");
+}
+
+#[test]
+fn what_took_the_place_of_a_file_in_the_same_round_is_not_opened() {
+    let pair = Pair::new();
+    let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap();
+    let entry =
+        |kind: Kind| Entry { path: b"name".to_vec(), kind: kind.into(), mode: 0o600, ..Entry::default() };
+    for kind in [Kind::File, Kind::Fifo] {
+        receiver.apply(Item::Entry(entry(kind))).unwrap();
+    }
+    receiver.apply(Item::End(End { entries: 2, bytes: 0 })).unwrap();
+    // To open the FIFO would wait for a writer.
+    receiver.finish().unwrap().sync().unwrap();
+}

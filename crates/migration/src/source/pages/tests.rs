@@ -4,6 +4,7 @@
 
 use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
 use godwit_memory::tracker::SpaceRound;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 
 use std::collections::HashMap;
 
@@ -112,9 +113,13 @@ impl Both {
 
     /// Sends what is noted, and lets the destination have it; each lane's batches.
     fn send(&mut self) -> Vec<Vec<Sent>> {
+        self.send_in(State::Running)
+    }
+
+    fn send_in(&mut self, state: State) -> Vec<Vec<Sent>> {
         let (senders, receivers): (Vec<_>, Vec<_>) =
             self.pages.lanes.iter().map(|_| mpsc::channel(64)).unzip();
-        self.pages.send(&senders, State::Running, &|_| ControlFlow::Continue(())).unwrap();
+        self.pages.send(&senders, state, &|_| ControlFlow::Continue(())).unwrap();
         drop(senders);
         let mut lanes = Vec::new();
         for mut receiver in receivers {
@@ -368,4 +373,46 @@ fn a_sending_thread_that_panics_is_not_taken_for_a_connection_that_is_closed() {
         matches!(&error, PagesError::Panic(_)) && error.to_string().contains("nobody counts to 7"),
         "{error}"
     );
+}
+
+/// So many pages of this process that are noted and cannot be read: those of a file behind its end.
+fn hole(pages: usize) -> Range {
+    let length = NonZeroUsize::new(pages * PAGE).unwrap();
+    let empty = tempfile::tempfile().unwrap();
+    // SAFETY: a new mapping, of which nobody else knows, and which nobody reads.
+    let start = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, empty, 0) }.unwrap();
+    let start = start.as_ptr().addr() as u64;
+    start..start + (pages * PAGE) as u64
+}
+
+#[test]
+fn a_page_of_a_frozen_process_that_is_gone_when_its_turn_comes_is_told_of() {
+    // The destination was told that all three come, and waits for them.
+    let mut both = Both::new(1, 1);
+    let gone = hole(2);
+    both.wrote(&[0]);
+    both.todo().wrote(gone.clone());
+    assert_eq!(both.pages.unnamed().pages(), 3);
+    both.send_in(State::Frozen);
+    both.agrees();
+    for page in gone.step_by(PAGE) {
+        assert!(both.there.get(&page) == Some(&[0; PAGE]), "it waits for the page at {page:#x}");
+    }
+}
+
+#[test]
+fn a_page_of_a_running_process_that_is_gone_is_left_to_the_next_look() {
+    let mut both = Both::new(1, 1);
+    both.todo().wrote(hole(1));
+    both.send();
+    assert_eq!(both.there.len(), 0);
+}
+
+#[test]
+fn what_has_content_is_never_taken_for_gone() {
+    let both = Both::new(2, 1);
+    is_empty(&both.process, &hole(1)).unwrap();
+    let page = both.address(1);
+    let error = is_empty(&both.process, &(both.range(1))).unwrap_err().to_string();
+    assert!(error.contains(&format!("{page:#x}")) && error.contains("cannot be read"), "{error}");
 }

@@ -1,0 +1,150 @@
+//! The service's changed files and its log on their way: in rounds while it runs, so that only what has changed since
+//! the last one is left for the frozen stretch.
+
+use std::time::Instant;
+
+use godwit_engine::tree;
+use tokio::sync::mpsc;
+
+use super::SourceError;
+use super::logs::Logs;
+use crate::link::{Link, LinkError};
+use crate::message::Message;
+
+/// What may be left for the frozen stretch without another round, bytes: half a millisecond of a link of 1 Gbit/s.
+const LITTLE: u64 = 64 << 10;
+
+/// What a name that comes or goes takes on the wire beside its content, with the work for it, bytes.
+const NAME: u64 = 512;
+
+/// A round that finds more than this share of what the one before found does not pay.
+const GAIN: f64 = 0.9;
+
+/// A round that carried less tells the round trip, not the bandwidth.
+const TELLING: u64 = 4 << 20;
+
+/// The files that follow a service.
+pub(super) struct Files {
+    tree: tree::Source,
+    logs: Logs,
+    /// Whether the destination takes the log, and further rounds, while the service runs.
+    ahead: bool,
+    /// What the last further round found.
+    found: Option<u64>,
+    bandwidth: Option<f64>,
+}
+
+/// What a look at the files came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ahead {
+    /// So many bytes were sent while the service ran.
+    Sent(u64),
+    /// So many bytes are left for the frozen stretch.
+    Left(u64),
+}
+
+impl Files {
+    /// After the first round of the tree.
+    pub(super) fn new(tree: tree::Source, logs: Logs, ahead: bool) -> Self {
+        Self { tree, logs, ahead, found: None, bandwidth: None }
+    }
+
+    /// Bytes of files per second that the link carried, where a round has shown it.
+    pub(super) fn bandwidth(&self) -> Option<f64> {
+        self.bandwidth
+    }
+
+    /// The tree, for the last round. Here stays one that is used no more.
+    pub(super) fn take_tree(&mut self) -> tree::Source {
+        std::mem::take(&mut self.tree)
+    }
+
+    /// While the service runs: sends what has changed since the last round, if that pays.
+    pub(super) async fn send_ahead(&mut self, link: &mut Link) -> Result<Ahead, SourceError> {
+        let (logs, tree) = (std::mem::take(&mut self.logs), std::mem::take(&mut self.tree));
+        let (left, round);
+        (self.logs, self.tree, left, round) = tokio::task::spawn_blocking(move || {
+            let (left, round) = (logs.left()?, tree.next_round(false)?);
+            Ok::<_, SourceError>((logs, tree, left, round))
+        })
+        .await??;
+        let changes = &round.changes;
+        // What is as it was is sent again only where it changed a moment before.
+        let names = changes.entries().saturating_add(changes.removals()).saturating_mul(NAME);
+        let found = left.saturating_add(changes.bytes()).saturating_add(names);
+        let pays = self.found.is_none_or(|before| (found as f64) < before as f64 * GAIN);
+        if !self.ahead || found <= LITTLE || !pays {
+            return Ok(Ahead::Left(found));
+        }
+        self.found = Some(found);
+        let begun = Instant::now();
+        let mut sent = self.send_log(link).await?;
+        link.send(Message::TreeAgain).await?;
+        let bytes;
+        (self.tree, bytes) = send_items(link, std::mem::take(&mut self.tree), round).await?;
+        sent += bytes;
+        match link.receive().await? {
+            Message::TreeApplied => {}
+            other => return Err(link.unexpected(&other, "TreeApplied").into()),
+        }
+        if sent >= TELLING {
+            self.bandwidth = Some(sent as f64 / begun.elapsed().as_secs_f64());
+        }
+        Ok(Ahead::Sent(sent))
+    }
+
+    /// Sends what the destination does not have of the log, and says how many bytes that were.
+    pub(super) async fn send_log(&mut self, link: &Link) -> Result<u64, SourceError> {
+        let (mut logs, sender, node) =
+            (std::mem::take(&mut self.logs), link.sender(), link.node().to_owned());
+        let sent;
+        (self.logs, sent) = tokio::task::spawn_blocking(move || {
+            let sent = logs.send(&mut |message| Ok::<_, SourceError>(hand(&sender, &node, message)?))?;
+            Ok::<_, SourceError>((logs, sent))
+        })
+        .await??;
+        Ok(sent)
+    }
+}
+
+fn hand(sender: &mpsc::Sender<Message>, node: &str, message: Message) -> Result<(), LinkError> {
+    sender.blocking_send(message).map_err(|_| LinkError::Closed(node.to_owned()))
+}
+
+/// Finds what the destination lacks of the tree.
+pub(super) async fn next_round(
+    tree: tree::Source,
+    frozen: bool,
+) -> Result<(tree::Source, tree::Round), SourceError> {
+    Ok(tokio::task::spawn_blocking(move || tree.next_round(frozen).map(|round| (tree, round))).await??)
+}
+
+/// Sends the first round, or the last one.
+pub(super) async fn send_round(
+    link: &Link,
+    tree: tree::Source,
+    round: tree::Round,
+) -> Result<(tree::Source, u64), SourceError> {
+    link.send(Message::TreeBegin).await?;
+    send_items(link, tree, round).await
+}
+
+async fn send_items(
+    link: &Link,
+    mut tree: tree::Source,
+    round: tree::Round,
+) -> Result<(tree::Source, u64), SourceError> {
+    let (sender, node) = (link.sender(), link.node().to_owned());
+    let sent = tokio::task::spawn_blocking(move || {
+        let mut bytes = 0u64;
+        let sent = tree.send(round, &mut |item: tree::Item| {
+            let encoded = bytes::Bytes::from(item.encode());
+            bytes += encoded.len() as u64;
+            hand(&sender, &node, Message::TreeItem(encoded))
+        });
+        sent.map(|_| (tree, bytes))
+    })
+    .await??;
+    link.send(Message::TreeEnd).await?;
+    Ok(sent)
+}

@@ -1,0 +1,290 @@
+//! The service's log on its way: all of it while the service runs, and what has come since while it is frozen.
+//!
+//! The log has two files: the one that is written, and an older one in whose place it is put when it is full. So what
+//! was sent is known by the file itself, whatever its name is by now:
+//!
+//! | the file whose beginning is there | what is sent |
+//! |---|---|
+//! | is the log still | the rest of it |
+//! | is the older file now | the rest of it, `LogRotated`, and the log |
+//! | is gone, or shorter than it was | `LogRotated` twice, which clears both, and both files |
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use super::prepare::CHUNK;
+use crate::local::LocalError;
+use crate::message::Message;
+
+/// A log, and how much of it the destination has.
+#[derive(Debug, Default)]
+pub(super) struct Logs {
+    /// The older file, and the one that is written.
+    paths: [PathBuf; 2],
+    /// The file whose beginning is the destination's log, held open so that no other one gets its number, and
+    /// how many bytes of it that is.
+    there: Option<(File, u64)>,
+    /// Whether anything has been sent.
+    begun: bool,
+}
+
+/// The two files as they are at one moment.
+struct Files {
+    older: Option<File>,
+    log: Option<File>,
+}
+
+/// What has to be done so that the destination has all.
+enum Way {
+    /// Send the rest of the log from here on.
+    Rest(File, u64),
+    /// Send the rest of what is the older file by now; then the log.
+    Rotated(File, u64, Option<File>),
+    /// Send both.
+    All(Files),
+}
+
+/// One thing to send.
+enum Part {
+    /// That the log is the older file from now on.
+    Rotation,
+    /// All of the older file.
+    Older(File),
+    /// The log, from here on.
+    Log(File, u64),
+}
+
+impl Way {
+    /// In this order. What was `begun` is cleared where all is sent.
+    fn parts(self, begun: bool) -> Vec<Part> {
+        let log = |file: Option<File>| file.map(|file| Part::Log(file, 0));
+        match self {
+            Self::Rest(file, from) => vec![Part::Log(file, from)],
+            Self::Rotated(older, from, new) => {
+                [Part::Log(older, from), Part::Rotation].into_iter().chain(log(new)).collect()
+            }
+            Self::All(Files { older, log: new }) => {
+                let clear = if begun { 2 } else { 0 };
+                let cleared = std::iter::repeat_with(|| Part::Rotation).take(clear);
+                cleared.chain(older.map(Part::Older)).chain(log(new)).collect()
+            }
+        }
+    }
+}
+
+impl Logs {
+    pub(super) fn new(paths: [PathBuf; 2]) -> Self {
+        Self { paths, there: None, begun: false }
+    }
+
+    /// How many bytes [`Logs::send`] would send now.
+    pub(super) fn left(&self) -> Result<u64, LocalError> {
+        let length = |file: &Option<File>| file.as_ref().map_or(Ok(0), length);
+        let left = || {
+            Ok(match self.way()? {
+                Way::Rest(log, from) => self::length(&log)?.saturating_sub(from),
+                Way::Rotated(older, from, log) => self::length(&older)?.saturating_sub(from) + length(&log)?,
+                Way::All(Files { older, log }) => length(&older)? + length(&log)?,
+            })
+        };
+        left().map_err(|error| self.failed(error))
+    }
+
+    /// Sends what the destination does not have, and says how many bytes that were. Blocks.
+    pub(super) fn send<E: From<LocalError>>(
+        &mut self,
+        sink: &mut impl FnMut(Message) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let parts = self.way().map_err(|error| self.failed(error))?.parts(self.begun);
+        self.begun = true;
+        let mut sent = 0;
+        for part in parts {
+            let is_log = matches!(part, Part::Log(..));
+            let (file, from, kind): (_, _, fn(Bytes) -> Message) = match part {
+                Part::Rotation => {
+                    sink(Message::LogRotated)?;
+                    self.there = None;
+                    continue;
+                }
+                Part::Older(file) => (file, 0, Message::OldLogData),
+                Part::Log(file, from) => (file, from, Message::LogData),
+            };
+            let mut at = from;
+            while let Some(piece) = piece(&file, at).map_err(|error| self.failed(error))? {
+                at += piece.len() as u64;
+                sink(kind(piece))?;
+            }
+            sent += at - from;
+            self.there = is_log.then_some((file, at));
+        }
+        Ok(sent)
+    }
+
+    fn failed(&self, source: io::Error) -> LocalError {
+        LocalError::Io { action: "read", path: self.paths[1].clone(), source }
+    }
+
+    fn way(&self) -> io::Result<Way> {
+        let Files { older, log } = self.open()?;
+        let Some((there, sent)) = &self.there else { return Ok(Way::All(Files { older, log })) };
+        let is_it = |file: &File| Ok::<_, io::Error>(same(file, there)? && length(file)? >= *sent);
+        Ok(match (older, log) {
+            (_, Some(log)) if is_it(&log)? => Way::Rest(log, *sent),
+            (Some(older), log) if is_it(&older)? => Way::Rotated(older, *sent, log),
+            (older, log) => Way::All(Files { older, log }),
+        })
+    }
+
+    /// Both files as they are at one moment: opened again when the log was rotated in between.
+    fn open(&self) -> io::Result<Files> {
+        let [older, log] = &self.paths;
+        loop {
+            let files = Files { log: open(log)?, older: open(older)? };
+            let now = open(log)?;
+            let unchanged = match (&files.log, &now) {
+                (Some(before), Some(now)) => same(before, now)?,
+                (None, None) => true,
+                _ => false,
+            };
+            if unchanged {
+                return Ok(files);
+            }
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+fn length(file: &File) -> io::Result<u64> {
+    Ok(file.metadata()?.len())
+}
+
+fn same(one: &File, other: &File) -> io::Result<bool> {
+    let [one, other] = [one.metadata()?, other.metadata()?];
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+/// The next piece of a file; none at its end.
+fn piece(file: &File, at: u64) -> io::Result<Option<Bytes>> {
+    let mut buffer = vec![0; CHUNK];
+    let mut filled = 0;
+    while filled < CHUNK {
+        match file.read_at(&mut buffer[filled..], at + filled as u64) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    buffer.truncate(filled);
+    Ok((filled > 0).then(|| buffer.into()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use super::*;
+
+    /// A log here, and what came of it there.
+    struct Both {
+        _directory: tempfile::TempDir,
+        paths: [PathBuf; 2],
+        logs: Logs,
+        there: [Vec<u8>; 2],
+    }
+
+    impl Both {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let paths = ["log.1", "log"].map(|name| directory.path().join(name));
+            let logs = Logs::new(paths.clone());
+            Self { _directory: directory, paths, logs, there: Default::default() }
+        }
+
+        fn write(&self, text: &[u8]) {
+            let mut log = File::options().append(true).create(true).open(&self.paths[1]).unwrap();
+            log.write_all(text).unwrap();
+        }
+
+        fn rotate(&self) {
+            fs::rename(&self.paths[1], &self.paths[0]).unwrap();
+        }
+
+        /// Sends; what is there is what is here then. The bytes that crossed.
+        fn send(&mut self) -> u64 {
+            let left = self.logs.left().unwrap();
+            let [older, log] = &mut self.there;
+            let sent = self.logs.send(&mut |message| {
+                match message {
+                    Message::OldLogData(data) => older.extend(data),
+                    Message::LogData(data) => log.extend(data),
+                    Message::LogRotated => *older = std::mem::take(log),
+                    other => panic!("{}", other.name()),
+                }
+                Ok::<_, LocalError>(())
+            });
+            let sent = sent.unwrap();
+            assert_eq!(sent, left);
+            assert_eq!(self.logs.left().unwrap(), 0);
+            let here = self.paths.each_ref().map(|path| fs::read(path).unwrap_or_default());
+            assert!(self.there == here, "{} and {} bytes", self.there[0].len(), self.there[1].len());
+            sent
+        }
+    }
+
+    #[test]
+    fn only_what_has_come_since_crosses_again() {
+        let mut both = Both::new();
+        assert_eq!(both.send(), 0, "there is no log yet");
+        both.write(b"old");
+        both.rotate();
+        both.write(&vec![7; 3 * CHUNK + 5]);
+        assert_eq!(both.send(), 3 + 3 * CHUNK as u64 + 5);
+        both.write(b"tail");
+        assert_eq!(both.send(), 4);
+        assert_eq!(both.send(), 0);
+    }
+
+    #[test]
+    fn a_log_that_is_rotated_on_the_way_is_rotated_there() {
+        let mut both = Both::new();
+        both.write(b"older");
+        both.rotate();
+        both.write(b"first");
+        both.send();
+        both.write(b" line");
+        both.rotate();
+        both.write(b"second");
+        assert_eq!(both.send(), 11);
+        both.rotate();
+        both.write(b"third");
+        assert_eq!(both.send(), 5);
+    }
+
+    #[test]
+    fn a_log_of_which_nothing_is_left_that_was_sent_crosses_anew() {
+        let mut both = Both::new();
+        both.write(b"first");
+        both.send();
+        for text in [b"second", b"third!"] {
+            both.rotate();
+            both.write(text);
+        }
+        assert_eq!(both.send(), 12);
+        // Somebody has emptied it.
+        fs::write(&both.paths[1], b"x").unwrap();
+        assert_eq!(both.send(), 7);
+    }
+}
