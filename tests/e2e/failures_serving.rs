@@ -102,9 +102,17 @@ fn a_service_that_is_lost_is_started_from_its_files_once_its_migration_is_over()
     let always = ["--restart", "always"].map(str::to_owned).to_vec();
     let victim = Victim::up_with("lost-again", |_, _| {}, |_| always);
     let attempt = victim.begin_with_and_hold("a", "b", &POSTCOPY, POINT);
+    victim.hold("destination.lost");
     for pager in victim.pagers("b") {
         rustix::process::kill_process(pager, rustix::process::Signal::KILL).unwrap();
     }
+    victim.reached("destination.lost");
+    // It is in the books as ended, and its processes are about to be killed.
+    wait_for("node b to put the start off", || {
+        let log = std::fs::read_to_string(victim.bed.lab().log("b").unwrap()).unwrap();
+        log.contains("it is not started yet").then_some(())
+    });
+    victim.let_go("destination.lost");
     victim.let_go(POINT);
     assert!(attempt.lost().contains("its memory is not complete"));
     wait_for("the start from its files", || {

@@ -9,7 +9,7 @@ use godwit_lab::LabConfig;
 use crate::wait_for;
 
 /// Every point at which a migration can be held, in the order in which it passes them.
-pub const POINTS: [&str; 17] = [
+pub const POINTS: [&str; 18] = [
     "destination.reserved",
     "destination.prepared",
     "source.copying",
@@ -26,6 +26,7 @@ pub const POINTS: [&str; 17] = [
     "source.serving",
     "source.pushing",
     "destination.filling",
+    "destination.lost",
     "destination.dropping",
 ];
 

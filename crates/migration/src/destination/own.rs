@@ -216,6 +216,7 @@ async fn kill_incomplete(local: &Local, service: &Service, id: &str, why: &str) 
     let reason = format!("it was killed, as its memory is not complete: {why}");
     tracing::error!(migration = %id, service = %service.name, %reason, "the service is lost");
     local.host.lost(service, &reason).await;
+    fault::point("destination.lost").await;
     if let Err(error) = local.engine.signal(&local.config(service), libc::SIGKILL).await {
         tracing::error!(migration = %id, error = %crate::error_chain(&error), "it cannot be killed");
     }
