@@ -1,11 +1,12 @@
 //! How long a process stands still when it is looked at for the first time, as one of its threads sees it:
 //! that thread reads the clock all the time and notes the longest gap. The other threads sleep.
 //!
-//! `chrt -f 10 cargo run --release -p godwit-memory --example stop_cost -- THREADS LOOKS`
+//! `chrt -f 10 cargo run --release -p godwit-memory --example stop_cost -- THREADS LOOKS CONNECTIONS`
 //!
 //! With `chrt` other programs of the machine do not count, and the thread with the clock does not keep the
 //! others of its process from stopping.
 
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ struct Shared {
     reading: AtomicBool,
 }
 
-fn watch_the_clock(shared: &Shared, threads: usize) -> ! {
+fn watch_the_clock(shared: &Shared, threads: usize, connections: usize) -> ! {
+    let _open = connect(connections);
     for _ in 1..threads {
         std::thread::spawn(|| {
             loop {
@@ -51,10 +53,22 @@ fn watch_the_clock(shared: &Shared, threads: usize) -> ! {
     }
 }
 
+/// So many TCP connections, both ends of each.
+fn connect(connections: usize) -> Vec<[TcpStream; 2]> {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its number");
+    let connect = |_| {
+        let near = TcpStream::connect(address).expect("a connection");
+        [near, listener.accept().expect("its other end").0]
+    };
+    (0..connections).map(connect).collect()
+}
+
 fn main() {
     let mut words = std::env::args().skip(1).filter_map(|word| word.parse().ok());
     let threads: usize = words.next().unwrap_or(1);
     let looks: usize = words.next().unwrap_or(300);
+    let connections: usize = words.next().unwrap_or(0);
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, which holds zeros: two numbers and a flag that is not set.
     let shared: &Shared = unsafe {
@@ -68,7 +82,7 @@ fn main() {
         nix::unistd::ForkResult::Child => {
             // SAFETY: plain numbers.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-            watch_the_clock(shared, threads)
+            watch_the_clock(shared, threads, connections)
         }
     };
     let reads = |reading: bool| {
@@ -95,7 +109,9 @@ fn main() {
         let us = |part: usize| gaps[(gaps.len() - 1) * part / 100] as f64 / 1e3;
         println!("  median {:.0} µs, p99 {:.0} µs, longest {:.0} µs", us(50), us(99), us(100));
     };
-    println!("{threads} threads, {looks} times; longest gap in the time of a look and 2 ms:");
+    println!(
+        "{threads} threads, {connections} connections, {looks} times; longest gap in the time of a look and 2 ms:"
+    );
     println!(" not looked at");
     measure(&|| ());
     println!(" first look");

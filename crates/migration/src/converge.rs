@@ -181,8 +181,8 @@ pub fn advice(rounds: &[Round], predicted: Duration, fixed: Duration, goals: &Go
 /// what they are for.
 #[must_use]
 pub fn why_frozen(rounds: &[Round], fixed: Duration, goals: &Goals) -> Option<String> {
-    let limit = goals.max_frozen.unwrap_or(fixed + ENOUGH);
     let (first, last) = (rounds.first()?, rounds.last()?);
+    let limit = goals.max_frozen.unwrap_or(fixed.mul_f64(1.0 + NOTICED));
     if goals.postcopy || predict(rounds, fixed)? <= limit {
         return None;
     }
@@ -207,6 +207,9 @@ pub fn why_frozen(rounds: &[Round], fixed: Duration, goals: &Goals) -> Option<St
 pub fn why_hybrid(rounds: &[Round]) -> String {
     format!("more rounds do not pay: {}, so the rest follows after the resume", figures(rounds))
 }
+
+/// Pages that take less of the frozen time than this share of what it takes without any are not worth a word.
+const NOTICED: f64 = 0.5;
 
 /// A service that writes less is not helped by less of its CPU, bytes per second.
 const SLOW: f64 = 1e6;
@@ -348,6 +351,8 @@ mod tests {
         let why = why_frozen(&rounds(&[200_000, 50_000, 49_000, 48_000]), FIXED, &goals()).unwrap();
         assert!(!why.contains("mode cold"), "{why}");
         assert_eq!(why_frozen(&rounds(&[50_000, 100]), FIXED, &goals()), None);
+        // 41 ms beside 200 ms.
+        assert_eq!(why_frozen(&rounds(&[50_000, 1_001, 1_000, 1_000]), FIXED, &goals()), None);
     }
 
     #[test]
