@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::arrivals::{Arrival, Further};
+use crate::blocking::off_worker;
 use crate::kept::{Kept, KeptError};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
@@ -520,7 +521,9 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
 async fn take_faulted(mut lane: Link, mut into: Storing) -> Result<(), IntakeError> {
     loop {
         match lane.receive().await? {
-            Message::Pages(bytes) => into.store(bytes)?,
+            Message::Pages(bytes) if into.client.has_room() => into.store(bytes)?,
+            // The pager is slow, or stands still: other tasks must not wait with this one.
+            Message::Pages(bytes) => off_worker(|| into.store(bytes))?,
             other => return Err(lane.unexpected(&other, "Pages").into()),
         }
     }
