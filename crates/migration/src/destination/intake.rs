@@ -194,7 +194,7 @@ impl Intake {
         Self { client, seen, most: u64::MAX, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
     }
 
-    /// These pages stay at the source beyond the commit.
+    /// These pages are still at the source when the service is frozen, and come later.
     pub(crate) async fn pending(&self, ranges: PageRanges) -> Result<(), IntakeError> {
         let decoded = ranges.decode().ok_or(IntakeError::Protocol("pages that cannot be"))?;
         let extents = decoded.into_iter().map(|range| Extent {
