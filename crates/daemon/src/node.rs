@@ -448,12 +448,12 @@ impl Node {
 
     /// The address of a member's peer API.
     pub(crate) fn member_address(&self, name: &str) -> Result<Option<String>, StateError> {
-        Ok(self.state.members()?.into_iter().find(|m| m.name == name).map(|m| m.address))
+        Ok(self.state.member(name)?.map(|member| member.address))
     }
 
     /// Where a service is, if any node has it.
     pub(crate) fn placement(&self, name: &str) -> Result<Option<Placement>, StateError> {
-        Ok(self.state.placements()?.into_iter().find(|p| p.service == name && !p.removed))
+        Ok(self.state.placement(name)?.filter(|placement| !placement.removed))
     }
 
     /// Says where a service of this node is now, to the state, the network and the others.

@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::v1::{Event, Member, Network, Placement};
 use godwit_migration::Service;
+use godwit_migration::blocking::off_worker;
 use godwit_migration::schema::{self, SchemaError};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
@@ -116,98 +117,118 @@ impl State {
     /// # Errors
     /// [`StateError::Another`] when the name is another service's here, or its life here is a later one.
     pub(crate) fn put_service(&self, service: &Service) -> Result<(), StateError> {
-        let text = serde_json::to_string(service)?;
-        let rows = self.lock().execute(
-            &format!(
-                "INSERT INTO service (name, service) VALUES (?3, ?4)
+        off_worker(|| {
+            let text = serde_json::to_string(service)?;
+            let rows = self.lock().execute(
+                &format!(
+                    "INSERT INTO service (name, service) VALUES (?3, ?4)
                  ON CONFLICT (name) DO UPDATE SET service = excluded.service, exit_code = NULL, reason = '',
                     restarts = 0, stopped = service.stopped AND json_extract(service.service, '$.epoch') = ?2
                  WHERE {UP_TO}"
-            ),
-            params![service.id, epoch(service), service.name, text],
-        )?;
-        if rows == 1 { Ok(()) } else { Err(StateError::Another(service.name.clone())) }
+                ),
+                params![service.id, epoch(service), service.name, text],
+            )?;
+            if rows == 1 { Ok(()) } else { Err(StateError::Another(service.name.clone())) }
+        })
     }
 
     /// Notes that a user stops a service, before it is stopped.
     pub(crate) fn set_stopped(&self, service: &Service) -> Result<(), StateError> {
-        self.lock().execute(
-            &format!("UPDATE service SET stopped = 1 WHERE name = ?3 AND {UP_TO}"),
-            params![service.id, epoch(service), service.name],
-        )?;
-        Ok(())
+        off_worker(|| {
+            self.lock().execute(
+                &format!("UPDATE service SET stopped = 1 WHERE name = ?3 AND {UP_TO}"),
+                params![service.id, epoch(service), service.name],
+            )?;
+            Ok(())
+        })
     }
 
     /// Notes that a service that has ended is started again, before it is, for the so many'th time by its policy;
     /// whether it is here at this epoch, and has ended.
     pub(crate) fn set_started(&self, service: &Service, restarts: u32) -> Result<bool, StateError> {
-        let text = serde_json::to_string(service)?;
-        let rows = self.lock().execute(
-            "UPDATE service SET service = ?4, exit_code = NULL, reason = '', stopped = 0, restarts = ?5
-             WHERE name = ?3 AND exit_code IS NOT NULL
-                AND json_extract(service.service, '$.id') = ?1 AND json_extract(service.service, '$.epoch') = ?2",
-            params![service.id, epoch(service), service.name, text, restarts],
-        )?;
-        Ok(rows == 1)
+        off_worker(|| {
+            let text = serde_json::to_string(service)?;
+            let rows = self.lock().execute(
+                "UPDATE service SET service = ?4, exit_code = NULL, reason = '', stopped = 0, restarts = ?5
+                 WHERE name = ?3 AND exit_code IS NOT NULL
+                    AND json_extract(service.service, '$.id') = ?1 AND json_extract(service.service, '$.epoch') = ?2",
+                params![service.id, epoch(service), service.name, text, restarts],
+            )?;
+            Ok(rows == 1)
+        })
     }
 
     /// Counts from 0 again how often a service was started by its policy: its machine was restarted.
     pub(crate) fn forget_restarts(&self, service: &Service) -> Result<(), StateError> {
-        self.lock().execute(
-            &format!("UPDATE service SET restarts = 0 WHERE name = ?3 AND {UP_TO}"),
-            params![service.id, epoch(service), service.name],
-        )?;
-        Ok(())
+        off_worker(|| {
+            self.lock().execute(
+                &format!("UPDATE service SET restarts = 0 WHERE name = ?3 AND {UP_TO}"),
+                params![service.id, epoch(service), service.name],
+            )?;
+            Ok(())
+        })
     }
 
     /// Notes how this life of a service, or an earlier one, ended.
     pub(crate) fn set_exit(&self, service: &Service, code: i32, reason: &str) -> Result<(), StateError> {
-        self.lock().execute(
-            &format!("UPDATE service SET exit_code = ?4, reason = ?5 WHERE name = ?3 AND {UP_TO}"),
-            params![service.id, epoch(service), service.name, code, reason],
-        )?;
-        Ok(())
+        off_worker(|| {
+            self.lock().execute(
+                &format!("UPDATE service SET exit_code = ?4, reason = ?5 WHERE name = ?3 AND {UP_TO}"),
+                params![service.id, epoch(service), service.name, code, reason],
+            )?;
+            Ok(())
+        })
     }
 
     /// Forgets this life of a service, or an earlier one; whether it was here.
     pub(crate) fn remove_service(&self, service: &Service) -> Result<bool, StateError> {
-        let rows = self.lock().execute(
-            &format!("DELETE FROM service WHERE name = ?3 AND {UP_TO}"),
-            params![service.id, epoch(service), service.name],
-        )?;
-        Ok(rows > 0)
+        off_worker(|| {
+            let rows = self.lock().execute(
+                &format!("DELETE FROM service WHERE name = ?3 AND {UP_TO}"),
+                params![service.id, epoch(service), service.name],
+            )?;
+            Ok(rows > 0)
+        })
     }
 
     /// One service this node owns.
     pub(crate) fn service(&self, name: &str) -> Result<Option<Owned>, StateError> {
-        Ok(self.services()?.into_iter().find(|owned| owned.service.name == name))
+        Ok(self.select_services("name = ?1", params![name])?.pop())
     }
 
     /// All services this node owns, by name.
     pub(crate) fn services(&self) -> Result<Vec<Owned>, StateError> {
-        let database = self.lock();
-        let mut statement = database
-            .prepare("SELECT service, exit_code, reason, stopped, restarts FROM service ORDER BY name")?;
-        let rows = statement
-            .query_map([], |row| {
-                Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
-            })?
-            .collect::<Result<Vec<_>, _>>()?;
-        rows.into_iter()
-            .map(|(text, exit_code, reason, stopped, restarts)| {
-                let service = serde_json::from_str(&text)?;
-                Ok(Owned { service, exit_code, reason, stopped, restarts })
-            })
-            .collect()
+        self.select_services("1 ORDER BY name", params![])
+    }
+
+    fn select_services(&self, which: &str, values: impl Params) -> Result<Vec<Owned>, StateError> {
+        off_worker(|| {
+            let database = self.lock();
+            let mut statement = database.prepare(&format!(
+                "SELECT service, exit_code, reason, stopped, restarts FROM service WHERE {which}"
+            ))?;
+            let rows = statement
+                .query_map(values, |row| {
+                    Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+                })?
+                .collect::<Result<Vec<_>, _>>()?;
+            rows.into_iter()
+                .map(|(text, exit_code, reason, stopped, restarts)| {
+                    let service = serde_json::from_str(&text)?;
+                    Ok(Owned { service, exit_code, reason, stopped, restarts })
+                })
+                .collect()
+        })
     }
 
     /// Takes over a placement if it is newer than what is known; whether it was. Of what one node says of a
     /// name the highest epoch counts, whichever service it is of: each begins above those that the node
     /// knew. Of services on two nodes the one that is there stays, until it is removed.
     pub(crate) fn put_placement(&self, new: &Placement) -> Result<bool, StateError> {
-        let epoch = i64::try_from(new.epoch).unwrap_or(i64::MAX);
-        let (publish, more) = (serde_json::to_string(&new.publish)?, serde_json::to_string(&new.more)?);
-        let rows = self.lock().execute(
+        off_worker(|| {
+            let epoch = i64::try_from(new.epoch).unwrap_or(i64::MAX);
+            let (publish, more) = (serde_json::to_string(&new.publish)?, serde_json::to_string(&new.more)?);
+            let rows = self.lock().execute(
             "INSERT INTO placement (service, id, address, node, epoch, removed, publish, more)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
              ON CONFLICT (service) DO UPDATE SET
@@ -221,13 +242,19 @@ impl State {
                 OR (placement.node <> excluded.node AND placement.removed = 1 AND excluded.id > placement.id)",
             params![new.service, new.id, new.address, new.node, epoch, new.removed, publish, more],
         )?;
-        Ok(rows > 0)
+            Ok(rows > 0)
+        })
     }
 
     /// The epoch for a new service of a name: above those of all that had it before.
     pub(crate) fn next_epoch(&self, name: &str) -> Result<u64, StateError> {
-        let known = self.placements()?.into_iter().find(|placement| placement.service == name);
+        let known = self.placement(name)?;
         Ok(known.map_or(1, |placement| placement.epoch.saturating_add(1)))
+    }
+
+    /// Where the service of a name is, or was, if it was removed.
+    pub(crate) fn placement(&self, name: &str) -> Result<Option<Placement>, StateError> {
+        Ok(self.select_placements("service = ?1", params![name])?.pop())
     }
 
     /// Where all services are, including those removed.
@@ -245,29 +272,32 @@ impl State {
     }
 
     fn select_placements(&self, which: &str, values: impl Params) -> Result<Vec<Placement>, StateError> {
-        let database = self.lock();
-        let mut statement = database.prepare(&format!(
+        off_worker(|| {
+            let database = self.lock();
+            let mut statement = database.prepare(&format!(
             "SELECT service, id, address, node, epoch, removed, publish, more FROM placement WHERE {which}",
         ))?;
-        let rows = statement.query_map(values, |row| {
-            Ok(Placement {
-                publish: json_column(row, 6)?,
-                more: json_column(row, 7)?,
-                service: row.get(0)?,
-                id: row.get(1)?,
-                address: row.get(2)?,
-                node: row.get(3)?,
-                epoch: row.get::<_, i64>(4)?.unsigned_abs(),
-                removed: row.get(5)?,
-            })
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
+            let rows = statement.query_map(values, |row| {
+                Ok(Placement {
+                    publish: json_column(row, 6)?,
+                    more: json_column(row, 7)?,
+                    service: row.get(0)?,
+                    id: row.get(1)?,
+                    address: row.get(2)?,
+                    node: row.get(3)?,
+                    epoch: row.get::<_, i64>(4)?.unsigned_abs(),
+                    removed: row.get(5)?,
+                })
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
     }
 
     /// Takes over a network if it is newer than what is known; whether it was. Of two that were made at the
     /// same time the one with the lower id stays, on every node.
     pub(crate) fn put_network(&self, new: &Network) -> Result<bool, StateError> {
-        let rows = self.lock().execute(
+        off_worker(|| {
+            let rows = self.lock().execute(
             "INSERT INTO network (name, id, subnet, subnet6, vni, removed) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
              ON CONFLICT (name) DO UPDATE SET
                 id = excluded.id, subnet = excluded.subnet, subnet6 = excluded.subnet6, vni = excluded.vni,
@@ -277,54 +307,70 @@ impl State {
                 OR (network.removed = 0 AND excluded.removed = 0 AND excluded.id < network.id)",
             params![new.name, new.id, new.subnet, new.subnet6, new.vni, new.removed],
         )?;
-        Ok(rows > 0)
+            Ok(rows > 0)
+        })
     }
 
     /// The networks beside the first, including those removed.
     pub(crate) fn networks(&self) -> Result<Vec<Network>, StateError> {
-        let database = self.lock();
-        let mut statement =
-            database.prepare("SELECT name, id, subnet, subnet6, vni, removed FROM network ORDER BY name")?;
-        let rows = statement.query_map([], |row| {
-            Ok(Network {
-                name: row.get(0)?,
-                id: row.get(1)?,
-                subnet: row.get(2)?,
-                subnet6: row.get(3)?,
-                vni: row.get(4)?,
-                removed: row.get(5)?,
-            })
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        off_worker(|| {
+            let database = self.lock();
+            let mut statement = database
+                .prepare("SELECT name, id, subnet, subnet6, vni, removed FROM network ORDER BY name")?;
+            let rows = statement.query_map([], |row| {
+                Ok(Network {
+                    name: row.get(0)?,
+                    id: row.get(1)?,
+                    subnet: row.get(2)?,
+                    subnet6: row.get(3)?,
+                    vni: row.get(4)?,
+                    removed: row.get(5)?,
+                })
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
     }
 
     /// Takes over a member if it is newer than what is known; whether it was.
     pub(crate) fn put_member(&self, member: &Member) -> Result<bool, StateError> {
-        let revision = i64::try_from(member.revision).unwrap_or(i64::MAX);
-        let rows = self.lock().execute(
-            "INSERT INTO member (name, address, vtep, revision) VALUES (?1, ?2, ?3, ?4)
+        off_worker(|| {
+            let revision = i64::try_from(member.revision).unwrap_or(i64::MAX);
+            let rows = self.lock().execute(
+                "INSERT INTO member (name, address, vtep, revision) VALUES (?1, ?2, ?3, ?4)
              ON CONFLICT (name) DO UPDATE SET
                 address = excluded.address, vtep = excluded.vtep, revision = excluded.revision
              WHERE excluded.revision > member.revision",
-            params![member.name, member.address, member.vtep, revision],
-        )?;
-        Ok(rows > 0)
+                params![member.name, member.address, member.vtep, revision],
+            )?;
+            Ok(rows > 0)
+        })
     }
 
     /// The cluster's members, this node among them.
     pub(crate) fn members(&self) -> Result<Vec<Member>, StateError> {
-        let database = self.lock();
-        let mut statement =
-            database.prepare("SELECT name, address, vtep, revision FROM member ORDER BY name")?;
-        let rows = statement.query_map([], |row| {
-            Ok(Member {
-                name: row.get(0)?,
-                address: row.get(1)?,
-                vtep: row.get(2)?,
-                revision: row.get::<_, i64>(3)?.unsigned_abs(),
-            })
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        self.select_members("1 ORDER BY name", params![])
+    }
+
+    /// One of them.
+    pub(crate) fn member(&self, name: &str) -> Result<Option<Member>, StateError> {
+        Ok(self.select_members("name = ?1", params![name])?.pop())
+    }
+
+    fn select_members(&self, which: &str, values: impl Params) -> Result<Vec<Member>, StateError> {
+        off_worker(|| {
+            let database = self.lock();
+            let mut statement = database
+                .prepare(&format!("SELECT name, address, vtep, revision FROM member WHERE {which}"))?;
+            let rows = statement.query_map(values, |row| {
+                Ok(Member {
+                    name: row.get(0)?,
+                    address: row.get(1)?,
+                    vtep: row.get(2)?,
+                    revision: row.get::<_, i64>(3)?.unsigned_abs(),
+                })
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
     }
 
     /// Keeps the hash of a join token's secret until it is used or has expired.
@@ -334,90 +380,110 @@ impl State {
         node: &str,
         expires_ms: i64,
     ) -> Result<(), StateError> {
-        let database = self.lock();
-        database.execute("DELETE FROM token WHERE expires_ms < ?1", params![now_ms()])?;
-        database.execute(
-            "INSERT OR REPLACE INTO token (secret_sha256, node, expires_ms) VALUES (?1, ?2, ?3)",
-            params![secret_sha256, node, expires_ms],
-        )?;
-        Ok(())
+        off_worker(|| {
+            let database = self.lock();
+            database.execute("DELETE FROM token WHERE expires_ms < ?1", params![now_ms()])?;
+            database.execute(
+                "INSERT OR REPLACE INTO token (secret_sha256, node, expires_ms) VALUES (?1, ?2, ?3)",
+                params![secret_sha256, node, expires_ms],
+            )?;
+            Ok(())
+        })
     }
 
     /// Uses a token up; whether it was valid, and for this node. One that is shown for another stays.
     pub(crate) fn take_token(&self, secret_sha256: &[u8], node: &str) -> Result<bool, StateError> {
-        let taken = self.lock().execute(
-            "DELETE FROM token WHERE secret_sha256 = ?1 AND node = ?2 AND expires_ms >= ?3",
-            params![secret_sha256, node, now_ms()],
-        )?;
-        Ok(taken > 0)
+        off_worker(|| {
+            let taken = self.lock().execute(
+                "DELETE FROM token WHERE secret_sha256 = ?1 AND node = ?2 AND expires_ms >= ?3",
+                params![secret_sha256, node, now_ms()],
+            )?;
+            Ok(taken > 0)
+        })
     }
 
     /// Notes that a node of this name was given a certificate now.
     pub(crate) fn put_granted(&self, node: &str) -> Result<(), StateError> {
-        self.lock().execute(
-            "INSERT OR REPLACE INTO granted (node, time_ms) VALUES (?1, ?2)",
-            params![node, now_ms()],
-        )?;
-        Ok(())
+        off_worker(|| {
+            self.lock().execute(
+                "INSERT OR REPLACE INTO granted (node, time_ms) VALUES (?1, ?2)",
+                params![node, now_ms()],
+            )?;
+            Ok(())
+        })
     }
 
     /// When a node of this name was given its certificate, if it was; milliseconds since 1970.
     pub(crate) fn granted(&self, node: &str) -> Result<Option<i64>, StateError> {
-        let database = self.lock();
-        let found = database
-            .query_row("SELECT time_ms FROM granted WHERE node = ?1", params![node], |row| row.get(0));
-        Ok(found.optional()?)
+        off_worker(|| {
+            let database = self.lock();
+            let found =
+                database.query_row("SELECT time_ms FROM granted WHERE node = ?1", params![node], |row| {
+                    row.get(0)
+                });
+            Ok(found.optional()?)
+        })
     }
 
     /// Keeps what all nodes of the cluster do alike.
     pub(crate) fn put_settings(&self, settings: &BTreeMap<String, String>) -> Result<(), StateError> {
-        let database = self.lock();
-        for (name, value) in settings {
-            database.execute(
-                "INSERT OR REPLACE INTO setting (name, value) VALUES (?1, ?2)",
-                params![name, value],
-            )?;
-        }
-        Ok(())
+        off_worker(|| {
+            let database = self.lock();
+            for (name, value) in settings {
+                database.execute(
+                    "INSERT OR REPLACE INTO setting (name, value) VALUES (?1, ?2)",
+                    params![name, value],
+                )?;
+            }
+            Ok(())
+        })
     }
 
     /// What all nodes of the cluster do alike, by name.
     pub(crate) fn settings(&self) -> Result<BTreeMap<String, String>, StateError> {
-        let database = self.lock();
-        let mut statement = database.prepare("SELECT name, value FROM setting")?;
-        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        off_worker(|| {
+            let database = self.lock();
+            let mut statement = database.prepare("SELECT name, value FROM setting")?;
+            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
     }
 
     /// Keeps an event.
     pub(crate) fn put_event(&self, event: &Event) -> Result<(), StateError> {
-        let database = self.lock();
-        database.execute(
+        off_worker(|| {
+            let database = self.lock();
+            database.execute(
             "INSERT INTO event (time_ms, node, subject, action, name, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             params![event.time_ms, event.node, event.subject, event.action, event.name, event.detail],
         )?;
-        database
-            .execute("DELETE FROM event WHERE id <= (SELECT max(id) FROM event) - ?1", params![MAX_EVENTS])?;
-        Ok(())
+            database.execute(
+                "DELETE FROM event WHERE id <= (SELECT max(id) FROM event) - ?1",
+                params![MAX_EVENTS],
+            )?;
+            Ok(())
+        })
     }
 
     /// Events at or after a time, oldest first.
     pub(crate) fn events(&self, since_ms: i64) -> Result<Vec<Event>, StateError> {
-        let database = self.lock();
-        let mut statement = database.prepare(
+        off_worker(|| {
+            let database = self.lock();
+            let mut statement = database.prepare(
             "SELECT time_ms, node, subject, action, name, detail FROM event WHERE time_ms >= ?1 ORDER BY id",
         )?;
-        let rows = statement.query_map(params![since_ms], |row| {
-            Ok(Event {
-                time_ms: row.get(0)?,
-                node: row.get(1)?,
-                subject: row.get(2)?,
-                action: row.get(3)?,
-                name: row.get(4)?,
-                detail: row.get(5)?,
-            })
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
+            let rows = statement.query_map(params![since_ms], |row| {
+                Ok(Event {
+                    time_ms: row.get(0)?,
+                    node: row.get(1)?,
+                    subject: row.get(2)?,
+                    action: row.get(3)?,
+                    name: row.get(4)?,
+                    detail: row.get(5)?,
+                })
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
     }
 }
 

@@ -26,6 +26,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
+use crate::blocking::off_worker;
 use crate::fault;
 use crate::options::ServeOptions;
 use crate::schema::{self, SchemaError};
@@ -322,71 +323,75 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Unsettled`] when an older one must end by itself.
     pub fn begin(&self, new: &Beginning<'_>) -> Result<(), JournalError> {
-        let Beginning { id, role, peer, peer_journal, service, serving } = *new;
-        let damaged = || JournalError::Damaged(id.to_string());
-        let (role_name, stage) = match role {
-            Role::Source => ("source", Stage::Started),
-            Role::Destination => ("destination", Stage::Reserved),
-        };
-        if fault::fails(&format!("journal.begin.{role_name}")) {
-            return Err(JournalError::Injected);
-        }
-        let text = serde_json::to_string(service).map_err(|_| damaged())?;
-        let epoch = i64::try_from(service.epoch).map_err(|_| damaged())?;
-        let serving =
-            serving.map(|serving| serde_json::to_string(&serving)).transpose().map_err(|_| damaged())?;
-        let mut database = self.lock();
-        let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let others = select(&transaction, "service_id = ?1 ORDER BY id", params![service.id])?;
-        for other in others {
-            match older(other.role, other.stage, other.service.epoch, role, service.epoch) {
-                Older::Stays => {}
-                Older::Ends(stage) => {
-                    let reason = format!("superseded by migration {id}");
-                    transaction.execute(
-                        "UPDATE migration SET stage = ?2, reason = ?3, updated_ms = ?4 WHERE id = ?1",
-                        params![other.id, stage.name(), reason, now_ms()],
-                    )?;
-                }
-                Older::Refuses => {
-                    return Err(JournalError::Unsettled {
-                        service: service.name.clone(),
-                        id: other.id,
-                        stage: other.stage.name(),
-                    });
+        off_worker(|| {
+            let Beginning { id, role, peer, peer_journal, service, serving } = *new;
+            let damaged = || JournalError::Damaged(id.to_string());
+            let (role_name, stage) = match role {
+                Role::Source => ("source", Stage::Started),
+                Role::Destination => ("destination", Stage::Reserved),
+            };
+            if fault::fails(&format!("journal.begin.{role_name}")) {
+                return Err(JournalError::Injected);
+            }
+            let text = serde_json::to_string(service).map_err(|_| damaged())?;
+            let epoch = i64::try_from(service.epoch).map_err(|_| damaged())?;
+            let serving =
+                serving.map(|serving| serde_json::to_string(&serving)).transpose().map_err(|_| damaged())?;
+            let mut database = self.lock();
+            let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let others = select(&transaction, "service_id = ?1 ORDER BY id", params![service.id])?;
+            for other in others {
+                match older(other.role, other.stage, other.service.epoch, role, service.epoch) {
+                    Older::Stays => {}
+                    Older::Ends(stage) => {
+                        let reason = format!("superseded by migration {id}");
+                        transaction.execute(
+                            "UPDATE migration SET stage = ?2, reason = ?3, updated_ms = ?4 WHERE id = ?1",
+                            params![other.id, stage.name(), reason, now_ms()],
+                        )?;
+                    }
+                    Older::Refuses => {
+                        return Err(JournalError::Unsettled {
+                            service: service.name.clone(),
+                            id: other.id,
+                            stage: other.stage.name(),
+                        });
+                    }
                 }
             }
-        }
-        transaction.execute(
-            "INSERT INTO migration
+            transaction.execute(
+                "INSERT INTO migration
                 (id, role, peer, stage, service, updated_ms, service_id, epoch, peer_journal, serving)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
-            params![
-                id,
-                role_name,
-                peer,
-                stage.name(),
-                text,
-                now_ms(),
-                service.id,
-                epoch,
-                peer_journal,
-                serving.unwrap_or_default()
-            ],
-        )?;
-        Ok(transaction.commit()?)
+                params![
+                    id,
+                    role_name,
+                    peer,
+                    stage.name(),
+                    text,
+                    now_ms(),
+                    service.id,
+                    epoch,
+                    peer_journal,
+                    serving.unwrap_or_default()
+                ],
+            )?;
+            Ok(transaction.commit()?)
+        })
     }
 
     /// Advances a migration.
     pub fn set(&self, id: &str, stage: Stage, reason: &str) -> Result<(), JournalError> {
-        if fault::fails(&format!("journal.set.{}", stage.name())) {
-            return Err(JournalError::Injected);
-        }
-        let rows = self.lock().execute(
-            "UPDATE migration SET stage = ?2, reason = ?3, updated_ms = ?4 WHERE id = ?1",
-            params![id, stage.name(), reason, now_ms()],
-        )?;
-        if rows == 1 { Ok(()) } else { Err(JournalError::Damaged(id.to_string())) }
+        off_worker(|| {
+            if fault::fails(&format!("journal.set.{}", stage.name())) {
+                return Err(JournalError::Injected);
+            }
+            let rows = self.lock().execute(
+                "UPDATE migration SET stage = ?2, reason = ?3, updated_ms = ?4 WHERE id = ?1",
+                params![id, stage.name(), reason, now_ms()],
+            )?;
+            if rows == 1 { Ok(()) } else { Err(JournalError::Damaged(id.to_string())) }
+        })
     }
 
     /// Writes the commit of this node's migration: `committed`, or `serving` where pages stay. With it end
@@ -394,27 +399,31 @@ impl Journal {
     /// the disk has is read. Until that is known nobody else reads the journal, and nobody ever where it stays
     /// unknown ([`Journal::is_undecided`]): an answer could be what the disk will lose.
     pub fn commit(&self, id: &str, stage: Stage) -> Commit {
-        let mut database = self.lock();
-        let Err(error) = write_commit(&mut database, id, stage) else { return Commit::Written };
-        let unknown = match self.read_again(&mut database, id) {
-            Ok(Some(entry)) if entry.stage.is_committed() => {
-                tracing::warn!(migration = id, error = %crate::error_chain(&error), "the commit is on the disk, though its write failed");
-                return Commit::Written;
-            }
-            Ok(Some(_)) => return Commit::NotWritten(error),
-            Ok(None) => JournalError::Damaged(id.to_string()),
-            Err(error) => error,
-        };
-        self.undecided.store(true, Ordering::SeqCst);
-        Commit::Unknown(unknown)
+        off_worker(|| {
+            let mut database = self.lock();
+            let Err(error) = write_commit(&mut database, id, stage) else { return Commit::Written };
+            let unknown = match self.read_again(&mut database, id) {
+                Ok(Some(entry)) if entry.stage.is_committed() => {
+                    tracing::warn!(migration = id, error = %crate::error_chain(&error), "the commit is on the disk, though its write failed");
+                    return Commit::Written;
+                }
+                Ok(Some(_)) => return Commit::NotWritten(error),
+                Ok(None) => JournalError::Damaged(id.to_string()),
+                Err(error) => error,
+            };
+            self.undecided.store(true, Ordering::SeqCst);
+            Commit::Unknown(unknown)
+        })
     }
 
     /// Whether a commit is neither known to be on the disk nor not to be: then this journal answers nobody, and
     /// what the disk has is read when it is opened again.
     #[must_use]
     pub fn is_undecided(&self) -> bool {
-        let _until_known = self.lock();
-        self.undecided.load(Ordering::SeqCst)
+        off_worker(|| {
+            let _until_known = self.lock();
+            self.undecided.load(Ordering::SeqCst)
+        })
     }
 
     /// What the disk has of a migration after a write has failed. With a connection of its own, that makes what
@@ -435,59 +444,75 @@ impl Journal {
     /// Notes that nothing of a service that was given away is left here. The entry stays until the destination
     /// has acknowledged the commit.
     pub fn let_go(&self, id: &str, reason: &str) -> Result<(), JournalError> {
-        let rows = self.lock().execute(
+        off_worker(|| {
+            let rows = self.lock().execute(
             "UPDATE migration SET stage = CASE WHEN acknowledged = 1 OR stage = 'done' THEN 'done' ELSE 'released' END,
                 reason = ?2, updated_ms = ?3 WHERE id = ?1 AND role = 'source'",
             params![id, reason, now_ms()],
         )?;
-        if rows == 1 { Ok(()) } else { Err(JournalError::Damaged(id.to_string())) }
+            if rows == 1 { Ok(()) } else { Err(JournalError::Damaged(id.to_string())) }
+        })
     }
 
     /// Notes that the destination has it on its disk that the service is its own: it will not ask any more.
     pub fn acknowledge(&self, id: &str, destination: &str) -> Result<(), JournalError> {
-        self.lock().execute(
+        off_worker(|| {
+            self.lock().execute(
             "UPDATE migration SET acknowledged = 1, updated_ms = ?3,
                 stage = CASE stage WHEN 'released' THEN 'done' ELSE stage END
              WHERE id = ?1 AND role = 'source' AND peer = ?2 AND stage IN ('committed', 'serving', 'released')",
             params![id, destination, now_ms()],
         )?;
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Notes that the service is restored, stopped, and which of its processes stay so.
     pub fn set_restored(&self, id: &str, keep_stopped: &[u32]) -> Result<(), JournalError> {
-        let damaged = || JournalError::Damaged(id.to_string());
-        let pids = serde_json::to_string(keep_stopped).map_err(|_| damaged())?;
-        let rows = self.lock().execute(
-            "UPDATE migration SET stage = ?2, keep_stopped = ?3, updated_ms = ?4 WHERE id = ?1",
-            params![id, Stage::Restored.name(), pids, now_ms()],
-        )?;
-        if rows == 1 { Ok(()) } else { Err(damaged()) }
+        off_worker(|| {
+            let damaged = || JournalError::Damaged(id.to_string());
+            let pids = serde_json::to_string(keep_stopped).map_err(|_| damaged())?;
+            let rows = self.lock().execute(
+                "UPDATE migration SET stage = ?2, keep_stopped = ?3, updated_ms = ?4 WHERE id = ?1",
+                params![id, Stage::Restored.name(), pids, now_ms()],
+            )?;
+            if rows == 1 { Ok(()) } else { Err(damaged()) }
+        })
     }
 
     /// One migration, if the journal knows it.
     pub fn get(&self, id: &str) -> Result<Option<Entry>, JournalError> {
-        Ok(select(&self.lock(), "id = ?1", params![id])?.pop())
+        off_worker(|| Ok(select(&self.lock(), "id = ?1", params![id])?.pop()))
     }
 
     /// How the pages of a migration from here are sent; as usual where an older version began it.
     pub fn serving(&self, id: &str) -> Result<ServeOptions, JournalError> {
-        let query = "SELECT serving FROM migration WHERE id = ?1";
-        let text: String = self.lock().query_row(query, params![id], |row| row.get(0))?;
-        if text.is_empty() {
-            return Ok(ServeOptions::default());
-        }
-        serde_json::from_str(&text).map_err(|_| JournalError::Damaged(id.to_string()))
+        off_worker(|| {
+            let query = "SELECT serving FROM migration WHERE id = ?1";
+            let text: String = self.lock().query_row(query, params![id], |row| row.get(0))?;
+            if text.is_empty() {
+                return Ok(ServeOptions::default());
+            }
+            serde_json::from_str(&text).map_err(|_| JournalError::Damaged(id.to_string()))
+        })
     }
 
     /// All migrations for which this node has something to do, oldest first.
     pub fn unfinished(&self) -> Result<Vec<Entry>, JournalError> {
-        select(&self.lock(), "stage NOT IN ('kept', 'dropped', 'done', 'released') ORDER BY id", params![])
+        off_worker(|| {
+            select(
+                &self.lock(),
+                "stage NOT IN ('kept', 'dropped', 'done', 'released') ORDER BY id",
+                params![],
+            )
+        })
     }
 
     /// Those of them that are of one service.
     pub fn unfinished_of(&self, service: &str) -> Result<Vec<Entry>, JournalError> {
-        Ok(self.unfinished()?.into_iter().filter(|entry| entry.service.id == service).collect())
+        off_worker(|| {
+            Ok(self.unfinished()?.into_iter().filter(|entry| entry.service.id == service).collect())
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 pub mod arrivals;
 pub mod attach;
 pub mod binds;
+pub mod blocking;
 pub mod bulk;
 pub mod converge;
 pub mod cpu;

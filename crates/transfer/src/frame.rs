@@ -32,8 +32,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// What each direction starts with.
 pub const MAGIC: [u8; 4] = *b"GWDF";
 
-/// The framing's version. Versions are not negotiated here: two nodes that speak to each other
-/// have agreed on one over the peer API, and another one is an error.
+/// The framing's version. It is not negotiated: both nodes must have the same, and another one is an error.
 pub const VERSION: u16 = 2;
 
 /// The flag of a frame whose payload carries its own checksum, which the layer above looks at: bulk

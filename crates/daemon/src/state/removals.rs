@@ -2,6 +2,7 @@
 //! nonsense.
 
 use godwit_api::v1::Placement;
+use godwit_migration::blocking::off_worker;
 use godwit_transfer::{NodeName, Removal};
 use rusqlite::{Connection, params};
 
@@ -41,67 +42,84 @@ pub(super) fn put_right(database: &Connection) -> Result<(), StateError> {
 impl State {
     /// Keeps the CA's word that a node was removed.
     pub(crate) fn put_removal(&self, removal: &Removal) -> Result<(), StateError> {
-        let until = i64::try_from(removal.until).unwrap_or(i64::MAX);
-        self.lock().execute(
-            "INSERT INTO removal (node, until, signature) VALUES (?1, ?2, ?3)
+        off_worker(|| {
+            let until = i64::try_from(removal.until).unwrap_or(i64::MAX);
+            self.lock().execute(
+                "INSERT INTO removal (node, until, signature) VALUES (?1, ?2, ?3)
              ON CONFLICT (node) DO UPDATE SET until = excluded.until, signature = excluded.signature
              WHERE excluded.until > removal.until",
-            params![removal.node.as_str(), until, removal.signature],
-        )?;
-        Ok(())
+                params![removal.node.as_str(), until, removal.signature],
+            )?;
+            Ok(())
+        })
     }
 
     /// All nodes that were removed.
     pub(crate) fn removals(&self) -> Result<Vec<Removal>, StateError> {
-        let database = self.lock();
-        let mut statement = database.prepare("SELECT node, until, signature FROM removal ORDER BY node")?;
-        let rows = statement.query_map([], |row| {
-            Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?.unsigned_abs(), row.get(2)?))
-        })?;
-        let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
-        let removal = |(node, until, signature): (String, u64, Vec<u8>)| {
-            NodeName::new(&node).ok().map(|node| Removal { node, until, signature })
-        };
-        Ok(rows.into_iter().filter_map(removal).collect())
+        off_worker(|| {
+            let database = self.lock();
+            let mut statement =
+                database.prepare("SELECT node, until, signature FROM removal ORDER BY node")?;
+            let rows = statement.query_map([], |row| {
+                Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?.unsigned_abs(), row.get(2)?))
+            })?;
+            let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
+            let removal = |(node, until, signature): (String, u64, Vec<u8>)| {
+                NodeName::new(&node).ok().map(|node| Removal { node, until, signature })
+            };
+            Ok(rows.into_iter().filter_map(removal).collect())
+        })
     }
 
     /// Forgets a member, its certificate and tokens for its name; whether it was one.
     pub(crate) fn remove_member(&self, name: &str) -> Result<bool, StateError> {
-        let database = self.lock();
-        database.execute("DELETE FROM granted WHERE node = ?1", params![name])?;
-        database.execute("DELETE FROM token WHERE node = ?1", params![name])?;
-        Ok(database.execute("DELETE FROM member WHERE name = ?1", params![name])? > 0)
+        off_worker(|| {
+            let database = self.lock();
+            database.execute("DELETE FROM granted WHERE node = ?1", params![name])?;
+            database.execute("DELETE FROM token WHERE node = ?1", params![name])?;
+            Ok(database.execute("DELETE FROM member WHERE name = ?1", params![name])? > 0)
+        })
     }
 
     /// Forgets where a service of a name is.
     pub(crate) fn forget_placement(&self, name: &str) -> Result<(), StateError> {
-        self.lock().execute("DELETE FROM placement WHERE service = ?1", params![name])?;
-        Ok(())
+        off_worker(|| {
+            self.lock().execute("DELETE FROM placement WHERE service = ?1", params![name])?;
+            Ok(())
+        })
     }
 
     /// Forgets that a service was removed.
     pub(crate) fn forget_removed_service(&self, name: &str, id: &str) -> Result<(), StateError> {
-        self.lock().execute(
-            "DELETE FROM placement WHERE service = ?1 AND id = ?2 AND removed = 1",
-            params![name, id],
-        )?;
-        Ok(())
+        off_worker(|| {
+            self.lock().execute(
+                "DELETE FROM placement WHERE service = ?1 AND id = ?2 AND removed = 1",
+                params![name, id],
+            )?;
+            Ok(())
+        })
     }
 
     /// Forgets that a network was removed.
     pub(crate) fn forget_removed_network(&self, name: &str, id: &str) -> Result<(), StateError> {
-        self.lock()
-            .execute("DELETE FROM network WHERE name = ?1 AND id = ?2 AND removed = 1", params![name, id])?;
-        Ok(())
+        off_worker(|| {
+            self.lock().execute(
+                "DELETE FROM network WHERE name = ?1 AND id = ?2 AND removed = 1",
+                params![name, id],
+            )?;
+            Ok(())
+        })
     }
 
     /// Forgets what was heard of other nodes' services, and of networks: this node joins a cluster, perhaps again,
     /// and much may have been removed there since.
     pub(crate) fn forget_hearsay(&self, own: &str) -> Result<(), StateError> {
-        let database = self.lock();
-        database.execute("DELETE FROM placement WHERE node <> ?1", params![own])?;
-        database.execute("DELETE FROM network", params![])?;
-        Ok(())
+        off_worker(|| {
+            let database = self.lock();
+            database.execute("DELETE FROM placement WHERE node <> ?1", params![own])?;
+            database.execute("DELETE FROM network", params![])?;
+            Ok(())
+        })
     }
 
     /// Takes over a placement whatever was known before: its node is a member no more.

@@ -26,9 +26,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{
     AddressFamily, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, connect, recvmsg,
-    send, shutdown, socket,
+    send, setsockopt, shutdown, socket, sockopt::SendTimeout,
 };
 use nix::sys::stat::Mode;
+use nix::sys::time::{TimeVal, TimeValLike};
 use prost::Message;
 
 use super::protocol::{
@@ -183,6 +184,11 @@ impl Client {
         Ok(())
     }
 
+    /// Whether a request can be sent without waiting for the pager to take earlier ones.
+    pub fn has_room(&self) -> bool {
+        has_room(&self.socket)
+    }
+
     /// These pages are zero or not mapped at the source. Not answered.
     pub fn zero(&self, entries: &[Extent]) -> Result<(), PagerError> {
         self.each(entries, Request::Zero)
@@ -322,7 +328,12 @@ impl Client {
 
     fn send(&self, number: u64, request: Request) -> Result<(), PagerError> {
         let packet = ToPager { number, request: Some(request) }.encode_to_vec();
-        send_packet(&self.socket, &packet).map_err(|_| self.gone())
+        send_packet(&self.socket, &packet).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                PagerError::Silent { directory: self.directory.clone(), seconds: PATIENCE.as_secs() }
+            }
+            _ => self.gone(),
+        })
     }
 
     fn ask_simply(&self, request: Request) -> Result<(), PagerError> {
@@ -502,7 +513,21 @@ fn connect_socket(directory: &Path) -> io::Result<OwnedFd> {
     let at = open(directory, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
     connect(socket.as_raw_fd(), &UnixAddr::new(&short(&at))?)?;
+    bound(&socket, PATIENCE)?;
     Ok(socket)
+}
+
+/// Bounds how long a packet may wait for room in the socket: a pager that stands still takes none.
+fn bound(socket: &OwnedFd, most: Duration) -> io::Result<()> {
+    let most = TimeVal::microseconds(i64::try_from(most.as_micros()).unwrap_or(i64::MAX));
+    Ok(setsockopt(socket, SendTimeout, &most)?)
+}
+
+/// Whether the next packet need not wait for room.
+fn has_room(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+    // An error is for who sends.
+    !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(0))
 }
 
 fn send_packet(socket: &OwnedFd, packet: &[u8]) -> io::Result<()> {
@@ -574,5 +599,27 @@ fn receive_welcome(socket: &OwnedFd, directory: &Path) -> Result<(Welcome, Owned
             Err(PagerError::Gone { directory: directory.to_owned() })
         }
         Err(error) => Err(strange(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use nix::sys::socket::socketpair;
+
+    use super::*;
+
+    #[test]
+    fn a_pager_that_takes_nothing_is_not_waited_for_without_end() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        bound(&ours, Duration::from_millis(20)).unwrap();
+        assert!(has_room(&ours));
+        let packet = vec![0; MAX_PACKET];
+        let error = (0..10_000).find_map(|_| send_packet(&ours, &packet).err());
+        assert_eq!(error.expect("there is an end of its room").kind(), io::ErrorKind::WouldBlock);
+        assert!(!has_room(&ours));
+        drop(theirs);
+        assert!(has_room(&ours), "it need not be waited for");
     }
 }

@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::arrivals::{Arrival, Further};
+use crate::blocking::off_worker;
 use crate::kept::{Kept, KeptError};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
@@ -209,7 +210,7 @@ impl Intake {
         Self { client, seen, most: u64::MAX, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
     }
 
-    /// These pages stay at the source beyond the commit.
+    /// These pages are still at the source when the service is frozen, and come later.
     pub(crate) async fn pending(&self, ranges: PageRanges) -> Result<(), IntakeError> {
         let decoded = ranges.decode().ok_or(IntakeError::Protocol("pages that cannot be"))?;
         let extents = decoded.into_iter().map(|range| Extent {
@@ -549,7 +550,9 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
 async fn take_faulted(mut lane: Link, mut into: Storing) -> Result<(), IntakeError> {
     loop {
         match lane.receive().await? {
-            Message::Pages(bytes) => into.store(bytes)?,
+            Message::Pages(bytes) if into.client.has_room() => into.store(bytes)?,
+            // The pager is slow, or stands still: other tasks must not wait with this one.
+            Message::Pages(bytes) => off_worker(|| into.store(bytes))?,
             other => return Err(lane.unexpected(&other, "Pages").into()),
         }
     }

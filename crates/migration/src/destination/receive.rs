@@ -14,6 +14,7 @@ use super::admit::Admitted;
 use super::intake::Intake;
 use super::log::LogWriter;
 use super::{DestinationError, plain};
+use crate::blocking::off_worker;
 use crate::fault;
 use crate::images::{self, Room};
 use crate::link::{Link, LinkError};
@@ -85,17 +86,19 @@ async fn receive_layer(local: &Local, link: &mut Link, layer: &Layer) -> Result<
     let mut writer = local.store.blob_writer(&digest, layer.bytes)?;
     loop {
         match link.receive().await? {
-            Message::LayerData(data) => writer.write_all(&data).map_err(|source| LocalError::Io {
-                action: "write the blob of layer",
-                path: layer.digest.clone().into(),
-                source,
-            })?,
+            Message::LayerData(data) => {
+                off_worker(|| writer.write_all(&data)).map_err(|source| LocalError::Io {
+                    action: "write the blob of layer",
+                    path: layer.digest.clone().into(),
+                    source,
+                })?
+            }
             Message::LayerEnd => break,
             other => return Err(link.unexpected(&other, "LayerData").into()),
         }
     }
     // Hashing, unpacking and waiting for the disk would hold up other tasks of this thread.
-    tokio::task::block_in_place(|| {
+    off_worker(|| {
         writer.finish()?;
         local.store.unpack(&digest)
     })?;
@@ -120,11 +123,11 @@ async fn receive_tree_items(
     loop {
         match link.receive().await? {
             Message::TreeItem(item) => {
-                receiver.apply(
-                    tree::Item::decode(&item).map_err(|_| DestinationError::Protocol("a damaged file"))?,
-                )?;
+                let item =
+                    tree::Item::decode(&item).map_err(|_| DestinationError::Protocol("a damaged file"))?;
+                off_worker(|| receiver.apply(item))?;
             }
-            Message::TreeEnd => return Ok(receiver.finish()?),
+            Message::TreeEnd => return Ok(off_worker(|| receiver.finish())?),
             other => return Err(link.unexpected(&other, "TreeItem").into()),
         }
     }

@@ -1,0 +1,39 @@
+//! Waiting for a disk or a lock in the middle of asynchronous code.
+//!
+//! A thread of tokio's that waits runs no other task meanwhile, and a node has as many as it has processors: two writes
+//! to a slow disk, and no heartbeat of any migration goes out, which the other nodes take for the end of this one.
+
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+/// Does what may wait. Tasks that this thread would run go on elsewhere meanwhile, where there is an elsewhere.
+pub fn off_worker<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current() {
+        Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::MultiThread => {
+            tokio::task::block_in_place(work)
+        }
+        _ => work(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn other_tasks_run_while_one_waits() {
+        let (go, gone) = std::sync::mpsc::channel();
+        let (begun, began) = tokio::sync::oneshot::channel();
+        let waits = tokio::spawn(async move {
+            begun.send(()).unwrap();
+            // It is reached only when something is broken.
+            off_worker(|| gone.recv_timeout(Duration::from_secs(20)))
+        });
+        began.await.unwrap();
+        // The only worker is the waiting task's.
+        tokio::spawn(async move { go.send(()) });
+        assert!(waits.await.unwrap().is_ok(), "the other task did not run");
+    }
+}
