@@ -1,5 +1,7 @@
 //! One running node: what its parts share, and what it knows of the cluster.
 
+mod lives;
+
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::sync::atomic::AtomicBool;
@@ -8,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_migration::local::Local;
-use godwit_migration::{Port, Progress, Service, error_chain};
+use godwit_migration::{Port, Progress, Service};
 use godwit_network::Mac;
 use godwit_transfer::ClusterAuthority;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::events::Events;
@@ -21,13 +22,10 @@ use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
 use crate::tombstones::Tombstones;
-use crate::{cluster, convert, networks, restart};
+use crate::{cluster, convert, networks};
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
 const LEAVE: Duration = Duration::from_secs(5);
-
-/// Why a service has ended that a user stopped.
-pub(crate) const STOPPED: &str = "stopped by `godwit stop`";
 
 /// A migration under way from this node.
 #[derive(Clone)]
@@ -64,17 +62,6 @@ pub(crate) struct Conflict {
     pub node: Option<String>,
 }
 
-/// A task that waits for a service's end and notes it. Until it has the end it can be called off; then not, so that
-/// an end is never noted by half.
-struct Watcher {
-    /// Tells it from those before it and after it.
-    number: u64,
-    task: AbortHandle,
-    has_the_end: bool,
-    /// Closed when it has noted the end, or was called off.
-    over: watch::Receiver<()>,
-}
-
 /// What changes while the node runs and is not worth a disk.
 #[derive(Default)]
 struct Moment {
@@ -83,7 +70,7 @@ struct Moment {
     /// Migrations from here, by service.
     migrating: HashMap<String, Migrating>,
     /// Tasks that wait for a service's end.
-    watchers: HashMap<String, Watcher>,
+    watchers: HashMap<String, lives::Watcher>,
     /// How many there have been.
     watched: u64,
     /// Names of services that are being ended for a user.
@@ -310,142 +297,6 @@ impl Node {
         }
     }
 
-    /// Watches for the end of a service that runs here.
-    pub(crate) fn watch(self: &Arc<Self>, service: &Service) {
-        let node = Arc::clone(self);
-        let watched = service.clone();
-        let (finish, over) = watch::channel(());
-        // The task finds itself entered.
-        let mut moment = self.moment();
-        moment.watched += 1;
-        moment.seen.insert(service.id.clone());
-        let number = moment.watched;
-        let begun = Instant::now();
-        let task = tokio::spawn(async move {
-            let config = node.local().config(&watched);
-            let (code, reason) = match node.local().engine.wait(&config).await {
-                Ok(code) => (code, String::new()),
-                Err(error) => (-1, error_chain(&error)),
-            };
-            if !node.take_end(&watched.name, number) {
-                return;
-            }
-            let known = node.state.service(&watched.name).ok().flatten();
-            if known.is_none_or(|owned| owned.service.id != watched.id || owned.exit_code.is_none()) {
-                node.ended(&watched, code, &reason, begun.elapsed()).await;
-            }
-            // Else whoever ended it has told why.
-            node.end_watch(&watched.name, number);
-            drop(finish);
-        });
-        let watcher = Watcher { number, task: task.abort_handle(), has_the_end: false, over };
-        if let Some(before) = moment.watchers.insert(service.name.clone(), watcher)
-            && !before.has_the_end
-        {
-            before.task.abort();
-        }
-    }
-
-    /// The watcher of this number has seen the end of what it watched; no if it was called off.
-    fn take_end(&self, name: &str, number: u64) -> bool {
-        let mut moment = self.moment();
-        match moment.watchers.get_mut(name).filter(|watcher| watcher.number == number) {
-            Some(watcher) => {
-                watcher.has_the_end = true;
-                true
-            }
-            None => false,
-        }
-    }
-
-    fn end_watch(&self, name: &str, number: u64) {
-        let mut moment = self.moment();
-        if moment.watchers.get(name).is_some_and(|watcher| watcher.number == number) {
-            moment.watchers.remove(name);
-        }
-    }
-
-    /// Stops watching: the service leaves, or is being removed.
-    pub(crate) fn unwatch(&self, name: &str) {
-        let mut moment = self.moment();
-        if moment.watchers.get(name).is_some_and(|watcher| !watcher.has_the_end)
-            && let Some(watcher) = moment.watchers.remove(name)
-        {
-            watcher.task.abort();
-        }
-    }
-
-    /// Closed when the end of a service that is watched has been noted; nothing where none is.
-    pub(crate) fn noted(&self, name: &str) -> Option<watch::Receiver<()>> {
-        self.moment().watchers.get(name).map(|watcher| watcher.over.clone())
-    }
-
-    /// A user ends a service, until what is returned is dropped: its policy has nothing to say meanwhile.
-    pub(crate) fn ending(self: &Arc<Self>, name: &str) -> Ending {
-        self.moment().ending.insert(name.to_string());
-        Ending { node: Arc::clone(self), name: name.to_string() }
-    }
-
-    /// A service is started by its policy after the pause that is returned; nothing if that is under way already.
-    pub(crate) fn plan_start(&self, id: &str, ran: Duration) -> Option<Duration> {
-        let mut moment = self.moment();
-        if moment.due.contains_key(id) {
-            return None;
-        }
-        let pause = godwit_migration::restart::pause(moment.pauses.get(id).copied(), ran);
-        moment.pauses.insert(id.to_string(), pause);
-        moment.due.insert(id.to_string(), Instant::now() + pause);
-        Some(pause)
-    }
-
-    /// The start that was planned is made now, or will not be.
-    pub(crate) fn end_plan(&self, id: &str) {
-        self.moment().due.remove(id);
-    }
-
-    /// The next start begins with the first pause: a user has started it.
-    pub(crate) fn forget_pause(&self, id: &str) {
-        self.moment().pauses.remove(id);
-    }
-
-    /// A service is not this node's any more.
-    pub(crate) fn forget_lives(&self, id: &str) {
-        let mut moment = self.moment();
-        moment.seen.remove(id);
-        moment.pauses.remove(id);
-        moment.due.remove(id);
-    }
-
-    /// Whether processes of a service have run here since this daemon was started.
-    pub(crate) fn has_run(&self, id: &str) -> bool {
-        self.moment().seen.contains(id)
-    }
-
-    /// When a service is started again by its policy, if it is to be.
-    pub(crate) fn due(&self, id: &str) -> Option<Duration> {
-        self.moment().due.get(id).map(|due| due.saturating_duration_since(Instant::now()))
-    }
-
-    /// Notes the end of a service that has run for so long, tells it, and plans its next start where its policy
-    /// wants one.
-    pub(crate) async fn ended(self: &Arc<Self>, service: &Service, code: i32, reason: &str, ran: Duration) {
-        let for_user = self.moment().ending.contains(&service.name);
-        let reason = if for_user { STOPPED } else { reason };
-        if let Err(error) = self.state.set_exit(service, code, reason) {
-            tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
-        }
-        if let Err(error) = self.local().close_network(service).await {
-            tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
-        }
-        if for_user {
-            self.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
-            return;
-        }
-        let detail = if reason.is_empty() { format!("exit code {code}") } else { reason.to_string() };
-        self.events.tell("service", "died", &service.name, &detail);
-        restart::by_policy(self, service, ran);
-    }
-
     /// The address of a member's peer API.
     pub(crate) fn member_address(&self, name: &str) -> Result<Option<String>, StateError> {
         Ok(self.state.member(name)?.map(|member| member.address))
@@ -585,18 +436,6 @@ impl Node {
                 path.display()
             )
         }))
-    }
-}
-
-/// A service that is being ended for a user.
-pub(crate) struct Ending {
-    node: Arc<Node>,
-    name: String,
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.node.moment().ending.remove(&self.name);
     }
 }
 

@@ -1,0 +1,176 @@
+//! How services of the node end and begin again: who watches them, who ends them, and which of them are started again
+//! in a moment.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_migration::{Service, error_chain};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use super::Node;
+use crate::restart;
+
+/// Why a service has ended that a user stopped.
+const STOPPED: &str = "stopped by `godwit stop`";
+
+/// A task that waits for a service's end and notes it. Until it has the end it can be called off; then not, so that
+/// an end is never noted by half.
+pub(super) struct Watcher {
+    /// Tells it from those before it and after it.
+    number: u64,
+    task: AbortHandle,
+    has_the_end: bool,
+    /// Closed when it has noted the end, or was called off.
+    over: watch::Receiver<()>,
+}
+
+impl Node {
+    /// Watches for the end of a service that runs here.
+    pub(crate) fn watch(self: &Arc<Self>, service: &Service) {
+        let node = Arc::clone(self);
+        let watched = service.clone();
+        let (finish, over) = watch::channel(());
+        // The task finds itself entered.
+        let mut moment = self.moment();
+        moment.watched += 1;
+        moment.seen.insert(service.id.clone());
+        let number = moment.watched;
+        let begun = Instant::now();
+        let task = tokio::spawn(async move {
+            let config = node.local().config(&watched);
+            let (code, reason) = match node.local().engine.wait(&config).await {
+                Ok(code) => (code, String::new()),
+                Err(error) => (-1, error_chain(&error)),
+            };
+            if !node.take_end(&watched.name, number) {
+                return;
+            }
+            let known = node.state.service(&watched.name).ok().flatten();
+            if known.is_none_or(|owned| owned.service.id != watched.id || owned.exit_code.is_none()) {
+                node.ended(&watched, code, &reason, begun.elapsed()).await;
+            }
+            // Else whoever ended it has told why.
+            node.end_watch(&watched.name, number);
+            drop(finish);
+        });
+        let watcher = Watcher { number, task: task.abort_handle(), has_the_end: false, over };
+        if let Some(before) = moment.watchers.insert(service.name.clone(), watcher)
+            && !before.has_the_end
+        {
+            before.task.abort();
+        }
+    }
+
+    /// The watcher of this number has seen the end of what it watched; no if it was called off.
+    fn take_end(&self, name: &str, number: u64) -> bool {
+        let mut moment = self.moment();
+        match moment.watchers.get_mut(name).filter(|watcher| watcher.number == number) {
+            Some(watcher) => {
+                watcher.has_the_end = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn end_watch(&self, name: &str, number: u64) {
+        let mut moment = self.moment();
+        if moment.watchers.get(name).is_some_and(|watcher| watcher.number == number) {
+            moment.watchers.remove(name);
+        }
+    }
+
+    /// Stops watching: the service leaves, or is being removed.
+    pub(crate) fn unwatch(&self, name: &str) {
+        let mut moment = self.moment();
+        if moment.watchers.get(name).is_some_and(|watcher| !watcher.has_the_end)
+            && let Some(watcher) = moment.watchers.remove(name)
+        {
+            watcher.task.abort();
+        }
+    }
+
+    /// Closed when the end of a service that is watched has been noted; nothing where none is.
+    pub(crate) fn noted(&self, name: &str) -> Option<watch::Receiver<()>> {
+        self.moment().watchers.get(name).map(|watcher| watcher.over.clone())
+    }
+
+    /// A user ends a service, until what is returned is dropped: its policy has nothing to say meanwhile.
+    pub(crate) fn ending(self: &Arc<Self>, name: &str) -> Ending {
+        self.moment().ending.insert(name.to_string());
+        Ending { node: Arc::clone(self), name: name.to_string() }
+    }
+
+    /// A service is started by its policy after the pause that is returned; nothing if that is under way already.
+    pub(crate) fn plan_start(&self, id: &str, ran: Duration) -> Option<Duration> {
+        let mut moment = self.moment();
+        if moment.due.contains_key(id) {
+            return None;
+        }
+        let pause = godwit_migration::restart::pause(moment.pauses.get(id).copied(), ran);
+        moment.pauses.insert(id.to_string(), pause);
+        moment.due.insert(id.to_string(), Instant::now() + pause);
+        Some(pause)
+    }
+
+    /// The start that was planned is made now, or will not be.
+    pub(crate) fn end_plan(&self, id: &str) {
+        self.moment().due.remove(id);
+    }
+
+    /// The next start begins with the first pause: a user has started it.
+    pub(crate) fn forget_pause(&self, id: &str) {
+        self.moment().pauses.remove(id);
+    }
+
+    /// A service is not this node's any more.
+    pub(crate) fn forget_lives(&self, id: &str) {
+        let mut moment = self.moment();
+        moment.seen.remove(id);
+        moment.pauses.remove(id);
+        moment.due.remove(id);
+    }
+
+    /// Whether processes of a service have run here since this daemon was started.
+    pub(crate) fn has_run(&self, id: &str) -> bool {
+        self.moment().seen.contains(id)
+    }
+
+    /// When a service is started again by its policy, if it is to be.
+    pub(crate) fn due(&self, id: &str) -> Option<Duration> {
+        self.moment().due.get(id).map(|due| due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Notes the end of a service that has run for so long, tells it, and plans its next start where its policy
+    /// wants one.
+    pub(crate) async fn ended(self: &Arc<Self>, service: &Service, code: i32, reason: &str, ran: Duration) {
+        let for_user = self.moment().ending.contains(&service.name);
+        let reason = if for_user { STOPPED } else { reason };
+        if let Err(error) = self.state.set_exit(service, code, reason) {
+            tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
+        }
+        if let Err(error) = self.local().close_network(service).await {
+            tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
+        }
+        if for_user {
+            self.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
+            return;
+        }
+        let detail = if reason.is_empty() { format!("exit code {code}") } else { reason.to_string() };
+        self.events.tell("service", "died", &service.name, &detail);
+        restart::by_policy(self, service, ran);
+    }
+}
+
+/// A service that is being ended for a user.
+pub(crate) struct Ending {
+    node: Arc<Node>,
+    name: String,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.node.moment().ending.remove(&self.name);
+    }
+}
