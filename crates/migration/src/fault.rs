@@ -59,13 +59,18 @@ pub async fn point(name: &str) {
 
 /// Passes a point of the given name on a thread that may block.
 pub fn blocking_point(name: &str) {
+    blocking_point_until(name, || false);
+}
+
+/// The same; it waits no longer than until this is so.
+pub(crate) fn blocking_point_until(name: &str, is_over: impl Fn() -> bool) {
     for (_, action) in faults().iter().filter(|(point, _)| point == name) {
         match action {
             Action::Error => {}
             Action::Wait(directory) if directory.join(format!("{name}.go")).exists() => {}
             Action::Wait(directory) => {
                 let go = reached(directory, name);
-                while !go.exists() {
+                while !go.exists() && !is_over() {
                     std::thread::sleep(PAUSE);
                 }
             }

@@ -593,7 +593,8 @@ impl Sending<'_> {
         if (self.heard)(length).is_break() {
             return Err(PagesError::Stopped);
         }
-        fault::blocking_point(if self.all { "source.sending" } else { "source.copying" });
+        let point = if self.all { "source.sending" } else { "source.copying" };
+        fault::blocking_point_until(point, || (self.heard)(0).is_break());
         Ok(())
     }
 }
