@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sparse_heap_costs_less_than_a_third_of_its_pages() {
+    fn a_sparse_heap_costs_less_than_two_fifths_of_its_pages() {
         let (mut hashes, mut slots) = (PageMap::new(0_u128), PageMap::new(u64::MAX));
         let pages = 1000;
         for page in 0..pages {
