@@ -14,5 +14,5 @@ fn a_service_outlives_faults_of_every_kind_at_any_moment() {
     let usual = Duration::from_secs(if tier::is_full() { 600 } else { 20 });
     let time = number("GODWIT_FAULT_MINUTES").map_or(usual, |minutes| Duration::from_secs(60 * minutes));
     println!("to repeat: GODWIT_FAULT_SEED={seed}");
-    println!("{} moves in {time:?}", random_faults::run("random", seed, time));
+    println!("{} moves in {time:?}", random_faults::run("chaos", seed, time));
 }

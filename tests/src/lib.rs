@@ -30,11 +30,13 @@ pub mod vm;
 pub mod writer;
 
 use std::{
+    collections::BTreeMap,
     ffi::OsStr,
     fmt,
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -189,6 +191,7 @@ impl Bed {
             rustix::process::geteuid().is_root(),
             "the end-to-end tests make network namespaces and containers: run them as root"
         );
+        is_its_own(test);
         sweep(test);
         let mut config = LabConfig::new(format!("t-{test}-{}", std::process::id()), ["a", "b"]);
         config.programs.directory = Some(programs());
@@ -376,6 +379,15 @@ impl Drop for Bed {
             assert!(left.is_empty(), "lab {name} left behind: {left:#?}");
         }
     }
+}
+
+/// Fails where another test of this process has a lab of this name: whether they meet depends on the moment.
+fn is_its_own(lab: &str) {
+    static OWNERS: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+    let test = thread::current().name().unwrap_or_default().to_owned();
+    let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let owner = owners.entry(lab.to_owned()).or_insert_with(|| test.clone());
+    assert_eq!(*owner, test, "both have a lab called {lab}: choose another word for one of them");
 }
 
 /// Takes down labs of earlier runs of this test that were killed.
