@@ -195,7 +195,7 @@ fn an_address_that_a_foreign_host_has_on_the_destinations_segment() {
 
 #[test]
 fn a_stranger_is_kept_out_by_the_nodes_own_filter() {
-    let (bed, preset) = bed("guard", &[]);
+    let (bed, preset) = bed("stranger", &[]);
     serve(&bed, &preset, "b", "other", OTHER);
     let info: Value = bed.json("a", &["network", "inspect"]);
     assert_eq!((&info["guarded"], &info["encryption"]), (&Value::from(true), &Value::from("off")), "{info}");
