@@ -8,6 +8,8 @@ DESTDIR ?=
 TEST_ARGS ?=
 # Labs that the end-to-end tests have up at once: they wait most of the time. With 3 two cores are idle for a third of it.
 E2E_THREADS ?= 4
+# Test executables of the crates that run at once, which mostly wait, too.
+CRATES_AT_ONCE ?= 3
 BENCH_ARGS ?= --memory 256MiB,1GiB,4GiB --runs 5 --mode precopy,hybrid,postcopy --compress off \
 	--link 1gbit,1ms --baseline floor
 # What else does the job, where that ends in minutes; the moves beside it show what a stock CRIU costs.
@@ -24,10 +26,16 @@ BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab-link
 ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
 ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages \
 	$(ISA_FEATURES)
+# All that there is, and the tests that run only where they are named.
+ALL := --workspace --all-targets $(ISA_FEATURES)
+BY_NAME := --workspace --test e2e --test vm $(ISA_FEATURES)
+# With clippy as the compiler, the workspace and all that it needs are compiled once for both: for what clippy says,
+# warnings as errors, and for the programs and tests. `cargo clippy` sets the same two variables.
+CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint unit crates e2e demo bench bench-isa install install-isa uninstall clean
+.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style unit crates e2e demo bench bench-isa install install-isa uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +45,8 @@ setup: ## packages, a CRIU that works on this kernel, Rust (as root; quick when 
 
 build: ## build everything for development
 	$(SAY) "building"
-	@cargo build --workspace --all-targets
-	@cargo test --workspace --test e2e --no-run
+	@cargo build $(ALL)
+	@cargo build $(BY_NAME)
 
 release: ## build the programs as they are installed
 	$(SAY) "building the programs (release)"
@@ -47,15 +55,15 @@ release: ## build the programs as they are installed
 # Part after part, also with `make --jobs`: two of them would be in each other's way.
 test: ## set-up, formatting, clippy, and each promise tested once but those of instruction sets (as root)
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
-	@scripts/timed "formatting, clippy, shellcheck" $(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory unit
+	@scripts/timed "formatting, shellcheck" $(MAKE) --no-print-directory style
+	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit
 	$(SAY) "all tests passed"
 
 test-full: ## make test in all combinations, then under eager huge pages, and programs of all instruction sets (hours)
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
-	@scripts/timed "formatting, clippy, shellcheck" $(MAKE) --no-print-directory lint
-	@GODWIT_TEST_FULL=1 $(MAKE) --no-print-directory unit
-	@scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
+	@scripts/timed "formatting, shellcheck" $(MAKE) --no-print-directory style
+	@GODWIT_TEST_FULL=1 $(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit
+	@$(CLIPPY_COMPILES) scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
 	$(SAY) "all tests passed"
 
@@ -63,29 +71,30 @@ check: ## formatting, clippy and what needs neither root nor set-up: minutes
 	@$(MAKE) --no-print-directory lint
 	@cargo test --workspace --lib --bins -- $(TEST_ARGS)
 
-lint: ## formatting, clippy with warnings as errors, shellcheck
-	@cargo fmt --all --check
-	@shellcheck -x scripts/* tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
-	@cargo clippy --workspace --all-targets $(ISA_FEATURES) -- -D warnings
-	@cargo clippy --workspace --test e2e --test vm $(ISA_FEATURES) -- -D warnings
+lint: style ## formatting, clippy with warnings as errors, shellcheck
+	@cargo clippy $(ALL) -- -D warnings
+	@cargo clippy $(BY_NAME) -- -D warnings
 
-# Everything is built by one command and each command selects the whole workspace, so that dependencies are
-# compiled once, with one set of features. The
+style:
+	@cargo fmt --all --check
+	@shellcheck -x $(filter-out scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+
+# Each command selects the whole workspace, so that all is compiled once, with one set of features. The
 # end-to-end tests drive the built programs, which `cargo test` alone would not build. Both kinds of tests run,
 # whatever came of the first.
 unit: ## all tests without the set-up and the instruction sets; TEST_ARGS chooses among them
-	@scripts/timed "build" cargo build --workspace --bins --tests
-	@scripts/timed "build of the end-to-end tests" cargo test --workspace --test e2e --no-run
+	@scripts/timed "build$(if $(RUSTC_WORKSPACE_WRAPPER), and clippy)" cargo build $(ALL)
+	@scripts/timed "build of the end-to-end tests" cargo build $(BY_NAME)
 	@failed=0; \
 	scripts/timed "tests of the crates" $(MAKE) --no-print-directory crates || failed=1; \
 	scripts/timed "end-to-end tests" $(MAKE) --no-print-directory e2e || failed=1; \
 	exit $$failed
 
 crates:
-	@cargo test --workspace --lib --bins --tests --no-fail-fast -- $(TEST_ARGS)
+	@scripts/test-crates $(CRATES_AT_ONCE) --workspace --lib --bins --tests $(ISA_FEATURES) -- $(TEST_ARGS)
 
 e2e:
-	@cargo test --workspace --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
+	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
 
 test-vm: setup ## tests on another kernel (WireGuard, Open vSwitch's module) in virtual machines; takes minutes
 	@scripts/setup --vm

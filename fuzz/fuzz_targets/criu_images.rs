@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use arbitrary::Arbitrary;
 use godwit_criu::images::{
-    Core, ImageKind, Inventory, LazyPages, Pagemap, ProcessTreeEntry, decode, inventory, lazy_areas,
-    make_plain, page_size, stopped_processes, unacknowledged,
+    Allowed, Core, ImageKind, Inventory, LazyPages, Pagemap, ProcessTreeEntry, Refused, RefusedOf, archives,
+    decode, excess, inventory, lazy_areas, make_plain, page_size, stopped_processes, unacknowledged,
 };
 use godwit_fuzz::Scratch;
 use libfuzzer_sys::fuzz_target;
@@ -19,8 +19,9 @@ enum Input<'a> {
     Raw(&'a [u8]),
     Log(&'a str),
     /// Records under right heads and lengths: inventory, tree, and the core of each number; of the
-    /// same numbers the areas, the pagemap and the contents of pages; what is in lazy pages; and the open
-    /// files, with a connection that has an image of its own.
+    /// same numbers the areas, the pagemap and the contents of pages; what is in lazy pages; the open
+    /// files, with a connection that has an image of its own; and the namespaces of each number, with mounts,
+    /// filters of system calls and a deleted file.
     Directory {
         inventory: Vec<&'a [u8]>,
         tree: Vec<&'a [u8]>,
@@ -29,6 +30,12 @@ enum Input<'a> {
         lazy: BTreeMap<u16, u8>,
         files: Vec<&'a [u8]>,
         connection: &'a [u8],
+        ids: Vec<(u8, &'a [u8])>,
+        mounts: Vec<(u8, Vec<&'a [u8]>)>,
+        filters: &'a [u8],
+        /// In place of `filters`, for deep programs: each of instructions, the number before it and flags.
+        programs: Vec<(Vec<(u16, u8, u8, u32)>, Option<u8>, u8)>,
+        deleted: Vec<&'a [u8]>,
     },
 }
 
@@ -55,6 +62,37 @@ fn image(head: &[u32], records: &[&[u8]]) -> Vec<u8> {
         bytes.extend_from_slice(record);
     }
     bytes
+}
+
+/// `seccomp_entry` of these programs.
+fn filters_of(programs: &[(Vec<(u16, u8, u8, u32)>, Option<u8>, u8)]) -> Vec<u8> {
+    let length = |length: usize| {
+        let low = u8::try_from(length & 0x7f).expect("seven bits") | 0x80;
+        [low, u8::try_from(length >> 7 & 0x7f).expect("seven bits")]
+    };
+    let mut all = Vec::new();
+    for (program, before, flags) in programs {
+        let instructions: Vec<u8> = program
+            .iter()
+            .take(1000)
+            .flat_map(|(code, yes, no, k)| [&code.to_ne_bytes()[..], &[*yes, *no], &k.to_ne_bytes()].concat())
+            .collect();
+        let mut filter = [&[1 << 3 | 2][..], &length(instructions.len()), &instructions].concat();
+        if let Some(before) = before {
+            filter.extend([2 << 3, before & 0x7f]);
+        }
+        filter.extend([3 << 3, flags & 0x7f]);
+        all.extend([&[1 << 3 | 2][..], &length(filter.len()), &filter].concat());
+    }
+    all
+}
+
+/// A service that may hardly anything.
+fn allowed() -> Allowed {
+    let with = vec![(41, "socket", [16, 0, 9, 0, 0, 0])];
+    let of = RefusedOf { architecture: 0xc000_003e, name: "x86-64", always: vec![(321, "bpf")], with };
+    let refused = Some(Refused { of: vec![of] });
+    Allowed { uid: 1000, gid: 1000, no_new_privileges: true, refused, ..Allowed::default() }
 }
 
 fuzz_target!(|input: Input<'_>| {
@@ -84,7 +122,20 @@ fuzz_target!(|input: Input<'_>| {
         Input::Log(text) => {
             let _ = (godwit_criu::log::first_error(text), godwit_criu::log::hint(text));
         }
-        Input::Directory { inventory: records, tree, cores, memory, lazy, files, connection } => {
+        Input::Directory {
+            inventory: records,
+            tree,
+            cores,
+            memory,
+            lazy,
+            files,
+            connection,
+            ids,
+            mounts,
+            filters,
+            programs,
+            deleted,
+        } => {
             let scratch = Scratch::new();
             let write =
                 |name: &str, bytes: &[u8]| fs::write(scratch.inside().join(name), bytes).expect("a file");
@@ -103,6 +154,22 @@ fuzz_target!(|input: Input<'_>| {
             if let Ok(connections) = unacknowledged(&scratch.inside()) {
                 assert!(connections.len() <= files.len());
             }
+            for (pid, ids) in ids {
+                write(&format!("ids-{pid}.img"), &image(&[COMMON, ImageKind::Ids as u32], &[ids]));
+            }
+            for (namespace, mounts) in mounts {
+                let name = format!("mountpoints-{namespace}.img");
+                write(&name, &image(&[COMMON, ImageKind::Mountpoints as u32], &mounts));
+            }
+            let made = filters_of(&programs);
+            let filters = if programs.is_empty() { filters } else { &made };
+            write("seccomp.img", &image(&[COMMON, ImageKind::Seccomp as u32], &[filters]));
+            write("ghost-file-1.img", &image(&[COMMON, ImageKind::Ghost as u32], &deleted));
+            if let Ok(found) = excess(&scratch.inside(), &allowed()) {
+                let sound = |text: &String| text.len() < 2000 && !text.chars().any(char::is_control);
+                assert!(found.iter().all(sound), "{found:?}");
+            }
+            let _ = archives(&scratch.inside());
             let _ = inventory(&scratch.inside());
             if let Ok(areas) = lazy_areas(&scratch.inside()) {
                 assert!(areas.len() <= tree.len());

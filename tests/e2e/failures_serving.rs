@@ -220,6 +220,14 @@ fn a_source_that_has_lost_the_pages_says_so_and_the_service_does_not_run_on_with
 }
 
 #[test]
+fn a_service_is_lost_when_its_source_cannot_read_a_page_of_it_any_more() {
+    let victim =
+        Victim::up_with("serve-unread", |config, _| inject(config, "source.reading"), |_| Vec::new());
+    let reason = victim.begin_with("a", "b", &POSTCOPY).lost();
+    is_lost(victim, &reason, "exists and cannot be read");
+}
+
+#[test]
 fn a_source_whose_books_fail_at_the_commit_serves_the_pages_all_the_same() {
     let victim =
         Victim::up_with("serve-books", |config, _| inject(config, "source.releasing"), |_| Vec::new());

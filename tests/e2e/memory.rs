@@ -62,24 +62,26 @@ fn guard_pages_that_nobody_tells_of() {
     }
 }
 
-/// Programs at once in one service, and how often there are as many.
+/// Programs at once in one service, and how often there are as many. Each of them keeps a processor busy.
 const AT_ONCE: u64 = 10;
 const TIMES: u64 = 20;
+const AT_ONCE_IN_SHORT: u64 = 4;
 const TIMES_IN_SHORT: u64 = 4;
 
-/// 200 programs, 40 of them in `make test`: what they do follows from their seeds. `GODWIT_TORTURE_SEED` (the first seed) makes it
+/// 200 programs, 16 in `make test`: what they do follows from their seeds. `GODWIT_TORTURE_SEED` (the first seed) makes it
 /// others, `GODWIT_TORTURE_TIMES` more or fewer, and `GODWIT_TORTURE_CRIU` takes another CRIU.
 #[test]
 fn random_programs() {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
     let seed = number("GODWIT_TORTURE_SEED").unwrap_or(1);
-    let times =
-        number("GODWIT_TORTURE_TIMES").unwrap_or(if tier::is_full() { TIMES } else { TIMES_IN_SHORT });
+    let (at_once, times) =
+        if tier::is_full() { (AT_ONCE, TIMES) } else { (AT_ONCE_IN_SHORT, TIMES_IN_SHORT) };
+    let times = number("GODWIT_TORTURE_TIMES").unwrap_or(times);
     println!("to repeat: GODWIT_TORTURE_SEED={seed} GODWIT_TORTURE_TIMES={times}");
     let mut torture: Option<Torture> = None;
     for time in 0..times {
-        let first = seed + time * AT_ONCE;
-        let programs: Vec<_> = (first..first + AT_ONCE).map(|seed| ("random", seed)).collect();
+        let first = seed + time * at_once;
+        let programs: Vec<_> = (first..first + at_once).map(|seed| ("random", seed)).collect();
         let torture = match &mut torture {
             Some(torture) => {
                 torture.replace(&programs);

@@ -84,3 +84,84 @@ fn a_process_that_stays_in_vfork_is_not_moved_and_not_harmed() {
         bed.migrate("spawner", from, to);
     }
 }
+
+/// Connections with itself whose queues are full and of which one end, the other or both have finished. `make` makes
+/// them, `check` reads all that was sent in them.
+const CLOSING: &str = r#"
+import socket
+PATTERN = bytes(range(251)) * 600
+def pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        return [client, server.accept()[0]]
+def fill(end):
+    end.setblocking(False)
+    sent = 0
+    try:
+        while True:
+            at = sent % 251
+            sent += end.send(PATTERN[at:at + 65536])
+    except BlockingIOError:
+        return sent
+def is_whole(end, due, finished):
+    end.setblocking(True)
+    end.settimeout(20)
+    got = bytearray()
+    while len(got) < due or finished:
+        piece = end.recv(1 << 20)
+        if not piece:
+            break
+        got += piece
+    return len(got) == due and got == (PATTERN * (due // len(PATTERN) + 1))[:due]
+made = []
+with socket.create_server(("0.0.0.0", 7000)) as server:
+    user = server.accept()[0].makefile("rw")
+for line in user:
+    if line == "make\n":
+        for finished in [(0,), (1,), (0, 1), (1, 0), ()] * 3:
+            ends = pair()
+            sent = [fill(end) for end in ends]
+            for end in finished:
+                ends[end].shutdown(socket.SHUT_WR)
+            made.append((ends, sent, finished))
+        print("made", file=user)
+    else:
+        wrong = []
+        for ends, sent, finished in made:
+            for end in (0, 1):
+                try:
+                    whole = is_whole(ends[end], sent[1 - end], 1 - end in finished)
+                except OSError as error:
+                    whole = str(error)
+                if whole is not True:
+                    wrong.append([finished, end, sent, whole])
+        for ends, _, _ in made:
+            for end in ends:
+                end.close()
+        made = []
+        print(wrong, file=user)
+    user.flush()
+"#;
+
+#[test]
+fn connections_of_a_service_with_itself_lose_nothing_while_they_are_closing() {
+    let bed = Bed::up("closing");
+    let preset = bed.build(Workload::Python);
+    fs::write(preset.rootfs.join("program.py"), CLOSING).unwrap();
+    bed.run("a", "closing", ADDRESS, &preset, &[]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    let mut ask = |request: &str| {
+        connection.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
+        let mut line = String::new();
+        connection.read_line(&mut line).unwrap();
+        line
+    };
+    for (mode, [from, to]) in ["cold", "precopy", "postcopy", "hybrid"]
+        .into_iter()
+        .zip([["a", "b"], ["b", "a"]].into_iter().cycle())
+    {
+        assert_eq!(ask("make"), "made\n");
+        bed.migrate_so("closing", from, to, &["--mode", mode]);
+        assert_eq!(ask("check"), "[]\n", "after a move by {mode}: which ends had finished, which was read");
+    }
+}

@@ -1,10 +1,10 @@
 //! Nodes that lack what the page mover would like to have: it works by the plain way, and says so.
 //! Needs root.
 
-use std::net::Ipv4Addr;
+use std::{fs, net::Ipv4Addr};
 
 use godwit_lab::workload::{RedisClient, Workload};
-use godwit_tests::{Bed, CLIENT, MODES, PATIENCE};
+use godwit_tests::{Bed, CLIENT, MODES, PATIENCE, compile};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 /// Data in it.
@@ -85,4 +85,47 @@ fn where_writes_cannot_be_followed_services_move_cold_or_postcopy() {
     // Only the nodes' own tests force it.
     let checks = bed.done("b", &["doctor", "--json"]);
     assert!(checks.contains("only modes cold and postcopy"), "{checks}");
+}
+
+/// On a machine with less than 64 GiB, whose kernel judges by that.
+#[test]
+fn what_the_criu_of_a_destination_cannot_restore_is_refused_untouched() {
+    let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap();
+    let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(mode.trim() == "0" && total < 60 << 20, "this machine restores it: {mode} {total}");
+    let through = "case $GODWIT_NODE in b) exec \"$@\" --criu-patches off;; esac; exec \"$@\"";
+    let bed = Bed::up_with("stock-there", |config| {
+        config.programs.serve_through = ["sh", "-c", through, "sh"].map(str::to_owned).into();
+    });
+    let root = bed.scratch().join("root");
+    fs::create_dir_all(&root).unwrap();
+    compile("reserve.c", &root.join("reserve"));
+    let run = |name: &str, words: &[&str]| {
+        let arguments = ["run", "--name", name, "--rootfs", root.to_str().unwrap(), "--", "/reserve"];
+        bed.done("a", &[&arguments, words].concat());
+    };
+    run("counted", &[]);
+    for mode in ["precopy", "postcopy"] {
+        let said = bed.godwit("a", &["--json", "migrate", "counted", "--to", "b", "--mode", mode]);
+        let report = said.report();
+        assert_eq!((said.code, report.outcome.as_str()), (1, "kept"), "{report:?}");
+        let parts = [
+            "node b refuses: process ",
+            "(reserve, PID 1 in the service)",
+            "has reserved 64 GiB",
+            "setup-criu",
+        ];
+        for part in parts {
+            assert!(report.reason.contains(part), "{part}: {}", report.reason);
+        }
+        let done = (report.frozen_ms, report.file_bytes, report.rounds);
+        assert_eq!(done, (0.0, 0, 0), "nothing was touched: {report:?}");
+    }
+    // What the program itself did not have counted is not counted there either.
+    run("uncounted", &["uncounted"]);
+    bed.migrate("uncounted", "a", "b");
+    // A CRIU with the patches has no trouble with it.
+    bed.migrate("uncounted", "b", "a");
 }

@@ -30,6 +30,9 @@ pub const POINTS: [&str; 18] = [
     "destination.dropping",
 ];
 
+/// Where a new service runs, and stands in no book.
+pub const STARTED: &str = "service.started";
+
 /// Lets what is done at a point fail, on all nodes of the lab that is made from `config`.
 pub fn inject(config: &mut LabConfig, point: &str) {
     let environment = &mut config.programs.serve_environment;
@@ -65,7 +68,7 @@ impl Points {
     }
 
     fn file(&self, point: &str, what: &str) -> PathBuf {
-        assert!(POINTS.contains(&point), "{point}");
+        assert!(POINTS.contains(&point) || point == STARTED, "{point}");
         self.directory.path().join(format!("{point}.{what}"))
     }
 

@@ -13,6 +13,7 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod comparison;
+pub mod disks;
 pub mod echo;
 pub mod hold;
 pub mod hooks;
@@ -422,7 +423,8 @@ pub fn compile(source: &str, target: &Path) {
 /// each mode in both directions. The first four are those that godwit has; `auto` chooses one of them.
 pub const MODES: [&str; 5] = ["precopy", "postcopy", "cold", "hybrid", "auto"];
 
-/// Waits until `found` finds something, looking every few milliseconds; for what no event tells.
+/// Waits until `found` finds something; for what no event tells. It looks every 10 ms, and the less often the longer
+/// it has waited: most looks start a program.
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -430,6 +432,6 @@ pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         assert!(begun.elapsed() < PATIENCE, "{what} did not happen within {PATIENCE:?}");
-        thread::sleep(Duration::from_millis(10));
+        thread::sleep((begun.elapsed() / 10).clamp(Duration::from_millis(10), Duration::from_millis(100)));
     }
 }

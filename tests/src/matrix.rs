@@ -115,7 +115,7 @@ const PHASES: [Phase; 16] = [
     after("destination.committing", any),
     after("destination.committed", any),
     after("source.serving", Mode::leaves),
-    after("source.pushing", Mode::leaves),
+    after("source.pushing", leaves_all),
     after("destination.filling", any),
 ];
 
@@ -129,6 +129,11 @@ const fn after(point: &'static str, of: fn(Mode) -> bool) -> Phase {
 
 fn any(_: Mode) -> bool {
     true
+}
+
+/// So much stays that not all of it can have been asked for by the restore, as happens in mode hybrid.
+fn leaves_all(mode: Mode) -> bool {
+    mode == Mode::Postcopy
 }
 
 fn sends_frozen(mode: Mode) -> bool {

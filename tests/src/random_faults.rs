@@ -16,6 +16,7 @@ use rustix::process::Signal;
 
 use crate::{
     MODES, PATIENCE,
+    disks::{Failing, Small},
     victim::{Attempt, NAME, Victim},
 };
 
@@ -25,6 +26,8 @@ const LATEST_MS: u64 = 1500;
 const LONGEST_MS: u64 = 8000;
 /// Data of the service.
 const FILL: u64 = 16 << 20;
+/// Room for the image and the databases of a node.
+const DISK: u64 = 256 << 20;
 
 /// What goes wrong, at which node where it is one.
 #[derive(Clone, Copy, Debug)]
@@ -44,14 +47,22 @@ enum Fault {
     Criu(&'static str),
     /// What runc has at work gets SIGKILL.
     Runc(&'static str),
+    /// Its shims get SIGKILL: nobody takes the service's output any more.
+    Shim(&'static str),
     /// `godwit cancel`.
     Cancelled,
+    /// `godwit migrate` gets SIGKILL.
+    Forgotten,
+    /// Nothing more can be written to the disk of the node's state for a while.
+    Full(&'static str),
+    /// The daemon cannot read or write its databases for a while: with this error.
+    Failing(&'static str, &'static str),
 }
 
 impl Fault {
     fn any(random: &mut Rng) -> Self {
         let node = if random.bool() { "a" } else { "b" };
-        match random.u8(..9) {
+        match random.u8(..13) {
             0 => Self::Nothing,
             1 => Self::Cut,
             2 => Self::Killed(node),
@@ -60,12 +71,16 @@ impl Fault {
             5 => Self::BothKilled,
             6 => Self::Criu(node),
             7 => Self::Runc(node),
-            _ => Self::Cancelled,
+            8 => Self::Cancelled,
+            9 => Self::Forgotten,
+            10 => Self::Full(node),
+            11 => Self::Shim(node),
+            _ => Self::Failing(node, if random.bool() { "EIO" } else { "ENOSPC" }),
         }
     }
 
     /// Brings it about and mends it after `lasting`.
-    fn happen(self, victim: &Victim, from: &str, lasting: Duration) {
+    fn happen(self, victim: &Victim, disks: &[Small; 2], attempt: &Attempt, from: &str, lasting: Duration) {
         let lab = victim.bed.lab();
         match self {
             Self::Nothing => {}
@@ -99,8 +114,21 @@ impl Fault {
             }
             Self::Criu(node) => drop(victim.signal(node, "criu", Signal::KILL)),
             Self::Runc(node) => drop(victim.signal(node, "runc", Signal::KILL)),
+            Self::Shim(node) => drop(victim.signal(node, "godwit-shim", Signal::KILL)),
             // It may be over, or too late.
             Self::Cancelled => drop(victim.bed.godwit(from, &["cancel", NAME])),
+            Self::Forgotten => attempt.kill(),
+            Self::Full(node) => {
+                let full = disks[usize::from(node == "b")].fill();
+                thread::sleep(lasting);
+                drop(full);
+            }
+            Self::Failing(node, error) => {
+                let state = lab.state(node).unwrap();
+                let failing = Failing::of(victim.daemon(node), &state, error);
+                thread::sleep(lasting);
+                drop(failing);
+            }
         }
     }
 }
@@ -125,7 +153,11 @@ impl fmt::Display for Trial {
 /// Moves a service for `time`, and for one move at least; how many moves that were.
 pub fn run(test: &str, seed: u64, time: Duration) -> u32 {
     let mut random = Rng::with_seed(seed);
-    let mut victim = Victim::up_filled(test, FILL, |_, _| {});
+    let mut disks = None;
+    let mut victim = Victim::up_prepared(test, FILL, |bed| {
+        disks = Some(["a", "b"].map(|node| Small::of(bed, node, DISK)));
+    });
+    let disks = disks.unwrap();
     let begun = Instant::now();
     let mut on = "a";
     let mut number = 0;
@@ -143,10 +175,11 @@ pub fn run(test: &str, seed: u64, time: Duration) -> u32 {
         let to = if on == "a" { "b" } else { "a" };
         let attempt = victim.begin_with(on, to, &["--mode", trial.mode]);
         thread::sleep(trial.after);
-        trial.fault.happen(&victim, on, trial.lasting);
+        trial.fault.happen(&victim, &disks, &attempt, on, trial.lasting);
         on = settled(&victim, attempt);
         victim.runs_at(on);
         victim.has_its_data();
+        victim.is_at_rest_on(on);
     }
     if on == "b" {
         victim.bed.migrate(NAME, "b", "a");
@@ -160,6 +193,8 @@ fn settled(victim: &Victim, attempt: Attempt) -> &'static str {
     attempt.end();
     let begun = Instant::now();
     loop {
+        // A daemon that cannot tell whether a move has committed ends.
+        victim.revives();
         let told = ["a", "b"].map(|node| victim.told(node));
         for on in ["a", "b"] {
             let right = |asked: &str| if asked == on { "running" } else { "remote" };

@@ -2,10 +2,11 @@
 //!
 //! | | `make test` | `make test-full` (`GODWIT_TEST_FULL=1`) |
 //! |---|---|---|
+//! | a source against a destination in one process (`crates/migration/src/loopback/faults.rs`) | every fault, in two modes | every fault in each mode |
 //! | faults in migrations | each fault in each phase, the mode rotates | each fault in each phase of each mode |
 //! | services under load | each mode once | each mode in both directions, and `auto` |
 //! | faults at random moments | 20 s | ten minutes |
-//! | programs that change their memory | two modes each, 40 random programs | all modes, 200 random programs |
+//! | programs that change their memory | two modes each, 16 random programs | all modes, 200 random programs |
 //!
 //! Both are deterministic: a test that fails once can be repeated.
 

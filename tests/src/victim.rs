@@ -8,7 +8,7 @@
 //!   traces  what a node holds of services and migrations, compared with what it held before
 //! ```
 
-mod traces;
+pub mod traces;
 mod watch;
 
 use std::{
@@ -99,23 +99,29 @@ impl Victim {
         change: impl FnOnce(&mut LabConfig, &Path),
         flags: impl FnOnce(&mut Preset) -> Vec<String>,
     ) -> Self {
-        Self::up_beside(test, change, flags, None, FILL)
+        Self::up_beside(test, change, |_| {}, flags, None, FILL)
     }
 
     /// The same with so many bytes of data in it.
     pub fn up_filled(test: &str, fill: u64, change: impl FnOnce(&mut LabConfig, &Path)) -> Self {
-        Self::up_beside(test, change, |_| Vec::new(), None, fill)
+        Self::up_beside(test, change, |_| {}, |_| Vec::new(), None, fill)
+    }
+
+    /// The same after something was done to the nodes, which have no service yet.
+    pub fn up_prepared(test: &str, fill: u64, prepare: impl FnOnce(&Bed)) -> Self {
+        Self::up_beside(test, |_, _| {}, prepare, |_| Vec::new(), None, fill)
     }
 
     /// Redis on `a` and, begun while the nodes could not ask each other, another service on `b` of the
     /// given name and address. The client cannot reach `b`, so that it knows one owner of an address.
     pub fn up_split(test: &str, name: &str, address: Ipv4Addr) -> Self {
-        Self::up_beside(test, |_, _| {}, |_| Vec::new(), Some((name, address)), FILL)
+        Self::up_beside(test, |_, _| {}, |_| {}, |_| Vec::new(), Some((name, address)), FILL)
     }
 
     fn up_beside(
         test: &str,
         change: impl FnOnce(&mut LabConfig, &Path),
+        prepare: impl FnOnce(&Bed),
         flags: impl FnOnce(&mut Preset) -> Vec<String>,
         beside: Option<(&str, Ipv4Addr)>,
         fill: u64,
@@ -127,6 +133,7 @@ impl Victim {
             change(config, directory.path());
         });
         let points = points.unwrap();
+        prepare(&bed);
         let mut preset = bed.build(Workload::Redis);
         let flags = flags(&mut preset);
         let before = ["a", "b"].map(|node| steady_traces(&bed, node, |_| true));
@@ -302,6 +309,34 @@ impl Victim {
         all.into_iter().filter(|pid| rustix::process::kill_process(*pid, signal).is_ok()).count()
     }
 
+    /// Starts the daemons that do not run: some faults end them.
+    pub fn revives(&self) {
+        for node in ["a", "b"] {
+            if daemon(&self.bed, node).is_none() {
+                self.bed.lab().start_node(node).unwrap();
+            }
+        }
+    }
+
+    /// The daemon of a node, which runs.
+    pub fn daemon(&self, node: &str) -> rustix::process::Pid {
+        daemon(&self.bed, node).unwrap()
+    }
+
+    /// Neither node holds anything of a migration, nor the one on which the service is not anything of that.
+    pub fn is_at_rest_on(&self, node: &str) {
+        for (one, before) in ["a", "b"].into_iter().zip(&self.before) {
+            let state = self.bed.lab().state(one).unwrap();
+            wait_for(&format!("the journal on {one} to be closed"), || {
+                (unfinished(&state) == 0).then_some(())
+            });
+            match one == node {
+                true => self.no_migration_on(one),
+                false => nothing_of_its_own(&self.bed, one, before),
+            }
+        }
+    }
+
     /// Waits for the end of a node's daemon that was told to.
     pub fn has_ended(&self, node: &str) {
         wait_for(&format!("the end of godwitd on {node}"), || {
@@ -358,11 +393,11 @@ impl Victim {
         nothing_more(&self.bed, "b", &self.before[1]);
     }
 
-    /// Node `a` holds nothing of a migration: neither its images nor processes that wait for it.
-    pub fn no_migration_on_a(&self) {
+    /// A node holds nothing of a migration: neither its images nor processes that wait for it.
+    pub fn no_migration_on(&self, node: &str) {
         let lab = self.bed.lab().name();
-        let room = run_directory(lab, "a").join("migrations");
-        wait_for("the end of the images on a", || {
+        let room = run_directory(lab, node).join("migrations");
+        wait_for(&format!("the end of the images on {node}"), || {
             let left = fs::read_dir(&room).map_or(0, Iterator::count);
             (left == 0 && mounts_below(&room).is_empty()).then_some(())
         });
@@ -397,7 +432,7 @@ impl Victim {
     /// After a migration that failed: everything is as it was, and the client has seen nothing.
     pub fn is_as_before(&self) {
         self.runs_at("a");
-        self.no_migration_on_a();
+        self.no_migration_on("a");
         self.nothing_is_left_on_b();
     }
 
@@ -440,11 +475,21 @@ impl Attempt {
 
     /// Sends godwit a signal, as a terminal would.
     pub fn signal(&self, signal: rustix::process::Signal) {
-        // Not to `timeout`, which would pass it on to godwit and to its whole group: that is twice.
+        rustix::process::kill_process(self.program().unwrap(), signal).unwrap();
+    }
+
+    /// Ends godwit by SIGKILL, if it runs still.
+    pub fn kill(&self) {
+        if let Some(pid) = self.program() {
+            // It may have ended since.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+
+    /// godwit itself, and not `timeout`, which would pass a signal on to it and to its whole group: that is twice.
+    fn program(&self) -> Option<rustix::process::Pid> {
         let children = format!("/proc/{0}/task/{0}/children", self.0.id());
-        let child = fs::read_to_string(children).unwrap();
-        let pid = rustix::process::Pid::from_raw(child.trim().parse().unwrap()).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
+        rustix::process::Pid::from_raw(fs::read_to_string(children).ok()?.trim().parse().ok()?)
     }
 
     /// Whether it is over.
@@ -513,6 +558,14 @@ impl Attempt {
 /// The daemon of a node.
 fn daemon(bed: &Bed, node: &str) -> Option<rustix::process::Pid> {
     programs_of(bed, node, "godwitd").first().copied()
+}
+
+/// How many migrations the journal in a node's state has that are not at their end.
+fn unfinished(state: &Path) -> u32 {
+    let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let journal = rusqlite::Connection::open_with_flags(state.join("journal.db"), flags).unwrap();
+    let open = "SELECT count(*) FROM migration WHERE stage NOT IN ('kept', 'dropped', 'done', 'released')";
+    journal.query_row(open, [], |row| row.get(0)).unwrap()
 }
 
 /// The processes of a node itself, not of its services, that have this name and live.

@@ -33,7 +33,6 @@ pub(crate) fn state(state: ServiceState) -> &'static str {
         ServiceState::Migrating => "migrating",
         ServiceState::InDoubt => "in-doubt",
         ServiceState::Remote => "remote",
-        ServiceState::Creating => "creating",
         ServiceState::Restarting => "restarting",
     }
 }

@@ -11,10 +11,13 @@
 //! are checked before anything is allocated.
 
 mod connection;
+mod credentials;
+mod devices;
 mod doubt;
 mod memory;
 mod plain;
 mod rights;
+mod system_calls;
 
 use std::fs::File;
 use std::io::Read;
@@ -23,12 +26,14 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 
 pub use connection::scale_windows;
+pub use devices::{Device, archives};
 pub use doubt::{Unacknowledged, unacknowledged};
 pub use memory::{
     Area, LazyAreas, PageRun, Pagemap, RestoredPages, areas, lazy_areas, page_size, pagemap, restored_pages,
 };
 pub use plain::{LazyPages, make_plain};
 pub use rights::{Allowed, excess};
+pub use system_calls::{Refused, RefusedOf};
 
 /// First word of ordinary images.
 const COMMON_MAGIC: u32 = 0x5456_4319;
@@ -64,6 +69,10 @@ pub enum ImageKind {
     Files = 0x5630_3138,
     /// `remap-fpath.img`.
     RemapPaths = 0x5913_3954,
+    /// `seccomp.img`.
+    Seccomp = 0x6441_3049,
+    /// `ghost-file-NUMBER.img`, behind whose record come the contents.
+    Ghost = 0x5258_3605,
     /// `mm-PID.img`.
     Memory = 0x5749_2820,
     /// `pagemap-PID.img`; its records are of two kinds: see [`Pagemap::decode`].
@@ -84,9 +93,16 @@ impl ImageKind {
             | Self::Mountpoints
             | Self::Files
             | Self::RemapPaths
+            | Self::Seccomp
+            | Self::Ghost
             | Self::Memory
             | Self::Pagemap => Some(COMMON_MAGIC),
         }
+    }
+
+    /// What an image of this kind begins with.
+    fn head_bytes(self) -> Vec<u8> {
+        self.head().into_iter().chain([self as u32]).flat_map(u32::to_le_bytes).collect()
     }
 
     /// Most bytes that one may have.
@@ -338,8 +354,7 @@ mod tests {
     use super::*;
 
     pub(super) fn image<M: Message>(kind: ImageKind, messages: &[M]) -> Vec<u8> {
-        let head = kind.head().into_iter().chain([kind as u32]);
-        let mut bytes: Vec<u8> = head.flat_map(u32::to_le_bytes).collect();
+        let mut bytes = kind.head_bytes();
         for message in messages {
             let message = message.encode_to_vec();
             bytes.extend(u32::try_from(message.len()).unwrap().to_le_bytes());

@@ -179,6 +179,15 @@ impl Criu {
         Ok(self.patches().await?.is_some_and(|patches| patches.tcp_inline))
     }
 
+    /// Whether a restore maps what is not writable as it was, which takes our patches: all of them, as no option
+    /// tells of this one.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub async fn keeps_rights(&self) -> Result<bool, CriuError> {
+        Ok(!self.as_stock && self.version().await?.series != 0)
+    }
+
     /// The binary's patches, where they may be made use of.
     async fn patches(&self) -> Result<Option<Patches>, CriuError> {
         if self.as_stock {

@@ -4,7 +4,7 @@
 //!
 //! - [`tasks`]: processes in a state that cannot be restored.
 //! - [`files`]: what they have open and mapped.
-//! - [`memory`]: what they have reserved, where CRIU is not godwit's.
+//! - [`memory`]: what they have reserved, where CRIU is not godwit's, and what a destination cannot restore of it.
 //! - [`unix`]: connections that nobody has accepted yet.
 //!
 //! A look takes part of nothing: processes come and go meanwhile, and much of what it finds passes by
@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
+pub use memory::{Restores, most_at_once, not_restored};
 pub use unix::UnixSockets;
 
 use tasks::Task;

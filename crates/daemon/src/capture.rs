@@ -62,7 +62,7 @@ pub(crate) async fn here(node: &Node, request: &CaptureRequest) -> Result<Batche
         .address
         .parse()
         .map_err(|_| Status::invalid_argument(format!("{:?} is no IPv4 address", request.address)))?;
-    let overlay = node.local().networks.of(address).map_err(invalid)?;
+    let overlay = node.networks().of(address).map_err(invalid)?;
     let nth = u8::try_from(request.nth)
         .map_err(|_| Status::invalid_argument(format!("no service has a network number {}", request.nth)))?;
     let wanted = Wanted {

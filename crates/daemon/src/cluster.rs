@@ -302,7 +302,7 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         network: Some(network::own(node)),
         authority: node.local().layout.state.join(IDENTITY).join(CA_KEY_FILE).exists(),
         clock_ahead_ms: 0,
-        criu: node.local().criu.known_version().map(|version| version.to_string()).unwrap_or_default(),
+        criu: node.criu().known_version().map(|version| version.to_string()).unwrap_or_default(),
     })
 }
 

@@ -63,7 +63,7 @@ fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> C
 /// Looks at everything godwit stands on.
 pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
-    let mut checks = criu(&local.criu).await;
+    let mut checks = criu(node.criu()).await;
     checks.push(tracker(&local.tracker));
     checks.push(lazy_restore(local.userfaultfd));
     checks.push(userfaultfd());
@@ -73,7 +73,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(cgroups());
     checks.push(process_limit(godwit_engine::runc::limits_processes()));
     checks.push(capabilities());
-    for fact in godwit_network::probe(local.networks.first().config()).await {
+    for fact in godwit_network::probe(node.networks().first().config()).await {
         checks.push(match (fact.ok, fact.optional) {
             (true, _) => ok(fact.name, fact.detail),
             (false, true) => degraded(fact.name, "not as it could be", fact.detail),
@@ -109,7 +109,7 @@ async fn guard(node: &Node) -> Check {
             name,
             format!(
                 "any host that reaches UDP port {} can send frames to services",
-                node.local().networks.first().config().port
+                node.networks().first().config().port
             ),
             reason,
         ),

@@ -78,7 +78,7 @@ async fn lead_to(
     there: Option<(&Placement, Ipv4Addr)>,
 ) -> Result<(), NetworkError> {
     // A network that is not up here yet, or no more, leads nowhere.
-    let Ok(overlay) = node.local().networks.of(address) else { return Ok(()) };
+    let Ok(overlay) = node.networks().of(address) else { return Ok(()) };
     let mac = godwit_network::mac_of(address);
     let Some((placement, vtep)) = there else { return overlay.set_absent(address, mac).await };
     overlay.set_remote(address, mac, vtep).await?;

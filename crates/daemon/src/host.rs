@@ -14,7 +14,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::node::{Claim, Migrating, Node};
-use crate::{forward, network};
+use crate::state::StateError;
+use crate::{cluster, forward, network};
 
 /// A service whose pages are served by this life of the daemon, though an earlier one gave it away.
 struct Leaving {
@@ -64,10 +65,51 @@ fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
     HostError(error_chain(error))
 }
 
+/// Most nodes that are asked where a service has gone.
+const MOST_ASKED: usize = 8;
+
+/// Why node `from` has no say in a service, if it has none: it is known to be another member's, which does not say
+/// that it has given it away.
+async fn not_its_own(node: &Arc<Node>, service: &Service, from: &str) -> Result<Option<String>, StateError> {
+    let mut asked = Vec::new();
+    loop {
+        let placements = node.state.placements()?;
+        let Some(placement) = placements.into_iter().find(|placement| placement.id == service.id) else {
+            return Ok(None);
+        };
+        let owner = placement.node;
+        let is_member = node.state.members()?.iter().any(|member| member.name == owner);
+        // A member that was removed says nothing any more.
+        if placement.removed || owner == from || (owner != node.name && !is_member) {
+            return Ok(None);
+        }
+        if owner == node.name {
+            let is_here = node.state.services()?.iter().any(|owned| owned.service.id == service.id);
+            return Ok(is_here.then(|| {
+                format!("node {} has service {} (id {}) itself", node.name, placement.service, service.id)
+            }));
+        }
+        let is_new = !asked.contains(&owner) && asked.len() < MOST_ASKED;
+        if !is_new || !cluster::hear(node, &owner).await? {
+            return Ok(Some(format!(
+                "node {} has heard that service {} (id {}) is on node {owner}, and not that it went to node {from}; let \
+                 the nodes hear of each other, or remove node {owner} if it is lost",
+                node.name, placement.service, service.id
+            )));
+        }
+        asked.push(owner);
+    }
+}
+
 #[async_trait]
 impl Host for NodeHost {
-    async fn admit(&self, service: &Service) -> Result<Place, Vec<String>> {
+    async fn admit(&self, service: &Service, from: &str) -> Result<Place, Vec<String>> {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
+        // First of all: the rest acts upon what is said of the service.
+        let owned = not_its_own(&node, service, from).await.map_err(|error| vec![error_chain(&error)])?;
+        if let Some(objection) = owned {
+            return Err(vec![objection]);
+        }
         node.let_leave(&service.name).await;
         node.settle(&service.name).await;
         let claim = Claim { addresses: service.addresses(), ports: service.publish.clone() };

@@ -31,6 +31,7 @@ mod services;
 mod state;
 mod tombstones;
 mod trust;
+mod verbs;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -93,7 +94,13 @@ enum Verb {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("GODWIT_LOG").unwrap_or_else(|_| EnvFilter::new(QUIET));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    // A line that cannot be written, as on a full disk, is lost, and must not end the task that wrote it.
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .log_internal_errors(false)
+        .init();
     // SAFETY: no thread has been started yet.
     let manager = unsafe { notify::Manager::take() };
     let runtime = match tokio::runtime::Runtime::new() {

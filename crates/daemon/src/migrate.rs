@@ -66,8 +66,9 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
         cancel,
     );
     let (finish, finished) = oneshot::channel();
-    let (node, name, to) = (Arc::clone(node), request.name.clone(), request.to.clone());
-    tokio::spawn(async move {
+    let (name, to, local) = (request.name.clone(), request.to.clone(), node.local());
+    let node = Arc::clone(node);
+    local.spawn(|_| async move {
         node.events.tell("migration", "started", &name, &format!("to node {to}"));
         let (report, rest) = source.run().await;
         if rest.is_none() {
@@ -164,7 +165,13 @@ pub(crate) fn elsewhere(node: &Node, name: &str) -> Result<Option<(String, Strin
 
 /// Starts a migration here or at the node that has the service.
 pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) -> Result<Stream, Status> {
-    let Some((owner, address)) = elsewhere(node, &request.name)? else { return start(node, &request).await };
+    let mut there = elsewhere(node, &request.name)?;
+    if there.as_ref().is_some_and(|(owner, _)| *owner == request.to) {
+        // It may have arrived here a moment ago and not stand in the books yet.
+        node.settle(&request.name).await;
+        there = elsewhere(node, &request.name)?;
+    }
+    let Some((owner, address)) = there else { return start(node, &request).await };
     if owner == request.to {
         return Err(Status::invalid_argument(format!(
             "service {} is on node {owner} already; name another node (`godwit nodes` lists them)",

@@ -113,7 +113,7 @@ fn others(state: &State, own: &str) -> Result<BTreeSet<Ipv4Addr>, StateError> {
 /// Lets the members that there are now through the guard, and nobody else, and keeps networks apart.
 pub(crate) async fn guard(node: &Node) -> Result<(), StateError> {
     // Those that are to be up, and those that still are: one that was removed may have a service on it.
-    let up = &node.local().networks;
+    let up = node.networks();
     let mut between = networks::between(&node.state, up.first().config())?;
     between.extend(up.between());
     let mut seen = BTreeSet::new();
@@ -150,14 +150,14 @@ async fn in_force(wanted: &Guard) -> bool {
 pub(crate) async fn mend(node: &Arc<Node>) -> Result<(), String> {
     let _alone = node.network.mending.lock().await;
     let mut mended = false;
-    for overlay in node.local().networks.all() {
+    for overlay in node.networks().all() {
         if let Some(damage) = overlay.mend().await.map_err(|error| error_chain(&error))? {
             warn!(%damage, "the overlay was made whole again");
             node.events.tell("node", "mended", &node.name, &damage);
             mended = true;
         }
     }
-    if node.local().networks.first().lost_ports().await.map_err(|error| error_chain(&error))? {
+    if node.networks().first().lost_ports().await.map_err(|error| error_chain(&error))? {
         warn!("published ports had been taken away, and are published again");
         node.events.tell("node", "mended", &node.name, "published ports");
         mended = true;
@@ -178,7 +178,7 @@ async fn plug_in(node: &Arc<Node>, all: bool) -> Result<(), StateError> {
         let Some(_occupied) = node.occupy(name) else { continue };
         for endpoint in service.endpoints() {
             // Without its network there is nothing to plug it into, and that was said.
-            let Ok(overlay) = node.local().networks.of(endpoint.address) else { continue };
+            let Ok(overlay) = node.networks().of(endpoint.address) else { continue };
             match plug_endpoint_in(&overlay, &endpoint, all).await {
                 Ok(true) => node.events.tell("service", "plugged in", name, "it had lost its port"),
                 Ok(false) => {}
@@ -224,7 +224,7 @@ pub(crate) async fn objections(node: &Arc<Node>, service: &Service) -> Vec<Strin
 
 /// Who else has the address, in a sentence.
 async fn foreign(node: &Node, address: Ipv4Addr, known: &[Mac]) -> Option<String> {
-    let overlay = node.local().networks.first();
+    let overlay = node.networks().first();
     let uplink = &overlay.config().uplink;
     match overlay.find_foreign(address, known).await {
         Ok(None) => None,
@@ -248,7 +248,7 @@ pub(crate) fn parse_mac(text: &str) -> Option<Mac> {
 
 /// What this node tells others of its overlay.
 pub(crate) fn own(node: &Node) -> NodeNetwork {
-    let overlay = node.local().networks.first();
+    let overlay = node.networks().first();
     let OverlayTerms { mtu, vxlan_port, encryption, prefix6 } = OverlayTerms::of(overlay);
     NodeNetwork { mtu, vxlan_port, encryption, prefix6, uplink_mac: mac_to_string(overlay.uplink_mac()) }
 }
@@ -270,7 +270,7 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<NetworkInfo, Stat
     let network = networks::find(node, name)?;
     let internal = |error: StateError| status(Status::internal, &error);
     let subnet: Subnet = network.subnet.parse().map_err(|error| status(Status::internal, &error))?;
-    let overlay = node.local().networks.of(subnet.gateway()).map_err(|_| {
+    let overlay = node.networks().of(subnet.gateway()).map_err(|_| {
         Status::unavailable(format!(
             "network {} is not up on node {}; the log of godwitd there says why",
             network.name, node.name
@@ -286,7 +286,7 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<NetworkInfo, Stat
         None => None,
     };
     let stopped = looked.as_ref().map(Looked::stopped).unwrap_or_default();
-    let ours = OverlayTerms::of(node.local().networks.first());
+    let ours = OverlayTerms::of(node.networks().first());
     let members = node.state.members().map_err(internal)?;
     let infos = crate::cluster::nodes(node).map_err(internal)?;
     let heard = |name: &str| infos.iter().find(|info| info.name == name).cloned().unwrap_or_default();

@@ -57,7 +57,7 @@ fn known(node: &Node) -> Result<Vec<Network>, StateError> {
 }
 
 fn first(node: &Node) -> Network {
-    let config = node.local().networks.first().config();
+    let config = node.networks().first().config();
     Network {
         name: FIRST.into(),
         subnet: config.subnet.to_string(),
@@ -76,7 +76,7 @@ pub(crate) fn between(state: &State, first: &OverlayConfig) -> Result<Vec<Betwee
 
 /// Brings up what is not up yet, and takes down what was removed; why not, network by network.
 pub(crate) async fn reconcile(node: &Arc<Node>) -> Result<Vec<(Network, String)>, StateError> {
-    let networks = &node.local().networks;
+    let networks = node.networks();
     let mut failed = Vec::new();
     let wanted: Vec<_> = known(node)?.into_iter().skip(1).collect();
     let is = |up: &OverlayConfig, network: &Network| {
@@ -132,7 +132,7 @@ pub(crate) async fn learn(node: &Arc<Node>, told: &[Network]) -> Result<(), Stat
     for network in told {
         let good = convert::check_name(&network.name).is_ok()
             && network.name != FIRST
-            && config(node.local().networks.first().config(), network).is_ok();
+            && config(node.networks().first().config(), network).is_ok();
         if !good {
             tracing::warn!(network = network.name, "a peer told of a network that cannot be");
         } else if network.removed && !known.iter().any(|known| known.name == network.name) {
@@ -173,11 +173,11 @@ fn services_on(node: &Node, subnet: Subnet, asker: &str) -> Result<Vec<String>, 
 /// Why a network cannot be made, or not be removed, as far as this node knows; nothing if it can. Of what
 /// node `asker` has, that knows more.
 pub(crate) async fn conflict(node: &Node, network: &Network, asker: &str) -> Result<Option<String>, Status> {
-    let wanted = config(node.local().networks.first().config(), network).map_err(invalid)?;
+    let wanted = config(node.networks().first().config(), network).map_err(invalid)?;
     let known = known(node).map_err(internal)?;
     if network.removed {
         let services = services_on(node, wanted.subnet, asker).map_err(internal)?;
-        let here = node.local().networks.of(wanted.subnet.gateway());
+        let here = node.networks().of(wanted.subnet.gateway());
         let busy = match here {
             Ok(overlay) => overlay.list_endpoints().await.map_err(internal)?,
             Err(_) => Vec::new(),
@@ -210,7 +210,7 @@ pub(crate) async fn conflict(node: &Node, network: &Network, asker: &str) -> Res
             )));
         }
     }
-    match node.local().networks.first().check_beside(&wanted).await {
+    match node.networks().first().check_beside(&wanted).await {
         Ok(()) => Ok(None),
         Err(error) => Ok(Some(error_chain(&error))),
     }
@@ -297,7 +297,7 @@ async fn free_subnet(node: &Node, network: &Network, others: &[Network]) -> Resu
         let subnet = Subnet::new(Ipv4Addr::new(10, 89, third, 0), 24).map_err(internal)?;
         let taken = others.iter().any(|other| other.subnet.parse().is_ok_and(|other| overlap(other, subnet)));
         let wanted = Network { subnet: subnet.to_string(), ..network.clone() };
-        let first = node.local().networks.first();
+        let first = node.networks().first();
         let config = config(first.config(), &wanted).map_err(invalid)?;
         if !taken && first.check_beside(&config).await.is_ok() {
             return Ok(wanted.subnet);
@@ -339,7 +339,7 @@ pub(crate) fn find(node: &Node, name: &str) -> Result<Network, Status> {
 pub(crate) fn list(node: &Node) -> Result<Vec<NetworkEntry>, Status> {
     let entry = |network: Network| {
         let subnet: Subnet = network.subnet.parse().map_err(internal)?;
-        let reason = match node.local().networks.of(subnet.gateway()) {
+        let reason = match node.networks().of(subnet.gateway()) {
             Ok(_) => String::new(),
             Err(_) => format!("it is not up on node {}; the log of godwitd there says why", node.name),
         };

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
+use godwit_criu::Criu;
 use godwit_migration::local::Local;
 use godwit_migration::{Port, Progress, Service};
-use godwit_network::Mac;
+use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -25,7 +26,7 @@ use crate::tombstones::Tombstones;
 use crate::{cluster, convert, networks};
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
-const LEAVE: Duration = Duration::from_secs(5);
+const LEAVE: Duration = Duration::from_secs(15);
 
 /// A migration under way from this node.
 #[derive(Clone)]
@@ -85,6 +86,16 @@ struct Moment {
     heard: HashMap<String, NodeInfo>,
 }
 
+/// What a node works with.
+pub(crate) struct Means {
+    /// For migrations: engine, network, images and journal.
+    pub local: Arc<Local>,
+    /// The networks that are up, for whoever makes, shows or captures them.
+    pub networks: Arc<Networks>,
+    /// CRIU, for whoever examines it.
+    pub criu: Criu,
+}
+
 /// One node.
 pub(crate) struct Node {
     /// Its name.
@@ -113,7 +124,7 @@ pub(crate) struct Node {
     pub news: Notify,
     /// Raised when a name is no longer occupied.
     freed: Notify,
-    local: std::sync::OnceLock<Arc<Local>>,
+    means: std::sync::OnceLock<Means>,
     moment: Mutex<Moment>,
 }
 
@@ -135,20 +146,34 @@ impl Node {
             changing_networks: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
-            local: std::sync::OnceLock::new(),
+            means: std::sync::OnceLock::new(),
             moment: Mutex::default(),
         }
     }
 
-    /// Gives the node its engine, network and journal, which in turn know the node.
-    pub(crate) fn equip(&self, local: Arc<Local>) {
-        assert!(self.local.set(local).is_ok(), "a node is equipped once");
+    /// Gives the node its means, which in turn know the node.
+    pub(crate) fn equip(&self, means: Means) {
+        assert!(self.means.set(means).is_ok(), "a node is equipped once");
     }
 
-    /// The node's means.
-    pub(crate) fn local(&self) -> &Arc<Local> {
+    fn means(&self) -> &Means {
         #[allow(clippy::expect_used, reason = "serve() equips the node before anything can reach it")]
-        self.local.get().expect("the node is equipped")
+        self.means.get().expect("the node is equipped")
+    }
+
+    /// What it moves services with.
+    pub(crate) fn local(&self) -> &Arc<Local> {
+        &self.means().local
+    }
+
+    /// The networks that are up.
+    pub(crate) fn networks(&self) -> &Networks {
+        &self.means().networks
+    }
+
+    /// Its CRIU.
+    pub(crate) fn criu(&self) -> &Criu {
+        &self.means().criu
     }
 
     fn moment(&self) -> MutexGuard<'_, Moment> {
@@ -340,7 +365,7 @@ impl Node {
     ) -> Result<Option<Conflict>, StateError> {
         let about = |sentence, address| Ok(Some(Conflict { sentence, address, node: None }));
         for address in addresses {
-            let network = self.local().networks.of(*address);
+            let network = self.networks().of(*address);
             if let Err(error) = network.and_then(|network| network.config().subnet.check(*address)) {
                 return about(format!("node {}: {error}", self.name), None);
             }

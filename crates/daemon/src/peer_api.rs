@@ -35,13 +35,32 @@ impl PeerService {
     fn pass(&self, from: &str, verb: &str, service: &str) -> Result<(), Status> {
         let placement = self.0.placement(service).map_err(internal)?;
         if !self.1.allows(from, placement.map(|placement| placement.node).as_deref()) {
-            return Err(Status::permission_denied(format!(
-                "node {} takes no `{verb}` from node {from}; give the verb on node {}, or start its godwitd with --verbs-from {from}",
-                self.0.name, self.0.name
-            )));
+            return Err(self.refusal(from, verb));
         }
         tracing::info!(from, verb, service = crate::trust::shortened(service), "a verb was passed on");
         Ok(())
+    }
+
+    /// Whether an address is that of services of node `from` alone: who may see packets of its own service must not
+    /// name another's address.
+    fn shows(&self, from: &str, address: &str) -> Result<(), Status> {
+        if self.1.allows(from, None) {
+            return Ok(());
+        }
+        let address = address.parse().map_err(|_| Status::invalid_argument("there is no IPv4 address"))?;
+        let holders = self.0.state.placements_at(address).map_err(internal)?;
+        if holders.is_empty() || holders.iter().any(|placement| placement.node != from) {
+            return Err(self.refusal(from, "capture"));
+        }
+        Ok(())
+    }
+
+    fn refusal(&self, from: &str, verb: &str) -> Status {
+        let name = &self.0.name;
+        Status::permission_denied(format!(
+            "node {name} takes no `{verb}` from node {from}; give the verb on node {name}, or start its godwitd with \
+             --verbs-from {from}"
+        ))
     }
 }
 
@@ -176,6 +195,7 @@ impl Peer for PeerService {
     ) -> Result<Response<Self::CaptureStream>, Status> {
         let from = caller(&request)?;
         self.pass(&from, "capture", &request.get_ref().name)?;
+        self.shows(&from, &request.get_ref().address)?;
         Ok(Response::new(capture::here(&self.0, &request.into_inner()).await?))
     }
 }

@@ -130,12 +130,12 @@ async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), Loca
         let local = node.local();
         local.lay_out_again(&service).await?;
         // Open before the first instruction, so that a program that connects at once gets through.
-        local.open_network(&service).await?;
+        local.network.open(&service).await?;
         local.engine.run(&local.config(&service)).await?;
         Ok::<_, LocalError>(())
     };
     if let Err(error) = begun.await {
-        if let Err(error) = node.local().close_network(&service).await {
+        if let Err(error) = node.local().network.close(&service).await {
             tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
         }
         let reason = format!("it could not be started again: {}", error_chain(&error));

@@ -14,7 +14,6 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
@@ -28,11 +27,15 @@ use godwit_engine::image::Store;
 use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
 use godwit_migration::arrivals::Arrivals;
+use godwit_migration::attach::SystemNetwork;
 use godwit_migration::binds::Binds;
 use godwit_migration::journal::Journal;
 use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
+use godwit_migration::mounts::SystemMounts;
+use godwit_migration::pagers::PagerProgram;
+use godwit_migration::promised::Promised;
 use godwit_migration::standstill::Standstills;
 use godwit_migration::{Doubts, Waits};
 use godwit_migration::{Layout, destination, error_chain, recovery};
@@ -54,12 +57,13 @@ use tonic::transport::server::Connected;
 use crate::encrypt::{self, Encrypt};
 use crate::host::NodeHost;
 use crate::network::Network;
-use crate::node::Node;
+use crate::node::{Means, Node};
 use crate::node_api::NodeService;
 use crate::notify::Manager;
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::peers::Peers;
 use crate::state::{State, now_ms};
+use crate::verbs::Listed;
 use crate::{cluster, images, join, networks, removals, renew, services};
 
 /// Connections of peers that wait to be served.
@@ -151,9 +155,9 @@ pub(crate) struct ServeArgs {
     /// several times [default: none]
     #[arg(long, value_name = "DIR")]
     pub allow_bind: Vec<PathBuf>,
-    /// Whose users may migrate, cancel, capture and look at the connections of this node's services: all,
-    /// none, or the users of these nodes
-    #[arg(long, value_name = "all|none|NODE,...", default_value = "all", value_delimiter = ',')]
+    /// Whose users may migrate, cancel, capture and look at the connections of this node's services, beside its own:
+    /// those of all nodes, of none, or of these
+    #[arg(long, value_name = "all|none|NODE,...", default_value = "none", value_delimiter = ',')]
     pub verbs_from: Vec<String>,
     /// How long certificates last that this node issues, in seconds
     #[arg(long, hide = true)]
@@ -287,6 +291,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     services::record_all(&node)?;
     // Before anything of services is looked for.
     networks::keep(&node).await?;
+    node.local().clear_half_made().await.context("what was half made cannot be looked for")?;
     recovery::recover(node.local()).await.context("migrations left unfinished cannot be ended")?;
     cluster::put_own_right(&node)?;
     services::find_again(&node).await?;
@@ -304,14 +309,16 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     }
 
     let (peers, incoming) = mpsc::channel(BACKLOG);
+    let peer_api = PeerService(Arc::clone(&node), VerbsFrom(args.verbs_from.clone()));
+    let peer_api = PeerServer::new(peer_api).max_decoding_message_size(cluster::MAX_SYNC);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let ended = tokio::select! {
         served = Server::builder()
-            .add_service(NodeServer::new(NodeService(Arc::clone(&node))))
+            .add_service(Listed(NodeServer::new(NodeService(Arc::clone(&node)))))
             .serve_with_incoming(UnixListenerStream::new(users)) => served.context("the unix socket failed"),
         served = Server::builder()
-            .add_service(PeerServer::new(PeerService(Arc::clone(&node), VerbsFrom(args.verbs_from.clone()))).max_decoding_message_size(cluster::MAX_SYNC))
+            .add_service(Listed(peer_api))
             .serve_with_incoming(ReceiverStream::new(incoming)) => served.context("the peer API failed"),
         () = accept_peers(Arc::clone(&node), listener, peers) => Ok(()),
         () = join::invite(Arc::clone(&node), inviting) => Ok(()),
@@ -320,7 +327,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
         () = images::tend(&node, Duration::from_secs(u64::from(args.keep_layers) * 3600)) => Ok(()),
         reason = ends_at_once(&node) => Err(anyhow::anyhow!(reason)),
         () = renew::run(&node) => Ok(()),
-        error = node.local().networks.failed() => Err(error).context("the uplink cannot be watched"),
+        error = node.networks().failed() => Err(error).context("the uplink cannot be watched"),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
@@ -385,39 +392,47 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
     let mut node = Node::new(&args.node, state, Peers::new(identity), network);
     node.certificate_validity = certificate_validity;
     let node = Arc::new(node);
+    let holds = args.cutover == CutOver::Hold;
+    let layout = Layout {
+        state: args.state.clone(),
+        run: args.run.clone(),
+        netns: overlay.config().netns_dir.clone(),
+        cgroup_parent: args.cgroup_parent.clone(),
+    };
+    let networks = Arc::new(Networks::new(overlay));
+    let network = SystemNetwork {
+        networks: Arc::clone(&networks),
+        namespaces: args.namespaces.clone(),
+        layout: layout.clone(),
+        holds,
+    };
     let local = Local {
         node: args.node.clone(),
-        layout: Layout {
-            state: args.state.clone(),
-            run: args.run.clone(),
-            cgroup_parent: args.cgroup_parent.clone(),
-        },
+        layout: layout.clone(),
         engine: Arc::new(engine),
-        networks: Networks::new(overlay),
-        namespaces: args.namespaces.clone(),
+        network: Arc::new(network),
+        standstills: Arc::new(Standstills::new(layout, holds)),
+        mounts: Arc::new(SystemMounts),
         hooks: args.hooks.clone(),
         binds: Binds { allowed: args.allow_bind.clone(), own: vec![args.state.clone(), args.run.clone()] },
         store: Arc::new(store),
         journal: Journal::open(&args.state.join("journal.db"))?,
         host: Arc::new(NodeHost(Arc::downgrade(&node))),
-        reserved: Arc::new(AtomicU64::new(0)),
-        incoming_limit: args.incoming_memory << 20,
+        promised: Promised::up_to(args.incoming_memory << 20),
         patience: Duration::from_secs(args.patience),
         remembered: args.agent_memory << 20,
         arrivals: Arrivals::default(),
-        standstills: Standstills::default(),
         keeper: Keeper::new(args.keep_memory.map(|mib| mib << 20)),
-        pager: beside_us("godwit-pager")?,
+        pagers: Arc::new(PagerProgram(beside_us("godwit-pager")?)),
         userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,
         tracker: tracker(args.tracker),
-        holds: args.cutover == CutOver::Hold,
         ending: CancellationToken::new(),
         doubts: Doubts::default(),
         waits: Waits::default(),
         fatal: tokio::sync::watch::channel(None).0,
-        criu,
+        criu: Arc::new(criu.clone()),
     };
-    node.equip(Arc::new(local));
+    node.equip(Means { local: Arc::new(local), networks, criu });
     Ok(node)
 }
 
@@ -513,8 +528,15 @@ async fn accept_peers(
             }
             _ => {
                 let stream = PeerStream { peer: accepted.peer, stream: accepted.stream };
-                if peers.send(Ok(stream)).await.is_err() {
-                    return;
+                // Data connections do not wait behind it.
+                match peers.try_send(Ok(stream)) {
+                    Ok(()) => {}
+                    Err(mpsc::error::TrySendError::Full(_)) => {
+                        tracing::warn!(
+                            "too many connections of other nodes wait to be served; one is closed"
+                        );
+                    }
+                    Err(mpsc::error::TrySendError::Closed(_)) => return,
                 }
             }
         }

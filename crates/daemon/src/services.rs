@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerConfig, ContainerStatus, EngineError, MountKind, rootfs};
-use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, hooks};
+use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, fault, hooks};
 use godwit_network::NetworkError;
 use tonic::Status;
 
@@ -84,7 +84,12 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
             return Err(error);
         }
     }
+    fault::point("service.started").await;
     node.state.put_service(&service).map_err(internal)?;
+    if let Err(error) = node.local().made(&service) {
+        // The books are asked before the mark is believed.
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "the mark of a service that is being made stays");
+    }
     node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
     node.watch(&service);
     node.events.tell("service", "started", &service.name, &service.address.to_string());
@@ -257,7 +262,7 @@ fn describe(
     };
     convert::check_limits(&service)?;
     if let Some(path) = service.network.namespace() {
-        node.local().check_namespace(path).map_err(invalid)?;
+        node.local().network.check_namespace(path).map_err(invalid)?;
     }
     if let Some(taken) = node.namespace_taken(&service).map_err(internal)? {
         return Err(Status::already_exists(taken));
@@ -279,6 +284,7 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     let local = node.local();
     // What somebody has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
+    local.begin_making(service).map_err(internal)?;
     local.make_directories(service, false).map_err(internal)?;
     local.mount_root(service).map_err(internal)?;
     let root = local.config(service).rootfs;
@@ -289,9 +295,9 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     };
     rootfs::find_command(&root, path, &service.command[0]).map_err(origin)?;
     service.user = rootfs::resolve_user(&root, user).map_err(origin)?;
-    local.plug(service).await.map_err(internal)?;
+    local.network.plug(service).await.map_err(internal)?;
     // Open before the first instruction, so that a program that connects at once gets through.
-    local.open_network(service).await.map_err(internal)?;
+    local.network.open(service).await.map_err(internal)?;
     local.engine.run(&local.config(service)).await.map_err(|error| match &error {
         EngineError::Command { .. } => invalid(error),
         _ => internal(error),
@@ -523,8 +529,8 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
         let config = node.local().config(&service);
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {
-                let plugged = match node.local().plug(&service).await {
-                    Ok(()) => node.local().open_network(&service).await.map(drop),
+                let plugged = match node.local().network.plug(&service).await {
+                    Ok(()) => node.local().network.open(&service).await.map(drop),
                     failed => failed,
                 };
                 match plugged {

@@ -281,7 +281,8 @@ pub trait Engine: Send + Sync {
     async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError>;
     /// How many commands started by [`Engine::exec`] run now (a dump is refused while there are any).
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError>;
-    /// The container's processes, in the node's PID namespace; those of [`Engine::exec`] included.
+    /// The container's processes, in the node's PID namespace; those of [`Engine::exec`] included. None where the
+    /// engine does not have it.
     async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError>;
     /// Gives the container this much CPU, in thousandths of a CPU; 0 for no limit. Nothing happens
     /// where that is the limit already, or where the node has no CPU controller.

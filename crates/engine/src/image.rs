@@ -19,6 +19,7 @@
 mod archive;
 mod capture;
 mod collect;
+pub(crate) mod devices;
 mod digest;
 mod error;
 mod layer;

@@ -12,12 +12,15 @@
 //!
 //! runc compiles the filter with libseccomp and passes over names that its libseccomp does not know; what no
 //! rule names is answered by the default action. The kernel keeps the compiled filter with each process; CRIU
-//! carries it to another node. The profile is only used again by `godwit exec`.
+//! carries it to another node, which looks whether it refuses what the profile refuses ([`refused`]). Besides, the
+//! profile is only used again by `godwit exec`.
 
 mod default;
+mod refused;
 
 use std::collections::BTreeSet;
 
+pub(crate) use refused::refused;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

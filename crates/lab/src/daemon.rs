@@ -127,6 +127,10 @@ pub(crate) fn serve(lab: &Lab, node: &str) -> Result<(), LabError> {
             command.arg(option).arg(path);
         }
     }
+    if !programs.serve_arguments.iter().any(|argument| argument == "--verbs-from") {
+        // All nodes are one person's.
+        command.args(["--verbs-from", "all"]);
+    }
     command.args(&programs.serve_arguments).stdout(output);
     command.envs(programs.serve_environment.iter().map(|(name, value)| (name, value)));
     up::start(lab, &role(node), command, &log).map(|_| ())

@@ -34,7 +34,7 @@ fn daemon(lab: &Lab, node: &str) -> Option<i32> {
 
 #[test]
 fn a_cluster_comes_up_survives_a_killed_daemon_and_goes() {
-    let guard = Guard(Lab::up(&LabConfig::new("cluster", ["a", "b", "c"])).unwrap());
+    let guard = Guard(Lab::up(&LabConfig::new("three", ["a", "b", "c"])).unwrap());
     let lab = &guard.0;
     let pids: Vec<i32> = ["a", "b", "c"].iter().map(|node| daemon(lab, node).unwrap()).collect();
     for node in ["a", "b", "c"] {
@@ -59,15 +59,15 @@ fn a_cluster_comes_up_survives_a_killed_daemon_and_goes() {
     assert!(message.contains("has no host client") || message.contains("no node client"), "{message}");
 
     let pids: Vec<i32> = ["a", "b", "c"].iter().map(|node| daemon(lab, node).unwrap()).collect();
-    Lab::down("cluster").unwrap();
+    Lab::down("three").unwrap();
     for pid in pids {
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }
-    for path in ["/run/godwit/labs/cluster", "/var/lib/godwit/labs/cluster"] {
+    for path in ["/run/godwit/labs/three", "/var/lib/godwit/labs/three"] {
         assert!(!Path::new(path).exists());
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains("/labs/cluster") && !mounts.contains("gwl-cluster-"), "{mounts}");
+    assert!(!mounts.contains("/labs/three/") && !mounts.contains("gwl-three-"), "{mounts}");
 }
 
 /// Pids of the running processes whose command line or cgroup has `text` in it.

@@ -10,19 +10,24 @@
 //! | on its way here | what comes is held | silent |
 //! | has ended | closed, removed | as it is |
 //! | has left | closed, removed | stays silent: it may still have the service's addresses |
+//!
+//! [`Attach`] does it: on a node [`SystemNetwork`].
 
+mod system;
+
+use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-use godwit_engine::EngineError;
-use godwit_network::{
-    Handed, NetworkError, admit_newcomers, bar_newcomers, check_namespace, forget_connections, silence,
-    unsilence,
-};
+use async_trait::async_trait;
+use godwit_criu::obstacles::UnixSockets;
+use godwit_network::{Handed, NetworkError};
 use serde::{Deserialize, Serialize};
 
-use crate::local::{Local, LocalError};
+use crate::listeners::Listening;
 use crate::service::Service;
+use crate::terms::OverlayTerms;
+pub use system::SystemNetwork;
 
 /// What a service is plugged into.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,138 +51,38 @@ impl Attachment {
     }
 }
 
-impl Local {
+/// What a node does to its network for services.
+#[async_trait]
+pub trait Attach: Send + Sync {
+    /// What its overlay and another node's must have in common.
+    fn terms(&self) -> OverlayTerms;
     /// Makes the service's place in the network, closed.
-    pub async fn plug(&self, service: &Service) -> Result<(), NetworkError> {
-        if let Some(path) = service.network.namespace() {
-            return self.check_namespace(path);
-        }
-        for endpoint in service.endpoints() {
-            self.networks.of(endpoint.address)?.create_endpoint(&endpoint).await?;
-        }
-        Ok(())
-    }
-
+    async fn plug(&self, service: &Service) -> Result<(), NetworkError>;
     /// Lets its frames pass from here on.
-    pub async fn open_network(&self, service: &Service) -> Result<Handed, NetworkError> {
-        let mut handed = Handed::default();
-        if let Some(path) = service.network.namespace() {
-            unsilence(path).await?;
-        }
-        for endpoint in service.endpoints() {
-            let here = self.networks.of(endpoint.address)?.open(&endpoint).await?;
-            handed = Handed { frames: handed.frames + here.frames, dropped: handed.dropped + here.dropped };
-        }
-        Ok(handed)
-    }
-
+    async fn open(&self, service: &Service) -> Result<Handed, NetworkError>;
     /// Lets none pass any more.
-    pub async fn close_network(&self, service: &Service) -> Result<(), NetworkError> {
-        for endpoint in service.endpoints() {
-            self.networks.of(endpoint.address)?.close(&endpoint).await?;
-        }
-        Ok(())
-    }
-
+    async fn close(&self, service: &Service) -> Result<(), NetworkError>;
     /// The service is on its way here.
-    pub(crate) async fn hold_for(&self, service: &Service) -> Result<(), NetworkError> {
-        if let Some(path) = service.network.namespace() {
-            return silence(path).await;
-        }
-        for endpoint in service.endpoints().into_iter().filter(|_| self.holds) {
-            self.networks.of(endpoint.address)?.hold(&endpoint)?;
-        }
-        Ok(())
-    }
-
+    async fn hold_for(&self, service: &Service) -> Result<(), NetworkError>;
     /// It was on its way here, and stays where it was.
-    pub(crate) async fn hold_no_more(&self, service: &Service) -> Result<(), NetworkError> {
-        match service.network.namespace() {
-            None => Ok(()),
-            Some(path) => unsilence(path).await,
-        }
-    }
-
+    async fn hold_no_more(&self, service: &Service) -> Result<(), NetworkError>;
     /// The service is about to be frozen: nobody begins a connection to it any more, and who wants to has
     /// asked already when it goes on.
-    pub(crate) async fn bar_newcomers(&self, service: &Service) -> Result<(), NetworkError> {
-        let endpoints = service.endpoints();
-        if endpoints.is_empty() || !self.holds {
-            return Ok(());
-        }
-        for endpoint in &endpoints {
-            self.networks.of(endpoint.address)?.collect_newcomers(endpoint).await?;
-        }
-        match bar_newcomers(&self.config(service).network_namespace).await {
-            // Then a connection that is being made at the freeze is reset, as it is by every restore.
-            Err(NetworkError::NoNft(error)) => {
-                tracing::debug!(%error, "connections are begun until the freeze");
-                Ok(())
-            }
-            other => other,
-        }
-    }
-
+    async fn bar_newcomers(&self, service: &Service) -> Result<(), NetworkError>;
     /// It stays: they are let in again.
-    pub(crate) async fn admit_newcomers(&self, service: &Service) -> Result<(), NetworkError> {
-        if service.endpoints().is_empty() {
-            return Ok(());
-        }
-        admit_newcomers(&self.config(service).network_namespace).await
-    }
-
+    async fn admit_newcomers(&self, service: &Service) -> Result<(), NetworkError>;
     /// The service is frozen, and on its way to the node at `vtep`.
-    pub(crate) async fn steer(&self, service: &Service, vtep: Ipv4Addr) -> Result<(), NetworkError> {
-        if let Some(path) = service.network.namespace() {
-            return silence(path).await;
-        }
-        if !self.holds {
-            return self.close_network(service).await;
-        }
-        for endpoint in service.endpoints() {
-            self.networks.of(endpoint.address)?.steer(&endpoint, vtep).await?;
-        }
-        Ok(())
-    }
-
-    /// The service's processes, if there are any, are about to be killed here, since they are elsewhere.
-    pub(crate) async fn forget_connections(&self, service: &Service) -> Result<(), LocalError> {
-        if service.network.namespace().is_none() {
-            // They go with their namespace.
-            return Ok(());
-        }
-        match self.engine.processes(&self.config(service)).await {
-            Ok(pids) => Ok(forget_connections(&pids)?),
-            Err(EngineError::NotFound(_)) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
+    async fn steer(&self, service: &Service, vtep: Ipv4Addr) -> Result<(), NetworkError>;
+    /// These processes, in a namespace of somebody else's, are about to be killed: nobody is to be told that their
+    /// connections end.
+    fn forget_connections(&self, pids: &[u32]) -> Result<(), NetworkError>;
     /// Nothing of the service is here any more.
-    pub(crate) async fn unplug(&self, service: &Service) -> Result<(), NetworkError> {
-        // The namespace goes with the last.
-        for address in service.addresses() {
-            // Nothing is plugged into a network that is not here.
-            if let Ok(network) = self.networks.of(address) {
-                network.remove_endpoint(&service.name, address).await?;
-            }
-        }
-        Ok(())
-    }
-
+    async fn unplug(&self, service: &Service) -> Result<(), NetworkError>;
     /// Whether a service may be plugged into a namespace of somebody else's: it lies in the directory that
     /// the operator names for such, and is one. Peers name paths, too.
-    pub fn check_namespace(&self, path: &Path) -> Result<(), NetworkError> {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if path.parent() != Some(self.namespaces.as_path())
-            || name.is_empty()
-            || self.namespaces.join(name) != *path
-        {
-            return Err(NetworkError::NamespaceElsewhere {
-                path: path.to_owned(),
-                directory: self.namespaces.clone(),
-            });
-        }
-        check_namespace(path)
-    }
+    fn check_namespace(&self, path: &Path) -> Result<(), NetworkError>;
+    /// Its sockets that listen. What the kernel says is the inner result.
+    async fn listeners(&self, service: &Service) -> Result<io::Result<Box<dyn Listening>>, NetworkError>;
+    /// Its unix sockets, as well.
+    async fn unix_sockets(&self, service: &Service) -> Result<io::Result<UnixSockets>, NetworkError>;
 }

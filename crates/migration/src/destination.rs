@@ -35,7 +35,7 @@ use crate::link::{Link, LinkError};
 use crate::local::{Decision, Local, LocalError, from_local_causes};
 use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
 use crate::service::Service;
-use admit::{accept, admit};
+use admit::{Admitted, accept, admit};
 use foreign::Foreign;
 use intake::{Intake, IntakeError};
 use own::{adopt, fill, start};
@@ -64,6 +64,9 @@ pub enum DestinationError {
     /// Files could not be written.
     #[error("the service's changed files cannot be written on this node")]
     Tree(#[from] tree::TreeError),
+    /// There is no memory for what comes beyond what was announced.
+    #[error("{0}")]
+    Memory(String),
     /// CRIU hangs.
     #[error("the restore took longer than {} s", RESTORE_LIMIT.as_secs())]
     Slow,
@@ -88,6 +91,8 @@ from_local_causes!(
 pub(crate) enum Memory {
     /// In place.
     Whole,
+    /// In place, restored from images; its pager and its lanes are still there.
+    Spare(Intake),
     /// On its way into place.
     Filling(Intake),
     /// In a pager with which this version cannot speak, and which goes on alone.
@@ -101,7 +106,7 @@ impl Memory {
     fn loss(&self) -> impl Future<Output = String> + Send + use<> {
         let loss = match self {
             Self::Filling(intake) => Some(intake.failure()),
-            Self::Whole | Self::Foreign(_) | Self::Lost(_) => None,
+            Self::Whole | Self::Spare(_) | Self::Foreign(_) | Self::Lost(_) => None,
         };
         async move {
             match loss {
@@ -120,7 +125,7 @@ impl Memory {
         }
         match self {
             Self::Lost(reason) => Some(reason.clone()),
-            Self::Whole | Self::Filling(_) | Self::Foreign(_) => None,
+            Self::Whole | Self::Spare(_) | Self::Filling(_) | Self::Foreign(_) => None,
         }
     }
 }
@@ -168,17 +173,22 @@ fn answer_to_failed(error: &DestinationError) -> Message {
 /// One migration to this node, from its request to its end.
 async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     let source = link.node().to_string();
-    let mut intake: Option<Intake> = None;
-    let mut admitted = match admit(local, &mut link, open).await {
-        Ok(admitted) => admitted,
+    match admit(local, &mut link, open).await {
+        // From here on there is something that must not be left as it is.
+        Ok(admitted) => local.guard(arrive(local, link, admitted)).await,
         Err(error) => {
             // The connection's end tells the source the same, less well.
             let _ = link.send(answer_to_failed(&error)).await;
             tracing::info!(%source, reason = %crate::error_chain(&error), "a migration was not accepted");
             link.close().await;
-            return;
         }
-    };
+    }
+}
+
+/// One that was let in.
+async fn arrive(local: &Arc<Local>, mut link: Link, mut admitted: Admitted) {
+    let source = link.node().to_string();
+    let mut intake: Option<Intake> = None;
     let (service, id) = (admitted.service.clone(), admitted.id.clone());
     tracing::info!(migration = %id, service = %service.name, %source, "a service is on its way here");
     let restored = async {
@@ -191,7 +201,7 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
         };
         // Pages may be sent again and again while the service runs, but each is held once.
         let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
-        let most = most.min(local.incoming_limit());
+        let most = most.min(local.promised.limit());
         let intake = intake.insert(Intake::start(local, &id, most, admitted.kept.take(), arrival).await?);
         let failure = intake.failure();
         tokio::select! {
@@ -205,7 +215,8 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
         Err(error) => {
             let reason = crate::error_chain(&error);
             tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
-            let memory = intake.map_or(Memory::Whole, Memory::Filling);
+            // One that did not start may have left something.
+            let memory = intake.map_or(Memory::Lost(String::new()), Memory::Filling);
             // First the reason, for the user: the source does not wait long for it once it sees the lanes
             // close.
             let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
@@ -221,12 +232,8 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     };
     let mut memory = match intake {
         Some(intake) if admitted.userfaultfd => Memory::Filling(intake),
-        Some(intake) => {
-            if let Err(error) = intake.abandon(local, &id).await {
-                tracing::warn!(migration = %id, error = %crate::error_chain(&error), "a pager that nobody needs does not end");
-            }
-            Memory::Whole
-        }
+        // The source may still wait for the word that its lanes have brought all.
+        Some(intake) => Memory::Spare(intake),
         None => Memory::Whole,
     };
     let decided = tokio::select! {
@@ -273,12 +280,6 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     }
 }
 
-fn log_end(id: &str, ended: Result<(), LocalError>) {
-    if let Err(error) = ended {
-        tracing::error!(migration = %id, error = %crate::error_chain(&error), "the end of a migration failed here");
-    }
-}
-
 /// The source's decision, or nothing when the connection ended without one.
 async fn decision(link: &mut Link) -> Option<Decision> {
     match link.receive().await {
@@ -305,11 +306,11 @@ pub(crate) async fn drop_copy(
 ) -> Result<(), LocalError> {
     fault::point("destination.dropping").await;
     local.clear(service).await?;
-    local.hold_no_more(service).await?;
-    images::remove(&local.layout.migration(id))?;
+    local.network.hold_no_more(service).await?;
+    images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     match std::mem::replace(memory, Memory::Lost(String::new())) {
         Memory::Whole => *memory = Memory::Whole,
-        Memory::Filling(intake) => intake.abandon(local, id).await?,
+        Memory::Spare(intake) | Memory::Filling(intake) => intake.abandon(local, id).await?,
         Memory::Foreign(_) | Memory::Lost(_) => intake::discard(local, id).await?,
     }
     local.journal.set(id, Stage::Dropped, reason)?;

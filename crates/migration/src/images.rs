@@ -10,14 +10,15 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::StreamExt;
 use godwit_criu::images::scale_windows;
 use inotify::{EventMask, Inotify, WatchMask};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::message::{ImageData, ImageFile, Message};
+use crate::mounts::Mounts;
 
 /// What one message carries: large enough that framing costs nothing, small enough to share a wire.
 const CHUNK: usize = 256 * 1024;
@@ -78,28 +79,20 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Imag
 }
 
 /// A tmpfs with a bounded size that ends with [`Room::close`] (or at the next start of the daemon).
-#[derive(Debug)]
 pub struct Room {
+    mounts: Arc<dyn Mounts>,
     path: PathBuf,
     logs: PathBuf,
 }
 
 impl Room {
     /// Mounts a tmpfs of at most `bytes` at `path` for images; `logs` is an ordinary directory.
-    pub fn open(path: &Path, logs: &Path, bytes: u64) -> Result<Self, ImagesError> {
+    pub fn open(mounts: &Arc<dyn Mounts>, path: &Path, logs: &Path, bytes: u64) -> Result<Self, ImagesError> {
         for directory in [path, logs] {
             fs::create_dir_all(directory).map_err(io_error("create", directory))?;
         }
-        let options = format!("size={bytes},mode=0700");
-        mount(
-            Some("godwit-images"),
-            path,
-            Some("tmpfs"),
-            MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC,
-            Some(options.as_str()),
-        )
-        .map_err(|e| io_error("mount a tmpfs on", path)(e.into()))?;
-        let room = Self { path: path.to_path_buf(), logs: logs.to_path_buf() };
+        mounts.mount_memory(path, bytes).map_err(io_error("mount a tmpfs on", path))?;
+        let room = Self { mounts: Arc::clone(mounts), path: path.to_path_buf(), logs: logs.to_path_buf() };
         let images = room.images();
         fs::create_dir(&images).map_err(io_error("create", &images))?;
         Ok(room)
@@ -119,7 +112,7 @@ impl Room {
 
     /// Gives the memory back; CRIU's logs go too when all went `well`.
     pub fn close(self, well: bool) -> Result<(), ImagesError> {
-        remove(&self.path)?;
+        remove(self.mounts.as_ref(), &self.path)?;
         match self.logs.parent() {
             _ if well => fs::remove_dir_all(&self.logs).map_err(io_error("remove", &self.logs)),
             Some(all) => prune_logs(all),
@@ -129,14 +122,8 @@ impl Room {
 }
 
 /// Unmounts and removes a room left by an earlier life of the daemon; no error when there is none.
-pub fn remove(path: &Path) -> Result<(), ImagesError> {
-    loop {
-        match umount2(path, MntFlags::MNT_DETACH) {
-            Ok(()) => {}
-            Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => break,
-            Err(e) => return Err(io_error("unmount", path)(e.into())),
-        }
-    }
+pub fn remove(mounts: &dyn Mounts, path: &Path) -> Result<(), ImagesError> {
+    mounts.unmount_memory(path).map_err(io_error("unmount", path))?;
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(e)),
         _ => Ok(()),
@@ -307,6 +294,11 @@ impl Receiver {
     #[must_use]
     pub fn new(directory: &Path, limit: u64) -> Self {
         Self { directory: directory.to_path_buf(), limit, files: BTreeMap::new(), bytes: 0 }
+    }
+
+    /// Bytes that have come.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Writes one piece.

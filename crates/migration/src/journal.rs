@@ -19,6 +19,8 @@
 //!
 //! A service has one open migration on a node: [`Journal::begin`] ends older ones, or refuses ([`older`]).
 
+mod stage;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -31,127 +33,7 @@ use crate::fault;
 use crate::options::ServeOptions;
 use crate::schema::{self, SchemaError};
 use crate::service::Service;
-
-/// Which side of a migration this node is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// The service leaves.
-    Source,
-    /// The service arrives.
-    Destination,
-}
-
-/// How far a migration has come, as promised on disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// Source: requested; the service runs here.
-    Started,
-    /// Source: the service is, or was about to be, frozen here.
-    Frozen,
-    /// Source: it stays, and is being put back.
-    Undoing,
-    /// Destination: room has been promised, nothing runs here.
-    Reserved,
-    /// Destination: the stopped copy is complete, the source may commit.
-    Restored,
-    /// The destination owns the service.
-    Committed,
-    /// As `committed`; the destination still needs pages from here.
-    Serving,
-    /// Source: as `committed`, and nothing of the service is left here. The destination may still ask.
-    Released,
-    /// Source: it stayed.
-    Kept,
-    /// Destination: the copy is gone.
-    Dropped,
-    /// Nothing is left to do, and nobody will ask.
-    Done,
-}
-
-impl Stage {
-    /// All of them.
-    pub const ALL: [Self; 11] = [
-        Self::Started,
-        Self::Frozen,
-        Self::Undoing,
-        Self::Reserved,
-        Self::Restored,
-        Self::Committed,
-        Self::Serving,
-        Self::Released,
-        Self::Kept,
-        Self::Dropped,
-        Self::Done,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Started => "started",
-            Self::Frozen => "frozen",
-            Self::Undoing => "undoing",
-            Self::Reserved => "reserved",
-            Self::Restored => "restored",
-            Self::Committed => "committed",
-            Self::Serving => "serving",
-            Self::Released => "released",
-            Self::Kept => "kept",
-            Self::Dropped => "dropped",
-            Self::Done => "done",
-        }
-    }
-
-    fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|stage| stage.name() == name)
-    }
-
-    /// Whether nothing is left to do and nobody will ask: it may be forgotten.
-    #[must_use]
-    pub fn is_final(self) -> bool {
-        matches!(self, Self::Kept | Self::Dropped | Self::Done)
-    }
-
-    /// Whether this node still has something to do.
-    #[must_use]
-    pub fn is_open(self) -> bool {
-        !self.is_final() && self != Self::Released
-    }
-
-    /// Whether the source has given the service away.
-    #[must_use]
-    pub fn is_committed(self) -> bool {
-        matches!(self, Self::Committed | Self::Serving | Self::Released | Self::Done)
-    }
-}
-
-/// What becomes of an entry when a newer migration of the same service begins on this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Older {
-    /// It is of the same incarnation, or needs nothing: nothing.
-    Stays,
-    /// It is over.
-    Ends(Stage),
-    /// The newer one cannot begin.
-    Refuses,
-}
-
-/// The rule for [`Older`]: an entry for the service with this epoch, and a newer migration, for which its epoch
-/// is `new`. A service that comes back with a higher epoch proves that its destination knows of the commit.
-#[must_use]
-pub fn older(role: Role, stage: Stage, epoch: u64, new_role: Role, new: u64) -> Older {
-    match (role, stage) {
-        (Role::Source, Stage::Released) if epoch.saturating_add(1) < new => Older::Ends(Stage::Done),
-        _ if !stage.is_open() => Older::Stays,
-        (Role::Source, Stage::Committed) if epoch.saturating_add(1) < new => Older::Ends(Stage::Done),
-        (Role::Source, Stage::Started | Stage::Frozen | Stage::Undoing) if epoch < new => {
-            Older::Ends(Stage::Kept)
-        }
-        (Role::Destination, Stage::Reserved) if epoch <= new => Older::Ends(Stage::Dropped),
-        (Role::Destination, Stage::Committed) if epoch < new => Older::Ends(Stage::Done),
-        // It is this node's, and complete in a moment.
-        (Role::Destination, Stage::Committed) if epoch == new && new_role == Role::Source => Older::Stays,
-        _ => Older::Refuses,
-    }
-}
+pub use stage::{Older, Role, Stage, older};
 
 /// What came of writing the commit.
 #[derive(Debug)]
@@ -284,6 +166,24 @@ pub struct Journal {
     identity: String,
     undecided: AtomicBool,
     database: Mutex<Connection>,
+    #[cfg(test)]
+    observer: Observer,
+}
+
+/// Hears of a write before it is made, and says whether it may be.
+#[cfg(test)]
+type Observing = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// Whoever does, in a test.
+#[cfg(test)]
+#[derive(Default)]
+struct Observer(std::sync::OnceLock<Observing>);
+
+#[cfg(test)]
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 impl Journal {
@@ -299,6 +199,8 @@ impl Journal {
             identity,
             undecided: AtomicBool::new(false),
             database: Mutex::new(database),
+            #[cfg(test)]
+            observer: Observer::default(),
         };
         journal.lock().execute(
             "DELETE FROM migration WHERE stage IN ('kept', 'dropped', 'done') AND updated_ms < ?1",
@@ -318,6 +220,21 @@ impl Journal {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a test wants this write to fail.
+    fn fails(&self, write: &str) -> bool {
+        #[cfg(test)]
+        if self.observer.0.get().is_some_and(|may| !may(write)) {
+            return true;
+        }
+        fault::fails(&format!("journal.{write}"))
+    }
+
+    /// Has every write told to this, which says whether it may be made.
+    #[cfg(test)]
+    pub(crate) fn observe(&self, may: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        assert!(self.observer.0.set(Box::new(may)).is_ok(), "a journal has one observer");
+    }
+
     /// Writes the first entry of a migration, and ends older ones of the same service as [`older`] says.
     ///
     /// # Errors
@@ -330,7 +247,7 @@ impl Journal {
                 Role::Source => ("source", Stage::Started),
                 Role::Destination => ("destination", Stage::Reserved),
             };
-            if fault::fails(&format!("journal.begin.{role_name}")) {
+            if self.fails(&format!("begin.{role_name}")) {
                 return Err(JournalError::Injected);
             }
             let text = serde_json::to_string(service).map_err(|_| damaged())?;
@@ -383,7 +300,7 @@ impl Journal {
     /// Advances a migration.
     pub fn set(&self, id: &str, stage: Stage, reason: &str) -> Result<(), JournalError> {
         off_worker(|| {
-            if fault::fails(&format!("journal.set.{}", stage.name())) {
+            if self.fails(&format!("set.{}", stage.name())) {
                 return Err(JournalError::Injected);
             }
             let rows = self.lock().execute(
@@ -401,7 +318,7 @@ impl Journal {
     pub fn commit(&self, id: &str, stage: Stage) -> Commit {
         off_worker(|| {
             let mut database = self.lock();
-            let Err(error) = write_commit(&mut database, id, stage) else { return Commit::Written };
+            let Err(error) = self.write_commit(&mut database, id, stage) else { return Commit::Written };
             let unknown = match self.read_again(&mut database, id) {
                 Ok(Some(entry)) if entry.stage.is_committed() => {
                     tracing::warn!(migration = id, error = %crate::error_chain(&error), "the commit is on the disk, though its write failed");
@@ -414,6 +331,32 @@ impl Journal {
             self.undecided.store(true, Ordering::SeqCst);
             Commit::Unknown(unknown)
         })
+    }
+
+    fn write_commit(&self, database: &mut Connection, id: &str, stage: Stage) -> Result<(), JournalError> {
+        if self.fails("committing") {
+            return Err(JournalError::Injected);
+        }
+        let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let rows = transaction.execute(
+            "UPDATE migration SET stage = ?2, reason = '', updated_ms = ?3 WHERE id = ?1 AND role = 'source'",
+            params![id, stage.name(), now_ms()],
+        )?;
+        if rows != 1 {
+            return Err(JournalError::Damaged(id.to_string()));
+        }
+        transaction.execute(
+            "UPDATE migration SET stage = 'done', updated_ms = ?2 FROM migration AS left
+             WHERE left.id = ?1 AND migration.service_id = left.service_id AND migration.service_id <> ''
+                AND migration.role = 'destination' AND migration.stage = 'committed'
+                AND migration.epoch <= left.epoch",
+            params![id, now_ms()],
+        )?;
+        transaction.commit()?;
+        if self.fails("committed") {
+            return Err(JournalError::Injected);
+        }
+        Ok(())
     }
 
     /// Whether a commit is neither known to be on the disk nor not to be: then this journal answers nobody, and
@@ -429,7 +372,7 @@ impl Journal {
     /// What the disk has of a migration after a write has failed. With a connection of its own, that makes what
     /// it reads durable: what a failed write left in memory would be read, and be lost with the machine.
     fn read_again(&self, database: &mut Connection, id: &str) -> Result<Option<Entry>, JournalError> {
-        if fault::fails("journal.reading") {
+        if self.fails("reading") {
             return Err(JournalError::Injected);
         }
         // The old one is closed first: as long as it is open, it is asked.
@@ -445,6 +388,9 @@ impl Journal {
     /// has acknowledged the commit.
     pub fn let_go(&self, id: &str, reason: &str) -> Result<(), JournalError> {
         off_worker(|| {
+            if self.fails("let_go") {
+                return Err(JournalError::Injected);
+            }
             let rows = self.lock().execute(
             "UPDATE migration SET stage = CASE WHEN acknowledged = 1 OR stage = 'done' THEN 'done' ELSE 'released' END,
                 reason = ?2, updated_ms = ?3 WHERE id = ?1 AND role = 'source'",
@@ -457,6 +403,9 @@ impl Journal {
     /// Notes that the destination has it on its disk that the service is its own: it will not ask any more.
     pub fn acknowledge(&self, id: &str, destination: &str) -> Result<(), JournalError> {
         off_worker(|| {
+            if self.fails("acknowledge") {
+                return Err(JournalError::Injected);
+            }
             self.lock().execute(
             "UPDATE migration SET acknowledged = 1, updated_ms = ?3,
                 stage = CASE stage WHEN 'released' THEN 'done' ELSE stage END
@@ -471,6 +420,9 @@ impl Journal {
     pub fn set_restored(&self, id: &str, keep_stopped: &[u32]) -> Result<(), JournalError> {
         off_worker(|| {
             let damaged = || JournalError::Damaged(id.to_string());
+            if self.fails("set.restored") {
+                return Err(JournalError::Injected);
+            }
             let pids = serde_json::to_string(keep_stopped).map_err(|_| damaged())?;
             let rows = self.lock().execute(
                 "UPDATE migration SET stage = ?2, keep_stopped = ?3, updated_ms = ?4 WHERE id = ?1",
@@ -514,32 +466,6 @@ impl Journal {
             Ok(self.unfinished()?.into_iter().filter(|entry| entry.service.id == service).collect())
         })
     }
-}
-
-fn write_commit(database: &mut Connection, id: &str, stage: Stage) -> Result<(), JournalError> {
-    if fault::fails("journal.committing") {
-        return Err(JournalError::Injected);
-    }
-    let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let rows = transaction.execute(
-        "UPDATE migration SET stage = ?2, reason = '', updated_ms = ?3 WHERE id = ?1 AND role = 'source'",
-        params![id, stage.name(), now_ms()],
-    )?;
-    if rows != 1 {
-        return Err(JournalError::Damaged(id.to_string()));
-    }
-    transaction.execute(
-        "UPDATE migration SET stage = 'done', updated_ms = ?2 FROM migration AS left
-         WHERE left.id = ?1 AND migration.service_id = left.service_id AND migration.service_id <> ''
-            AND migration.role = 'destination' AND migration.stage = 'committed'
-            AND migration.epoch <= left.epoch",
-        params![id, now_ms()],
-    )?;
-    transaction.commit()?;
-    if fault::fails("journal.committed") {
-        return Err(JournalError::Injected);
-    }
-    Ok(())
 }
 
 /// What every connection to the file is told. The checkpoint makes durable what an earlier life of the daemon

@@ -3,30 +3,33 @@
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use godwit_criu::Criu;
 use godwit_engine::image::{Digest, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{ContainerConfig, Engine, EngineError};
 use godwit_memory::tracker::Detected;
-use godwit_network::{NetworkError, Networks};
+use godwit_network::NetworkError;
 use godwit_transfer::Connection;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::arrivals::Arrivals;
+use crate::attach::Attach;
 use crate::binds::Binds;
+use crate::checkpoint::Checkpoint;
 use crate::destination::intake::IntakeError;
 use crate::doubt::Doubts;
 use crate::images;
 use crate::incarnation::Incarnation;
 use crate::journal::{Journal, JournalError};
 use crate::kept::Keeper;
+use crate::mounts::Mounts;
+use crate::pagers::Pagers;
+use crate::promised::{Promised, Reservation};
 use crate::service::{Layout, Service};
-use crate::standstill::Standstills;
+use crate::standstill::Stand;
 use crate::waits::Waits;
 
 /// What the source of a migration says became of it.
@@ -57,9 +60,10 @@ pub type Place = Box<dyn Send + Sync>;
 /// What the daemon does for migrations: it knows the cluster.
 #[async_trait]
 pub trait Host: Send + Sync {
-    /// Keeps the service's name for it on this node, or every reason why this node cannot take it
-    /// beside its resources: name or address taken, address outside the subnet, already migrating.
-    async fn admit(&self, service: &Service) -> Result<Place, Vec<String>>;
+    /// Keeps the service's name for it on this node, or every reason why this node cannot take it from node `from`
+    /// beside its resources: another node's service, name or address taken, address outside the subnet, already
+    /// migrating.
+    async fn admit(&self, service: &Service, from: &str) -> Result<Place, Vec<String>>;
     /// What the books say of a service.
     fn known(&self, service: &Service) -> Result<Known, HostError>;
     /// Keeps others from using a name on this node, until what is returned is dropped; nothing if somebody does
@@ -182,10 +186,12 @@ pub struct Local {
     pub layout: Layout,
     /// Containers.
     pub engine: Arc<dyn Engine>,
-    /// Networks.
-    pub networks: Networks,
-    /// Where network namespaces of others are mounted that services may be plugged into.
-    pub namespaces: PathBuf,
+    /// What services are plugged into.
+    pub network: Arc<dyn Attach>,
+    /// Services that stand still.
+    pub standstills: Arc<dyn Stand>,
+    /// Root filesystems, and memory for images.
+    pub mounts: Arc<dyn Mounts>,
     /// Which of its directories may be mounted into services.
     pub binds: Binds,
     /// Where the operator's hooks are.
@@ -193,33 +199,27 @@ pub struct Local {
     /// Layers.
     pub store: Arc<Store>,
     /// The checkpointer.
-    pub criu: Criu,
+    pub criu: Arc<dyn Checkpoint>,
     /// Promises.
     pub journal: Journal,
     /// The daemon.
     pub host: Arc<dyn Host>,
-    /// Memory promised to services on their way here, bytes.
-    pub reserved: Arc<AtomicU64>,
-    /// The operator's limit on that, bytes; 0 for what the machine has.
-    pub incoming_limit: u64,
+    /// Memory promised to services on their way here.
+    pub promised: Promised,
     /// How long a destination may bring a frozen service of this node no further before its move is undone.
     pub patience: Duration,
     /// Services on their way here.
     pub arrivals: Arrivals,
     /// Pages of services that left.
     pub keeper: Keeper,
-    /// The `godwit-pager` binary.
-    pub pager: PathBuf,
+    /// What holds pages of services on their way here.
+    pub pagers: Arc<dyn Pagers>,
     /// Whether processes can be restored here before their pages are in place.
     pub userfaultfd: bool,
     /// Bytes of pages that a migration from here may remember for their differences.
     pub remembered: usize,
     /// How written pages are found here.
     pub tracker: Detected,
-    /// Whether frames for a service are held during the pause; what drops them is for comparison only.
-    pub holds: bool,
-    /// Services that stand still.
-    pub standstills: Standstills,
     /// Cancelled when this daemon ends: what can go on in its next life stops.
     pub ending: CancellationToken,
     /// Services that arrived here and whose source has not told its decision.
@@ -238,11 +238,7 @@ impl Local {
     /// What the engine is told of the service on this node.
     #[must_use]
     pub fn config(&self, service: &Service) -> ContainerConfig {
-        let namespace = match service.network.namespace() {
-            None => self.networks.first().config().netns_dir.join(&service.name),
-            Some(path) => path.to_path_buf(),
-        };
-        self.layout.container_config(service, &namespace)
+        self.layout.container_config(service)
     }
 
     /// The service's log: the older file, then the one being written.
@@ -323,8 +319,7 @@ impl Local {
         for digest in &service.layers {
             lower.push(self.store.layer_path(&digest.parse::<Digest>()?));
         }
-        self.layout.root(&service.name, lower).mount()?;
-        Ok(())
+        Ok(self.mounts.mount_root(&self.layout.root(&service.name, lower))?)
     }
 
     /// Makes a service of this node that has ended ready to be started from its files: with these, its log and its
@@ -343,12 +338,12 @@ impl Local {
         }
         self.forget_connections(service).await?;
         self.engine.delete(&self.config(service)).await?;
-        self.stand_nowhere(service).await?;
+        self.standstills.stand_nowhere(service).await?;
         // With the namespace go sockets of its last life that still say goodbye, and have its ports.
-        self.unplug(service).await?;
+        self.network.unplug(service).await?;
         self.make_directories(service, false)?;
         self.mount_root(service)?;
-        Ok(self.plug(service).await?)
+        Ok(self.network.plug(service).await?)
     }
 
     /// Removes all that this node holds of a service, of this life of it or an earlier one. May be called at any
@@ -370,42 +365,54 @@ impl Local {
         }
         self.forget_connections(service).await?;
         self.engine.delete(&self.config(service)).await?;
-        self.stand_nowhere(service).await?;
-        self.layout.root(&service.name, Vec::new()).unmount()?;
-        self.unplug(service).await?;
+        self.standstills.stand_nowhere(service).await?;
+        self.mounts.unmount_root(&self.layout.root(&service.name, Vec::new()))?;
+        self.network.unplug(service).await?;
         let gone = path.clone();
         let removed = tokio::task::spawn_blocking(move || Incarnation::remove(&gone)).await?;
         removed.map_err(|source| LocalError::Io { action: "remove", path, source })
     }
 
-    /// The most that one service on its way here may need, bytes.
-    pub fn incoming_limit(&self) -> u64 {
-        match self.incoming_limit {
-            0 => u64::MAX,
-            limit => limit,
+    /// The service's processes, if there are any, are about to be killed here, since they are elsewhere.
+    async fn forget_connections(&self, service: &Service) -> Result<(), LocalError> {
+        if service.network.namespace().is_none() {
+            // They go with their namespace.
+            return Ok(());
+        }
+        match self.engine.processes(&self.config(service)).await {
+            Ok(pids) => Ok(self.network.forget_connections(&pids)?),
+            Err(EngineError::NotFound(_)) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
     /// Promises memory to a service on its way here; the reason when there is not enough.
-    pub fn reserve(&self, bytes: u64) -> Result<Reservation, String> {
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation, String> {
         if bytes > available_memory() {
             // What comes is worth more than what left.
             self.keeper.give_up();
         }
-        let free = available_memory();
-        let limit = if self.incoming_limit == 0 { free } else { self.incoming_limit.min(free) };
-        let before = self.reserved.fetch_add(bytes, Ordering::SeqCst);
-        let reservation = Reservation { total: Arc::clone(&self.reserved), bytes };
-        let left = limit.saturating_sub(before);
-        if bytes > left {
-            return Err(format!(
+        self.promised.reserve(bytes, available_memory()).map_err(|left| {
+            format!(
                 "node {} has {} MiB of memory for services on their way to it and {} MiB are needed",
                 self.node,
                 left >> 20,
                 bytes.div_ceil(1 << 20)
-            ));
-        }
-        Ok(reservation)
+            )
+        })
+    }
+
+    /// Holds so much memory at least for a service on its way here; the reason when there is not enough.
+    pub(crate) fn hold(&self, reservation: &Reservation, bytes: u64) -> Result<(), String> {
+        reservation.hold(bytes, available_memory).map_err(|most| {
+            format!(
+                "the service and its images have grown to {} MiB, and node {} has {} MiB of memory for them; let the \
+                 service settle, or allow services on their way more memory (--incoming-memory)",
+                bytes.div_ceil(1 << 20),
+                self.node,
+                most >> 20
+            )
+        })
     }
 }
 
@@ -429,19 +436,6 @@ impl Again<'_> {
             () = tokio::time::sleep(pause) => true,
             () = self.local.ending.cancelled() => false,
         }
-    }
-}
-
-/// Memory promised to one migration; given back on drop.
-#[derive(Debug)]
-pub struct Reservation {
-    total: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.total.fetch_sub(self.bytes, Ordering::SeqCst);
     }
 }
 

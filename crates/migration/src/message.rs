@@ -172,6 +172,13 @@ pub struct Accepted {
     /// Whether this node takes the log, and further rounds of files, while the service runs.
     #[prost(bool, tag = "6")]
     pub ahead: bool,
+    /// The most memory that its kernel gives a process in one piece, bytes; 0 where that has no bound, and from a
+    /// node that does not tell.
+    #[prost(uint64, tag = "40")]
+    pub most_at_once: u64,
+    /// Whether the CRIU here maps reservations as they were.
+    #[prost(bool, tag = "41")]
+    pub keeps_rights: bool,
 }
 
 /// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all
@@ -627,6 +634,8 @@ mod tests {
                 tcp_inline: true,
                 key: Bytes::from_static(b"key"),
                 ahead: true,
+                most_at_once: 7 << 40,
+                keeps_rights: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

@@ -116,7 +116,7 @@ pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
         if let Err(error) = end(local, &entry).await {
             // The other services need their daemon.
             let place = local.host.occupy(&service);
-            tokio::spawn(end_later(Arc::clone(local), entry, error, place));
+            local.spawn(|local| end_later(local, entry, error, place));
         }
     }
     Ok(())
@@ -147,8 +147,7 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
         Act::Serve => {
             local.host.release(&service, &peer).await?;
             let place = local.host.serves(&service, &id, &peer)?;
-            let local = Arc::clone(local);
-            tokio::spawn(async move {
+            local.spawn(|local| async move {
                 source::go_on_serving(&local, &service, &id, &peer).await;
                 drop(place);
             });
@@ -166,8 +165,7 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
             local.journal.set(&id, Stage::Committed, "")?;
             local.host.adopt(&service).await?;
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
-            let local = Arc::clone(local);
-            tokio::spawn(async move {
+            local.spawn(|local| async move {
                 let memory = destination::reattach(&local, &id, arrival).await;
                 destination::take_over(&local, &service, &id, &peer, &keep_stopped, memory).await;
             });
@@ -176,8 +174,7 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
             local.host.in_doubt(&service, &peer).await;
             local.doubts.begin(&service, &id, &peer);
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
-            let local = Arc::clone(local);
-            tokio::spawn(async move {
+            local.spawn(|local| async move {
                 let memory = destination::reattach(&local, &id, arrival).await;
                 let from = destination::Asked { source: &peer, journal: &peer_journal };
                 destination::resolve(&local, &service, &id, from, &keep_stopped, memory).await;

@@ -128,6 +128,8 @@ pub struct Layout {
     pub state: PathBuf,
     /// Does not, e.g. `/run/godwit`.
     pub run: PathBuf,
+    /// Where the network namespaces of services are mounted, e.g. `/run/godwit/netns`.
+    pub netns: PathBuf,
     /// cgroup path below each hierarchy's root under which services live.
     pub cgroup_parent: String,
 }
@@ -175,14 +177,20 @@ impl Layout {
         }
     }
 
+    /// The network namespace of a service on this node: its own, or the one of somebody else's.
+    #[must_use]
+    pub fn namespace(&self, service: &Service) -> PathBuf {
+        service.network.namespace().map_or_else(|| self.netns.join(&service.name), Path::to_path_buf)
+    }
+
     /// What the engine is told of a service on this node.
     #[must_use]
-    pub fn container_config(&self, service: &Service, network_namespace: &Path) -> ContainerConfig {
+    pub fn container_config(&self, service: &Service) -> ContainerConfig {
         ContainerConfig {
             name: service.name.clone(),
             directory: self.container(&service.name),
             rootfs: self.service(&service.name).join("rootfs"),
-            network_namespace: network_namespace.to_path_buf(),
+            network_namespace: self.namespace(service),
             cgroup: format!("{}/{}", self.cgroup_parent.trim_end_matches('/'), service.name),
             command: service.command.clone(),
             env: service.env.clone(),
@@ -271,14 +279,16 @@ pub(crate) mod tests {
         let layout = |node: &str| Layout {
             state: format!("/var/lib/lab/{node}").into(),
             run: format!("/run/lab/{node}").into(),
+            netns: format!("/run/lab/{node}/netns").into(),
             cgroup_parent: format!("/lab/{node}/"),
         };
-        let config = |node: &str| layout(node).container_config(&service(), Path::new("/run/netns/x"));
+        let config = |node: &str| layout(node).container_config(&service());
         let (a, b) = (config("a"), config("b"));
         assert_eq!(a.cgroup, "/lab/a/redis");
         assert_ne!(a.cgroup, b.cgroup);
         assert_ne!(a.directory, b.directory);
         assert_ne!(a.rootfs, b.rootfs);
+        assert_ne!(a.network_namespace, b.network_namespace);
         assert_ne!(layout("a").migration("1"), layout("b").migration("1"));
     }
 }

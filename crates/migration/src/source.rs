@@ -491,6 +491,8 @@ impl Source {
         }
         report.dump_bytes += stock.count();
         if !stock.leaves() {
+            // Threads that push wait at it for more, and the lanes cannot be closed before these.
+            drop(stock);
             report.memory_wire_bytes = self.lanes_sent();
             report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
             link.close().await;

@@ -3,30 +3,62 @@
 //!
 //! | step | at the source | at the destination |
 //! |---|---|---|
-//! | before the freeze | [`Local::stand_ready`] | [`Local::stand_ready`], [`Local::stand_apart`] |
-//! | before the dump | [`Local::stand`] | |
-//! | restored | | [`Local::look_at_doubts`] |
-//! | the port is open | [`Local::speak`], [`Local::say_again`] | [`Local::speak`] |
-//! | it runs | | [`Local::resend`] |
-//! | next, or after a crash | [`Local::stand_down`] | [`Local::stand_down`] |
-//! | it has left, or does not come | [`Local::stand_nowhere`] | [`Local::stand_nowhere`] |
+//! | before the freeze | [`Stand::stand_ready`] | [`Stand::stand_ready`], [`Stand::stand_apart`] |
+//! | before the dump | [`Stand::stand`] | |
+//! | restored | | [`Stand::look_at_doubts`] |
+//! | the port is open | [`Stand::speak`], [`Stand::say_again`] | [`Stand::speak`] |
+//! | it runs | | [`Stand::resend`] |
+//! | next, or after a crash | [`Stand::stand_down`] | [`Stand::stand_down`] |
+//! | it has left, or does not come | [`Stand::stand_nowhere`] | [`Stand::stand_nowhere`] |
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use async_trait::async_trait;
 use godwit_criu::images::{Unacknowledged, unacknowledged};
 use godwit_network::{InDoubt, NetworkError, Resend, Standing, forget_standing};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::attach::Attachment;
-use crate::local::Local;
-use crate::service::Service;
+use crate::service::{Layout, Service};
 
-/// Services of this node that stand still, by their ids.
-#[derive(Debug, Default)]
-pub struct Standstills(Mutex<HashMap<String, Standstill>>);
+/// What a node does about what a service's sockets say while it stands still.
+#[async_trait]
+pub trait Stand: Send + Sync {
+    /// Makes ready for a standstill that comes soon: nothing that takes milliseconds is left for it.
+    async fn stand_ready(&self, service: &Service) -> Result<(), NetworkError>;
+    /// The service is dumped next: what its sockets say from here on is kept, and does not reach each other.
+    fn stand(&self, service: &Service) -> Result<(), NetworkError>;
+    /// The service is restored here next: its sockets do not reach each other.
+    fn stand_apart(&self, service: &Service) -> Result<(), NetworkError>;
+    /// The service has been restored, and does not run: looks, beside what comes next, at what these images tell
+    /// to have been in doubt.
+    fn look_at_doubts(&self, service: &Service, images: Vec<Unacknowledged>);
+    /// The service goes on here: its sockets reach each other again.
+    async fn speak(&self, service: &Service) -> Result<(), NetworkError>;
+    /// Sends what was kept of a service that goes on where it was.
+    fn say_again(&self, service: &Service);
+    /// Sends again what is in doubt still, of a service that runs here, on a thread of its own.
+    fn resend(&self, service: &Service);
+    /// The service runs here: takes away what its standstill has left in its namespace. Where that fails the service
+    /// is not to suffer, as what is left does nothing.
+    async fn stand_down(&self, service: &Service);
+    /// Nothing of the service is here any more: a namespace of its own goes with it, and another one is left as it
+    /// was found.
+    async fn stand_nowhere(&self, service: &Service) -> Result<(), NetworkError>;
+    /// Drops what is kept of a service that is elsewhere from now on.
+    fn forget(&self, service: &Service);
+}
+
+/// The real [`Stand`]: services of this node that stand still, by their ids.
+#[derive(Debug)]
+pub struct Standstills {
+    services: Mutex<HashMap<String, Standstill>>,
+    layout: Layout,
+    holds: bool,
+}
 
 #[derive(Debug)]
 struct Standstill {
@@ -36,48 +68,50 @@ struct Standstill {
 }
 
 impl Standstills {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Standstill>> {
-        // Each change is one call.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// None yet. Frames are held where it `holds`; what drops them is for comparison only.
+    #[must_use]
+    pub fn new(layout: Layout, holds: bool) -> Self {
+        Self { services: Mutex::default(), layout, holds }
     }
 
-    /// Drops what is kept of a service that is elsewhere from now on.
-    pub(crate) fn forget(&self, service: &Service) {
-        drop(self.lock().remove(&service.id));
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Standstill>> {
+        // Each change is one call.
+        self.services.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn stand_no_more(&self, service: &Service) -> Result<(), NetworkError> {
+        self.forget(service);
+        forget(&self.layout.namespace(service)).await
     }
 }
 
-impl Local {
-    /// Makes ready for a standstill that comes soon: nothing that takes milliseconds is left for it.
-    pub(crate) async fn stand_ready(&self, service: &Service) -> Result<(), NetworkError> {
+#[async_trait]
+impl Stand for Standstills {
+    async fn stand_ready(&self, service: &Service) -> Result<(), NetworkError> {
         // In a namespace of somebody else's nothing reaches an interface from which it could be kept.
         let networks = u8::try_from(service.endpoints().len()).unwrap_or(u8::MAX);
-        let standing = Standing::prepare(&self.config(service).network_namespace, networks).await?;
-        self.standstills.lock().insert(service.id.clone(), Standstill { standing, doubts: None });
+        let standing = Standing::prepare(&self.layout.namespace(service), networks).await?;
+        self.lock().insert(service.id.clone(), Standstill { standing, doubts: None });
         Ok(())
     }
 
-    /// The service is dumped next: what its sockets say from here on is kept, and does not reach each other.
-    pub(crate) fn stand(&self, service: &Service) -> Result<(), NetworkError> {
-        match self.standstills.lock().get(&service.id) {
+    fn stand(&self, service: &Service) -> Result<(), NetworkError> {
+        match self.lock().get(&service.id) {
             Some(still) if self.holds => still.standing.hold(),
             Some(still) => still.standing.hold_loopback(),
             None => Ok(()),
         }
     }
 
-    /// The service is restored here next: its sockets do not reach each other.
-    pub(crate) fn stand_apart(&self, service: &Service) -> Result<(), NetworkError> {
-        self.standstills.lock().get(&service.id).map_or(Ok(()), |still| still.standing.hold_loopback())
+    fn stand_apart(&self, service: &Service) -> Result<(), NetworkError> {
+        self.lock().get(&service.id).map_or(Ok(()), |still| still.standing.hold_loopback())
     }
 
-    /// The service has been restored, and does not run: looks, beside what comes next, at what these images tell
-    /// to have been in doubt.
-    pub(crate) fn look_at_doubts(&self, service: &Service, images: Vec<Unacknowledged>) {
+    fn look_at_doubts(&self, service: &Service, images: Vec<Unacknowledged>) {
         if images.is_empty() || !self.holds {
             return;
         }
-        let (netns, name) = (self.config(service).network_namespace, service.name.clone());
+        let (netns, name) = (self.layout.namespace(service), service.name.clone());
         let look = async move {
             let all = images.into_iter().map(in_doubt).collect();
             match Resend::prepare(&netns, all).await {
@@ -88,23 +122,21 @@ impl Local {
                 }
             }
         };
-        if let Some(still) = self.standstills.lock().get_mut(&service.id) {
+        if let Some(still) = self.lock().get_mut(&service.id) {
             still.doubts = Some(AbortOnDropHandle::new(tokio::spawn(look)));
         }
     }
 
-    /// The service goes on here: its sockets reach each other again.
-    pub(crate) async fn speak(&self, service: &Service) -> Result<(), NetworkError> {
-        if let Some(still) = self.standstills.lock().get(&service.id) {
+    async fn speak(&self, service: &Service) -> Result<(), NetworkError> {
+        if let Some(still) = self.lock().get(&service.id) {
             return still.standing.let_go();
         }
         // Another life of this daemon may have stopped them.
-        forget(&self.config(service).network_namespace).await
+        forget(&self.layout.namespace(service)).await
     }
 
-    /// Sends what was kept of a service that goes on where it was.
-    pub(crate) fn say_again(&self, service: &Service) {
-        let sent = self.standstills.lock().get(&service.id).map(|still| still.standing.send_kept());
+    fn say_again(&self, service: &Service) {
+        let sent = self.lock().get(&service.id).map(|still| still.standing.send_kept());
         match sent {
             Some(Ok(frames)) => {
                 tracing::debug!(service = %service.name, frames, "what it said is said again")
@@ -114,9 +146,8 @@ impl Local {
         }
     }
 
-    /// Sends again what is in doubt still, of a service that runs here, on a thread of its own.
-    pub(crate) fn resend(&self, service: &Service) {
-        let doubts = self.standstills.lock().get_mut(&service.id).and_then(|still| still.doubts.take());
+    fn resend(&self, service: &Service) {
+        let doubts = self.lock().get_mut(&service.id).and_then(|still| still.doubts.take());
         let Some(doubts) = doubts else { return };
         let name = service.name.clone();
         tokio::spawn(async move {
@@ -139,9 +170,7 @@ impl Local {
         });
     }
 
-    /// The service runs here: takes away what its standstill has left in its namespace. Where that fails the service
-    /// is not to suffer, as what is left does nothing.
-    pub(crate) async fn stand_down(&self, service: &Service) {
+    async fn stand_down(&self, service: &Service) {
         if let Err(error) = self.stand_no_more(service).await {
             tracing::warn!(
                 service = %service.name,
@@ -151,21 +180,18 @@ impl Local {
         }
     }
 
-    async fn stand_no_more(&self, service: &Service) -> Result<(), NetworkError> {
-        self.standstills.forget(service);
-        forget(&self.config(service).network_namespace).await
-    }
-
-    /// Nothing of the service is here any more: a namespace of its own goes with it, and another one is left as it
-    /// was found.
-    pub(crate) async fn stand_nowhere(&self, service: &Service) -> Result<(), NetworkError> {
+    async fn stand_nowhere(&self, service: &Service) -> Result<(), NetworkError> {
         match service.network {
             Attachment::Overlay => {
-                self.standstills.forget(service);
+                self.forget(service);
                 Ok(())
             }
             Attachment::Namespace(_) => self.stand_no_more(service).await,
         }
+    }
+
+    fn forget(&self, service: &Service) {
+        drop(self.lock().remove(&service.id));
     }
 }
 

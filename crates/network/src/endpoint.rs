@@ -13,6 +13,7 @@
 //!
 //! The bridge port's alias, `godwit ADDRESS NAME`, is what [`Overlay::list_endpoints`] reads.
 
+use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
@@ -114,14 +115,16 @@ impl Overlay {
         if namespace == Found::Other {
             return Err(NetworkError::FileInTheWay { path: endpoint.netns });
         }
-        let existing = self.list_endpoints().await?;
-        if let Some(other) =
-            existing.iter().find(|e| e.address == Some(service.address) && e.name != service.name)
+        let links = self.netlink.links().await?;
+        let plugged = || links.iter().filter_map(marked);
+        if let Some((address, owner)) =
+            plugged().find(|(address, name)| *address == service.address && *name != service.name)
         {
-            return Err(NetworkError::AddressTaken { address: service.address, owner: other.name.clone() });
+            return Err(NetworkError::AddressTaken { address, owner: owner.to_owned() });
         }
-        let ours = existing.iter().find(|e| e.name == service.name).and_then(|e| e.address);
-        if let Some(existing) = ours.filter(|address| *address != service.address) {
+        let ours = plugged().filter(|(_, name)| *name == service.name).map(|(address, _)| address);
+        let mut here = ours.filter(|address| self.config.subnet.contains(*address));
+        if let Some(existing) = here.find(|address| *address != service.address) {
             let (name, wanted) = (service.name.clone(), service.address);
             return Err(NetworkError::OtherAddress { name, existing, wanted });
         }
@@ -452,6 +455,7 @@ impl Overlay {
                 });
             }
         }
+        let plugged: HashSet<_> = links.iter().filter_map(marked).map(|(_, name)| name).collect();
         let directory = &self.config.netns_dir;
         let failed = || NetworkError::system(format!("read the directory {}", directory.display()));
         let entries = match std::fs::read_dir(directory) {
@@ -462,8 +466,7 @@ impl Overlay {
         for entry in entries.into_iter().flatten() {
             let path = entry.map_err(|error| failed()(error))?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            let known = links.iter().filter_map(marked).any(|(_, other)| other == name);
-            if !known && matches!(netns::look(&path)?, Found::Namespace | Found::EmptyFile) {
+            if !plugged.contains(name) && matches!(netns::look(&path)?, Found::Namespace | Found::EmptyFile) {
                 found.push(ExistingEndpoint {
                     name: name.to_owned(),
                     address: None,

@@ -63,11 +63,7 @@ fn traces(bed: &Bed, node: &str) -> BTreeSet<String> {
 
 /// The same of a node at rest that holds what it must: it still changes something when a service has just been
 /// made, or heard of.
-pub(super) fn steady_traces(
-    bed: &Bed,
-    node: &str,
-    right: impl Fn(&BTreeSet<String>) -> bool,
-) -> BTreeSet<String> {
+pub fn steady_traces(bed: &Bed, node: &str, right: impl Fn(&BTreeSet<String>) -> bool) -> BTreeSet<String> {
     let mut last = BTreeSet::new();
     wait_for(&format!("node {node} to be at rest"), || {
         let before = std::mem::replace(&mut last, traces(bed, node));
@@ -88,7 +84,7 @@ pub(super) fn mounts_below(directory: &Path) -> Vec<String> {
 }
 
 /// Waits until a node holds what it held before, and no more.
-pub(super) fn nothing_more(bed: &Bed, node: &str, before: &BTreeSet<String>) {
+pub fn nothing_more(bed: &Bed, node: &str, before: &BTreeSet<String>) {
     nothing_more_of(bed, node, before, |_| true);
 }
 

@@ -5,7 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
+        Arc, LazyLock, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -37,8 +37,7 @@ impl Watch {
             while !ended.load(Ordering::Relaxed) {
                 // More than two looks, because two moments are not one: the service may move in
                 // between, and what CRIU has not finished is no service yet.
-                let both = || running(&lab, "a") && running(&lab, "b");
-                if both() && !restoring(&lab) && both() {
+                if both_run(&lab) && !restoring(&lab) && both_run(&lab) {
                     found.lock().unwrap().get_or_insert_with(|| {
                         format!(
                             "processes run on both nodes: {:?}",
@@ -69,22 +68,33 @@ impl Drop for Watch {
 
 /// The cgroups of the service on a node, in every hierarchy.
 pub(super) fn cgroups(lab: &str, node: &str) -> Vec<PathBuf> {
-    let root = Path::new("/sys/fs/cgroup");
-    let below = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
-    let all = below.chain([root.to_owned()]);
-    all.map(|root| root.join("godwit-lab").join(lab).join(node).join(NAME))
-        .filter(|path| path.is_dir())
-        .collect()
+    static HIERARCHIES: LazyLock<Vec<PathBuf>> = LazyLock::new(|| {
+        let root = Path::new("/sys/fs/cgroup");
+        let below = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+        below.chain([root.to_owned()]).collect()
+    });
+    let service = Path::new("godwit-lab").join(lab).join(node).join(NAME);
+    HIERARCHIES.iter().map(|root| root.join(&service)).filter(|path| path.is_dir()).collect()
+}
+
+/// Whether processes of the service can run on both nodes. Mostly one of them has no cgroup of it, and a look
+/// that ends there takes a tenth of the time.
+fn both_run(lab: &str) -> bool {
+    let both = ["a", "b"].map(|node| cgroups(lab, node));
+    both.iter().all(|cgroups| !cgroups.is_empty()) && both.iter().all(|cgroups| run_in(cgroups))
 }
 
 /// Whether a process of the service can run on a node: neither frozen, stopped nor dying.
 pub(super) fn running(lab: &str, node: &str) -> bool {
-    let cgroups = cgroups(lab, node);
+    run_in(&cgroups(lab, node))
+}
+
+fn run_in(cgroups: &[PathBuf]) -> bool {
     let frozen = cgroups.iter().any(|cgroup| {
         let state = |file: &str| fs::read_to_string(cgroup.join(file)).unwrap_or_default();
         matches!(state("freezer.state").trim(), "FROZEN" | "FREEZING") || state("cgroup.freeze").trim() == "1"
     });
-    !frozen && pids(&cgroups).iter().any(|pid| !idle_or_dying(pid).unwrap_or(true))
+    !frozen && pids(cgroups).iter().any(|pid| !idle_or_dying(pid).unwrap_or(true))
 }
 
 /// Whether CRIU is at work on a node: until it ends, processes that it makes execute its own code.
@@ -113,7 +123,8 @@ fn processes(lab: &str, node: &str) -> Vec<String> {
         .collect()
 }
 
-/// Stopped, traced, dead, or with a SIGKILL on its way, so that no instruction of it is executed.
+/// Stopped, traced, dead, or with a SIGKILL on its way, so that no instruction of it is executed; or one of CRIU's, which
+/// has not become the service's: those live on for a moment when CRIU itself is killed.
 fn idle_or_dying(pid: &str) -> Option<bool> {
     const PF_EXITING: u64 = 0x4;
     const PF_SIGNALED: u64 = 0x400;
@@ -127,7 +138,11 @@ fn idle_or_dying(pid: &str) -> Option<bool> {
         return Some(true);
     }
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let (name, fields) = stat.rsplit_once(") ")?;
+    if name.ends_with("(criu") {
+        return Some(true);
+    }
+    let mut fields = fields.split(' ');
     let state = fields.next()?;
     let flags: u64 = fields.nth(5)?.parse().ok()?;
     Some(matches!(state, "T" | "t" | "Z" | "X") || flags & (PF_EXITING | PF_SIGNALED) != 0)

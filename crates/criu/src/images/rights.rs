@@ -1,15 +1,19 @@
 //! What the processes and mounts in images would be allowed after a restore, beside what they may be.
 //!
-//! CRIU is root, and gives processes what their images say: capabilities, namespaces, mounts. Images come
-//! from another node, so they are compared with what the container was defined with, before the restore.
-//! The restore does not take more from the images than is looked at here: it finds the cgroup, and with it
+//! CRIU is root, and gives processes what their images say: credentials ([`credentials`]), filters of system
+//! calls ([`system_calls`](super::system_calls)), open files and devices ([`devices`]), namespaces, mounts.
+//! Images come from another node, so they are compared with what the container was defined with, before the
+//! restore. The restore does not take more from the images than is looked at here: it finds the cgroup, and with it
 //! which devices can be used, the network namespace and bind mounts of the node in its own definition.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use prost::Message;
 
+use super::credentials::{self, Credentials};
+use super::devices;
+use super::system_calls::{Chains, Refused};
 use super::{ImageError, ImageKind, process_tree, records, single};
 
 /// Dead and zombie, of CRIU's `task_state`: no program is restored.
@@ -19,7 +23,7 @@ const READ_ONLY: u32 = 1;
 /// Of CRIU's `fstype`.
 const PROC: u32 = 1;
 const SYSFS: u32 = 2;
-const TMPFS: u32 = 5;
+pub(super) const TMPFS: u32 = 5;
 const DEVPTS: u32 = 6;
 const MQUEUE: u32 = 14;
 
@@ -28,25 +32,20 @@ const MQUEUE: u32 = 14;
 pub struct Allowed {
     /// Its bounding set: bit N for capability N of `linux/capability.h`.
     pub capabilities: u64,
+    /// The user that its main process began as.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// The supplementary groups.
+    pub groups: Vec<u32>,
+    /// Whether its processes gain nothing by files.
+    pub no_new_privileges: bool,
+    /// The system calls that its filter refuses; none without a filter.
+    pub refused: Option<Refused>,
     /// Paths of `/proc` that must be read-only.
     pub read_only: Vec<String>,
     /// Whether `/proc` and `/sys` are mounts of the definition's own making.
     pub own_proc: bool,
-}
-
-/// `creds_entry`.
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Credentials {
-    #[prost(uint32, repeated, packed = "false", tag = "9")]
-    inheritable: Vec<u32>,
-    #[prost(uint32, repeated, packed = "false", tag = "10")]
-    permitted: Vec<u32>,
-    #[prost(uint32, repeated, packed = "false", tag = "11")]
-    effective: Vec<u32>,
-    #[prost(uint32, repeated, packed = "false", tag = "12")]
-    bounding: Vec<u32>,
-    #[prost(uint32, repeated, packed = "false", tag = "19")]
-    ambient: Vec<u32>,
 }
 
 /// `thread_core_entry`.
@@ -54,13 +53,22 @@ struct Credentials {
 struct ThreadCore {
     #[prost(message, optional, tag = "10")]
     credentials: Option<Credentials>,
+    #[prost(uint32, optional, tag = "11")]
+    seccomp_mode: Option<u32>,
+    #[prost(uint32, optional, tag = "12")]
+    seccomp_filter: Option<u32>,
 }
 
-/// `task_core_entry`, as far as it says whether anything runs.
+/// `task_core_entry`, as far as it says whether anything runs, and how older versions told of filters: a restore
+/// prefers that to what the threads have.
 #[derive(Clone, PartialEq, Eq, Message)]
 struct TaskState {
     #[prost(uint32, required, tag = "1")]
     task_state: u32,
+    #[prost(uint32, optional, tag = "11")]
+    old_seccomp_mode: Option<u32>,
+    #[prost(uint32, optional, tag = "12")]
+    old_seccomp_filter: Option<u32>,
 }
 
 /// `core_entry`, as far as it tells of rights.
@@ -98,15 +106,17 @@ struct Inventory {
 
 /// `mnt_entry`.
 #[derive(Clone, PartialEq, Eq, Message)]
-struct MountEntry {
+pub(super) struct MountEntry {
     #[prost(uint32, required, tag = "1")]
-    fstype: u32,
+    pub(super) fstype: u32,
     #[prost(uint32, required, tag = "2")]
-    mnt_id: u32,
+    pub(super) mnt_id: u32,
+    #[prost(uint32, required, tag = "3")]
+    pub(super) root_dev: u32,
     #[prost(uint32, required, tag = "4")]
     parent: u32,
     #[prost(uint32, required, tag = "5")]
-    flags: u32,
+    pub(super) flags: u32,
     #[prost(string, required, tag = "6")]
     root: String,
     #[prost(string, required, tag = "7")]
@@ -127,19 +137,30 @@ pub fn excess(images: &Path, allowed: &Allowed) -> Result<Vec<String>, ImageErro
     let mut found = Vec::new();
     let inventory: Inventory = single(&images.join("inventory.img"), ImageKind::Inventory)?;
     let mut mount_namespaces = BTreeMap::new();
+    let mut chains = allowed.refused.as_ref().map(|refused| Chains::read(images, refused)).transpose()?;
     for process in process_tree(images)? {
         let pid = process.pid;
         let main: CoreRights = single(&images.join(format!("core-{pid}.img")), ImageKind::Core)?;
         if main.task.as_ref().is_some_and(|task| ENDED.contains(&task.task_state)) {
             continue;
         }
+        let of_main =
+            main.thread.as_ref().map_or((None, None), |core| (core.seccomp_mode, core.seccomp_filter));
         for thread in process.threads.iter().chain([&pid]) {
             let core: CoreRights = single(&images.join(format!("core-{thread}.img")), ImageKind::Core)?;
-            let credentials = core.thread.and_then(|thread| thread.credentials);
-            found.extend(
-                credential_excess(credentials.as_ref(), allowed)
-                    .map(|what| format!("thread {thread} of process {pid} {what}")),
-            );
+            let mut what = Vec::new();
+            if core.task.is_some_and(|task| task.old_seccomp_mode.or(task.old_seccomp_filter).is_some()) {
+                what.push("has its seccomp filter where a CRIU of before 2018 had it".to_owned());
+            }
+            let core = core.thread.unwrap_or_default();
+            what.extend(credentials::excess(core.credentials.as_ref(), allowed));
+            if let Some(chains) = &mut chains {
+                let has_none = matches!(core.seccomp_mode, None | Some(0)) && core.seccomp_filter.is_none();
+                let given = has_none && *thread != pid && chains.are_for_all_threads(of_main.0, of_main.1);
+                let own = (!given).then(|| chains.excess(core.seccomp_mode, core.seccomp_filter));
+                what.extend(own.flatten());
+            }
+            found.extend(what.into_iter().map(|what| format!("thread {thread} of process {pid} {what}")));
         }
         let ids: Ids = single(&images.join(format!("ids-{pid}.img")), ImageKind::Ids)?;
         found.extend(
@@ -148,33 +169,35 @@ pub fn excess(images: &Path, allowed: &Allowed) -> Result<Vec<String>, ImageErro
         mount_namespaces.extend(ids.mnt.map(|id| (id, pid)));
     }
     for id in mount_namespaces.keys() {
-        let mounts: Vec<MountEntry> =
-            records(&images.join(format!("mountpoints-{id}.img")), ImageKind::Mountpoints)?;
+        let mounts = mounts(images, *id)?;
         found.extend(mount_excess(&mounts, allowed));
     }
+    found.extend(devices::excess(images, allowed)?);
     found.sort();
     found.dedup();
     Ok(found)
 }
 
-fn credential_excess(credentials: Option<&Credentials>, allowed: &Allowed) -> Option<String> {
-    let Some(credentials) = credentials else { return Some("has no credentials in its image".into()) };
-    let Credentials { inheritable, permitted, effective, bounding, ambient } = credentials;
-    let sets = [
-        ("bounding", bounding),
-        ("permitted", permitted),
-        ("effective", effective),
-        ("inheritable", inheritable),
-        ("ambient", ambient),
-    ];
-    sets.into_iter().find_map(|(name, words)| {
-        let low = words.first().copied().map_or(0, u64::from);
-        let high = words.get(1).copied().map_or(0, u64::from);
-        let more = (low | high << 32) & !allowed.capabilities;
-        let beyond = words.iter().skip(2).any(|word| *word != 0);
-        (more != 0 || beyond)
-            .then(|| format!("has capabilities in its {name} set that the service was not given ({more:#x})"))
-    })
+/// The mounts of a mount namespace.
+fn mounts(images: &Path, namespace: u32) -> Result<Vec<MountEntry>, ImageError> {
+    records(&images.join(format!("mountpoints-{namespace}.img")), ImageKind::Mountpoints)
+}
+
+/// The mounts of all processes.
+pub(super) fn all_mounts(images: &Path) -> Result<Vec<MountEntry>, ImageError> {
+    let mut namespaces = BTreeSet::new();
+    for process in process_tree(images)? {
+        let path = images.join(format!("ids-{}.img", process.pid));
+        // One that has ended has none.
+        if path.exists() {
+            namespaces.extend(single::<Ids>(&path, ImageKind::Ids)?.mnt);
+        }
+    }
+    let mut all = Vec::new();
+    for namespace in namespaces {
+        all.extend(mounts(images, namespace)?);
+    }
+    Ok(all)
 }
 
 fn namespace_excess(ids: &Ids, node: Option<&Ids>) -> Option<String> {
@@ -238,13 +261,13 @@ fn mount_excess(mounts: &[MountEntry], allowed: &Allowed) -> Vec<String> {
 }
 
 /// As much of a text of somebody else's as an error shows.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     text.chars().take(64).collect::<String>().escape_debug().to_string()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(super) mod tests {
     use super::super::ProcessTreeEntry;
     use super::super::tests::image;
     use super::*;
@@ -252,7 +275,8 @@ mod tests {
     const OWN: u64 = 0x8004_05fb;
 
     fn allowed() -> Allowed {
-        Allowed { capabilities: OWN, read_only: vec!["/proc/sys".into()], own_proc: false }
+        let refused = Some(super::super::system_calls::tests::one());
+        Allowed { capabilities: OWN, read_only: vec!["/proc/sys".into()], refused, ..Allowed::default() }
     }
 
     /// The images of one process with one thread more.
@@ -261,11 +285,29 @@ mod tests {
         thread: Credentials,
         ids: Ids,
         mounts: Vec<MountEntry>,
+        task: TaskState,
+        /// Mode and filter of the main thread, and of the second one.
+        main_filter: (Option<u32>, Option<u32>),
+        filter: (Option<u32>, Option<u32>),
     }
 
     fn mount(fstype: u32, id: u32, parent: u32, flags: u32, root: &str, at: &str) -> MountEntry {
         let (root, mountpoint) = (root.into(), at.into());
         MountEntry { fstype, mnt_id: id, parent, flags, root, mountpoint, ..MountEntry::default() }
+    }
+
+    /// The mounts (kind, id, device, flags) of process 1.
+    pub(in super::super) fn write_mounts(images: &Path, mounts: &[(u32, u32, u32, u32)]) {
+        let ids = Ids { mnt: Some(16), ..Ids::default() };
+        std::fs::write(images.join("ids-1.img"), image(ImageKind::Ids, &[ids])).unwrap();
+        let entries: Vec<_> = mounts
+            .iter()
+            .map(|(fstype, id, device, flags)| MountEntry {
+                root_dev: *device,
+                ..mount(*fstype, *id, 1, *flags, "/", "/x")
+            })
+            .collect();
+        std::fs::write(images.join("mountpoints-16.img"), image(ImageKind::Mountpoints, &entries)).unwrap();
     }
 
     fn good() -> Images {
@@ -275,7 +317,7 @@ mod tests {
             permitted: own.clone(),
             effective: own.clone(),
             bounding: own,
-            ambient: vec![],
+            ..Credentials::default()
         };
         let ids =
             Ids { pid: Some(12), net: Some(13), ipc: Some(14), uts: Some(15), mnt: Some(16), user: Some(7) };
@@ -288,7 +330,16 @@ mod tests {
             mount(SYSFS, 5, 1, 15, "/", "/sys"),
             MountEntry { ext_key: Some("/data".into()), ..mount(16, 6, 1, 0, "/x", "/data") },
         ];
-        Images { thread: credentials.clone(), credentials, ids, mounts }
+        let task = TaskState { task_state: 1, ..TaskState::default() };
+        Images {
+            thread: credentials.clone(),
+            credentials,
+            ids,
+            mounts,
+            task,
+            main_filter: (Some(2), Some(0)),
+            filter: (None, None),
+        }
     }
 
     fn excess_of(images: Images) -> Vec<String> {
@@ -299,16 +350,21 @@ mod tests {
         write("inventory.img", image(ImageKind::Inventory, &[Inventory { root_ids: Some(node) }]));
         let tree = ProcessTreeEntry { pid: 1, ppid: 0, pgid: 1, sid: 1, threads: vec![1, 9] };
         write("pstree.img", image(ImageKind::ProcessTree, &[tree]));
-        let core = |task_state: Option<u32>, credentials| CoreRights {
-            task: task_state.map(|task_state| TaskState { task_state }),
-            thread: Some(ThreadCore { credentials: Some(credentials) }),
+        let core = |task, credentials, (seccomp_mode, seccomp_filter)| CoreRights {
+            task,
+            thread: Some(ThreadCore { credentials: Some(credentials), seccomp_mode, seccomp_filter }),
         };
-        write("core-1.img", image(ImageKind::Core, &[core(Some(1), images.credentials)]));
-        write("core-9.img", image(ImageKind::Core, &[core(None, images.thread)]));
+        write(
+            "core-1.img",
+            image(ImageKind::Core, &[core(Some(images.task), images.credentials, images.main_filter)]),
+        );
+        write("core-9.img", image(ImageKind::Core, &[core(None, images.thread, images.filter)]));
         write("ids-1.img", image(ImageKind::Ids, &[images.ids]));
         if let Some(id) = images.ids.mnt {
             write(&format!("mountpoints-{id}.img"), image(ImageKind::Mountpoints, &images.mounts));
         }
+        write("seccomp.img", super::super::system_calls::tests::refusing_one());
+        write("files.img", super::super::devices::tests::a_file());
         excess(directory.path(), &allowed()).unwrap()
     }
 
@@ -320,13 +376,19 @@ mod tests {
     #[test]
     fn each_excess_is_found_and_named() {
         type Spoil = fn(&mut Images);
-        let spoilt: [(&str, Spoil); 16] = [
+        let spoilt: [(&str, Spoil); 20] = [
             ("process 1 has capabilities in its effective", |i| i.credentials.effective = vec![!0, 0x1ff]),
             ("thread 9 of process 1 has capabilities in its permitted", |i| i.thread.permitted[1] = 1),
             ("its bounding set", |i| i.credentials.bounding[0] |= 1 << 21),
             ("its inheritable set", |i| i.credentials.inheritable[0] = 1 << 21),
             ("its ambient set", |i| i.credentials.ambient = vec![1 << 21]),
             ("its ambient set", |i| i.credentials.ambient = vec![0, 0, 1]),
+            ("thread 9 of process 1 has no seccomp filter", |i| i.filter = (Some(1), None)),
+            ("thread 9 of process 1 has no seccomp filter", |i| i.main_filter = (None, None)),
+            ("thread 9 of process 1 has a seccomp filter 1 that is in no image", |i| {
+                i.filter = (Some(2), Some(1))
+            }),
+            ("where a CRIU of before 2018 had it", |i| i.task.old_seccomp_mode = Some(0)),
             ("no PID namespace", |i| i.ids.pid = Some(2)),
             ("no network namespace", |i| i.ids.net = None),
             ("no UTS namespace", |i| i.ids.uts = Some(5)),

@@ -150,7 +150,7 @@ impl Node {
         if let Err(error) = self.state.set_exit(service, code, reason) {
             tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
         }
-        if let Err(error) = self.local().close_network(service).await {
+        if let Err(error) = self.local().network.close(service).await {
             tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
         }
         if for_user {

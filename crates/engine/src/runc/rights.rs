@@ -2,12 +2,17 @@
 
 use std::path::Path;
 
-use godwit_criu::images::{Allowed, excess};
+use godwit_criu::images::{Allowed, archives, excess};
 use serde_json::Value;
 
 use super::spec;
 use crate::confinement::{ALL, ConfinementError};
 use crate::container::{ContainerConfig, EngineError, RestoreRequest};
+use crate::image::devices;
+use crate::seccomp;
+
+/// CAP_MKNOD.
+const CAN_MAKE_DEVICES: u64 = 1 << 27;
 
 /// Refuses images that give more than the definition of the container.
 pub(super) fn check(request: &RestoreRequest) -> Result<(), EngineError> {
@@ -17,7 +22,19 @@ pub(super) fn check(request: &RestoreRequest) -> Result<(), EngineError> {
         log: request.work.join("restore.log"),
     };
     let allowed = allowed(&request.config).map_err(|error| refused(error.to_string()))?;
-    let found = excess(&request.images, &allowed).map_err(|error| refused(error.to_string()))?;
+    let mut found = excess(&request.images, &allowed).map_err(|error| refused(error.to_string()))?;
+    if allowed.capabilities & CAN_MAKE_DEVICES == 0 {
+        for archive in archives(&request.images).map_err(|error| refused(error.to_string()))? {
+            let name = archive.file_name().unwrap_or_default().to_string_lossy();
+            let foreign = devices::foreign(&archive)
+                .map_err(|reason| refused(format!("its image {name} cannot be read: {reason}")))?;
+            found.extend(
+                foreign
+                    .into_iter()
+                    .map(|(path, node)| format!("{path} in {name} is {node}, which no container is given")),
+            );
+        }
+    }
     if found.is_empty() {
         return Ok(());
     }
@@ -33,8 +50,14 @@ fn allowed(config: &ContainerConfig) -> Result<Allowed, ConfinementError> {
     let held = texts(&json["process"]["capabilities"]["bounding"]);
     let bits = (0u32..).zip(ALL).filter(|(_, name)| held.iter().any(|held| held == *name));
     let standard = |path: &str| config.mounts.iter().any(|mount| mount.target == Path::new(path));
+    let filter = &json["linux"]["seccomp"];
     Ok(Allowed {
         capabilities: bits.fold(0, |set, (bit, _)| set | 1 << bit),
+        uid: config.user.uid,
+        gid: config.user.gid,
+        groups: config.user.groups.clone(),
+        no_new_privileges: config.confinement.no_new_privileges,
+        refused: filter.is_object().then(|| seccomp::refused(filter)),
         // What this kernel does not have cannot be written to.
         read_only: texts(&json["linux"]["readonlyPaths"])
             .into_iter()
@@ -72,6 +95,8 @@ mod tests {
         // As /proc/PID/status of a service shows it: with CAP_AUDIT_WRITE.
         assert_eq!(allowed.capabilities, 0xa004_05fb);
         assert!(allowed.read_only.contains(&"/proc/sys".to_owned()));
-        assert!(!allowed.own_proc);
+        assert!(!allowed.own_proc && !allowed.no_new_privileges);
+        assert_eq!((allowed.uid, allowed.gid, allowed.groups), (0, 0, vec![]));
+        assert!(allowed.refused.is_some_and(|refused| !refused.of.is_empty()), "it has godwit's own profile");
     }
 }

@@ -6,6 +6,9 @@
 //! that programs fall back on what there was before. The list is written anew here, in groups, with calls
 //! that kernels have had since and that reach no further than those beside them.
 //!
+//! A node compares the filters of services that arrive with this list: what a version takes out of it, services
+//! of older versions may do still, and would be refused.
+//!
 //! Where it differs on purpose:
 //! - io_uring and memfd_secret stay away: nothing can dump what they hold, so a service with them could
 //!   not move;

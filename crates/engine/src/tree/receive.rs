@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use godwit_criu::images::Device;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use super::TreeError;
@@ -34,6 +35,8 @@ pub struct Limits {
     pub entries: u64,
     /// Bytes of file content.
     pub bytes: u64,
+    /// Whether any device may come, beside those that every container has.
+    pub devices: bool,
 }
 
 /// Takes the items of one round.
@@ -217,6 +220,12 @@ impl Receiver {
                     Kind::Fifo => FileType::Fifo,
                     _ => FileType::Socket,
                 };
+                let (major, minor) = (entry.rdev_major, entry.rdev_minor);
+                let is_block = kind == Kind::BlockDevice;
+                let is_device = is_block || kind == Kind::CharacterDevice;
+                if is_device && !self.limits.devices && !(Device { is_block, major, minor }).is_given() {
+                    return Err(self.refused(&path, "it is a device that no container is given"));
+                }
                 let device = rustix::fs::makedev(entry.rdev_major, entry.rdev_minor);
                 make(self, rustix::fs::mknodat(&parent, name, file_type, Mode::RUSR | Mode::WUSR, device))?;
             }

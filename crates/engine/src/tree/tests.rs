@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-const ROOMY: Limits = Limits { entries: 1 << 20, bytes: 1 << 32 };
+const ROOMY: Limits = Limits { entries: 1 << 20, bytes: 1 << 32, devices: true };
 
 /// Two empty directories: a source and a copy.
 struct Pair {

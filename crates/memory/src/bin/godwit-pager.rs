@@ -137,7 +137,8 @@ fn start_log(arguments: &Arguments) -> Result<(), String> {
         // A panic's message goes there too.
         nix::unistd::dup2_stderr(&file).map_err(|errno| format!("standard error: {errno}"))?;
     }
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    // A line that cannot be written, as on a full disk, is lost; the pages must not be.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).log_internal_errors(false).init();
     Ok(())
 }
 

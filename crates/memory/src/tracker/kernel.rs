@@ -6,7 +6,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 
-use crate::Range;
+use crate::{PAGE_SIZE, Range};
+
+const PAGE: usize = 4096;
 
 const UFFD_API: u64 = 0xAA;
 /// Writes are noted by the kernel alone, and nobody waits for us (Linux 6.7). It brings
@@ -88,13 +90,14 @@ mod calls {
 }
 
 /// A userfaultfd of another process's address space, in which writes are only noted.
+///
+/// A protected page has a mark, which the first write takes away. The kernel can end the watch over an area and leave
+/// the marks in it: when mremap(2) brings a page beside the area, so that both become one (seen in 6.18), and up to
+/// Linux 6.12 on the pages that are moved themselves. Writes leave such a mark alone, so that the page would count as
+/// not written for ever once the area is watched again. So whoever begins to watch an area takes away the marks that
+/// are in it ([`Scanner::marked`], [`Userfault::unmark`]).
 #[derive(Debug)]
-pub(super) struct Userfault {
-    fd: OwnedFd,
-    /// Whether this kernel leaves the marks on pages that mremap(2) moves. Where they come into what is
-    /// watched later they would count as not written for ever.
-    leaves_marks: bool,
-}
+pub(super) struct Userfault(OwnedFd);
 
 impl Userfault {
     /// Makes a fresh userfaultfd note writes.
@@ -102,8 +105,7 @@ impl Userfault {
         let mut api = UffdioApi { api: UFFD_API, features: UFFD_FEATURE_WP_ASYNC, ioctls: 0 };
         // SAFETY: the argument is the structure that the call reads and writes.
         unsafe { calls::uffdio_api(fd.as_raw_fd(), &raw mut api) }?;
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Ok(Self { fd, leaves_marks: leaves_marks(&release) })
+        Ok(Self(fd))
     }
 
     /// Notes writes from now on in an area of a process that does not run.
@@ -112,21 +114,30 @@ impl Userfault {
         let mut register = UffdioRegister { start, len, mode: UFFDIO_REGISTER_MODE_WP, ioctls: 0 };
         // SAFETY: as above. Registering for asynchronous write protection changes nothing that the
         // process can notice.
-        unsafe { calls::uffdio_register(self.fd.as_raw_fd(), &raw mut register) }?;
-        if self.leaves_marks {
-            let mut unprotect = UffdioWriteprotect { start, len, mode: 0 };
-            // SAFETY: as above.
-            unsafe { calls::uffdio_writeprotect(self.fd.as_raw_fd(), &raw mut unprotect) }?;
+        unsafe { calls::uffdio_register(self.0.as_raw_fd(), &raw mut register) }?;
+        Ok(())
+    }
+
+    /// Takes the marks away from pages of a process that does not run: they count as written. Those that are not
+    /// watched any more are passed over.
+    pub(super) fn unmark(&self, pages: &Range) -> Result<(), Errno> {
+        if self.unprotect(pages.start, pages.end - pages.start).is_ok() {
+            return Ok(());
+        }
+        for page in (pages.start..pages.end).step_by(PAGE) {
+            match self.unprotect(page, PAGE_SIZE) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(errno),
+            }
         }
         Ok(())
     }
-}
 
-/// Since Linux 6.13 the marks do not go with the pages.
-fn leaves_marks(release: &str) -> bool {
-    let mut numbers = release.split(['.', '-']).map_while(|word| word.parse::<u32>().ok());
-    let version = (numbers.next(), numbers.next());
-    version < (Some(6), Some(13))
+    fn unprotect(&self, start: u64, len: u64) -> Result<(), Errno> {
+        let mut unprotect = UffdioWriteprotect { start, len, mode: 0 };
+        // SAFETY: as above.
+        unsafe { calls::uffdio_writeprotect(self.0.as_raw_fd(), &raw mut unprotect) }.map(drop)
+    }
 }
 
 /// What a scan does beside looking.
@@ -165,22 +176,51 @@ impl Scanner {
         pagemap: BorrowedFd<'_>,
         range: &Range,
         protect: Protect,
+        each: impl FnMut(Range, bool),
+    ) -> Result<(), Errno> {
+        let flags = match protect {
+            Protect::No => 0,
+            Protect::Yes => PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
+        };
+        self.walk(pagemap, range, flags, 0, each)
+    }
+
+    /// The pages of a range that have a mark.
+    pub(super) fn marked(&mut self, pagemap: BorrowedFd<'_>, range: &Range) -> Result<Vec<Range>, Errno> {
+        let mut marked = Vec::new();
+        self.walk(pagemap, range, 0, PAGE_IS_WRITTEN, |pages, _| marked.push(pages))?;
+        Ok(marked)
+    }
+
+    /// Whether an area is watched, which is so of all of it or of nothing.
+    pub(super) fn is_watched(&mut self, pagemap: BorrowedFd<'_>, area: &Range) -> Result<bool, Errno> {
+        let first = area.start..area.start + PAGE_SIZE;
+        match self.walk(pagemap, &first, PM_SCAN_CHECK_WPASYNC, 0, |_, _| ()) {
+            Err(Errno::EPERM) => Ok(false),
+            result => result.map(|()| true),
+        }
+    }
+
+    /// `lacking` is what a page must not have to be given.
+    fn walk(
+        &mut self,
+        pagemap: BorrowedFd<'_>,
+        range: &Range,
+        flags: u64,
+        lacking: u64,
         mut each: impl FnMut(Range, bool),
     ) -> Result<(), Errno> {
         let mut start = range.start;
         while start < range.end {
             let mut arguments = ScanArguments {
                 size: size_of::<ScanArguments>() as u64,
-                flags: match protect {
-                    Protect::No => 0,
-                    Protect::Yes => PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
-                },
+                flags,
                 start,
                 end: range.end,
                 vec: self.regions.as_mut_ptr() as u64,
                 vec_len: self.regions.len() as u64,
-                category_inverted: self.absent,
-                category_mask: self.absent,
+                category_inverted: self.absent | lacking,
+                category_mask: self.absent | lacking,
                 category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
                 return_mask: PAGE_IS_WRITTEN,
                 ..ScanArguments::default()
@@ -194,7 +234,7 @@ impl Scanner {
                     self.absent &= !PAGE_IS_GUARD;
                     continue;
                 }
-                Err(Errno::EINTR) if protect == Protect::No => continue,
+                Err(Errno::EINTR) if flags & PM_SCAN_WP_MATCHING == 0 => continue,
                 Err(errno) => return Err(errno),
             };
             let mut reached = start;
@@ -317,12 +357,24 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_leave_marks_are_told_by_their_release() {
-        for release in ["6.7.0", "6.12.57+deb13-arm64", "5.15.0-100-generic", "", "unknown"] {
-            assert!(leaves_marks(release), "{release}");
-        }
-        for release in ["6.13.0", "6.18.44-fc-v595", "7.0", "6.13-rc1"] {
-            assert!(!leaves_marks(release), "{release}");
-        }
+    fn marks_are_found_and_taken_away_where_an_area_is_watched() {
+        let Some(userfault) = userfault() else { return };
+        let memory = Memory::new(64);
+        let range = memory.range();
+        let pages = |from: u64, to: u64| range.start + from * PAGE_SIZE..range.start + to * PAGE_SIZE;
+        let file = File::open("/proc/self/pagemap").unwrap();
+        let (pagemap, mut scanner) = (file.as_fd(), Scanner::new());
+        assert!(!scanner.is_watched(pagemap, &range).unwrap());
+        userfault.watch(&range).unwrap();
+        assert!(scanner.is_watched(pagemap, &range).unwrap());
+        assert_eq!(scanner.marked(pagemap, &range).unwrap(), []);
+        scanner.scan(pagemap, &pages(8, 24), Protect::Yes, |_, _| ()).unwrap();
+        memory.write(10);
+        assert_eq!(scanner.marked(pagemap, &range).unwrap(), [pages(8, 10), pages(11, 24)]);
+        userfault.unmark(&pages(12, 24)).unwrap();
+        assert_eq!(scanner.marked(pagemap, &range).unwrap(), [pages(8, 10), pages(11, 12)]);
+        // What is beside the memory is not watched, and may not even be mapped.
+        userfault.unmark(&pages(9, 80)).unwrap();
+        assert_eq!(scanner.marked(pagemap, &range).unwrap(), [pages(8, 9)]);
     }
 }

@@ -169,11 +169,17 @@ impl Watch {
             };
             let (watched, mut unwatched) = (ranges(true), ranges(false));
             if manner != Manner::Frozen && !unwatched.is_empty() {
-                match begin(userfault, refused, process, &watched, &mut unwatched) {
+                let beginning = Beginning { userfault, process, scanner, pagemap: &pagemap };
+                match beginning.begin(refused, &watched, &mut unwatched) {
                     Ok(()) => {}
                     Err(Begin::Process(error)) => return Err(error.into()),
                     Err(Begin::Replaced) if manner == Manner::First => return Ok(None),
                     Err(Begin::Replaced) => unwatched.clear(),
+                    // Without the userfaultfd nothing is watched, and all counts as written.
+                    Err(Begin::Marked(reason)) => {
+                        *self = Self::Refused { reason, lasting: false };
+                        return self.scan(process, scanner, manner);
+                    }
                 }
                 for (area, pages) in private.iter().zip(&mut pages) {
                     if pages.is_some() || !unwatched.contains(&area.range) {
@@ -238,56 +244,114 @@ enum Begin {
     /// The address space that is watched is no longer the process's.
     Replaced,
     Process(ProcessError),
+    /// Marks of an earlier watch cannot be taken away, for this reason.
+    Marked(String),
 }
 
-/// Begins to watch areas, and leaves those in the list of which that is so.
-///
-/// What is watched and what is not are two areas for the kernel, and mremap(2) fails over both. So an
-/// area is watched as a whole, and for that nothing of the process runs between listing and watching:
-/// it would cut through what the process makes of it meanwhile.
-fn begin(
+/// What it takes to begin.
+struct Beginning<'a> {
+    userfault: &'a Userfault,
+    process: &'a Process,
+    scanner: &'a mut Scanner,
+    pagemap: &'a File,
+}
+
+/// Areas that are watched now and were not when the look began.
+#[derive(Default)]
+struct Begun {
+    /// All of them.
+    all: Vec<Range>,
+    /// Those that were not watched before.
+    fresh: Vec<Range>,
+    /// Areas that cannot be watched, or that the process watches by itself.
+    refused: Vec<Range>,
+}
+
+impl Beginning<'_> {
+    /// Begins to watch areas, and leaves those in the list of which that is so.
+    ///
+    /// What is watched and what is not are two areas for the kernel, and mremap(2) fails over both. So an
+    /// area is watched as a whole, and for that nothing of the process runs between listing and watching:
+    /// it would cut through what the process makes of it meanwhile.
+    fn begin(
+        self,
+        refused: &mut Vec<Range>,
+        watched: &[Range],
+        unwatched: &mut Vec<Range>,
+    ) -> Result<(), Begin> {
+        unwatched.retain(|range| !refused.contains(range));
+        if unwatched.is_empty() {
+            return Ok(());
+        }
+        let Self { userfault, process, scanner, pagemap } = self;
+        let begun = match inject::while_stopped(process, || {
+            watch_all(userfault, process, watched, |area| {
+                // Where that cannot be told, the address space is another one, which watching it finds.
+                scanner.is_watched(pagemap.as_fd(), area).unwrap_or(false)
+            })
+        }) {
+            Ok(begun) => begun?,
+            Err(InjectError::Gone) => return Err(Begin::Process(ProcessError::Gone { pid: process.pid() })),
+            // The next look tries again.
+            Err(InjectError::Refused { .. }) => {
+                unwatched.clear();
+                return Ok(());
+            }
+        };
+        *refused = begun.refused;
+        let whole =
+            |range: &Range| begun.all.iter().any(|area| area.start <= range.start && range.end <= area.end);
+        unwatched.retain(whole);
+        // Nothing in these has been protected yet: whatever is marked was left by an earlier watch.
+        let mut marked = Vec::new();
+        for area in &begun.fresh {
+            let left = scanner.marked(pagemap.as_fd(), area);
+            marked.extend(
+                left.map_err(|errno| Begin::Marked(format!("its pages cannot be listed: {}", errno.desc())))?,
+            );
+        }
+        if marked.is_empty() {
+            return Ok(());
+        }
+        let unmark = || marked.iter().try_for_each(|pages| userfault.unmark(pages));
+        match inject::while_stopped(process, unmark) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(errno)) => {
+                Err(Begin::Marked(format!("its pages cannot be unprotected: {}", errno.desc())))
+            }
+            Err(InjectError::Gone) => Err(Begin::Process(ProcessError::Gone { pid: process.pid() })),
+            Err(InjectError::Refused { reason, .. }) => Err(Begin::Marked(reason)),
+        }
+    }
+}
+
+/// Watches all areas of a process that does not run but those that are watched already, as the list or the question
+/// says.
+fn watch_all(
     userfault: &Userfault,
-    refused: &mut Vec<Range>,
     process: &Process,
     watched: &[Range],
-    unwatched: &mut Vec<Range>,
-) -> Result<(), Begin> {
-    unwatched.retain(|range| !refused.contains(range));
-    if unwatched.is_empty() {
-        return Ok(());
-    }
-    let stopped = inject::while_stopped(process, || {
-        let areas = process.areas_at_once().map_err(Begin::Process)?;
-        let (mut begun, mut refused) = (Vec::new(), Vec::new());
-        for area in areas.into_iter().filter(|area| area.kind == AreaKind::Private) {
-            if watched
-                .binary_search_by_key(&area.range.start, |range| range.start)
-                .is_ok_and(|at| watched.get(at) == Some(&area.range))
-            {
-                continue;
-            }
-            match userfault.watch(&area.range) {
-                Ok(()) => begun.push(area.range),
-                Err(Errno::ENOMEM | Errno::ESRCH) => return Err(Begin::Replaced),
-                // It cannot be watched, or the process watches it by itself.
-                Err(_) => refused.push(area.range),
-            }
+    mut is_watched: impl FnMut(&Range) -> bool,
+) -> Result<Begun, Begin> {
+    let mut begun = Begun::default();
+    let areas = process.areas_at_once().map_err(Begin::Process)?;
+    for Area { range, .. } in areas.into_iter().filter(|area| area.kind == AreaKind::Private) {
+        let listed = watched.binary_search_by_key(&range.start, |range| range.start);
+        if listed.is_ok_and(|at| watched.get(at) == Some(&range)) {
+            continue;
         }
-        Ok((begun, refused))
-    });
-    match stopped {
-        Ok(outcome) => {
-            let begun;
-            (begun, *refused) = outcome?;
-            let whole =
-                |range: &Range| begun.iter().any(|area| area.start <= range.start && range.end <= area.end);
-            unwatched.retain(whole);
+        let before = is_watched(&range);
+        match userfault.watch(&range) {
+            Ok(()) if before => begun.all.push(range),
+            Ok(()) => {
+                begun.fresh.push(range.clone());
+                begun.all.push(range);
+            }
+            Err(Errno::ENOMEM | Errno::ESRCH) => return Err(Begin::Replaced),
+            Err(_) => begun.refused.push(range),
         }
-        Err(InjectError::Gone) => return Err(Begin::Process(ProcessError::Gone { pid: process.pid() })),
-        // The next look tries again.
-        Err(InjectError::Refused { .. }) => unwatched.clear(),
     }
-    Ok(())
+    Ok(begun)
 }
 
 /// The pages of a range, and those that were written; all of them when `all` says so.

@@ -8,12 +8,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// Held by tests that take all of the machine, and by those that measure time.
-pub(crate) fn alone() -> std::sync::MutexGuard<'static, ()> {
-    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 /// A forked child that is killed with the test.
 pub(crate) struct Child {
     pub(crate) pid: i32,
@@ -111,6 +105,14 @@ impl Child {
         sleeps_in(self.pid, number);
     }
 
+    /// Waits until it sleeps there again after a stop, or has ended. Some calls are restart_syscall(2) then.
+    pub(crate) fn sleeps_again_in(&self, number: i64) {
+        eventually("it sleeps in the call again", || match state(self.pid) {
+            Some('S') => [number, libc::SYS_restart_syscall].map(Some).contains(&call_of(self.pid)),
+            state => state == Some('Z'),
+        });
+    }
+
     /// Stops it and waits until it is.
     pub(crate) fn stop(&self) {
         self.signal(Signal::SIGSTOP);
@@ -130,10 +132,13 @@ impl Drop for Child {
 
 /// Waits until this process or thread sleeps in this system call.
 pub(crate) fn sleeps_in(pid: i32, number: i64) {
-    eventually("it sleeps in the call", || {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-        text.split_whitespace().next() == Some(&number.to_string()) && state(pid) == Some('S')
-    });
+    eventually("it sleeps in the call", || call_of(pid) == Some(number) && state(pid) == Some('S'));
+}
+
+/// The number of the system call that it is in, if it does not run.
+fn call_of(pid: i32) -> Option<i64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
+    text.split_whitespace().next()?.parse().ok()
 }
 
 /// Starts a thread of a child. It runs this function on a stack of its own, and shares everything else with

@@ -8,6 +8,7 @@
 
 mod child;
 mod direct;
+mod moved;
 mod reading;
 mod registers;
 mod replica;

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use godwit_memory::tracker::{Backend, Tracker};
 
-use crate::child::{Child, Shared, alone, pipe, poke, read_byte, state};
+use crate::child::{Child, Shared, pipe, poke, read_byte, state};
 use crate::undisturbed::{handle, noted, track};
 
 /// Whether nothing has come yet.
@@ -19,7 +19,6 @@ fn nothing_in(fd: i32) -> bool {
 
 /// Tracks a child that calls this again and again, which tells whether all was right.
 fn right_all_the_time(mut right: impl FnMut() -> bool) {
-    let _alone = alone();
     let (read, write) = pipe();
     let (ready, begun) = pipe();
     let mut child = Child::fork(|| {

@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 
-use crate::child::{Child, alone, pipe, poke, read_byte};
+use crate::child::{Child, pipe, poke, read_byte};
 use crate::undisturbed::track;
 
 /// What is before an abort handler, and what a thread registers with.
@@ -128,7 +128,6 @@ unsafe fn section(rseq: *mut Rseq, length: u64, outcome: &mut Outcome) {
 /// After CRIU's transition/rseq01. The child is in a section nearly all of the time.
 #[test]
 fn a_critical_section_is_never_left_unprotected() {
-    let _alone = alone();
     let (read, write) = pipe();
     let (ready, begun) = pipe();
     let mut child = Child::fork(|| {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use godwit_memory::tracker::{Backend, Tracker};
 
-use crate::child::{Child, alone, eventually, pipe, poke, read_byte, sleeps_in, state};
+use crate::child::{Child, eventually, pipe, poke, read_byte, sleeps_in, state};
 use crate::undisturbed::set;
 
 /// How many signals are sent.
@@ -54,7 +54,6 @@ fn next() -> usize {
 
 /// Sends numbered signals to a child that waits for them in this way, and tracks it meanwhile.
 fn all_come_in_order(wait: impl Fn(&libc::sigset_t)) {
-    let _alone = alone();
     let signal = libc::SIGRTMIN() + 3;
     let (ready, begun) = pipe();
     let mut child = Child::fork(|| {
@@ -109,7 +108,6 @@ fn each_signal_comes_once_and_in_order_to_one_that_waits_for_signals() {
 #[test]
 fn a_parent_sees_each_stop_once_and_which_signal_it_was() {
     const CONTINUED: u8 = 0xff;
-    let _alone = alone();
     let (read, write) = pipe();
     let (changes, change) = pipe();
     let tell = |status: i32| {

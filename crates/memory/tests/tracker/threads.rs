@@ -3,11 +3,11 @@
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use godwit_memory::tracker::{Backend, Tracker};
 
-use crate::child::{Child, Shared, alone, eventually, pipe, poke, read_byte, sleeps_in, start_thread, state};
+use crate::child::{Child, Shared, eventually, pipe, poke, read_byte, sleeps_in, start_thread, state};
 use crate::undisturbed::track;
 
 /// Stacks of threads, made before the fork: the child does not allocate.
@@ -137,7 +137,6 @@ fn another_thread_never_meets_the_descriptor() {
         with.over.store(false, Ordering::Relaxed);
         end_thread()
     }
-    let _alone = alone();
     let (read, write) = pipe();
     let mut stacks = stacks(1);
     let mut child = Child::fork(|| {
@@ -178,7 +177,6 @@ fn a_program_that_is_executed_by_one_of_many_threads_is_not_held_up() {
         end_thread()
     }
     const THREADS: usize = 40;
-    let _alone = alone();
     let mut stacks = stacks(THREADS);
     let mut held = 0;
     for _ in 0..40 {
@@ -226,7 +224,6 @@ fn one_that_ends_as_it_is_tracked_ends_with_its_own_code() {
         }
         end_thread()
     }
-    let _alone = alone();
     let mut stacks = stacks(3);
     for _ in 0..100 {
         let (mut parent, pid) = Child::with_child(|| {
@@ -281,8 +278,6 @@ fn one_whose_first_thread_has_ended_is_refused_and_goes_on() {
 /// A thread that waits in vfork(2) cannot be stopped. The others are not made to wait for that.
 #[test]
 fn a_thread_that_waits_for_a_child_of_vfork_holds_up_no_other() {
-    const LONG: Duration = Duration::from_millis(100);
-    const LOOKS: u8 = 8;
     struct With<'a> {
         read: i32,
         stack: &'a mut [u128],
@@ -306,7 +301,6 @@ fn a_thread_that_waits_for_a_child_of_vfork_holds_up_no_other() {
         }
         end_thread()
     }
-    let _alone = alone();
     let page = Shared::new();
     let (read, write) = pipe();
     let mut stacks = stacks(2);
@@ -314,13 +308,8 @@ fn a_thread_that_waits_for_a_child_of_vfork_holds_up_no_other() {
         let (first, second) = stacks.split_at_mut(1);
         let mut with = With { read: read.as_raw_fd(), stack: &mut second[0] };
         start_thread(&mut first[0], run, &raw mut with);
-        let mut last = Instant::now();
         while page.get(0) == 0 {
-            let now = Instant::now();
-            if now - last > LONG {
-                page.set(1, page.get(1).saturating_add(1));
-            }
-            last = now;
+            std::hint::spin_loop();
         }
         0
     });
@@ -328,13 +317,24 @@ fn a_thread_that_waits_for_a_child_of_vfork_holds_up_no_other() {
     let other = other_thread(child.pid);
     eventually("it waits in vfork", || state(other) == Some('D'));
     let mut tracker = Tracker::new(Backend::Uffd);
-    for _ in 0..LOOKS {
-        let round = tracker.round(&[child.pid], false).expect("a look");
-        let reason = round.spaces[0].unwatched.as_ref().expect("not watched");
-        assert!(reason.contains("does not stop"), "{reason}");
-    }
-    // A busy machine may take the processor from it for as long, but hardly each time.
-    assert!(page.get(1) < LOOKS / 2, "{} long waits", page.get(1));
+    let looked = AtomicBool::new(false);
+    let (round, states) = std::thread::scope(|scope| {
+        let states = scope.spawn(|| {
+            let mut states = std::collections::BTreeMap::new();
+            while !looked.load(Ordering::Relaxed) {
+                *states.entry(state(child.pid)).or_insert(0) += 1;
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            states
+        });
+        let round = tracker.round(&[child.pid], false);
+        looked.store(true, Ordering::Relaxed);
+        (round.expect("a look"), states.join().expect("no panic"))
+    });
+    let reason = round.spaces[0].unwatched.as_ref().expect("not watched");
+    assert!(reason.contains("does not stop"), "{reason}");
+    // The look waits for that thread: this one runs, or waits for a processor, meanwhile.
+    assert_eq!(states.into_keys().collect::<Vec<_>>(), [Some('R')]);
     poke(&write);
     eventually("the other thread ends", || threads(child.pid).len() == 1);
     assert_eq!(tracker.round(&[child.pid], false).expect("a look").spaces[0].unwatched, None);

@@ -14,7 +14,7 @@ use godwit_memory::tracker::{Backend, Tracker};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::child::{alone, eventually, state};
+use crate::child::{eventually, state};
 use crate::replica::Replica;
 
 const PAGE: usize = 4096;
@@ -132,7 +132,6 @@ fn seed() -> u64 {
 
 /// Steps between looks, then a look at the process as it stands still.
 fn in_steps(backend: Backend, steps: u32) {
-    let _alone = alone();
     let mut random = Random(seed());
     let mut torture = Torture::start();
     let mut tracker = Tracker::new(backend);
@@ -154,7 +153,6 @@ fn in_steps(backend: Backend, steps: u32) {
 
 /// Looks while the processes run as fast as they can.
 fn at_full_speed(backend: Backend, stops: u32) {
-    let _alone = alone();
     let mut random = Random(seed());
     let mut torture = Torture::start();
     let mut tracker = Tracker::new(backend);

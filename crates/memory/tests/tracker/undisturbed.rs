@@ -8,15 +8,13 @@ use std::time::{Duration, Instant};
 use godwit_memory::tracker::{Backend, Tracker};
 use nix::sys::signal::Signal;
 
-use crate::child::{Child, alone, eventually, pipe, poke, read_byte, state};
+use crate::child::{Child, eventually, pipe, poke, read_byte, state};
 
 /// How long the children wait that wait for a time.
-const WAIT: Duration = Duration::from_secs(2);
-/// And in epoll_wait(2), where longer waits end when the process is stopped.
-const SHORT: Duration = Duration::from_millis(900);
+const WAIT: Duration = Duration::from_millis(300);
 
 /// Looks at a mapping that changes all the time.
-const LOOKS: u32 = 3000;
+const LOOKS: u32 = 500;
 
 /// Looks at the child some times, each time as if it were new, and keeps the last tracker.
 pub(crate) fn track(child: &Child) -> Tracker {
@@ -30,49 +28,59 @@ pub(crate) fn track(child: &Child) -> Tracker {
     tracker
 }
 
-/// Tracks a child that waits in this call, and asserts that it gets what it waits for, at the right
-/// time; `wake` ends a wait that has no end by itself.
+/// Tracks a child that waits in this call, and asserts that it waits on and gets what it waits for: `wake` brings
+/// that about.
 fn undisturbed(number: i64, run: impl FnOnce() -> bool, wake: impl FnOnce(&Child)) {
-    let _alone = alone();
-    let (wait, limit) = times_of(number);
-    let mut child = Child::fork(|| {
-        let begun = Instant::now();
-        let right = run();
-        let took = begun.elapsed();
-        if !right {
-            1
-        } else if took < wait - Duration::from_millis(5) {
-            2
-        } else {
-            i32::from(took > limit) * 3
-        }
-    });
-    // Its clock runs already when it sleeps there.
+    let mut child = Child::fork(|| i32::from(!run()));
     child.sleeps_in(number);
-    let begun = Instant::now();
-    // In the middle of it: on a busy machine this may sleep for longer, and the looks take their time.
-    std::thread::sleep(wait / 2);
     let _tracker = track(&child);
-    std::thread::sleep(wait.saturating_sub(begun.elapsed()));
+    child.sleeps_again_in(number);
     wake(&child);
     child.succeeds();
 }
 
-/// How long the child waits, and the longest that this may take: a wait that begins anew takes three halves
-/// of its time at least. Only epoll does, which keeps no time over a stop, and only where that is short.
-fn times_of(number: i64) -> (Duration, Duration) {
-    #[cfg(target_arch = "x86_64")]
-    if number == libc::SYS_epoll_wait {
-        return (SHORT, SHORT * 4);
-    }
-    let _ = number;
-    (WAIT, WAIT * 29 / 20)
+/// Tracks a child that waits for [`WAIT`] in a call, as if it were new each time, until it has ended. A wait that
+/// begins anew with each look has no end, or one that is as long after the last look. A slow machine may look
+/// too seldom to tell, and then it is tried again.
+fn ends_at_its_time(run: impl Fn() -> bool) {
+    let begun = Instant::now();
+    let is_told = || {
+        let (mut parent, pid) = Child::with_child(|| not_before_its_time(&run));
+        // The last one may have come after the wait.
+        let mut last_two = [None, None];
+        let code = loop {
+            let look = Instant::now();
+            let round = Tracker::new(Backend::Uffd).round(&[pid], false).expect("a look");
+            if let Some(code) = parent.try_wait() {
+                break code;
+            }
+            if round.spaces.iter().any(|space| space.unwatched.is_none()) {
+                last_two = [last_two[1], Some(look)];
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "it begins to wait anew with each look");
+        };
+        assert_eq!(code, 0, "1: not as it should end, 2: too early");
+        last_two[0].is_some_and(|look| look.elapsed() < WAIT)
+    };
+    while !is_told() {}
 }
 
-fn nobody(_: &Child) {}
+/// The exit code of a child that waits so.
+fn not_before_its_time(run: impl Fn() -> bool) -> i32 {
+    let begun = Instant::now();
+    if !run() {
+        return 1;
+    }
+    i32::from(begun.elapsed() < WAIT - Duration::from_millis(5)) * 2
+}
+
+fn sleep() -> bool {
+    // SAFETY: the time is a variable of ours.
+    unsafe { libc::nanosleep(std::ptr::from_ref(&limit()), null_mut()) == 0 }
+}
 
 fn limit() -> libc::timespec {
-    libc::timespec { tv_sec: 2, tv_nsec: 0 }
+    libc::timespec { tv_sec: 0, tv_nsec: WAIT.subsec_nanos().into() }
 }
 
 fn errno() -> i32 {
@@ -82,12 +90,7 @@ fn errno() -> i32 {
 
 #[test]
 fn a_sleeper_wakes_at_its_time() {
-    // SAFETY: the time is a variable of ours.
-    undisturbed(
-        libc::SYS_clock_nanosleep,
-        || unsafe { libc::nanosleep(std::ptr::from_ref(&limit()), null_mut()) == 0 },
-        nobody,
-    );
+    ends_at_its_time(sleep);
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn poll_ends_at_its_time_and_with_its_event() {
         // SAFETY: one entry, a variable of ours.
         unsafe { libc::poll(&raw mut entry, 1, timeout) }
     };
-    undisturbed(libc::SYS_poll, || poll(2000) == 0, nobody);
+    ends_at_its_time(|| poll(300) == 0);
     undisturbed(libc::SYS_poll, || poll(-1) == 1, |_| poke(&write));
 }
 
@@ -117,11 +120,8 @@ fn futex_ends_at_its_time() {
         // SAFETY: the word and the time are variables of ours.
         unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAIT, 5, timeout, 0, 0) }
     };
-    undisturbed(
-        libc::SYS_futex,
-        || wait(std::ptr::from_ref(&limit())) == -1 && errno() == libc::ETIMEDOUT,
-        nobody,
-    );
+    let run = || wait(std::ptr::from_ref(&limit())) == -1 && errno() == libc::ETIMEDOUT;
+    ends_at_its_time(run);
 }
 
 #[test]
@@ -137,7 +137,11 @@ fn epoll_ends_with_its_event_and_not_before_its_time() {
             libc::epoll_wait(epoll, &raw mut event, 1, timeout)
         }
     };
-    undisturbed(libc::SYS_epoll_wait, || wait(900) == 0, nobody);
+    // This one does begin anew, since it keeps no time over a stop.
+    let mut child = Child::fork(|| not_before_its_time(|| wait(300) == 0));
+    child.sleeps_in(libc::SYS_epoll_wait);
+    let _tracker = track(&child);
+    child.succeeds();
     undisturbed(libc::SYS_epoll_wait, || wait(-1) == 1, |_| poke(&write));
 }
 
@@ -145,7 +149,7 @@ fn epoll_ends_with_its_event_and_not_before_its_time() {
 #[test]
 fn a_socket_with_a_time_limit_gets_what_comes_and_no_interruption() {
     let (one, other) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
-    one.set_read_timeout(Some(WAIT * 2)).expect("a time limit");
+    one.set_read_timeout(Some(Duration::from_secs(600))).expect("a time limit");
     let receive = || {
         let mut byte = 0_u8;
         // SAFETY: the buffer has one byte.
@@ -334,7 +338,16 @@ fn descriptors(pid: i32) -> Vec<String> {
 #[test]
 fn its_descriptors_are_as_they_were() {
     let (read, write) = pipe();
-    let mut child = Child::fork(|| i32::from(!read_byte(&read)));
+    let mut child = Child::fork(|| {
+        // What other tests have open changes its name when it is deleted.
+        let read_end = u32::try_from(read.as_raw_fd()).unwrap_or(0);
+        // SAFETY: of its descriptors this process uses the one that stays.
+        unsafe {
+            libc::close_range(3, read_end - 1, 0);
+            libc::close_range(read_end + 1, u32::MAX, 0);
+        }
+        i32::from(!read_byte(&read))
+    });
     child.sleeps_in(libc::SYS_read);
     let before = descriptors(child.pid);
     let _tracker = track(&child);
@@ -347,29 +360,23 @@ fn its_descriptors_are_as_they_were() {
 /// again and again, and always go on where they were.
 #[test]
 fn a_busy_program_is_right_in_the_end() {
-    let _alone = alone();
     let (read, write) = pipe();
     let mut child = Child::fork(|| {
         let fd = read.as_raw_fd();
         let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut sum = 0_u64;
-        let mut rounds = 0_u64;
+        let (mut sum, mut right) = (0_u64, true);
+        let thousand = |from: u64| {
+            (0..1000).fold(from, |sum, step| std::hint::black_box(sum).wrapping_mul(3).wrapping_add(step))
+        };
         // SAFETY: one entry, a variable of ours.
         while unsafe { libc::poll(&raw mut entry, 1, 0) } == 0 {
-            for step in 0..1000 {
-                sum = std::hint::black_box(sum).wrapping_mul(3).wrapping_add(step);
-            }
-            rounds += 1;
+            let next = thousand(sum);
+            right &= next == thousand(sum);
+            sum = next;
         }
-        let mut expected = 0_u64;
-        for _ in 0..rounds {
-            for step in 0..1000 {
-                expected = std::hint::black_box(expected).wrapping_mul(3).wrapping_add(step);
-            }
-        }
-        i32::from(entry.revents != libc::POLLIN || sum != expected)
+        i32::from(entry.revents != libc::POLLIN || !right)
     });
-    for _ in 0..100 {
+    for _ in 0..40 {
         let _tracker = track(&child);
     }
     poke(&write);
@@ -383,7 +390,6 @@ fn a_busy_program_is_right_in_the_end() {
 fn a_mapping_that_grows_as_it_is_looked_at_can_be_moved() {
     const MAP_DROPPABLE: i32 = 8;
     const STEP: usize = 4 << 12;
-    let _alone = alone();
     let (orders, order) = pipe();
     let (answers, answer) = pipe();
     let mut child = Child::fork(|| {

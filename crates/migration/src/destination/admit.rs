@@ -1,10 +1,13 @@
 //! Whether a service is let in: every reason against it at once, before anything comes.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_criu::obstacles;
 use godwit_engine::MountKind;
 use godwit_engine::image::Digest;
+use godwit_engine::tree;
 
 use super::{DestinationError, announced};
 use crate::arrivals::Arrival;
@@ -16,8 +19,8 @@ use crate::kept::Kept;
 use crate::link::Link;
 use crate::local::{Local, Place, machine};
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
+use crate::promised::Reservation;
 use crate::service::Service;
-use crate::terms::OverlayTerms;
 
 /// How long CRIU may take to tell its version: it does so in milliseconds.
 const CRIU_ANSWER: Duration = Duration::from_secs(5);
@@ -35,16 +38,17 @@ pub(super) struct Admitted {
     /// The identity of the source's journal; empty where it did not tell.
     pub(super) source_journal: String,
     pub(super) images_bytes: u64,
-    pub(super) tree_bytes: u64,
+    pub(super) tree: tree::Limits,
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
     pub(super) arrival: Option<Arrival>,
     pub(super) userfaultfd: bool,
     tcp_inline: bool,
+    keeps_rights: bool,
     /// Whether the source is told of each step while its service is frozen.
     pub(super) steps: bool,
     pub(super) kept: Option<Arc<Kept>>,
-    pub(super) _memory: crate::local::Reservation,
+    pub(super) memory: Reservation,
     /// Keeps others from using the name on this node.
     pub(super) _place: Place,
 }
@@ -67,20 +71,21 @@ pub(super) async fn admit(
     if open.now_ms != 0 {
         service.tell_by_clock_ahead(now_ms().saturating_sub(open.now_ms));
     }
-    let (place, mut reasons) = match local.host.admit(&service).await {
+    let (place, mut reasons) = match local.host.admit(&service, link.node()).await {
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),
     };
     reasons.extend(machine_objections(local, &open));
     if let Some(theirs) = open.overlay.as_ref().filter(|_| service.network.namespace().is_none()) {
-        let ours = OverlayTerms::of(local.networks.first());
+        let ours = local.network.terms();
         reasons.extend(ours.objections(&local.node, theirs, link.node()));
     }
-    let mut tcp_inline = false;
-    let asking = async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline()) };
+    let (mut tcp_inline, mut keeps_rights) = (false, false);
+    let asking =
+        async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline(), local.criu.keeps_rights()) };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
-        Ok(Ok((version, inline))) => {
-            tcp_inline = inline;
+        Ok(Ok((version, inline, rights))) => {
+            (tcp_inline, keeps_rights) = (inline, rights);
             reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
         }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
@@ -101,7 +106,7 @@ pub(super) async fn admit(
         }
     }
     if let Some(path) = service.network.namespace()
-        && let Err(error) = local.check_namespace(path)
+        && let Err(error) = local.network.check_namespace(path)
     {
         reasons.push(crate::error_chain(&error));
     }
@@ -148,6 +153,7 @@ pub(super) async fn admit(
         begun => begun?,
     }
     drop(hold);
+    let makes_devices = service.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD");
     let (userfaultfd, kept) = (local.userfaultfd, local.keeper.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
     Ok(Admitted {
@@ -158,12 +164,13 @@ pub(super) async fn admit(
         arrival: Some(arrival),
         userfaultfd,
         tcp_inline,
+        keeps_rights,
         steps: open.steps,
         kept,
         images_bytes: open.images_bytes,
-        tree_bytes: announced::tree_limit(open.tree_bytes),
+        tree: announced::tree_limits(open.tree_bytes, makes_devices),
         missing,
-        _memory: memory,
+        memory,
         _place: place,
     })
 }
@@ -175,7 +182,17 @@ pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), D
     let (userfaultfd, tcp_inline) = (admitted.userfaultfd, admitted.tcp_inline);
     let kept = admitted.kept.is_some();
     let key = admitted.kept.as_ref().map(|kept| kept.key().bytes().to_vec().into()).unwrap_or_default();
-    let accepted = Accepted { missing_layers, userfaultfd, kept, tcp_inline, key, ahead: true };
+    let accepted = Accepted {
+        missing_layers,
+        userfaultfd,
+        kept,
+        tcp_inline,
+        key,
+        ahead: true,
+        most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),
+        // With all pages at hand a stock CRIU can do with less, of some services.
+        keeps_rights: admitted.keeps_rights || !userfaultfd,
+    };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(kept) = &admitted.kept {
         for pages in kept.messages() {

@@ -1,10 +1,15 @@
 //! Bounds on what a source announces: each is reserved, or refused before anything comes.
 
+use godwit_engine::tree;
+
 use crate::images::KERNEL_STATE_BYTES;
 use crate::message::{Layer, Open};
 
 /// Largest upper directory taken over: larger ones want a volume.
 pub(super) const MAX_TREE_BYTES: u64 = 1 << 40;
+
+/// Most names in it.
+const MAX_TREE_ENTRIES: u64 = 50_000_000;
 
 /// Room on the disk for a layer: its blob, what is in it, and as much again while it is unpacked.
 const LAYER_COPIES: u64 = 3;
@@ -43,8 +48,12 @@ pub(super) fn disk_bytes(missing: &[Layer], tree_bytes: u64) -> u64 {
     layers.fold(tree_bytes, u64::saturating_add)
 }
 
-/// Most bytes of changed files that are taken, of so many announced.
-pub(super) fn tree_limit(announced: u64) -> u64 {
+/// What is taken of changed files, of so many bytes announced.
+pub(super) fn tree_limits(announced: u64, devices: bool) -> tree::Limits {
+    tree::Limits { entries: MAX_TREE_ENTRIES, bytes: tree_limit(announced), devices }
+}
+
+fn tree_limit(announced: u64) -> u64 {
     announced.saturating_mul(2).max(announced.saturating_add(TREE_GROWTH)).min(MAX_TREE_BYTES)
 }
 

@@ -7,31 +7,27 @@
 //! The pager outlives this daemon; a next one attaches to it again ([`Intake::attach`]). A lane that
 //! breaks is the source's affair: it connects again, and is told what is missing.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod lane;
+mod waiting;
 
-use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
-use godwit_memory::pager::{self, Client, Event, Events, Extent, PagerError, Restored, Stored};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use godwit_memory::PAGE_SIZE;
+use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Restored, Stored};
 use godwit_memory::process::{Process, ProcessError};
-use godwit_memory::{PAGE_SIZE, Range, Space};
-use godwit_transfer::Carrier;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::arrivals::{Arrival, Further};
-use crate::blocking::off_worker;
 use crate::kept::{Kept, KeptError};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
-use crate::page_map::PageMap;
-
-/// Batches between a lane's connection and the thread that stores them.
-const QUEUE: usize = 8;
-
-const PAGE: usize = 4096;
+use lane::take_faulted;
+pub(crate) use lane::{Storing, take};
+pub(crate) use waiting::Waiting;
 
 /// Most ranges in one message.
 const RANGES: usize = 4096;
@@ -72,7 +68,7 @@ pub enum IntakeError {
         most: u64,
     },
     /// A pager's directory.
-    #[error("cannot make or remove {directory}")]
+    #[error("cannot make, rename or remove {directory}")]
     Directory {
         /// Its directory.
         directory: PathBuf,
@@ -149,6 +145,12 @@ pub(crate) fn directory(local: &Local, id: &str) -> PathBuf {
     local.layout.run.join("pagers").join(id)
 }
 
+/// The same when nothing is needed that the pager has. It is no migration's: a next life of this daemon ends the
+/// pager, and looks for no pages in it.
+fn spare_directory(local: &Local, id: &str) -> PathBuf {
+    directory(local, &format!("{id}.spare"))
+}
+
 impl Intake {
     /// Starts a pager for at most `bytes` of pages.
     pub(crate) async fn start(
@@ -158,11 +160,11 @@ impl Intake {
         kept: Option<Arc<Kept>>,
         arrival: Arrival,
     ) -> Result<Self, IntakeError> {
-        let (directory, binary) = (directory(local, id), local.pager.clone());
+        let (directory, pagers) = (directory(local, id), Arc::clone(&local.pagers));
         let (client, events) = tokio::task::spawn_blocking(move || {
             std::fs::create_dir_all(&directory)
                 .map_err(|source| IntakeError::Directory { directory: directory.clone(), source })?;
-            pager::spawn(&binary, &directory, bytes, &directory.join("log"))?;
+            pagers.start(&directory, bytes)?;
             Ok::<_, IntakeError>(Client::connect(&directory)?)
         })
         .await??;
@@ -222,11 +224,11 @@ impl Intake {
         self.ask(move |client| client.pending(&extents)).await
     }
 
-    /// Fails when not all pages, those included that are still to come, find room.
-    pub(crate) async fn fits(&self) -> Result<(), IntakeError> {
+    /// Bytes of all pages, those included that are still to come. Fails when they do not find room.
+    pub(crate) async fn fits(&self) -> Result<u64, IntakeError> {
         let state = self.ask(Client::state).await?;
         let bytes = state.stored.saturating_add(state.pending).saturating_mul(PAGE_SIZE);
-        if bytes <= self.most { Ok(()) } else { Err(IntakeError::TooMuch { bytes, most: self.most }) }
+        if bytes <= self.most { Ok(bytes) } else { Err(IntakeError::TooMuch { bytes, most: self.most }) }
     }
 
     /// CRIU restores from these images what they have; the rest of the memory is left to the pager.
@@ -264,6 +266,12 @@ impl Intake {
         }
         let index = self.ask(Client::index).await?;
         Ok((index, Arc::clone(&self.client)))
+    }
+
+    /// All pages have been restored without the pager: whatever becomes of it from now on, none is lost.
+    pub(crate) fn is_spare(&self, local: &Local, id: &str) -> Result<(), IntakeError> {
+        let (from, to) = (directory(local, id), spare_directory(local, id));
+        std::fs::rename(&from, to).map_err(|source| IntakeError::Directory { directory: from, source })
     }
 
     /// From now on pages are put into the processes that CRIU has restored: these, in the node's PID
@@ -336,41 +344,6 @@ impl Intake {
     ) -> Result<T, IntakeError> {
         let client = Arc::clone(&self.client);
         Ok(tokio::task::spawn_blocking(move || question(&client)).await??)
-    }
-}
-
-/// Pages that processes wait for and that have not come: a lane for faults that replaces another asks for them again.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Waiting(Arc<Mutex<BTreeSet<(Space, u64)>>>);
-
-impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Space, u64)>> {
-        // Nothing can panic while the set is changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A process wants this page, by number.
-    fn wants(&self, space: Space, page: u64) {
-        self.lock().insert((space, page));
-    }
-
-    /// So many pages from this one on are in the store.
-    fn came(&self, space: Space, page: u64, pages: u64) {
-        let mut waiting = self.lock();
-        let those: Vec<_> =
-            waiting.range((space, page)..(space, page.saturating_add(pages))).copied().collect();
-        for one in those {
-            waiting.remove(&one);
-        }
-    }
-
-    /// None but those of these pages.
-    fn retain(&self, missing: &[Extent]) {
-        self.lock().retain(|wanted| missing.iter().any(|extent| holds(extent, *wanted)));
-    }
-
-    fn all(&self) -> Vec<(Space, u64)> {
-        self.lock().iter().copied().collect()
     }
 }
 
@@ -514,11 +487,6 @@ async fn until_ended(mut link: Link) -> Option<String> {
     }
 }
 
-fn holds(extent: &Extent, (space, page): (Space, u64)) -> bool {
-    let first = extent.addr / PAGE_SIZE;
-    extent.space == space && (first..first + extent.pages).contains(&page)
-}
-
 /// The pager's events, from the thread that waits for them.
 fn forward(events: Events) -> mpsc::Receiver<Event> {
     let (sender, receiver) = mpsc::channel(64);
@@ -545,141 +513,6 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
     Ok(missing)
 }
 
-/// The lane of pages that a process waits for: they are few, and another thread would only take longer
-/// to wake than they take to store.
-async fn take_faulted(mut lane: Link, mut into: Storing) -> Result<(), IntakeError> {
-    loop {
-        match lane.receive().await? {
-            Message::Pages(bytes) if into.client.has_room() => into.store(bytes)?,
-            // The pager is slow, or stands still: other tasks must not wait with this one.
-            Message::Pages(bytes) => off_worker(|| into.store(bytes))?,
-            other => return Err(lane.unexpected(&other, "Pages").into()),
-        }
-    }
-}
-
-/// One lane: what comes is checked and stored, in order.
-pub(crate) async fn take<S: Carrier>(
-    mut lane: Link<S>,
-    mut into: Storing,
-    telling: watch::Sender<Seen>,
-) -> Result<(), IntakeError> {
-    let (sender, mut batches) = mpsc::channel::<bytes::Bytes>(QUEUE);
-    let (idle, mut idling) = watch::channel(0u64);
-    let mut storing = AbortOnDropHandle::new(tokio::task::spawn_blocking(move || {
-        while let Some(bytes) = batches.blocking_recv() {
-            into.store(bytes)?;
-            idle.send_modify(|stored| *stored += 1);
-        }
-        Ok::<_, IntakeError>(())
-    }));
-    let mut given = 0u64;
-    loop {
-        let message = tokio::select! {
-            message = lane.receive() => message?,
-            ended = &mut storing => return ended?,
-        };
-        match message {
-            Message::Pages(bytes) => {
-                given += 1;
-                if sender.send(bytes).await.is_err() {
-                    return storing.await?;
-                }
-            }
-            Message::PagesEnd => {
-                if idling.wait_for(|stored| *stored == given).await.is_err() {
-                    return storing.await?;
-                }
-                telling.send_modify(|seen| seen.arrived += 1);
-                lane.send(Message::PagesEnd).await?;
-            }
-            other => return Err(lane.unexpected(&other, "Pages").into()),
-        }
-    }
-}
-
-/// One lane's way into the store.
-pub(crate) struct Storing {
-    client: Arc<Client>,
-    kept: Option<Arc<Kept>>,
-    waiting: Waiting,
-    /// Where this lane's pages are: differences are to what is there.
-    slots: PageMap<u64>,
-}
-
-/// No slot.
-const NOWHERE: u64 = u64::MAX;
-
-impl Storing {
-    pub(crate) fn new(client: &Arc<Client>, kept: &Option<Arc<Kept>>, waiting: &Waiting) -> Self {
-        let (client, waiting) = (Arc::clone(client), waiting.clone());
-        Self { client, kept: kept.clone(), waiting, slots: PageMap::new(NOWHERE) }
-    }
-
-    fn store(&mut self, bytes: bytes::Bytes) -> Result<(), IntakeError> {
-        let Batch { space, runs } = Batch::decode(bytes)?;
-        let (mut stored, mut zero) = (Vec::new(), Vec::new());
-        for Run { range, kind, data } in runs {
-            let pages = (range.end - range.start) / PAGE_SIZE;
-            let content = match kind {
-                Kind::Zero => {
-                    zero.push(Extent { space, addr: range.start, pages });
-                    self.note(space, &range, None);
-                    continue;
-                }
-                Kind::Data => data,
-                Kind::Kept => self.kept(space, &range)?,
-                Kind::Delta => self.changed(space, &range, &data)?,
-            };
-            let slot = self.client.store(&content)?;
-            stored.push(Stored { space, addr: range.start, pages, slot });
-            self.note(space, &range, Some(slot));
-        }
-        if !zero.is_empty() {
-            self.client.zero(&zero)?;
-        }
-        if !stored.is_empty() {
-            self.client.put(&stored)?;
-        }
-        let came = stored.iter().map(|stored| (stored.space, stored.addr, stored.pages));
-        let came = came.chain(zero.iter().map(|zero| (zero.space, zero.addr, zero.pages)));
-        came.for_each(|(space, address, pages)| self.waiting.came(space, address / PAGE_SIZE, pages));
-        Ok(())
-    }
-
-    /// Remembers where pages are now.
-    fn note(&mut self, space: Space, range: &Range, slot: Option<u64>) {
-        for (page, address) in (0..).zip((range.start..range.end).step_by(PAGE)) {
-            self.slots.set(space, address, slot.map_or(NOWHERE, |slot| slot + page));
-        }
-    }
-
-    /// What was kept of these pages when the service left.
-    fn kept(&self, space: Space, range: &Range) -> Result<bytes::Bytes, IntakeError> {
-        let kept = self.kept.as_ref().ok_or(IntakeError::Protocol("pages that were never kept here"))?;
-        let mut content = bytes::BytesMut::new();
-        for address in (range.start..range.end).step_by(PAGE) {
-            let page = kept.page(space, address)?;
-            content.extend_from_slice(&page.ok_or(IntakeError::Protocol("a page that was not kept here"))?);
-        }
-        Ok(content.freeze())
-    }
-
-    /// Pages as they are now, by their differences.
-    fn changed(&self, space: Space, range: &Range, deltas: &[u8]) -> Result<bytes::Bytes, IntakeError> {
-        let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let mut content = vec![0; length];
-        for (page, address) in content.as_chunks_mut::<PAGE>().0.iter_mut().zip((range.start..).step_by(PAGE))
-        {
-            let slot = Some(self.slots.get(space, address)).filter(|slot| *slot != NOWHERE);
-            let slot = slot.ok_or(IntakeError::Protocol("a difference to a page that never came"))?;
-            self.client.read(slot, page)?;
-        }
-        apply_deltas(deltas, &mut content)?;
-        Ok(content.into())
-    }
-}
-
 /// Ends pagers whose migrations have ended: this daemon ended between the two.
 pub(crate) async fn end_idle(local: &Local) -> Result<(), LocalError> {
     let parent = local.layout.run.join("pagers");
@@ -701,10 +534,27 @@ pub(crate) async fn end_idle(local: &Local) -> Result<(), LocalError> {
 /// Ends a pager, also one that does not answer, and removes what it leaves. Processes that still lack
 /// pages must be gone.
 pub(crate) async fn discard(local: &Local, id: &str) -> Result<(), IntakeError> {
-    let directory = directory(local, id);
-    let there = directory.clone();
-    tokio::task::spawn_blocking(move || pager::end(&there)).await??;
-    remove(directory).await
+    for directory in [directory(local, id), spare_directory(local, id)] {
+        let (there, pagers) = (directory.clone(), Arc::clone(&local.pagers));
+        tokio::task::spawn_blocking(move || pagers.end(&there)).await??;
+        remove(directory).await?;
+    }
+    Ok(())
+}
+
+/// The same of a pager that nobody needs, until it is done; its intake, where there is one, ends with it.
+pub(crate) async fn end(local: &Local, id: &str, intake: Option<Intake>) {
+    let mut ended = match intake {
+        Some(intake) => intake.abandon(local, id).await,
+        None => discard(local, id).await,
+    };
+    let mut again = local.again(id, "a pager that nobody needs does not end");
+    while let Err(error) = ended {
+        if !again.after(&error.into()).await {
+            return;
+        }
+        ended = discard(local, id).await;
+    }
 }
 
 /// Removes what a pager leaves.
@@ -721,25 +571,5 @@ async fn remove(directory: PathBuf) -> Result<(), IntakeError> {
 impl From<IntakeError> for LocalError {
     fn from(error: IntakeError) -> Self {
         Self::Intake(Box::new(error))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_page_that_has_come_is_not_asked_for_again() {
-        let waiting = Waiting::default();
-        for (space, page) in [(1, 5), (1, 9), (1, 10), (2, 5)] {
-            waiting.wants(space, page);
-        }
-        waiting.came(1, 4, 2);
-        waiting.came(1, 10, 1);
-        assert_eq!(waiting.all(), [(1, 9), (2, 5)]);
-        waiting.retain(&[Extent { space: 2, addr: 5 * PAGE_SIZE, pages: 1 }]);
-        assert_eq!(waiting.all(), [(2, 5)]);
-        waiting.came(2, 0, u64::MAX);
-        assert!(waiting.all().is_empty());
     }
 }

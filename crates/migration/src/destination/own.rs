@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use godwit_engine::{ContainerStatus, EngineError};
 
 use super::intake::Talk;
-use super::{Memory, intake, log_end};
+use super::{Memory, intake};
 use crate::fault;
 use crate::hooks::{self, Moment};
 use crate::journal::Stage;
@@ -51,13 +51,13 @@ async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Resu
     // Its sockets take what is handed in before the processes run; and what these say first, of what was
     // unread when they were frozen, finds the way open.
     let begun = Instant::now();
-    let handed = local.open_network(service).await?;
-    local.speak(service).await?;
+    let handed = local.network.open(service).await?;
+    local.standstills.speak(service).await?;
     let took = begun.elapsed();
     match local.engine.cont(&config, keep_stopped).await {
         // The machine was restarted since: the service is this node's, and has ended.
         Ok(()) | Err(EngineError::NotFound(_)) => {
-            local.resend(service);
+            local.standstills.resend(service);
             Ok(Running {
                 cutover_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),
                 held_frames: handed.frames,
@@ -81,7 +81,7 @@ pub(super) async fn adopt(
     let mut started = started;
     let mut pause = ASK_FIRST;
     if started.is_ok() {
-        local.stand_down(service).await;
+        local.standstills.stand_down(service).await;
     }
     loop {
         let adopted = match started {
@@ -99,7 +99,7 @@ pub(super) async fn adopt(
         pause = (pause * 2).min(ASK_LAST);
         started = start(local, service, id, keep_stopped, memory).await.map(drop);
         if started.is_ok() {
-            local.stand_down(service).await;
+            local.standstills.stand_down(service).await;
         }
     }
 }
@@ -128,11 +128,12 @@ pub(super) async fn fill(
     };
     match memory {
         Memory::Whole => {}
+        Memory::Spare(intake) => pager = Some(intake),
         // It has ended, and its pager has not.
-        Memory::Foreign(_) => log_end(id, intake::discard(local, id).await.map_err(LocalError::from)),
+        Memory::Foreign(_) => intake::end(local, id, None).await,
         Memory::Lost(why) => {
             reason = kill_incomplete(local, service, id, &why).await;
-            log_end(id, intake::discard(local, id).await.map_err(LocalError::from));
+            intake::end(local, id, None).await;
         }
         Memory::Filling(mut intake) => {
             if let Some(link) = link {
@@ -164,10 +165,8 @@ pub(super) async fn fill(
             return;
         }
     }
-    if let Some(intake) = pager
-        && let Err(error) = intake.abandon(local, id).await
-    {
-        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the service needs its pager no more, but that does not end");
+    if pager.is_some() {
+        intake::end(local, id, pager).await;
     }
 }
 

@@ -22,9 +22,6 @@ use crate::local::{Local, LocalError};
 use crate::message::{ImagesEnd, Layer, Message, Reached, Step};
 use crate::standstill::read_doubts;
 
-/// Most names in it.
-const MAX_TREE_ENTRIES: u64 = 50_000_000;
-
 /// Longest restore: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
 pub(super) const RESTORE_LIMIT: Duration = Duration::from_secs(120);
 
@@ -41,13 +38,13 @@ pub(super) async fn until_restored(
         link.send(Message::LayerStored).await?;
     }
     local.make_directories(service, true)?;
-    local.plug(service).await?;
+    local.network.plug(service).await?;
     // The source sends what comes for the service as soon as that is frozen.
-    local.hold_for(service).await?;
-    local.stand_ready(service).await?;
-    local.stand_apart(service)?;
+    local.network.hold_for(service).await?;
+    local.standstills.stand_ready(service).await?;
+    local.standstills.stand_apart(service)?;
     let upper = local.layout.upper(&service.name);
-    receive_tree(link, &upper, admitted.tree_bytes).await?;
+    receive_tree(link, &upper, admitted.tree).await?;
     sync(upper).await?;
     if admitted.userfaultfd
         && let Err(error) = local.criu.stay_warm().await
@@ -59,6 +56,7 @@ pub(super) async fn until_restored(
     link.send(Message::TreeApplied).await?;
 
     let room = Room::open(
+        &local.mounts,
         &local.layout.migration(&admitted.id),
         &local.layout.criu_logs(&admitted.id),
         admitted.images_bytes,
@@ -66,6 +64,9 @@ pub(super) async fn until_restored(
     let restored = receive_and_restore(local, link, admitted, intake, &room).await;
     room.close(restored.is_ok())?;
     let keep_stopped = restored?;
+    if !admitted.userfaultfd {
+        intake.is_spare(local, &admitted.id)?;
+    }
     Steps::of(link, admitted).reached(Step::Noting).await?;
     local.journal.set_restored(&admitted.id, &keep_stopped)?;
     fault::point("destination.restored").await;
@@ -105,20 +106,19 @@ async fn receive_layer(local: &Local, link: &mut Link, layer: &Layer) -> Result<
     Ok(())
 }
 
-async fn receive_tree(link: &mut Link, upper: &std::path::Path, most: u64) -> Result<(), DestinationError> {
+async fn receive_tree(link: &mut Link, upper: &Path, limits: tree::Limits) -> Result<(), DestinationError> {
     match link.receive().await? {
         Message::TreeBegin => {}
         other => return Err(link.unexpected(&other, "TreeBegin").into()),
     }
-    receive_tree_items(link, upper, most).await.map(drop)
+    receive_tree_items(link, upper, limits).await.map(drop)
 }
 
 async fn receive_tree_items(
     link: &mut Link,
-    upper: &std::path::Path,
-    most: u64,
+    upper: &Path,
+    limits: tree::Limits,
 ) -> Result<tree::Written, DestinationError> {
-    let limits = tree::Limits { entries: MAX_TREE_ENTRIES, bytes: most };
     let mut receiver = tree::Receiver::new(upper, limits)?;
     loop {
         match link.receive().await? {
@@ -149,8 +149,8 @@ async fn receive_and_restore(
     let service = &admitted.service;
     let upper = local.layout.upper(&service.name);
     let mut log = LogWriter::new(local.log_files(service));
-    receive_while_running(link, intake, &mut log, (&upper, admitted.tree_bytes)).await?;
-    let written = receive_tree_items(link, &upper, admitted.tree_bytes).await?;
+    let pages = receive_while_running(local, link, (admitted, intake), &mut log, &upper).await?;
+    let written = receive_tree_items(link, &upper, admitted.tree).await?;
     // On the disk before the commit, beside the images' way here.
     let synced = tokio::task::spawn_blocking(move || written.sync());
     local.mount_root(service)?;
@@ -161,7 +161,12 @@ async fn receive_and_restore(
             piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {
                 log.take(&piece)?
             }
-            Message::ImageData(piece) => images.apply(&piece)?,
+            Message::ImageData(piece) => {
+                // They lie in memory, as the pages do.
+                let bytes = pages.saturating_add(images.bytes()).saturating_add(piece.data.len() as u64);
+                local.hold(&admitted.memory, bytes).map_err(DestinationError::Memory)?;
+                images.apply(&piece)?;
+            }
             Message::ImagesEnd(end) => break end,
             other => return Err(link.unexpected(&other, "ImageData").into()),
         }
@@ -205,7 +210,7 @@ async fn receive_and_restore(
             Err(error) => error.into(),
         }),
     };
-    local.look_at_doubts(service, reading.await?);
+    local.standstills.look_at_doubts(service, reading.await?);
     steps.reached(Step::Syncing).await?;
     synced.await??;
     fault::point("destination.restoring").await;
@@ -213,30 +218,33 @@ async fn receive_and_restore(
 }
 
 /// What comes before the last round of files: which pages are still to come, the log so far, and rounds of files while
-/// the service runs. Ends with the first message of the last round.
+/// the service runs. Ends with the first message of the last round, and tells how many bytes all pages have.
 async fn receive_while_running(
+    local: &Local,
     link: &mut Link,
-    intake: &Intake,
+    (admitted, intake): (&Admitted, &Intake),
     log: &mut LogWriter,
-    (upper, most): (&Path, u64),
-) -> Result<(), DestinationError> {
+    upper: &Path,
+) -> Result<u64, DestinationError> {
+    let mut pages = 0;
     loop {
         match link.receive().await? {
             Message::Pending(ranges) => intake.pending(ranges).await?,
             Message::PendingEnd => {
                 // Now all its pages are known. After the commit it would be too late to have no room.
-                intake.fits().await?;
+                pages = intake.fits().await?;
+                local.hold(&admitted.memory, pages).map_err(DestinationError::Memory)?;
                 link.send(Message::PendingEnd).await?;
             }
             piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {
                 log.take(&piece)?
             }
             Message::TreeAgain => {
-                let written = receive_tree_items(link, upper, most).await?;
+                let written = receive_tree_items(link, upper, admitted.tree).await?;
                 tokio::task::spawn_blocking(move || written.sync()).await??;
                 link.send(Message::TreeApplied).await?;
             }
-            Message::TreeBegin => return Ok(()),
+            Message::TreeBegin => return Ok(pages),
             other => return Err(link.unexpected(&other, "TreeBegin").into()),
         }
     }

@@ -109,6 +109,9 @@ fn push(
     while let Some((space, process, range)) = stock.take() {
         if stock.is_committed() {
             fault::blocking_point("source.pushing");
+            if fault::fails("source.reading") {
+                return Err(PagesError::Unreadable { pid: process.pid(), page: range.start });
+            }
         }
         let mut batch = Builder::with(space, &pool);
         let kept = read(&process, space, range, &mut reader, stock.kept.as_ref(), &mut batch)?;

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::{Backend, Detected};
@@ -22,6 +23,9 @@ use crate::report::{Report, ms_since};
 /// What a freeze, a dump, a restore and the commit take beside the pages: measured for small
 /// services, of which it is all.
 const FIXED: Duration = Duration::from_millis(250);
+
+/// What each TCP connection adds to that: measured with 1,000 and 10,000 of them.
+const CONNECTION: Duration = Duration::from_micros(30);
 
 /// A service whose memory is smaller is moved cold by `auto`: on any link that carries services at
 /// all it is there sooner than a second look would pay.
@@ -176,14 +180,15 @@ impl Source {
         let mut rounds: Vec<Round> = Vec::new();
         let mut share = 1000;
         loop {
+            let fixed = self.fixed().await?;
             let looking = Instant::now();
             let found;
             (pages, found) = self.look(pages, false).await?;
             report.pre_dump_ms += ms_since(looking);
             report.memory_bytes = found.populated * 4096;
             rounds.push(Round { found_pages: found.pages, since: found.since, bandwidth: None, files: 0 });
-            self.show(&rounds, &found);
-            let next = converge::decide(&rounds, FIXED, &plan.goals);
+            self.show(&rounds, &found, fixed);
+            let next = converge::decide(&rounds, fixed, &plan.goals);
             match next {
                 Next::Copy => {}
                 Next::Throttle => {
@@ -197,14 +202,15 @@ impl Source {
                             if let Some(last) = rounds.last_mut() {
                                 last.files = bytes;
                             }
-                            self.is_worth_it(&rounds, (leave, files.bandwidth()), &plan.goals, report)?;
+                            let beside = (fixed, leave, files.bandwidth());
+                            self.is_worth_it(&rounds, beside, &plan.goals, report)?;
                             if next == Next::Hybrid && found.pages > FEW {
                                 tokio::time::sleep(SAMPLE).await;
                             }
                             if next == Next::Hybrid && plan.mode != Mode::Hybrid {
                                 report.mode = Mode::Hybrid.name().into();
                                 report.why = converge::why_hybrid(&rounds);
-                            } else if let Some(why) = converge::why_frozen(&rounds, FIXED, &plan.goals) {
+                            } else if let Some(why) = converge::why_frozen(&rounds, fixed, &plan.goals) {
                                 report.why = why;
                             }
                             return Ok(Copied { pages, lanes, leave, waits: false, files });
@@ -220,7 +226,7 @@ impl Source {
                     return Err(SourceError::NotWorthIt(converge::advice(
                         &rounds,
                         predicted,
-                        FIXED,
+                        fixed,
                         &plan.goals,
                     )));
                 }
@@ -248,16 +254,16 @@ impl Source {
     fn is_worth_it(
         &self,
         rounds: &[Round],
-        (leave, bandwidth): (bool, Option<f64>),
+        (fixed, leave, bandwidth): (Duration, bool, Option<f64>),
         goals: &Goals,
         report: &mut Report,
     ) -> Result<(), SourceError> {
-        let Some(predicted) = converge::predict_all(rounds, FIXED, leave, bandwidth) else { return Ok(()) };
+        let Some(predicted) = converge::predict_all(rounds, fixed, leave, bandwidth) else { return Ok(()) };
         report.predicted_frozen_ms = predicted.as_secs_f64() * 1e3;
         self.progress.send_modify(|progress| progress.predicted_frozen_ms = report.predicted_frozen_ms);
         match goals.max_frozen {
             Some(limit) if predicted > limit => {
-                Err(SourceError::NotWorthIt(converge::advice(rounds, predicted, FIXED, goals)))
+                Err(SourceError::NotWorthIt(converge::advice(rounds, predicted, fixed, goals)))
             }
             _ => Ok(()),
         }
@@ -307,8 +313,23 @@ impl Source {
         Ok(self.local.engine.limit_cpu(&config, u32::try_from(millis).unwrap_or(u32::MAX)).await?)
     }
 
-    fn show(&self, rounds: &[Round], found: &Found) {
-        let predicted = converge::predict(rounds, FIXED).map_or(0.0, |time| time.as_secs_f64() * 1e3);
+    /// How long the service is frozen beside its pages and files.
+    async fn fixed(&self) -> Result<Duration, SourceError> {
+        let processes = self.local.engine.processes(&self.local.config(&self.service)).await?;
+        let connections = match processes.first().map(|pid| connections_of(*pid)) {
+            Some(Ok(connections)) => connections,
+            // Whether it lives is looked at elsewhere.
+            Some(Err(error)) => {
+                tracing::debug!(service = %self.service.name, %error, "its connections cannot be counted");
+                0
+            }
+            None => 0,
+        };
+        Ok(FIXED + CONNECTION * connections)
+    }
+
+    fn show(&self, rounds: &[Round], found: &Found, fixed: Duration) {
+        let predicted = converge::predict(rounds, fixed).map_or(0.0, |time| time.as_secs_f64() * 1e3);
         let rate = match found.since.as_secs_f64() {
             0.0 => 0.0,
             since => found.pages as f64 / since,
@@ -325,8 +346,77 @@ impl Source {
     }
 }
 
+/// How many TCP sockets there are in the network namespace of this process.
+fn connections_of(pid: u32) -> io::Result<u32> {
+    let mut all = 0;
+    for file in ["sockstat", "sockstat6"] {
+        all += in_use(&fs::read_to_string(format!("/proc/{pid}/net/{file}"))?);
+    }
+    Ok(all)
+}
+
+/// The TCP sockets in use, of a file as the kernel writes it.
+fn in_use(sockstat: &str) -> u32 {
+    let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP: ").or(line.strip_prefix("TCP6: ")));
+    let count = line.and_then(|line| line.strip_prefix("inuse ")?.split(' ').next());
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
 /// Files and log that were sent while the service ran.
 fn count(report: &mut Report, bytes: u64) {
     report.pre_dump_bytes += bytes;
     report.file_bytes += bytes;
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A process in a network namespace of its own, with this many TCP sockets of each family; it ends with its input.
+    fn with_sockets(of_each_family: usize) -> Child {
+        let mut program = Command::new("cat");
+        // SAFETY: between fork and exec there are system calls only.
+        unsafe {
+            program.stdin(Stdio::piped()).stdout(Stdio::null()).pre_exec(move || {
+                let user = if libc::geteuid() == 0 { 0 } else { libc::CLONE_NEWUSER };
+                if libc::unshare(user | libc::CLONE_NEWNET) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                for family in [libc::AF_INET, libc::AF_INET6] {
+                    for _ in 0..of_each_family {
+                        let socket = libc::socket(family, libc::SOCK_STREAM, 0);
+                        if socket < 0 || libc::listen(socket, 1) != 0 {
+                            return Err(io::Error::last_os_error());
+                        }
+                    }
+                }
+                Ok(())
+            });
+        }
+        program.spawn().unwrap()
+    }
+
+    #[test]
+    fn connections_are_counted_in_both_families() {
+        let mut process = with_sockets(50);
+        assert_eq!(connections_of(process.id()).unwrap(), 100);
+        drop(process.stdin.take());
+        assert!(process.wait().unwrap().success());
+    }
+
+    #[test]
+    fn what_is_no_count_counts_for_nothing() {
+        assert_eq!(
+            in_use("sockets: used 280\nTCP: inuse 12 orphan 0 tw 3 alloc 14 mem 1\nUDP: inuse 2 mem 0\n"),
+            12
+        );
+        assert_eq!(in_use("TCP6: inuse 7\nUDP6: inuse 3\n"), 7);
+        for nothing in ["", "TCP: ", "TCP: inuse many", "UDP: inuse 3"] {
+            assert_eq!(in_use(nothing), 0, "{nothing:?}");
+        }
+    }
 }

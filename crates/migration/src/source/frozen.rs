@@ -23,6 +23,7 @@ use super::pages::{Found, Pages, State};
 use super::prepare::Prepared;
 use super::stock::Stock;
 use super::{Source, SourceError};
+use crate::checkpoint::Dump;
 use crate::fault;
 use crate::hooks::{self, Moment};
 use crate::images;
@@ -37,7 +38,7 @@ pub(super) const DUMP_LIMIT: Duration = Duration::from_secs(120);
 
 /// A frozen service, and what was found of it.
 struct Frozen {
-    criu: godwit_criu::Prepared,
+    criu: Box<dyn Dump>,
     target: DumpTarget,
     keep_stopped: Vec<u32>,
     pages: Pages,
@@ -66,18 +67,19 @@ impl Source {
         // Its start is nothing that a frozen service should wait for.
         let criu = self.local.criu.prepare()?;
         let listeners = self.listeners(&config).await?;
-        self.local.stand_ready(&self.service).await?;
-        self.local.bar_newcomers(&self.service).await?;
-        self.settle_openings(&config, &listeners).await?;
+        let listeners = listeners.as_ref();
+        self.local.standstills.stand_ready(&self.service).await?;
+        self.local.network.bar_newcomers(&self.service).await?;
+        self.settle_openings(&config, listeners).await?;
         self.step("freeze", 0, report.memory_bytes);
         let clock = clock.insert(PhaseClock::start());
         self.local.engine.freeze(&config).await?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
         // waits at the destination, so that they need not wait out a retransmission.
         let cutting = Instant::now();
-        self.local.steer(&self.service, prepared.vtep).await?;
+        self.local.network.steer(&self.service, prepared.vtep).await?;
         report.cutover_ms = ms_since(cutting);
-        self.accept_waiting(&config, &listeners).await?;
+        self.accept_waiting(&config, listeners).await?;
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
         let target = self.local.engine.dump_target(&config).await?;
         for (name, content) in &target.extra_files {
@@ -127,8 +129,8 @@ impl Source {
         // the sockets here with a probe to their other ends, each with a later time: if these heard it, they
         // would take nothing from the destination that seems to be older (PAWS, RFC 7323).
         let cutting = Instant::now();
-        self.local.stand(&self.service)?;
-        self.local.close_network(&self.service).await?;
+        self.local.standstills.stand(&self.service)?;
+        self.local.network.close(&self.service).await?;
         report.cutover_ms += ms_since(cutting);
         let options = DumpOptions {
             external_mounts: target.external_mounts,

@@ -1,4 +1,5 @@
-//! What CRIU cannot dump of the service, found before the destination is even asked.
+//! What CRIU cannot dump of the service, found before the destination is even asked; and what the destination cannot
+//! restore, found as soon as it has told what it can, before anything is sent.
 //!
 //! Much of it passes by itself: data that is held back, a connection not yet accepted, a process that is
 //! ending. So what the first look finds must be there at each of the next ones, too.
@@ -7,10 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_criu::obstacles::{self, Subject, UnixSockets};
+use godwit_criu::obstacles::{self, Restores, Subject};
 use godwit_engine::ContainerConfig;
 
 use super::{Source, SourceError};
+use crate::message::Accepted;
 
 /// How often to look before a service is refused. One without obstacles is looked at once.
 const LOOKS: usize = 6;
@@ -24,7 +26,7 @@ impl Source {
         config: &ContainerConfig,
         main: u32,
     ) -> Result<Vec<String>, SourceError> {
-        let opened = godwit_network::enter(&config.network_namespace, UnixSockets::open).await?;
+        let opened = self.local.network.unix_sockets(&self.service).await?;
         let unix = match opened {
             Ok(sockets) => Some(Arc::new(sockets)),
             Err(error) => {
@@ -53,5 +55,24 @@ impl Source {
             tokio::time::sleep(PAUSE).await;
         }
         Ok(obstacles::sentences(&found.unwrap_or_default()))
+    }
+
+    /// Refuses for the destination what it could not restore.
+    pub(super) async fn look_at_reservations(
+        &self,
+        config: &ContainerConfig,
+        accepted: &Accepted,
+    ) -> Result<(), SourceError> {
+        let restores = Restores { most: accepted.most_at_once, keeps_rights: accepted.keeps_rights };
+        if restores.most == 0 {
+            return Ok(());
+        }
+        let processes = self.local.engine.processes(config).await?;
+        let look = move || obstacles::not_restored(Path::new("/proc"), &processes, restores);
+        let found = tokio::task::spawn_blocking(look).await?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        Err(SourceError::Refused { node: self.destination.clone(), reasons: obstacles::sentences(&found) })
     }
 }

@@ -22,7 +22,6 @@ use crate::message::{Layer, Message, Open, PROTOCOL_VERSION};
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::{Report, ms_since};
 use crate::service::Service;
-use crate::terms::OverlayTerms;
 
 /// What a layer or log is cut into on the wire.
 pub(super) const CHUNK: usize = 256 * 1024;
@@ -120,7 +119,7 @@ impl Source {
             machine: machine(),
             cpu_flags: cpu_flags(),
             lanes: u32::try_from(self.options.lanes).unwrap_or(1),
-            overlay: Some(OverlayTerms::of(self.local.networks.first())),
+            overlay: Some(self.local.network.terms()),
             journal: self.local.journal.identity().to_owned(),
             criu: Some(self.local.criu.version().await?.into()),
             now_ms: now_ms(),
@@ -129,6 +128,7 @@ impl Source {
         .await?;
         let missing = match link.receive().await? {
             Message::Accepted(accepted) => {
+                self.look_at_reservations(&config, &accepted).await?;
                 let plan = plan.with(accepted.userfaultfd, &self.destination)?;
                 plan.tell(report);
                 chosen = plan;
@@ -177,6 +177,7 @@ impl Source {
         let copied = self.copy(link, chosen, (visit, files), report).await?;
         let copied = Copied { waits: !lazy, ..copied };
         let room = Room::open(
+            &self.local.mounts,
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),
             room_bytes,

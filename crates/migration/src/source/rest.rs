@@ -45,7 +45,7 @@ pub(crate) async fn let_go(
 ) -> Result<(), LocalError> {
     local.host.release(service, destination).await?;
     local.clear(service).await?;
-    images::remove(&local.layout.migration(id))?;
+    images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     Ok(local.journal.let_go(id, reason)?)
 }
 

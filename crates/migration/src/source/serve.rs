@@ -4,6 +4,9 @@
 //! `Received`. A connection that breaks is made anew, for as long as it takes; the destination then
 //! names what it still lacks. When this daemon ends meanwhile, the journal's `serving` makes the
 //! next one go on.
+//!
+//! Pages that this node has lost end it: the destination is told, and ends the service, which must not run on
+//! without them.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -31,6 +34,9 @@ use crate::service::Service;
 /// First and last pause between two attempts to reach the destination again.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(2);
+
+/// How many attempts in a row may end at a page that cannot be read, 3 s in all, before that page is lost.
+const READS: u32 = 6;
 
 /// Most ranges that a destination may name: one for each page of 64 GiB.
 const MAX_RANGES: usize = 1 << 24;
@@ -74,6 +80,13 @@ pub(super) enum ServeError {
     Nonsense(String),
 }
 
+impl ServeError {
+    /// Whether the kernel has a page and does not give it.
+    fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Pages(PagesError::Unreadable { .. }))
+    }
+}
+
 /// Serves the pages of one migration.
 pub(crate) struct Serving<'a> {
     pub(crate) local: &'a Arc<Local>,
@@ -97,13 +110,17 @@ impl Serving<'_> {
         let mut total = Served::default();
         let mut pause = RETRY_FIRST;
         let mut next = begun;
+        let mut unreadable = 0;
+        let mut lost = None;
         loop {
             let served = match next.take() {
                 Some(conversation) => {
-                    pause = RETRY_FIRST;
+                    if unreadable == 0 {
+                        pause = RETRY_FIRST;
+                    }
                     self.converse(conversation, &mut total).await
                 }
-                None => match self.resume(service).await {
+                None => match self.resume(service, lost.as_deref()).await {
                     Ok(Some(begun)) => {
                         next = Some(begun);
                         continue;
@@ -120,6 +137,10 @@ impl Serving<'_> {
                 }
                 Err(error) => error,
             };
+            unreadable = if error.is_unreadable() { unreadable + 1 } else { 0 };
+            if unreadable == READS {
+                lost = Some(crate::error_chain(&error));
+            }
             tracing::warn!(
                 migration = %self.id,
                 service = %service.name,
@@ -132,12 +153,26 @@ impl Serving<'_> {
         }
     }
 
-    /// Connects again, and learns what the destination lacks; nothing when it lacks nothing.
-    async fn resume(&self, service: &Service) -> Result<Option<Conversation>, ServeError> {
+    /// Connects again, and learns what the destination lacks; nothing when it lacks nothing. Pages that are lost here
+    /// for a reason are not asked about.
+    async fn resume(
+        &self,
+        service: &Service,
+        lost: Option<&str>,
+    ) -> Result<Option<Conversation>, ServeError> {
         let mut link = Link::new(self.local.host.connect(self.destination).await?);
         link.send(Message::Resume(Resume { migration: self.id.into() })).await?;
+        if let Some(reason) = lost {
+            return self.tell_lost(link, reason.into()).await;
+        }
         let pids = match self.local.engine.processes(&self.local.config(service)).await {
-            Ok(pids) if pids.is_empty() => return self.lost(link).await.map(|()| None),
+            Ok(pids) if pids.is_empty() => {
+                let gone = format!(
+                    "the processes that held its pages on node {} are gone: they were killed, or the machine was restarted",
+                    self.local.node
+                );
+                return self.tell_lost(link, gone).await;
+            }
             Ok(pids) => pids,
             Err(error) => return Err(crate::local::HostError(crate::error_chain(&error)).into()),
         };
@@ -152,10 +187,15 @@ impl Serving<'_> {
             match link.receive().await? {
                 Message::Missing(ranges) => {
                     count += ranges.ranges.len() / 2;
-                    let process = processes.get(&ranges.space).filter(|_| count <= MAX_RANGES);
                     let nonsense = || ServeError::Nonsense(self.destination.to_owned());
-                    let set = ranges.decode().ok_or_else(nonsense)?;
-                    let process = process.ok_or_else(nonsense)?;
+                    let set = ranges.decode().filter(|_| count <= MAX_RANGES).ok_or_else(nonsense)?;
+                    let Some(process) = processes.get(&ranges.space) else {
+                        let gone = format!(
+                            "the process with PID {} in the service, which held pages of it on node {}, is gone: it was killed",
+                            ranges.space, self.local.node
+                        );
+                        return self.tell_lost(link, gone).await;
+                    };
                     let entry = remaining.spaces.entry(ranges.space);
                     let (_, all) = entry.or_insert_with(|| (Arc::clone(process), RangeSet::new()));
                     all.extend(set);
@@ -172,17 +212,13 @@ impl Serving<'_> {
         Ok(Some(Conversation { link, lanes, stock }))
     }
 
-    /// Tells the destination that the pages are gone: it must not wait for them. It answers when it is
-    /// asked again, after it has ended the service.
-    async fn lost(&self, mut link: Link) -> Result<(), ServeError> {
-        let reason = format!(
-            "the processes that held its pages on node {} are gone: they were killed, or the machine was restarted",
-            self.local.node
-        );
+    /// Tells the destination that pages are lost: it must not wait for them. It answers when it is asked again, after
+    /// it has ended the service.
+    async fn tell_lost(&self, mut link: Link, reason: String) -> Result<Option<Conversation>, ServeError> {
         link.send(Message::Abort(Reason { reason })).await?;
         loop {
             match link.receive().await? {
-                Message::Received => return Ok(()),
+                Message::Received => return Ok(None),
                 Message::Missing(_) | Message::MissingEnd => {}
                 other => return Err(link.unexpected(&other, "Received").into()),
             }

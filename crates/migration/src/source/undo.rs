@@ -51,22 +51,22 @@ pub(crate) async fn put_back(
     }
     let mut went_on = None;
     if frozen {
-        local.admit_newcomers(service).await?;
+        local.network.admit_newcomers(service).await?;
         // The port first: what came in the meantime waits in their sockets while the processes thaw.
-        local.open_network(service).await?;
-        local.speak(service).await?;
-        local.say_again(service);
+        local.network.open(service).await?;
+        local.standstills.speak(service).await?;
+        local.standstills.say_again(service);
         match local.engine.thaw(&local.config(service)).await {
             Err(EngineError::NotFound(_)) => {}
             done => done?,
         }
         went_on = Some(Instant::now());
-        local.stand_down(service).await;
+        local.standstills.stand_down(service).await;
     }
     local.standstills.forget(service);
     // It may have been slowed to make copying converge.
     local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
-    images::remove(&local.layout.migration(id))?;
+    images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     let noted = local.journal.set(id, Stage::Kept, reason).map_err(LocalError::from);
     Ok(PutBack { told: frozen, went_on, noted })
 }

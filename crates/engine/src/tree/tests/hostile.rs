@@ -22,7 +22,11 @@ impl Target {
     }
 
     fn receiver(&self) -> Receiver {
-        Receiver::new(&self.scratch.path().join("root"), Limits { entries: 100, bytes: 1 << 20 }).unwrap()
+        Receiver::new(
+            &self.scratch.path().join("root"),
+            Limits { entries: 100, bytes: 1 << 20, devices: false },
+        )
+        .unwrap()
     }
 
     /// Applies items until one is refused, and gives that error.
@@ -281,5 +285,23 @@ proptest! {
             }
         }
         target.assert_outside_untouched();
+    }
+}
+
+#[test]
+fn devices_that_no_container_is_given_are_refused_by_path() {
+    let node = |kind: Kind, major, minor| {
+        let entry = Entry { rdev_major: major, rdev_minor: minor, ..entry(b"node", kind) };
+        Target::new().apply(vec![Item::Entry(entry), end(1, 0)])
+    };
+    // A whiteout, and what every container has.
+    for minor in [0, 3] {
+        node(Kind::CharacterDevice, minor.min(1), minor).unwrap();
+    }
+    for (kind, major, minor) in
+        [(Kind::CharacterDevice, 1, 1), (Kind::BlockDevice, 1, 3), (Kind::BlockDevice, 8, 0)]
+    {
+        let error = node(kind, major, minor).unwrap_err().to_string();
+        assert!(error.contains("node is refused: it is a device that no container is given"), "{error}");
     }
 }

@@ -1,0 +1,70 @@
+//! What is asked of CRIU at a move: what it can do, and dumps. [`Checkpoint`] is asked: on a node [`Criu`].
+
+use std::path::Path;
+
+use async_trait::async_trait;
+use godwit_criu::{Criu, CriuError, DumpOptions, DumpResult, Prepared, Version};
+
+/// A checkpointer.
+#[async_trait]
+pub trait Checkpoint: Send + Sync {
+    /// Where it is.
+    fn path(&self) -> &Path;
+    /// Its release.
+    async fn version(&self) -> Result<Version, CriuError>;
+    /// Whether a dump leaves memory that is moved in another way untouched.
+    async fn lazy_external(&self) -> Result<bool, CriuError>;
+    /// Whether connections can go into the image of the files.
+    async fn tcp_inline(&self) -> Result<bool, CriuError>;
+    /// Whether a restore maps what is not writable as it was.
+    async fn keeps_rights(&self) -> Result<bool, CriuError>;
+    /// Makes the next restore find what it would ask the kernel for.
+    async fn stay_warm(&self) -> Result<(), CriuError>;
+    /// Starts for a dump that is to come.
+    fn prepare(&self) -> Result<Box<dyn Dump>, CriuError>;
+}
+
+/// A checkpointer that has started, and waits for what it is to dump.
+#[async_trait]
+pub trait Dump: Send {
+    /// Dumps; returns when it has let go of the processes. Dropping the future does not stop it.
+    async fn dump(self: Box<Self>, options: DumpOptions) -> Result<DumpResult, CriuError>;
+}
+
+#[async_trait]
+impl Checkpoint for Criu {
+    fn path(&self) -> &Path {
+        Self::path(self)
+    }
+
+    async fn version(&self) -> Result<Version, CriuError> {
+        Self::version(self).await
+    }
+
+    async fn lazy_external(&self) -> Result<bool, CriuError> {
+        Self::lazy_external(self).await
+    }
+
+    async fn tcp_inline(&self) -> Result<bool, CriuError> {
+        Self::tcp_inline(self).await
+    }
+
+    async fn keeps_rights(&self) -> Result<bool, CriuError> {
+        Self::keeps_rights(self).await
+    }
+
+    async fn stay_warm(&self) -> Result<(), CriuError> {
+        Self::stay_warm(self).await
+    }
+
+    fn prepare(&self) -> Result<Box<dyn Dump>, CriuError> {
+        Ok(Box::new(Self::prepare(self)?))
+    }
+}
+
+#[async_trait]
+impl Dump for Prepared {
+    async fn dump(self: Box<Self>, options: DumpOptions) -> Result<DumpResult, CriuError> {
+        Self::dump(*self, options).await
+    }
+}

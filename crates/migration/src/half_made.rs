@@ -1,0 +1,73 @@
+//! Services that are being made on this node: a mark in their directory, there before anything else of them and until
+//! the node's books have them. A daemon that starts clears what its last life was still making.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::Path;
+
+use crate::incarnation::Incarnation;
+use crate::local::{Local, LocalError};
+use crate::service::Service;
+
+/// The mark's name in the service's directory.
+const MARK: &str = "being-made";
+
+impl Local {
+    /// A new service is made next.
+    pub fn begin_making(&self, service: &Service) -> Result<(), LocalError> {
+        let directory = self.layout.service(&service.name);
+        fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
+        let path = directory.join(MARK);
+        File::create(&path).map(drop).map_err(io_error("create", &path))
+    }
+
+    /// The books of this node have it.
+    pub fn made(&self, service: &Service) -> Result<(), LocalError> {
+        unmark(&self.layout.service(&service.name))
+    }
+
+    /// Clears every service that an earlier life of this daemon was making when it ended. What cannot be cleared is
+    /// told, and stays until a service of its name is made, or this daemon starts again.
+    pub async fn clear_half_made(&self) -> Result<(), LocalError> {
+        let all = self.layout.state.join("services");
+        let entries = match fs::read_dir(&all) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(io_error("list", &all))?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(io_error("list", &all))?;
+            let (directory, name) = (entry.path(), entry.file_name());
+            let Some(name) = name.to_str().filter(|_| directory.join(MARK).exists()) else { continue };
+            if let Err(error) = self.clear_if_half_made(&directory, name).await {
+                tracing::error!(service = name, error = %crate::error_chain(&error), "a service that was being made when godwitd ended cannot be removed");
+            }
+        }
+        Ok(())
+    }
+
+    async fn clear_if_half_made(&self, directory: &Path, name: &str) -> Result<(), LocalError> {
+        let Some(left) = Incarnation::read(directory)? else {
+            return Incarnation::remove(directory).map_err(io_error("remove", directory));
+        };
+        let service = left.as_service(name);
+        if self.host.known(&service)?.here.is_some() {
+            // It had all but lost its mark.
+            return unmark(directory);
+        }
+        tracing::warn!(service = name, id = left.id, "it was being made when godwitd ended, and is removed");
+        self.clear(&service).await
+    }
+}
+
+fn unmark(directory: &Path) -> Result<(), LocalError> {
+    let path = directory.join(MARK);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error("remove", &path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> LocalError {
+    let path = path.to_path_buf();
+    move |source| LocalError::Io { action, path, source }
+}
