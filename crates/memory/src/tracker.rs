@@ -129,7 +129,7 @@ pub struct SpaceRound {
     pub unwatched: Option<String>,
 }
 
-/// Tracks the processes of one service. Dropping it takes the write protection away.
+/// Tracks the processes of one service. Dropping it ends the write protection.
 #[derive(Debug)]
 pub struct Tracker {
     backend: Backend,

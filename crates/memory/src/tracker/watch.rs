@@ -19,6 +19,9 @@ pub(super) enum Watch {
     /// By a userfaultfd of its address space.
     Uffd {
         userfault: Userfault,
+        /// Whether nothing else watches. Until then marks tell nothing: an earlier userfaultfd goes on as long as
+        /// somebody has a copy of its descriptor, as a program has that was forked and has not executed another one.
+        is_alone: bool,
         /// Areas that it does not take, such as memory that the kernel may drop: glibc has had some in
         /// each program since 2.41.
         refused: Vec<Range>,
@@ -87,8 +90,7 @@ impl Watch {
             if let Some(found) = self.scan(process, scanner, Manner::First)? {
                 return Ok(found);
             }
-            // After exec(2) the userfaultfd belongs to an address space that is no more. Closing it
-            // here also forgets what it noted in one that still is.
+            // After exec(2) the userfaultfd belongs to an address space that is no more.
             *self = Self::New;
             self.prepare(process)?;
         }
@@ -133,7 +135,7 @@ impl Watch {
         }
         *self = match inject::userfaultfd(process) {
             Ok(fd) => match Userfault::new(fd) {
-                Ok(userfault) => Self::Uffd { userfault, refused: Vec::new() },
+                Ok(userfault) => Self::Uffd { userfault, is_alone: false, refused: Vec::new() },
                 Err(errno) => Self::Refused {
                     reason: format!("this kernel's userfaultfd does not note writes: {}", errno.desc()),
                     lasting: true,
@@ -157,9 +159,11 @@ impl Watch {
         let pagemap = process.open_file("pagemap")?;
         let private: Vec<&Area> = areas.iter().filter(|area| area.kind == AreaKind::Private).collect();
         let mut pages: Vec<Option<Found>> = private.iter().map(|_| None).collect();
-        if let Self::Uffd { userfault, refused } = self {
-            for (area, pages) in private.iter().zip(&mut pages) {
-                *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();
+        if let Self::Uffd { userfault, is_alone, refused } = self {
+            if *is_alone {
+                for (area, pages) in private.iter().zip(&mut pages) {
+                    *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();
+                }
             }
             // The others are not watched, or not all of each. Some of their pages may have been protected
             // just now without having been told, so from here on all of them count as written.
@@ -169,7 +173,7 @@ impl Watch {
             };
             let (watched, mut unwatched) = (ranges(true), ranges(false));
             if manner != Manner::Frozen && !unwatched.is_empty() {
-                let beginning = Beginning { userfault, process, scanner, pagemap: &pagemap };
+                let beginning = Beginning { userfault, is_alone, process, scanner, pagemap: &pagemap };
                 match beginning.begin(refused, &watched, &mut unwatched) {
                     Ok(()) => {}
                     Err(Begin::Process(error)) => return Err(error.into()),
@@ -251,6 +255,7 @@ enum Begin {
 /// What it takes to begin.
 struct Beginning<'a> {
     userfault: &'a Userfault,
+    is_alone: &'a mut bool,
     process: &'a Process,
     scanner: &'a mut Scanner,
     pagemap: &'a File,
@@ -263,8 +268,10 @@ struct Begun {
     all: Vec<Range>,
     /// Those that were not watched before.
     fresh: Vec<Range>,
-    /// Areas that cannot be watched, or that the process watches by itself.
+    /// Areas that cannot be watched.
     refused: Vec<Range>,
+    /// Another userfaultfd watches some.
+    has_another: bool,
 }
 
 impl Beginning<'_> {
@@ -283,11 +290,11 @@ impl Beginning<'_> {
         if unwatched.is_empty() {
             return Ok(());
         }
-        let Self { userfault, process, scanner, pagemap } = self;
+        let Self { userfault, is_alone, process, scanner, pagemap } = self;
         let begun = match inject::while_stopped(process, || {
             watch_all(userfault, process, watched, |area| {
                 // Where that cannot be told, the address space is another one, which watching it finds.
-                scanner.is_watched(pagemap.as_fd(), area).unwrap_or(false)
+                *is_alone && scanner.is_watched(pagemap.as_fd(), area).unwrap_or(false)
             })
         }) {
             Ok(begun) => begun?,
@@ -298,6 +305,7 @@ impl Beginning<'_> {
                 return Ok(());
             }
         };
+        *is_alone = !begun.has_another;
         *refused = begun.refused;
         let whole =
             |range: &Range| begun.all.iter().any(|area| area.start <= range.start && range.end <= area.end);
@@ -348,6 +356,7 @@ fn watch_all(
                 begun.all.push(range);
             }
             Err(Errno::ENOMEM | Errno::ESRCH) => return Err(Begin::Replaced),
+            Err(Errno::EBUSY) => begun.has_another = true,
             Err(_) => begun.refused.push(range),
         }
     }

@@ -14,7 +14,7 @@ use godwit_memory::tracker::{Backend, Tracker};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::child::{eventually, state};
+use crate::child::{Child, eventually, state};
 use crate::replica::Replica;
 
 const PAGE: usize = 4096;
@@ -151,13 +151,19 @@ fn in_steps(backend: Backend, steps: u32) {
     replica.assert_equals(&stopped);
 }
 
-/// Looks while the processes run as fast as they can.
+/// Looks while the processes run as fast as they can, and there are copies of this process's descriptors.
 fn at_full_speed(backend: Backend, stops: u32) {
     let mut random = Random(seed());
     let mut torture = Torture::start();
     let mut tracker = Tracker::new(backend);
     let mut replica = Replica::new();
     for _ in 0..stops {
+        let _copies = Child::fork(|| {
+            loop {
+                // SAFETY: a plain system call.
+                unsafe { libc::pause() };
+            }
+        });
         torture.tell(&format!("run {}", random.next()));
         for _ in 0..8 {
             replica.look(&mut tracker, &torture.family(), false);
@@ -222,6 +228,12 @@ fn torture_child() {
     if std::env::var_os("TORTURE").is_none() {
         return;
     }
+    // Threads would go on beside, and the parent would wait for an answer.
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        std::process::abort();
+    }));
     let mut things = Things::new();
     answer();
     let (sender, commands) = std::sync::mpsc::channel();
@@ -307,6 +319,10 @@ struct Things {
     brk: usize,
     children: Vec<i32>,
     is_child: bool,
+    /// How often memory came to stay that the page mover must not touch, and how often the heap grew: areas are few
+    /// also where much is done.
+    stay: u32,
+    grown: u32,
 }
 
 fn map(at: usize, length: usize, flags: i32) -> usize {
@@ -323,7 +339,7 @@ fn map(at: usize, length: usize, flags: i32) -> usize {
 impl Things {
     fn new() -> Self {
         let hot = map(0, HOT * PAGE, 0) as *mut u8;
-        Self { areas: Vec::new(), hot, brk: 0, children: Vec::new(), is_child: false }
+        Self { areas: Vec::new(), hot, brk: 0, children: Vec::new(), is_child: false, stay: 0, grown: 0 }
     }
 
     fn touch_huge(&mut self) {
@@ -408,7 +424,9 @@ impl Things {
                     if self.brk > 1 && now == self.brk {
                         libc::sbrk(-(4 * PAGE as isize));
                         self.brk = 0;
-                    } else {
+                        self.grown -= 1;
+                    } else if self.grown < 64 {
+                        self.grown += 1;
                         let start = libc::sbrk(8 * PAGE as isize) as usize;
                         self.store(start + PAGE, 6 * PAGE, random);
                         self.brk = libc::sbrk(0) as usize;
@@ -501,7 +519,8 @@ impl Things {
             self.store(start as usize, 4 * PAGE, random);
             libc::munmap(start, 4 * PAGE);
             libc::munmap(shared as *mut _, 4 * PAGE);
-            if random.below(4) == 0 {
+            if self.stay < 32 && random.below(4) == 0 {
+                self.stay += 1;
                 let file = libc::open(c"/proc/self/exe".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
                 let start = libc::mmap(null_mut(), 4 * PAGE, protection, libc::MAP_PRIVATE, file, 0);
                 libc::close(file);
