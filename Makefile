@@ -26,6 +26,13 @@ BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab-link
 ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
 ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages \
 	$(ISA_FEATURES)
+# Of these tests those that `make test` runs, so that each promise is tested once: passes and runtime, states, and
+# what the compiler builds. Test by source file, with the tests of it if not all.
+ISA_SELECTION := isa/tests/tests/refusals.rs isa/tests/tests/states.rs isa/tests/tests/stress.rs=threads,jumps \
+	isa/state/tests/moves.rs isa/state/tests/open.rs isa/state/tests/locks.rs \
+	isa/cc/tests/isa/main.rs=driver::a_program_has,driver::what_cannot,signals::timers_that,signals::the_next_owner,programs::signals_reach_handlers_in_programs_that_can_move
+# Tests of that kind to run with those of the crates; they need scripts/setup --isa.
+ALSO ?=
 # All that there is, and the tests that run only where they are named.
 ALL := --workspace --all-targets $(ISA_FEATURES)
 BY_NAME := --workspace --test e2e --test vm $(ISA_FEATURES)
@@ -53,10 +60,10 @@ release: ## build the programs as they are installed
 	@cargo build --release --workspace --bins
 
 # Part after part, also with `make --jobs`: two of them would be in each other's way.
-test: ## set-up, formatting, clippy, and each promise tested once but those of instruction sets (as root)
-	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
+test: ## set-up, formatting, clippy, and each promise tested once (as root)
+	@scripts/timed "set-up" scripts/setup --isa
 	@scripts/timed "formatting, shellcheck" $(MAKE) --no-print-directory style
-	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit
+	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit ALSO="$(ISA_SELECTION)"
 	$(SAY) "all tests passed"
 
 test-full: ## make test in all combinations, then under eager huge pages, and programs of all instruction sets (hours)
@@ -91,7 +98,7 @@ unit: ## all tests without the set-up and the instruction sets; TEST_ARGS choose
 	exit $$failed
 
 crates:
-	@scripts/test-crates $(CRATES_AT_ONCE) --workspace --lib --bins --tests $(ISA_FEATURES) -- $(TEST_ARGS)
+	@scripts/test-crates $(CRATES_AT_ONCE) $(addprefix --also ,$(ALSO)) --workspace --lib --bins --tests $(ISA_FEATURES) -- $(TEST_ARGS)
 
 e2e:
 	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)

@@ -7,6 +7,7 @@
 //! | services under load | each mode once | each mode in both directions, and `auto` |
 //! | faults at random moments | 20 s | ten minutes |
 //! | programs that change their memory | two modes each, 16 random programs | all modes, 200 random programs |
+//! | programs that change their instruction set | a selection (`ISA_SELECTION` of the Makefile) | all (`make test-isa-full`) |
 //!
 //! Both are deterministic: a test that fails once can be repeated.
 
