@@ -37,7 +37,7 @@ impl Watch {
             while !ended.load(Ordering::Relaxed) {
                 // More than two looks, because two moments are not one: the service may move in
                 // between, and what CRIU has not finished is no service yet.
-                if both_run(&lab) && !restoring(&lab) && both_run(&lab) {
+                if both_wait(&lab) && !restoring(&lab) && both_wait(&lab) {
                     found.lock().unwrap().get_or_insert_with(|| {
                         format!(
                             "processes run on both nodes: {:?}",
@@ -77,24 +77,28 @@ pub(super) fn cgroups(lab: &str, node: &str) -> Vec<PathBuf> {
     HIERARCHIES.iter().map(|root| root.join(&service)).filter(|path| path.is_dir()).collect()
 }
 
-/// Whether processes of the service can run on both nodes. Mostly one of them has no cgroup of it, and a look
-/// that ends there takes a tenth of the time.
-fn both_run(lab: &str) -> bool {
+/// Whether processes of the service wait for something on both nodes, as one that runs does most of the time. One
+/// that is runnable tells nothing: CRIU lets a restored process go with a SIGSTOP, and it stops only when it gets a
+/// processor. Mostly one of the nodes has no cgroup of the service, and a look that ends there takes a tenth of the
+/// time.
+fn both_wait(lab: &str) -> bool {
     let both = ["a", "b"].map(|node| cgroups(lab, node));
-    both.iter().all(|cgroups| !cgroups.is_empty()) && both.iter().all(|cgroups| run_in(cgroups))
+    both.iter().all(|cgroups| !cgroups.is_empty())
+        && both.iter().all(|cgroups| is_any(cgroups, |state| state != "R"))
 }
 
 /// Whether a process of the service can run on a node: neither frozen, stopped nor dying.
 pub(super) fn running(lab: &str, node: &str) -> bool {
-    run_in(&cgroups(lab, node))
+    is_any(&cgroups(lab, node), |_| true)
 }
 
-fn run_in(cgroups: &[PathBuf]) -> bool {
+/// Whether there is a process that can run, in such a state.
+fn is_any(cgroups: &[PathBuf], wanted: impl Fn(&str) -> bool) -> bool {
     let frozen = cgroups.iter().any(|cgroup| {
         let state = |file: &str| fs::read_to_string(cgroup.join(file)).unwrap_or_default();
         matches!(state("freezer.state").trim(), "FROZEN" | "FREEZING") || state("cgroup.freeze").trim() == "1"
     });
-    !frozen && pids(cgroups).iter().any(|pid| !idle_or_dying(pid).unwrap_or(true))
+    !frozen && pids(cgroups).iter().filter_map(|pid| state(pid)).any(|state| wanted(&state))
 }
 
 /// Whether CRIU is at work on a node: until it ends, processes that it makes execute its own code.
@@ -123,9 +127,10 @@ fn processes(lab: &str, node: &str) -> Vec<String> {
         .collect()
 }
 
-/// Stopped, traced, dead, or with a SIGKILL on its way, so that no instruction of it is executed; or one of CRIU's, which
-/// has not become the service's: those live on for a moment when CRIU itself is killed.
-fn idle_or_dying(pid: &str) -> Option<bool> {
+/// The state of a process that can run; none when it is stopped, traced, dead, or has a SIGKILL on its way, so that no
+/// instruction of it is executed, or is one of CRIU's, which has not become the service's: those live on for a moment
+/// when CRIU itself is killed.
+fn state(pid: &str) -> Option<String> {
     const PF_EXITING: u64 = 0x4;
     const PF_SIGNALED: u64 = 0x400;
     const SIGKILL: u64 = 1 << 8;
@@ -135,15 +140,13 @@ fn idle_or_dying(pid: &str) -> Option<bool> {
         line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
     };
     if (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0 {
-        return Some(true);
+        return None;
     }
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (name, fields) = stat.rsplit_once(") ")?;
-    if name.ends_with("(criu") {
-        return Some(true);
-    }
     let mut fields = fields.split(' ');
     let state = fields.next()?;
     let flags: u64 = fields.nth(5)?.parse().ok()?;
-    Some(matches!(state, "T" | "t" | "Z" | "X") || flags & (PF_EXITING | PF_SIGNALED) != 0)
+    let idle = matches!(state, "T" | "t" | "Z" | "X") || flags & (PF_EXITING | PF_SIGNALED) != 0;
+    (!idle && !name.ends_with("(criu")).then(|| state.to_owned())
 }
