@@ -145,7 +145,7 @@ bench: setup release ## measure moves beside stock tools, and draw them in bench
 	$(SAY) "measuring parts"
 	@target/release/godwit bench wire --out $(RESULTS)/wire.jsonl
 	@target/release/godwit bench wire --veth --out $(RESULTS)/wire-veth.jsonl
-	@target/release/godwit bench lanes --out $(RESULTS)/lanes.jsonl
+	@target/release/godwit bench streams --out $(RESULTS)/streams.jsonl
 	@target/release/godwit bench faults --out $(RESULTS)/faults.jsonl
 	@target/release/godwit bench return --out $(RESULTS)/return.jsonl
 	@target/release/godwit bench scan --out $(RESULTS)/scan.jsonl

@@ -66,9 +66,9 @@ fn parts_are_measured_beside_iperf_and_no_page_is_lost() {
     assert_eq!((&row["series"], &row["wrong_pages"]), (&"faults".into(), &0.into()), "{row}");
     assert!(row["iperf_mb_s"].as_f64() > Some(0.0) && row["pages_mb_s"].as_f64() > Some(0.0), "{row}");
 
-    bench(&["lanes", "--name", &lab, "--memory", "16MiB", "--runs", "1"], &file);
+    bench(&["streams", "--name", &lab, "--memory", "16MiB", "--runs", "1"], &file);
     let [plain, tls] = &lines(&file)[..] else { panic!("two lines are due") };
-    assert_eq!((&plain["series"], &tls["series"]), (&"lanes-plain".into(), &"lanes-tls".into()));
+    assert_eq!((&plain["series"], &tls["series"]), (&"streams-plain".into(), &"streams-tls".into()));
     for row in [plain, tls] {
         assert!(
             row["pages_mb_s"].as_f64() > Some(0.0) && row["cpu_ns_per_byte"].as_f64() > Some(0.0),

@@ -138,7 +138,7 @@ fn what_a_source_adds_to_the_images_is_refused_by_name_and_the_service_goes_on()
         let migration = fs::read_dir(migrations).unwrap().next().unwrap().unwrap().path();
         change(&migration.join("images"));
         victim.let_go("destination.received");
-        let reason = attempt.kept();
+        let reason = attempt.aborted();
         assert!(
             reason.contains("node b gave up")
                 && reason.contains("more than it was defined with")

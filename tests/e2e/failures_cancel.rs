@@ -20,7 +20,7 @@ fn godwit_cancel_before_the_commit_puts_the_service_back() {
         let node = if point.starts_with("source") { "a" } else { "b" };
         let said = victim.bed.godwit(node, &["cancel", NAME]);
         assert_eq!(said.code, 0, "{point}: {said:?}");
-        let reason = attempt.kept();
+        let reason = attempt.aborted();
         assert!(reason.contains("it was cancelled"), "{point}: {reason}");
         victim.let_go(point);
         victim.is_as_before();
@@ -49,7 +49,7 @@ fn the_next_migration_waits_for_what_the_destination_still_puts_away() {
     victim.hold("destination.dropping");
     let said = victim.bed.godwit("a", &["cancel", NAME]);
     assert_eq!(said.code, 0, "{said:?}");
-    assert!(attempt.kept().contains("it was cancelled"));
+    assert!(attempt.aborted().contains("it was cancelled"));
     victim.let_go("destination.prepared");
     victim.reached("destination.dropping");
     // The source has put the service back and takes the next order; node b is not ready for it yet.

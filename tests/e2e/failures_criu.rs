@@ -59,7 +59,7 @@ fn up_with_unreliable_criu(test: &str, node: &str) -> (Victim, PathBuf) {
 fn kept_by_each(victim: Victim, at: &Path, modes: [&str; 2], right: impl Fn(&str) -> bool) {
     for mode in modes {
         fs::write(at.join("mode"), mode).unwrap();
-        let reason = victim.kept();
+        let reason = victim.aborted();
         assert!(right(&reason), "{mode}: {reason}");
         victim.is_as_before();
     }
@@ -74,7 +74,7 @@ fn cancelled_while_criu_hangs(test: &str, node: &str) {
     let attempt = victim.begin("a", "b");
     hangs(&at);
     assert_eq!(victim.bed.godwit("a", &["cancel", NAME]).code, 0);
-    let reason = attempt.kept();
+    let reason = attempt.aborted();
     assert!(reason.contains("cancelled"), "{reason}");
     victim.is_as_before();
     fs::write(at.join("mode"), "").unwrap();
@@ -106,12 +106,12 @@ fn a_service_that_criu_cannot_dump_goes_on() {
     let socket = PathBuf::from(tests_directory(&victim.preset)).join("redis.sock");
     let mut outside = UnixStream::connect(&socket).unwrap();
     outside.write_all(b"PING\r\n").unwrap();
-    let reason = victim.kept();
+    let reason = victim.aborted();
     assert!(reason.contains("CRIU"), "{reason}");
     assert!(reason.to_lowercase().contains("socket"), "it must say what CRIU cannot dump: {reason}");
     victim.is_as_before();
     // A second time, with what the first may have left.
-    victim.kept();
+    victim.aborted();
     victim.is_as_before();
     let mut answer = [0; 7];
     std::io::Read::read_exact(&mut outside, &mut answer).unwrap();
@@ -181,7 +181,7 @@ fn a_restore_that_fails_half_way_leaves_the_service_where_it_was() {
     fs::rename(program.with_extension("new"), &program).unwrap();
     fs::File::options().append(true).open(&program).unwrap().write_all(b"longer").unwrap();
     victim.let_go("destination.received");
-    let reason = attempt.kept();
+    let reason = attempt.aborted();
     assert!(reason.contains("node b gave up"), "{reason}");
     assert!(reason.contains("redis-server"), "it must name the file: {reason}");
     victim.is_as_before();

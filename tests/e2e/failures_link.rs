@@ -8,7 +8,7 @@ fn cut_when_the_copy_is_complete_leaves_a_doubt_that_ends_with_the_cut() {
     let victim = Victim::up("cut-doubt");
     let attempt = victim.begin_and_hold("destination.restored");
     victim.bed.lab().cut("a", "b").unwrap();
-    attempt.kept();
+    attempt.aborted();
     victim.runs_at_a_whatever_b_says();
     victim.let_go("destination.restored");
     victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "in-doubt"));

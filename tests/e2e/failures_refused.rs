@@ -20,7 +20,7 @@ const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 99);
 fn a_name_that_is_taken_at_the_destination() {
     let victim = Victim::up_split("name-taken", NAME, ELSEWHERE);
     for _ in 0..2 {
-        let reason = victim.kept();
+        let reason = victim.aborted();
         assert!(reason.starts_with("node b refuses: ") && reason.contains("redis"), "{reason}");
         victim.runs_at_a_whatever_b_says();
     }
@@ -32,7 +32,7 @@ fn a_name_that_is_taken_at_the_destination() {
 #[test]
 fn an_address_that_is_taken_at_the_destination() {
     let victim = Victim::up_split("addr-taken", "other", ADDRESS);
-    let reason = victim.kept();
+    let reason = victim.aborted();
     assert_eq!(reason, "node b refuses: the address 10.88.0.10 is taken by service other on node b");
     victim.runs_at_a_whatever_b_says();
     // Each node leads to its own until one is removed, and says that they are two.
@@ -54,7 +54,7 @@ fn no_memory_at_the_destination() {
         |config, _| config.programs.serve_arguments.extend(["--incoming-memory", "1"].map(str::to_owned)),
         |_| Vec::new(),
     );
-    let reason = victim.kept();
+    let reason = victim.aborted();
     assert!(reason.starts_with("node b refuses: node b has 1 MiB of memory"), "{reason}");
     victim.is_as_before();
     victim.ends_at_a();
@@ -87,7 +87,7 @@ impl SmallDisk {
 fn no_disk_at_the_destination() {
     let victim = Victim::up("no-disk");
     let disk = SmallDisk::over_images_of_b(&victim, "1m");
-    let reason = victim.kept();
+    let reason = victim.aborted();
     assert!(reason.starts_with("node b refuses: its disk has") && reason.contains("are needed"), "{reason}");
     disk.end(&victim);
     victim.is_as_before();
@@ -105,7 +105,7 @@ fn a_disk_that_fills_up_on_the_way() {
     rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, all).unwrap();
     drop(filler);
     victim.let_go("destination.reserved");
-    let reason = attempt.kept();
+    let reason = attempt.aborted();
     assert!(reason.contains("node b gave up") && reason.contains("No space left"), "{reason}");
     let left: Vec<_> = fs::read_dir(disk.0.join("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "{left:?}");
@@ -121,7 +121,7 @@ fn an_image_that_the_destination_lacks_and_the_source_cannot_send() {
     let (blobs, away) = (images.join("blobs/sha256"), images.join("blobs/away"));
     fs::rename(&blobs, &away).unwrap();
     fs::create_dir(&blobs).unwrap();
-    let reason = victim.kept();
+    let reason = victim.aborted();
     assert!(
         reason.starts_with("node b refuses: layer sha256:")
             && reason.ends_with("is missing there and the source cannot send it"),
@@ -150,7 +150,7 @@ fn a_mount_whose_source_the_destination_lacks() {
     // Nodes of a lab share their files, so the source lacks it as well; it keeps what it has mounted.
     let away = shared.with_extension("away");
     fs::rename(&shared, &away).unwrap();
-    let reason = victim.kept();
+    let reason = victim.aborted();
     assert!(
         reason.starts_with("node b refuses: ")
             && reason.contains(&format!(
@@ -168,7 +168,7 @@ fn a_mount_whose_source_the_destination_lacks() {
 fn a_destination_that_is_down() {
     let victim = Victim::up("down");
     victim.bed.lab().stop_node("b").unwrap();
-    let reason = victim.kept();
+    let reason = victim.aborted();
     assert!(reason.starts_with("node b cannot be reached"), "{reason}");
     victim.bed.lab().start_node("b").unwrap();
     victim.is_as_before();
@@ -222,7 +222,7 @@ fn another_version_of_the_protocol() {
 fn a_destination_that_cannot_write_its_journal_says_so() {
     let failing = |config: &mut LabConfig, _: &Path| inject(config, "journal.begin.destination");
     let victim = Victim::up_with("no-journal", failing, |_| Vec::new());
-    let reason = victim.kept();
+    let reason = victim.aborted();
     assert!(reason.starts_with("node b gave up: ") && reason.contains("fault"), "{reason}");
     victim.is_as_before();
     victim.ends_at_a();

@@ -35,12 +35,12 @@ fn who_was_told_of_the_freeze_is_told_of_the_end_although_a_daemon_was_killed() 
         migrating.wait().unwrap();
     };
     killed_at(FROZEN, "a");
-    wait_for("the hook of the source", || (hooks.moments() == ["pre-freeze", "kept"]).then_some(()));
+    wait_for("the hook of the source", || (hooks.moments() == ["pre-freeze", "aborted"]).then_some(()));
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(2));
 
     // The other node may still be dropping its copy.
     killed_at(COMMITTED, "b");
-    let all = ["pre-freeze", "kept", "pre-freeze", "post-resume"];
+    let all = ["pre-freeze", "aborted", "pre-freeze", "post-resume"];
     wait_for("the hook of the destination", || (hooks.moments() == all).then_some(()));
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(3));
     let last = hooks.states().pop().unwrap();

@@ -35,7 +35,7 @@ fn a_service_with_a_message_queue_is_refused_untouched_and_moves_without() {
         tell(&mut connection, word);
         let said = bed.godwit("a", &["--json", "migrate", "queue", "--to", "b"]);
         let report = said.report();
-        assert_eq!((said.code, report.outcome.as_str()), (1, "kept"), "{report:?}");
+        assert_eq!((said.code, report.outcome.as_str()), (1, "aborted"), "{report:?}");
         for part in ["process ", "(queue, PID 1 in the service)", what, "mq_unlink"] {
             assert!(report.reason.contains(part), "{part}: {}", report.reason);
         }

@@ -294,7 +294,9 @@ fn without_criu_services_run_but_do_not_move_and_doctor_tells_why() {
     assert_eq!(said.code, 1, "{said:?}");
     let last = said.stderr.lines().last().unwrap();
     assert!(
-        last.starts_with("Error: x was kept on a: CRIU at /nonexistent/criu cannot be started"),
+        last.starts_with(
+            "Error: migration of x aborted, it stays on a: CRIU at /nonexistent/criu cannot be started"
+        ),
         "{said:?}"
     );
     assert!(last.contains("godwit doctor") && !said.stderr.contains("freeze"), "{said:?}");

@@ -166,7 +166,7 @@ fn a_service_in_a_namespace_of_somebody_elses_moves_with_its_connections() {
     assert!(kept.code == 1 && kept.stderr.contains("the switch is not ready"), "{}", kept.stderr);
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(3), "where it was");
     others.have_nothing_of_the_standstill();
-    assert_eq!(of(others.hooks.states().last().unwrap(), "hook"), "kept");
+    assert_eq!(of(others.hooks.states().last().unwrap(), "hook"), "aborted");
     fs::write(at.join("fine"), "").unwrap();
     bed.migrate_so("redis", "b", "a", &["--network", &inside]);
     others.take(&bed, "a", address);

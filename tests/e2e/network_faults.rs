@@ -65,7 +65,7 @@ fn on(bed: &Bed, host: &str, command: &str) -> String {
 fn kept(bed: &Bed) -> String {
     let said: Said = bed.godwit("a", &["--json", "migrate", "web", "--to", "b"]);
     let report = said.report();
-    assert_eq!((said.code, report.outcome.as_str()), (1, "kept"), "{said:?}");
+    assert_eq!((said.code, report.outcome.as_str()), (1, "aborted"), "{said:?}");
     assert!(report.frozen_ms == 0.0, "it was frozen: {report:?}");
     is_served(bed, CLIENT, ADDRESS);
     report.reason
@@ -182,7 +182,7 @@ fn an_address_that_a_foreign_host_has_on_the_destinations_segment() {
     });
     let said = asked.expect("the host is found");
     let report = said.report();
-    assert_eq!((said.code, report.outcome.as_str()), (1, "kept"), "{said:?}");
+    assert_eq!((said.code, report.outcome.as_str()), (1, "aborted"), "{said:?}");
     let expected = format!(
         "node b refuses: the address 10.88.0.70 is in use on the network of node b: a host with the \
          link-layer address {mac} answers for it on uplink0; "

@@ -37,7 +37,7 @@ fn runs_at(writer: &Writer, node: &str) {
 fn what_would_be_frozen_for_too_long_is_kept_before_any_freeze_with_figures_and_advice() {
     let mut writer = Writer::up("max-frozen", LINK, &[]);
     let (said, report) =
-        writer.begin("a", "b", &["--mode", "precopy", "--max-frozen-ms", MAX_FROZEN_MS]).report("kept", 1);
+        writer.begin("a", "b", &["--mode", "precopy", "--max-frozen-ms", MAX_FROZEN_MS]).report("aborted", 1);
     let reason = report.reason;
     assert!(said.stderr.contains(&reason), "{said:?}");
     let words = ["rounds", "it would still be frozen for", "more than the 600 ms allowed", "can be sent"];
@@ -50,7 +50,7 @@ fn what_would_be_frozen_for_too_long_is_kept_before_any_freeze_with_figures_and_
     // It was never touched.
     assert_eq!(report.frozen_ms, 0.0);
     runs_at(&writer, "a");
-    writer.check("after it was kept");
+    writer.check("after it was aborted");
     // What the sentence advises helps.
     let (_, report) =
         writer.begin("a", "b", &["--mode", "precopy", "--max-frozen-ms", "60000"]).report("moved", 0);
@@ -75,18 +75,18 @@ fn slowed(test: &str, flags: &[&str], limit: Option<u64>) {
     is_slowed(&writer);
     assert_eq!(writer.bed.godwit("a", &["cancel", NAME]).code, 0);
     writer.points.let_go("source.frozen");
-    assert!(attempt.kept().contains("cancelled"));
+    assert!(attempt.aborted().contains("cancelled"));
     assert_eq!(writer.cpu_millis("a"), limit, "after it was cancelled");
     writer.check("after it was cancelled");
 
-    let reason = writer.begin("a", "b", &[&how[..], &["--max-frozen-ms", MAX_FROZEN_MS]].concat()).kept();
+    let reason = writer.begin("a", "b", &[&how[..], &["--max-frozen-ms", MAX_FROZEN_MS]].concat()).aborted();
     assert!(
         reason.contains("more than the 600 ms allowed") && reason.contains("--allow postcopy"),
         "{reason}"
     );
     assert!(!reason.contains("--allow throttle"), "it was allowed: {reason}");
-    assert_eq!(writer.cpu_millis("a"), limit, "after it was kept");
-    writer.check("after it was kept");
+    assert_eq!(writer.cpu_millis("a"), limit, "after it was aborted");
+    writer.check("after it was aborted");
 
     let attempt = writer.begin_and_hold("a", "b", &how, "source.frozen");
     is_slowed(&writer);
@@ -155,7 +155,7 @@ fn memory_takes_no_more_bandwidth_than_was_allowed() {
     const BATCH: u64 = 260 << 10;
     // On links as fast as the machine: a second would be enough for all of it.
     let bed = Bed::up_with("bandwidth", |config| {
-        config.programs.serve_arguments.extend(["--keep-memory", "0"].map(str::to_owned));
+        config.programs.serve_arguments.extend(["--retained-memory", "0"].map(str::to_owned));
     });
     let preset = bed.build(Workload::Redis);
     bed.run("a", "redis", ADDRESS, &preset, &[]);

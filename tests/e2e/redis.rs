@@ -95,7 +95,7 @@ const FRAMING: u64 = 2;
 fn the_report_tells_memory_from_files_and_each_page_crosses_once() {
     let bed = Bed::up_with("bytes", |config| {
         // Else pages that a node kept would not cross at all.
-        config.programs.serve_arguments.extend(["--keep-memory", "0"].map(str::to_owned));
+        config.programs.serve_arguments.extend(["--retained-memory", "0"].map(str::to_owned));
     });
     let preset = bed.build(Workload::Redis);
     bed.run("a", "redis", ADDRESS, &preset, &[]);

@@ -92,7 +92,7 @@ fn where_nobody_knows_whether_the_commit_is_on_the_disk_the_service_stays_frozen
         "commit-error",
         |config, _| {
             let faults =
-                config.programs.serve_environment.iter_mut().find(|(name, _)| name == "GODWIT_FAULT");
+                config.programs.serve_environment.iter_mut().find(|(name, _)| name == "GODWIT_FAILPOINTS");
             // The bytes are on the disk, which answers with an error, and then does not answer at all.
             faults.unwrap().1.push_str(",journal.committed=error,journal.reading=error");
         },

@@ -158,8 +158,8 @@ fn answers_in_doubt_are_sent_when_the_service_stays() {
     assert_eq!(echo.socket(&clients[0]).unwrap().state, State::Established);
     let said = echo.bed.godwit("a", &["cancel", NAME]);
     assert_eq!(said.code, 0, "{said:?}");
-    doubts.are_answered(&echo, "a", "kept");
-    assert!(attempt.kept().contains("it was cancelled"));
+    doubts.are_answered(&echo, "a", "aborted");
+    assert!(attempt.aborted().contains("it was cancelled"));
     echo.points.let_go(RESTORED);
 }
 

@@ -110,7 +110,7 @@ fn what_the_criu_of_a_destination_cannot_restore_is_refused_untouched() {
     for mode in ["precopy", "postcopy"] {
         let said = bed.godwit("a", &["--json", "migrate", "counted", "--to", "b", "--mode", mode]);
         let report = said.report();
-        assert_eq!((said.code, report.outcome.as_str()), (1, "kept"), "{report:?}");
+        assert_eq!((said.code, report.outcome.as_str()), (1, "aborted"), "{report:?}");
         let parts = [
             "node b refuses: process ",
             "(reserve, PID 1 in the service)",

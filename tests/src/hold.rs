@@ -1,6 +1,6 @@
 //! Points of a migration at which a test can hold it: a directory of `<point>.go` files; a migration
 //! passes the points whose file is there, and leaves `<point>.reached` where it waits
-//! (`GODWIT_FAULT`, see the module `fault` of godwit-migration).
+//! (`GODWIT_FAILPOINTS`, see the module `failpoint` of godwit-migration).
 
 use std::{fs, path::PathBuf};
 
@@ -36,9 +36,9 @@ pub const STARTED: &str = "service.started";
 /// Lets what is done at a point fail, on all nodes of the lab that is made from `config`.
 pub fn inject(config: &mut LabConfig, point: &str) {
     let environment = &mut config.programs.serve_environment;
-    match environment.iter_mut().find(|(name, _)| name == "GODWIT_FAULT") {
+    match environment.iter_mut().find(|(name, _)| name == "GODWIT_FAILPOINTS") {
         Some((_, faults)) => *faults = format!("{faults},{point}=error"),
-        None => environment.push(("GODWIT_FAULT".to_owned(), format!("{point}=error"))),
+        None => environment.push(("GODWIT_FAILPOINTS".to_owned(), format!("{point}=error"))),
     }
 }
 
@@ -63,7 +63,7 @@ impl Points {
             format!("{point}=wait:{}", points.directory.path().display())
         };
         let places: Vec<_> = some.iter().map(place).collect();
-        config.programs.serve_environment.push(("GODWIT_FAULT".to_owned(), places.join(",")));
+        config.programs.serve_environment.push(("GODWIT_FAILPOINTS".to_owned(), places.join(",")));
         points
     }
 

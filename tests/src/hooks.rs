@@ -12,7 +12,7 @@ pub struct Hooks(tempfile::TempDir);
 
 /// What has services run the hook at each moment, for `godwit run`.
 pub const EVERY_MOMENT: [&str; 6] =
-    ["--hook", "pre-freeze=notes", "--hook", "post-resume=notes", "--hook", "kept=notes"];
+    ["--hook", "pre-freeze=notes", "--hook", "post-resume=notes", "--hook", "aborted=notes"];
 
 impl Default for Hooks {
     fn default() -> Self {

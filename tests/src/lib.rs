@@ -57,7 +57,7 @@ const COMMAND_SECONDS: u32 = 90;
 /// The environment variable that says with which network backend the tests run: `kernel`, which is also
 /// the default, or `openvswitch`.
 pub const BACKEND_VARIABLE: &str = "GODWIT_TEST_BACKEND";
-/// How often a move is tried that is kept for what is said in [`BUSY`].
+/// How often a move is tried that is aborted for what is said in [`BUSY`].
 pub const TRIES: u32 = 5;
 /// What a machine that is busy with much else makes of a move that comes about on any other: a daemon may come
 /// to nothing for seconds, and to give up is right then; and a service that does not run cannot accept what its
@@ -93,9 +93,9 @@ impl Said {
     }
 }
 
-/// Whether a move was kept for no other reason than a busy machine.
+/// Whether a move was aborted for no other reason than a busy machine.
 pub fn is_busy(report: &Report) -> bool {
-    report.outcome == "kept" && BUSY.iter().any(|busy| report.reason.contains(busy))
+    report.outcome == "aborted" && BUSY.iter().any(|busy| report.reason.contains(busy))
 }
 
 /// The report of a migration; the fields that tests look at.
@@ -103,9 +103,9 @@ pub fn is_busy(report: &Report) -> bool {
 pub struct Report {
     /// The service.
     pub name: String,
-    /// `moved`, `kept` or `lost`.
+    /// `moved`, `aborted` or `lost`.
     pub outcome: String,
-    /// Why it was kept or lost.
+    /// Why it was aborted or lost.
     pub reason: String,
     /// The CRIU that dumped it, with those of our patches that it used.
     pub criu: String,
@@ -281,7 +281,7 @@ impl Bed {
         for _ in 0..TRIES {
             let said = self.godwit(from, &[&["--json", "migrate", name, "--to", to], how].concat());
             if said.code == 1 && is_busy(&said.report()) {
-                println!("{name} was kept, and is moved again: {}", said.report().reason);
+                println!("the migration of {name} was aborted, and is tried again: {}", said.report().reason);
                 continue;
             }
             assert_eq!(said.code, 0, "moving {name} from {from} to {to}: {}{}", said.stdout, said.stderr);
@@ -291,7 +291,7 @@ impl Bed {
             assert_eq!(seen, [name, "moved", from, to], "{report:?}");
             return report;
         }
-        panic!("{name} was kept {TRIES} times, because the machine was busy")
+        panic!("the migration of {name} was aborted {TRIES} times, because the machine was busy")
     }
 
     /// Waits until a node has heard of a service, which may have been started on another.

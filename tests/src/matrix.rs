@@ -144,7 +144,7 @@ fn sends_frozen(mode: Mode) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     /// Where it was, as if nothing had been.
-    Kept,
+    Aborted,
     /// At the destination, with all it had.
     Moved,
     /// Ended at the destination, and godwit says so: its memory was not complete there.
@@ -214,7 +214,7 @@ impl Case {
     /// mended goes on; only pages that were with the pager alone cannot be had again.
     fn expected(&self) -> Expected {
         match self.fault {
-            _ if !self.phase.committed => Expected::Kept,
+            _ if !self.phase.committed => Expected::Aborted,
             Fault::Pager | Fault::PagerUnseen if self.mode.leaves() && !self.may_run() => Expected::Lost,
             Fault::Pager | Fault::PagerUnseen => Expected::MovedOrLost,
             Fault::Cut | Fault::Source | Fault::Destination | Fault::Memory => Expected::Moved,
@@ -371,7 +371,7 @@ impl Stand {
         let said = &ending.said;
         let [from, to] = self.at;
         let moved = match case.expected() {
-            Expected::Kept => false,
+            Expected::Aborted => false,
             Expected::Moved => true,
             Expected::Lost => {
                 assert!(said.contains(INCOMPLETE), "{said}");
@@ -447,7 +447,7 @@ fn kill_pagers(case: Case, pagers: Vec<Pid>) {
 /// The end of the attempt, as it must be; what its report adds.
 fn finish(case: Case, attempt: Attempt) -> Ending {
     let (reported_lost, said) = match case.expected() {
-        Expected::Kept => (false, attempt.kept()),
+        Expected::Aborted => (false, attempt.aborted()),
         Expected::Moved => (false, attempt.moved()),
         Expected::Lost => (true, attempt.lost()),
         // What is lost after the source has let go is in no report.

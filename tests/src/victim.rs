@@ -217,8 +217,8 @@ impl Victim {
     }
 
     /// Migrates from `a` to `b`, which must fail; why, in godwit's words.
-    pub fn kept(&self) -> String {
-        self.begin("a", "b").kept()
+    pub fn aborted(&self) -> String {
+        self.begin("a", "b").aborted()
     }
 
     /// What `godwit ps` on `node` says of the service, once `right` accepts it.
@@ -420,7 +420,7 @@ impl Victim {
                 }
                 thread::sleep(LOOK);
             }
-            let reason = attempt.kept();
+            let reason = attempt.aborted();
             let refused =
                 reason.contains(&format!("node {to} refuses")) && reason.contains("earlier migration");
             // A machine that runs a dozen labs at once does not always keep to the time for heartbeats.
@@ -509,14 +509,14 @@ impl Attempt {
         said
     }
 
-    /// Waits for its end, which must be a service kept at its source with exit code 1; why.
-    pub fn kept(self) -> String {
+    /// Waits for its end, which must be an aborted migration with exit code 1; why.
+    pub fn aborted(self) -> String {
         self.kept_with(1)
     }
 
     /// The same with another exit code.
     pub fn kept_with(self, code: i32) -> String {
-        let (said, report) = self.report("kept", code);
+        let (said, report) = self.report("aborted", code);
         let sentence = said.stderr.lines().last().unwrap_or_default();
         assert!(sentence.starts_with("Error: ") && sentence.contains(&report.reason), "{said:?}");
         report.reason
@@ -564,7 +564,7 @@ fn daemon(bed: &Bed, node: &str) -> Option<rustix::process::Pid> {
 fn unfinished(state: &Path) -> u32 {
     let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
     let journal = rusqlite::Connection::open_with_flags(state.join("journal.db"), flags).unwrap();
-    let open = "SELECT count(*) FROM migration WHERE stage NOT IN ('kept', 'dropped', 'done', 'released')";
+    let open = "SELECT count(*) FROM migration WHERE stage NOT IN ('aborted', 'dropped', 'done', 'released')";
     journal.query_row(open, [], |row| row.get(0)).unwrap()
 }
 

@@ -17,7 +17,7 @@ use crate::verbs;
     after_long_help = "\
 Exit codes:
   0    done
-  1    not done; standard error says why in one sentence (also: a migration that was kept at its source)
+  1    not done; standard error says why in one sentence (also: a migration that was aborted)
   2    the command line was not understood
   3    migrate: the service was lost, pages that had stayed at its source being gone
   125  run and exec: godwit could not start the command

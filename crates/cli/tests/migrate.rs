@@ -75,18 +75,18 @@ async fn a_migration_in_json_is_its_steps_and_then_one_report() {
 #[tokio::test]
 async fn a_service_that_was_kept_ends_with_the_reason_and_1() {
     let fake = Fake::start();
-    let finished = fake.run(&["migrate", "kept", "--to", "b"]).await;
+    let finished = fake.run(&["migrate", "aborted", "--to", "b"]).await;
     assert_eq!(finished.code, 1);
     assert!(
         finished.stderr.ends_with(
-            "Error: kept was kept on a: node b has 10 MiB of memory left and 256 MiB are needed\n"
+            "Error: migration of aborted aborted, it stays on a: node b has 10 MiB of memory left and 256 MiB are needed\n"
         ),
         "{finished:?}"
     );
-    let finished = fake.run(&["migrate", "kept", "--to", "b", "--json"]).await;
+    let finished = fake.run(&["migrate", "aborted", "--to", "b", "--json"]).await;
     assert_eq!(finished.code, 1);
     let report: serde_json::Value = serde_json::from_str(finished.stdout.lines().last().unwrap()).unwrap();
-    assert_eq!(report["outcome"], "kept");
+    assert_eq!(report["outcome"], "aborted");
 }
 
 #[tokio::test]
@@ -135,7 +135,10 @@ async fn ctrl_c_cancels_and_waits_for_the_report() {
     assert_eq!(lines[0], "migrating slow: freeze");
     assert!(lines[1].starts_with("cancelling the migration of slow"), "{lines:?}");
     let last = lines.last().unwrap();
-    assert_eq!(last, "Error: slow was kept on a: cancelled by the user before the commit");
+    assert_eq!(
+        last,
+        "Error: migration of slow aborted, it stays on a: cancelled by the user before the commit"
+    );
     assert_eq!(*fake.asked.cancelled.lock().unwrap(), ["slow"]);
 }
 
@@ -171,7 +174,12 @@ async fn on_a_terminal_a_bar_shows_the_phase_and_ctrl_c_cancels() {
     while screen.read_buf(&mut seen).await.unwrap() != 0 {}
     let seen = String::from_utf8_lossy(&seen);
     assert!(seen.contains("cancelling the migration of slow"), "{seen}");
-    assert!(seen.contains("Error: slow was kept on a: cancelled by the user before the commit"), "{seen}");
+    assert!(
+        seen.contains(
+            "Error: migration of slow aborted, it stays on a: cancelled by the user before the commit"
+        ),
+        "{seen}"
+    );
     assert_eq!(child.wait().await.unwrap().code(), Some(130), "{seen}");
 }
 

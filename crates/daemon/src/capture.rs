@@ -58,10 +58,9 @@ type Events = mpsc::Sender<Result<CaptureEvent, Status>>;
 pub(crate) async fn here(node: &Node, request: &CaptureRequest) -> Result<Batches, Status> {
     convert::check_name(&request.name)?;
     let invalid = |error: NetworkError| status(Status::invalid_argument, &error);
-    let address: Ipv4Addr = request
-        .address
-        .parse()
-        .map_err(|_| Status::invalid_argument(format!("{:?} is no IPv4 address", request.address)))?;
+    let address: Ipv4Addr = request.address.parse().map_err(|_| {
+        Status::invalid_argument(format!("{:?} is not a valid IPv4 address", request.address))
+    })?;
     let overlay = node.networks().of(address).map_err(invalid)?;
     let nth = u8::try_from(request.nth)
         .map_err(|_| Status::invalid_argument(format!("no service has a network number {}", request.nth)))?;

@@ -43,7 +43,7 @@ pub(crate) async fn run(node: Arc<Node>) {
             put_right_all(&node).await;
         }
         if let Err(error) = exchange(&node).await {
-            tracing::error!(error = %error_chain(&error), "the cluster cannot be told what this node knows");
+            tracing::error!(error = %error_chain(&error), "gossip with the cluster failed");
         }
         // Either the period ends or there is news; both mean another round.
         let _ = tokio::time::timeout(PERIOD, node.news.notified()).await;
@@ -53,7 +53,7 @@ pub(crate) async fn run(node: Arc<Node>) {
 /// Puts right what somebody else changed of this node's network.
 async fn put_right_all(node: &Arc<Node>) {
     if let Err(error) = network::guard(node).await {
-        tracing::error!(error = %error_chain(&error), "who may send to the overlay cannot be told");
+        tracing::error!(error = %error_chain(&error), "cannot update the overlay's list of allowed senders");
     }
     if let Err(error) = networks::keep(node).await {
         tracing::error!(error = %error_chain(&error), "the cluster's networks cannot be looked up");
@@ -88,7 +88,7 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
             match node.peers.get(&member.name, &member.address).sync(message).await {
                 Ok(answer) => {
                     if let Err(error) = take_in(&node, &member.name, answer.into_inner()).await {
-                        tracing::error!(error = %error_chain(&error), "news cannot be kept");
+                        tracing::error!(error = %error_chain(&error), "cannot record news of the cluster");
                     }
                     keys::exchange(&node, &member).await;
                 }

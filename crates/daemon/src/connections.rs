@@ -26,7 +26,7 @@ pub(crate) async fn anywhere(node: &Arc<Node>, name: &str) -> Result<api::Connec
     if is_plain(&answer) {
         return Ok(answer);
     }
-    Err(Status::internal(format!("node {owner} told connections of service {name} that cannot be")))
+    Err(Status::internal(format!("node {owner} returned an invalid list of connections for service {name}")))
 }
 
 /// The sockets of a service of this node.

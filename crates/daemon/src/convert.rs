@@ -8,7 +8,7 @@ use godwit_api::v1 as api;
 use godwit_engine::confinement::ConfinementError;
 use godwit_engine::seccomp::Seccomp;
 use godwit_engine::{Confinement, Mount, MountKind, Ulimit};
-use godwit_migration::hooks::{Hooks, Moment};
+use godwit_migration::hooks::{HookPoint, Hooks};
 use godwit_migration::restart::UnknownRestart;
 use godwit_migration::{
     Attachment, Compress, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
@@ -104,10 +104,10 @@ pub(crate) fn hooks(named: &HashMap<String, String>) -> Result<Hooks, Status> {
         let place = match moment.as_str() {
             "pre-freeze" => &mut hooks.pre_freeze,
             "post-resume" => &mut hooks.post_resume,
-            "kept" => &mut hooks.kept,
+            "aborted" => &mut hooks.aborted,
             other => {
                 return Err(Status::invalid_argument(format!(
-                    "{other:?} is no moment of a move; hooks are run at pre-freeze, post-resume and kept"
+                    "{other:?} is no moment of a move; hooks are run at pre-freeze, post-resume and aborted"
                 )));
             }
         };
@@ -117,7 +117,7 @@ pub(crate) fn hooks(named: &HashMap<String, String>) -> Result<Hooks, Status> {
 }
 
 fn shown_hooks(hooks: &Hooks) -> HashMap<String, String> {
-    let moments = [Moment::PreFreeze, Moment::PostResume, Moment::Kept];
+    let moments = [HookPoint::PreFreeze, HookPoint::PostResume, HookPoint::Aborted];
     let named = moments.into_iter().filter(|moment| !hooks.of(*moment).is_empty());
     named.map(|moment| (moment.name().to_owned(), hooks.of(moment).to_owned())).collect()
 }
@@ -129,7 +129,9 @@ pub(crate) fn ports(ports: &[api::PublishedPort]) -> Result<Vec<Port>, Status> {
         .map(|port| {
             let number = |n: u32| {
                 u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| {
-                    Status::invalid_argument(format!("{n} is no port number; give one from 1 to 65535"))
+                    Status::invalid_argument(format!(
+                        "{n} is not a valid port number; give one from 1 to 65535"
+                    ))
                 })
             };
             let udp = match port.protocol.as_str() {
@@ -331,8 +333,8 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
         "zstd" => Compress::Zstd,
         name => return Err(format!("compression {name:?} is not known; name auto, off, lz4 or zstd")),
     };
-    if request.lanes > MAX_LANES {
-        return Err(format!("{} connections are too many; {MAX_LANES} are the most", request.lanes));
+    if request.streams > MAX_STREAMS {
+        return Err(format!("{} connections are too many; {MAX_STREAMS} are the most", request.streams));
     }
     let some = |n: u32| (n != 0).then_some(n);
     Ok(Options {
@@ -343,7 +345,7 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
         compress,
         throttle: request.allow_throttle,
         postcopy: request.allow_postcopy,
-        lanes: some(request.lanes).map_or(default.lanes, |n| n as usize),
+        streams: some(request.streams).map_or(default.streams, |n| n as usize),
         network: match network(&request.network) {
             Ok(network) => network.namespace().map(Path::to_path_buf),
             Err(status) => return Err(status.message().to_owned()),
@@ -352,7 +354,7 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
 }
 
 /// Most connections for pages: more than any machine has cores to fill them with.
-const MAX_LANES: u32 = 8;
+const MAX_STREAMS: u32 = 8;
 
 #[cfg(test)]
 mod tests {

@@ -35,7 +35,7 @@ impl Events {
         };
         tracing::info!(subject, action, name, detail, "event");
         if let Err(error) = self.state.put_event(&event) {
-            tracing::error!(%error, "an event cannot be kept");
+            tracing::error!(%error, "cannot record an event");
         }
         // Nobody listening is fine.
         let _ = self.live.send(event);

@@ -213,11 +213,11 @@ impl Host for NodeHost {
         let answer = self.ask(source, migration, journal, false).await?;
         Ok(match answer.decision() {
             godwit_api::v1::Decision::Committed => Decision::Committed,
-            // One of before journals had an identity takes what it does not know for what it has kept.
-            godwit_api::v1::Decision::Kept if !journal.is_empty() && answer.journal != journal => {
+            // One of before journals had an identity takes what it does not know for what it has aborted.
+            godwit_api::v1::Decision::Aborted if !journal.is_empty() && answer.journal != journal => {
                 Decision::Unknown("it is of an older version, which cannot tell whether it knows".into())
             }
-            godwit_api::v1::Decision::Kept => Decision::Kept(answer.reason),
+            godwit_api::v1::Decision::Aborted => Decision::Aborted(answer.reason),
             godwit_api::v1::Decision::Unknown => Decision::Unknown(answer.reason),
             godwit_api::v1::Decision::Pending | godwit_api::v1::Decision::Unspecified => Decision::Pending,
         })

@@ -81,7 +81,7 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
                     Outcome::Moved => {
                         format!("to node {to}, {}, frozen {:.0} ms", report.mode, report.frozen_ms)
                     }
-                    Outcome::Kept => report.reason.clone(),
+                    Outcome::Aborted => report.reason.clone(),
                     Outcome::Lost => format!("on node {to}: {}", report.reason),
                 };
                 node.events.tell("migration", report.outcome.name(), &name, &detail);
@@ -250,13 +250,13 @@ pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelRe
         Ok(_) = migrating.progress.wait_for(Progress::is_committed) => {}
     }
     let entry = node.local().journal.get(&migrating.id).map_err(|e| status(Status::internal, &e))?;
-    let kept = entry.is_some_and(|entry| entry.stage == godwit_migration::journal::Stage::Kept);
-    let reason = if kept {
+    let aborted = entry.is_some_and(|entry| entry.stage == godwit_migration::journal::Stage::Aborted);
+    let reason = if aborted {
         format!("service {name} runs on node {} as before", node.name)
     } else {
         format!("the migration of service {name} to node {} had committed", migrating.to)
     };
-    Ok(api::CancelResponse { cancelled: kept, reason })
+    Ok(api::CancelResponse { cancelled: aborted, reason })
 }
 
 /// Cancels a migration here or at the node that has the service.

@@ -405,7 +405,7 @@ fn choose(
 ) -> Result<Ipv4Addr, Status> {
     if let Some(text) = given {
         let address = text.parse().map_err(|_| {
-            Status::invalid_argument(format!("{text:?} is no IPv4 address; give one of {subnet}"))
+            Status::invalid_argument(format!("{text:?} is not a valid IPv4 address; give one of {subnet}"))
         })?;
         subnet.check(address).map_err(invalid)?;
         return Ok(address);

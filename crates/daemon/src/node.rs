@@ -65,7 +65,7 @@ pub(crate) struct Conflict {
 
 /// What changes while the node runs and is not worth a disk.
 #[derive(Default)]
-struct Moment {
+struct Transient {
     /// Names that are being created or removed, with what is kept for them until it is in the books.
     busy: HashMap<String, Claim>,
     /// Migrations from here, by service.
@@ -125,7 +125,7 @@ pub(crate) struct Node {
     /// Raised when a name is no longer occupied.
     freed: Notify,
     means: std::sync::OnceLock<Means>,
-    moment: Mutex<Moment>,
+    transient: Mutex<Transient>,
 }
 
 impl Node {
@@ -147,7 +147,7 @@ impl Node {
             news: Notify::new(),
             freed: Notify::new(),
             means: std::sync::OnceLock::new(),
-            moment: Mutex::default(),
+            transient: Mutex::default(),
         }
     }
 
@@ -176,9 +176,9 @@ impl Node {
         &self.means().criu
     }
 
-    fn moment(&self) -> MutexGuard<'_, Moment> {
+    fn transient(&self) -> MutexGuard<'_, Transient> {
         // Every change under this lock is a single insertion or removal: nothing is half done.
-        self.moment.lock().unwrap_or_else(PoisonError::into_inner)
+        self.transient.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a name for an operation that must not meet another one on it.
@@ -189,22 +189,22 @@ impl Node {
     /// The same with addresses and ports, which nobody else is given meanwhile; under [`Node::claiming`] from the
     /// look at what is free.
     pub(crate) fn claim(self: &Arc<Self>, name: &str, claim: Claim) -> Option<Occupied> {
-        let mut moment = self.moment();
-        if moment.migrating.contains_key(name) || moment.busy.contains_key(name) {
+        let mut transient = self.transient();
+        if transient.migrating.contains_key(name) || transient.busy.contains_key(name) {
             return None;
         }
-        moment.busy.insert(name.to_string(), claim);
+        transient.busy.insert(name.to_string(), claim);
         Some(Occupied { node: Arc::clone(self), name: name.to_string() })
     }
 
     /// Names being created or removed now.
     pub(crate) fn is_busy(&self, name: &str) -> bool {
-        self.moment().busy.contains_key(name)
+        self.transient().busy.contains_key(name)
     }
 
     /// Addresses that are kept for services that are not in the books yet.
     pub(crate) fn claimed_addresses(&self) -> Vec<Ipv4Addr> {
-        self.moment().busy.values().flat_map(|claim| claim.addresses.clone()).collect()
+        self.transient().busy.values().flat_map(|claim| claim.addresses.clone()).collect()
     }
 
     /// Whether a service is on its way here, perhaps waiting for its source's decision.
@@ -214,25 +214,25 @@ impl Node {
 
     /// Enters a migration; what the service is doing, if it cannot begin one.
     pub(crate) fn begin_migration(&self, name: &str, migrating: Migrating) -> Result<(), String> {
-        let mut moment = self.moment();
-        if let Some(other) = moment.migrating.get(name) {
+        let mut transient = self.transient();
+        if let Some(other) = transient.migrating.get(name) {
             return Err(format!("is on its way to node {} already", other.to));
         }
-        if moment.busy.contains_key(name) {
+        if transient.busy.contains_key(name) {
             return Err("is being started, stopped, removed or plugged in; try again in a moment".into());
         }
-        moment.migrating.insert(name.to_string(), migrating);
+        transient.migrating.insert(name.to_string(), migrating);
         Ok(())
     }
 
     /// Forgets a migration that has ended.
     pub(crate) fn end_migration(&self, name: &str) {
-        self.moment().migrating.remove(name);
+        self.transient().migrating.remove(name);
     }
 
     /// The migration of a service that is under way.
     pub(crate) fn migration(&self, name: &str) -> Option<Migrating> {
-        self.moment().migrating.get(name).cloned()
+        self.transient().migrating.get(name).cloned()
     }
 
     /// Waits a while for what is ending on a name: who was told that an operation is over may start
@@ -267,17 +267,17 @@ impl Node {
 
     /// All migrations under way.
     pub(crate) fn migrations(&self) -> Vec<Migrating> {
-        self.moment().migrating.values().cloned().collect()
+        self.transient().migrating.values().cloned().collect()
     }
 
     /// Remembers what a peer told of itself.
     pub(crate) fn hear(&self, info: NodeInfo) {
-        self.moment().heard.insert(info.name.clone(), info);
+        self.transient().heard.insert(info.name.clone(), info);
     }
 
     /// Forgets a node that was removed.
     pub(crate) fn forget(&self, name: &str) {
-        self.moment().heard.remove(name);
+        self.transient().heard.remove(name);
         self.peers.forget(name);
     }
 
@@ -291,13 +291,13 @@ impl Node {
 
     /// What a peer last told of itself.
     pub(crate) fn heard(&self, name: &str) -> Option<NodeInfo> {
-        self.moment().heard.get(name).cloned()
+        self.transient().heard.get(name).cloned()
     }
 
     /// The link-layer addresses with which nodes answer for their services.
     pub(crate) fn known_macs(&self) -> Vec<Mac> {
-        let moment = self.moment();
-        let told = moment.heard.values().filter_map(|info| info.network.as_ref());
+        let transient = self.transient();
+        let told = transient.heard.values().filter_map(|info| info.network.as_ref());
         told.filter_map(|network| network::parse_mac(&network.uplink_mac)).collect()
     }
 
@@ -405,7 +405,7 @@ impl Node {
                 );
             }
         }
-        let busy = self.moment().busy.clone();
+        let busy = self.transient().busy.clone();
         for (other, claim) in &busy {
             let coming = || {
                 format!("service {other}, which is being created on node {} or on its way there", self.name)
@@ -472,7 +472,7 @@ pub(crate) struct Occupied {
 
 impl Drop for Occupied {
     fn drop(&mut self) {
-        self.node.moment().busy.remove(&self.name);
+        self.node.transient().busy.remove(&self.name);
         self.node.freed.notify_waiters();
     }
 }

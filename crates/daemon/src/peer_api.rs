@@ -47,7 +47,9 @@ impl PeerService {
         if self.1.allows(from, None) {
             return Ok(());
         }
-        let address = address.parse().map_err(|_| Status::invalid_argument("there is no IPv4 address"))?;
+        let address = address
+            .parse()
+            .map_err(|_| Status::invalid_argument("the IPv4 address is missing or invalid"))?;
         let holders = self.0.state.placements_at(address).map_err(internal)?;
         if holders.is_empty() || holders.iter().any(|placement| placement.node != from) {
             return Err(self.refusal(from, "capture"));
@@ -116,7 +118,7 @@ impl Peer for PeerService {
         let (decision, reason) = match decision {
             Decision::Pending => (api::Decision::Pending, String::new()),
             Decision::Committed => (api::Decision::Committed, String::new()),
-            Decision::Kept(reason) => (api::Decision::Kept, reason),
+            Decision::Aborted(reason) => (api::Decision::Aborted, reason),
             Decision::Unknown(reason) => (api::Decision::Unknown, reason),
         };
         let journal = local.journal.identity().to_owned();
@@ -130,7 +132,8 @@ impl Peer for PeerService {
         let from = caller(&request)?;
         let request = request.into_inner();
         let address = |text: &String| {
-            text.parse().map_err(|_| Status::invalid_argument(format!("{text:?} is no IPv4 address")))
+            text.parse()
+                .map_err(|_| Status::invalid_argument(format!("{text:?} is not a valid IPv4 address")))
         };
         let addresses = request.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ports = crate::convert::ports(&request.publish)?;

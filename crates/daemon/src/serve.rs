@@ -30,12 +30,12 @@ use godwit_migration::arrivals::Arrivals;
 use godwit_migration::attach::SystemNetwork;
 use godwit_migration::binds::Binds;
 use godwit_migration::journal::Journal;
-use godwit_migration::kept::Keeper;
 use godwit_migration::link::{self, Link};
 use godwit_migration::local::Local;
 use godwit_migration::mounts::SystemMounts;
 use godwit_migration::pagers::PagerProgram;
 use godwit_migration::promised::Promised;
+use godwit_migration::retained::Retention;
 use godwit_migration::standstill::Standstills;
 use godwit_migration::{Doubts, Waits};
 use godwit_migration::{Layout, destination, error_chain, recovery};
@@ -127,11 +127,11 @@ pub(crate) struct ServeArgs {
     pub patience: u64,
     /// Memory for the pages of each migration that are sent again and again, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
-    pub agent_memory: usize,
+    pub delta_cache: usize,
     /// Memory for the pages of services that left, in MiB, so that they come back sooner [default: a
     /// quarter of what is free]
     #[arg(long, value_name = "MIB")]
-    pub keep_memory: Option<u64>,
+    pub retained_memory: Option<u64>,
     /// How long image layers stay that no service uses, in hours, so that a service comes back sooner; they go
     /// earlier when the disk runs short
     #[arg(long, default_value_t = 168, value_name = "HOURS")]
@@ -420,9 +420,9 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         host: Arc::new(NodeHost(Arc::downgrade(&node))),
         promised: Promised::up_to(args.incoming_memory << 20),
         patience: Duration::from_secs(args.patience),
-        remembered: args.agent_memory << 20,
+        remembered: args.delta_cache << 20,
         arrivals: Arrivals::default(),
-        keeper: Keeper::new(args.keep_memory.map(|mib| mib << 20)),
+        retention: Retention::new(args.retained_memory.map(|mib| mib << 20)),
         pagers: Arc::new(PagerProgram(beside_us("godwit-pager")?)),
         userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,
         tracker: tracker(args.tracker),
@@ -543,7 +543,7 @@ async fn accept_peers(
     }
 }
 
-/// Data connections of one member at the same time: all lanes of a dozen migrations.
+/// Data connections of one member at the same time: all streams of a dozen migrations.
 const MAX_DATA_SESSIONS: usize = 256;
 
 /// How many data connections each member has.
@@ -583,7 +583,7 @@ async fn relieve(node: &Node) {
     let mut clock = tokio::time::interval(Duration::from_secs(1));
     loop {
         clock.tick().await;
-        node.local().keeper.relieve(total);
+        node.local().retention.relieve(total);
     }
 }
 

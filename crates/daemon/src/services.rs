@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerConfig, ContainerStatus, EngineError, MountKind, rootfs};
-use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, fault, hooks};
+use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, failpoint, hooks};
 use godwit_network::NetworkError;
 use tonic::Status;
 
@@ -84,7 +84,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
             return Err(error);
         }
     }
-    fault::point("service.started").await;
+    failpoint::point("service.started").await;
     node.state.put_service(&service).map_err(internal)?;
     if let Err(error) = node.local().made(&service) {
         // The books are asked before the mark is believed.

@@ -1,5 +1,5 @@
 //! Pages as bytes for the wire: runs of pages with data, as differences to what was sent before, that
-//! read as zero, or that the receiver kept from an earlier visit; one checksum over all of it, and
+//! read as zero, or that the receiver retained from an earlier visit; one checksum over all of it, and
 //! compression where the link is slower than the compressor.
 //!
 //! A batch belongs to one space and carries at most [`MAX_PAGES`] pages of data, so that a receiver
@@ -163,8 +163,8 @@ pub enum Kind {
     Data = 0,
     /// They read as zero.
     Zero = 1,
-    /// They are what the receiver kept when the service left it.
-    Kept = 2,
+    /// They are what the receiver retained when the service left it.
+    Retained = 2,
     /// Their differences to what was sent before are in the batch.
     Delta = 3,
 }
@@ -246,10 +246,10 @@ impl Builder {
         self.run(address / PAGE_SIZE, 1, Kind::Data);
     }
 
-    /// Adds one page that the receiver kept.
-    pub fn kept(&mut self, address: u64) {
+    /// Adds one page that the receiver retained.
+    pub fn retained(&mut self, address: u64) {
         self.pages += 1;
-        self.run(address / PAGE_SIZE, 1, Kind::Kept);
+        self.run(address / PAGE_SIZE, 1, Kind::Retained);
     }
 
     /// Adds one page as its difference to what was sent before; says whether that is worth it, and
@@ -430,7 +430,7 @@ impl WireRun {
                 }
                 bytes
             }
-            Kind::Zero | Kind::Kept => 0,
+            Kind::Zero | Kind::Retained => 0,
         };
         if bytes > rest.len() {
             return Err(BatchError::Malformed("its data are shorter than its runs"));
@@ -509,8 +509,8 @@ mod tests {
         builder.page(0x3000, &page(0));
         builder.zero(&(0x4000..0x9000));
         builder.page(0x20_0000, &page(3));
-        builder.kept(0x30_0000);
-        builder.kept(0x30_1000);
+        builder.retained(0x30_0000);
+        builder.retained(0x30_1000);
         builder
     }
 
@@ -527,7 +527,7 @@ mod tests {
                     (0x1000..0x3000, Kind::Data, 2 * PAGE),
                     (0x3000..0x9000, Kind::Zero, 0),
                     (0x20_0000..0x20_1000, Kind::Data, PAGE),
-                    (0x30_0000..0x30_2000, Kind::Kept, 0),
+                    (0x30_0000..0x30_2000, Kind::Retained, 0),
                 ]
             );
             assert_eq!(batch.runs[2].data, &page(3)[..]);
@@ -608,8 +608,8 @@ mod tests {
             (vec![run(1, 1, Kind::Data)], vec![1; PAGE - 1]),
             (vec![run(1, 1, Kind::Zero)], vec![1; PAGE]),
             (vec![run(1, u32::MAX, Kind::Delta)], vec![0; PAGE]),
-            (vec![run(1, 65, Kind::Kept)], vec![]),
-            (vec![run(1, u32::MAX, Kind::Kept), run(1, u32::MAX, Kind::Kept)], vec![]),
+            (vec![run(1, 65, Kind::Retained)], vec![]),
+            (vec![run(1, u32::MAX, Kind::Retained), run(1, u32::MAX, Kind::Retained)], vec![]),
             (vec![run(1, 1, Kind::Delta)], vec![255; DELTA_HEAD]),
             (vec![WireRun { page: 1, pages: 1, kind: 9 }], vec![]),
         ] {

@@ -9,15 +9,15 @@ use tokio::sync::{mpsc, watch};
 use crate::link::Link;
 use crate::message::Purpose;
 
-/// Most connections of a migration that wait to be taken: a source that makes more than there can be lanes, and those
+/// Most connections of a migration that wait to be taken: a source that makes more than there can be streams, and those
 /// again after a break, is not waiting for an answer.
 const MOST_WAITING: usize = 256;
 
 /// A further connection of a migration.
 #[derive(Debug)]
 pub(crate) enum Further {
-    /// A lane.
-    Lane(Purpose, Link),
+    /// A stream.
+    Stream(Purpose, Link),
     /// The conversation, after a break.
     Resumed(Link),
 }

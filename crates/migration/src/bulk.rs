@@ -1,12 +1,12 @@
-//! A round of a process's memory over lanes alone, for the benchmark that tells what the mover's own
+//! A round of a process's memory over streams alone, for the benchmark that tells what the mover's own
 //! work costs and what TLS adds to it.
 //!
 //! ```text
-//! send ── look ── Pages::send ══ lanes ══ take ── godwit-pager ── receive
+//! send ── look ── Pages::send ══ streams ══ take ── godwit-pager ── receive
 //! ```
 //!
 //! It is the code of a migration between the look and the store, without the conversation around it: no
-//! service, no daemon, no commit. The lanes may be [`Connection`]s of any kind; those of a migration are
+//! service, no daemon, no commit. The streams may be [`Connection`]s of any kind; those of a migration are
 //! TLS by their type.
 
 use std::ops::ControlFlow;
@@ -23,8 +23,8 @@ use tokio::task::JoinSet;
 use crate::destination::intake::{IntakeError, Seen, Storing, Waiting, take};
 use crate::link::{Link, LinkError};
 use crate::options::Compress;
-use crate::source::lanes::Lanes;
 use crate::source::pages::{Pages, PagesError, State};
+use crate::source::streams::Streams;
 
 /// Why a round failed.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,7 @@ pub enum BulkError {
     /// At the sending end.
     #[error(transparent)]
     Pages(#[from] PagesError),
-    /// A lane.
+    /// A stream.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// At the receiving end.
@@ -61,10 +61,10 @@ pub struct Round {
 /// Sends all memory of these processes, once.
 ///
 /// # Errors
-/// The memory cannot be read, or a lane broke.
-pub async fn send<S: Carrier>(lanes: Vec<Connection<S>>, pids: Vec<i32>) -> Result<Round, BulkError> {
-    let count = lanes.len();
-    let mut lanes = Lanes::of(lanes);
+/// The memory cannot be read, or a stream broke.
+pub async fn send<S: Carrier>(streams: Vec<Connection<S>>, pids: Vec<i32>) -> Result<Round, BulkError> {
+    let count = streams.len();
+    let mut streams = Streams::of(streams);
     let mut pages = Pages::new(detect().backend, count, Compress::Off, None, 0);
     let mut pages = tokio::task::spawn_blocking(move || {
         pages.look(&pids, false)?;
@@ -72,21 +72,21 @@ pub async fn send<S: Carrier>(lanes: Vec<Connection<S>>, pids: Vec<i32>) -> Resu
     })
     .await??;
     let begun = Instant::now();
-    let senders = lanes.senders();
+    let senders = streams.senders();
     let send = move || pages.send(&senders, State::Running, &|_| ControlFlow::Continue(()));
     let sent = tokio::task::spawn_blocking(send).await??;
-    lanes.arrived().await?;
+    streams.arrived().await?;
     let took = begun.elapsed();
-    lanes.close().await;
+    streams.close().await;
     Ok(Round { pages: sent.pages, took })
 }
 
-/// Takes at most `bytes` of pages into a pager of its own in this directory, until the lanes end.
+/// Takes at most `bytes` of pages into a pager of its own in this directory, until the streams end.
 ///
 /// # Errors
 /// The pager cannot be started, or what came could not be stored.
 pub async fn receive<S: Carrier>(
-    lanes: Vec<Connection<S>>,
+    streams: Vec<Connection<S>>,
     binary: &Path,
     directory: &Path,
     bytes: u64,
@@ -100,9 +100,9 @@ pub async fn receive<S: Carrier>(
     let client = Arc::new(client);
     let (telling, _seen) = watch::channel(Seen::default());
     let mut taking = JoinSet::new();
-    for lane in lanes {
+    for stream in streams {
         taking.spawn(take(
-            Link::new(lane),
+            Link::new(stream),
             Storing::new(&client, &None, &Waiting::default()),
             telling.clone(),
         ));

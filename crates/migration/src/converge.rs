@@ -140,7 +140,7 @@ pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
     }
 }
 
-/// Why a service was kept that copying could not make ready, with what would help.
+/// Why a migration was aborted that copying could not make ready, with what would help.
 #[must_use]
 pub fn advice(rounds: &[Round], predicted: Duration, fixed: Duration, goals: &Goals) -> String {
     let limit = goals.max_frozen.unwrap_or_default();
@@ -286,7 +286,7 @@ mod tests {
         let slow = Goals { throttle: true, ..goals() };
         assert_eq!(decide(&stuck, FIXED, &slow), Next::Throttle);
         let strict = Goals { max_frozen: Some(Duration::from_millis(300)), ..goals() };
-        let Next::Keep(predicted) = decide(&stuck, FIXED, &strict) else { panic!("it must be kept") };
+        let Next::Keep(predicted) = decide(&stuck, FIXED, &strict) else { panic!("it must be aborted") };
         assert!(predicted > Duration::from_secs(2), "{predicted:?}");
         let text = advice(&stuck, predicted, FIXED, &strict);
         assert!(

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use godwit_engine::tree;
 
 use crate::arrivals::Further;
-use crate::fault;
+use crate::failpoint;
 use crate::images;
 use crate::journal::Stage;
 use crate::link::{Link, LinkError};
@@ -91,7 +91,7 @@ from_local_causes!(
 pub(crate) enum Memory {
     /// In place.
     Whole,
-    /// In place, restored from images; its pager and its lanes are still there.
+    /// In place, restored from images; its pager and its streams are still there.
     Spare(Intake),
     /// On its way into place.
     Filling(Intake),
@@ -137,7 +137,7 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
         Ok(Message::Open(open)) => return migrate(&local, link, open).await,
         Ok(Message::Join(join)) => {
             let purpose = Purpose::try_from(join.purpose).unwrap_or(Purpose::Unknown);
-            local.arrivals.give(&join.migration, &source, Further::Lane(purpose, link))
+            local.arrivals.give(&join.migration, &source, Further::Stream(purpose, link))
         }
         Ok(Message::Resume(resume)) => {
             match local.arrivals.give(&resume.migration, &source, Further::Resumed(link)) {
@@ -202,7 +202,7 @@ async fn arrive(local: &Arc<Local>, mut link: Link, mut admitted: Admitted) {
         // Pages may be sent again and again while the service runs, but each is held once.
         let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
         let most = most.min(local.promised.limit());
-        let intake = intake.insert(Intake::start(local, &id, most, admitted.kept.take(), arrival).await?);
+        let intake = intake.insert(Intake::start(local, &id, most, admitted.retained.take(), arrival).await?);
         let failure = intake.failure();
         tokio::select! {
             restored = until_restored(local, &mut link, &admitted, intake) => restored,
@@ -217,7 +217,7 @@ async fn arrive(local: &Arc<Local>, mut link: Link, mut admitted: Admitted) {
             tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
             // One that did not start may have left something.
             let memory = intake.map_or(Memory::Lost(String::new()), Memory::Filling);
-            // First the reason, for the user: the source does not wait long for it once it sees the lanes
+            // First the reason, for the user: the source does not wait long for it once it sees the streams
             // close.
             let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
             let mut memory = memory;
@@ -232,7 +232,7 @@ async fn arrive(local: &Arc<Local>, mut link: Link, mut admitted: Admitted) {
     };
     let mut memory = match intake {
         Some(intake) if admitted.userfaultfd => Memory::Filling(intake),
-        // The source may still wait for the word that its lanes have brought all.
+        // The source may still wait for the word that its streams have brought all.
         Some(intake) => Memory::Spare(intake),
         None => Memory::Whole,
     };
@@ -265,7 +265,7 @@ async fn arrive(local: &Arc<Local>, mut link: Link, mut admitted: Admitted) {
             let telling = own::tell_hook(local, &service, &id, &source);
             tokio::join!(fill(local, &service, (&id, &source), memory, Some(link)), telling);
         }
-        Some(Decision::Kept(reason)) => {
+        Some(Decision::Aborted(reason)) => {
             link.close().await;
             let dropped = drop_copy(local, &service, &id, &reason, &mut memory).await;
             drop_in_the_end(local, &service, &id, &reason, memory, dropped).await;
@@ -284,7 +284,7 @@ async fn arrive(local: &Arc<Local>, mut link: Link, mut admitted: Admitted) {
 async fn decision(link: &mut Link) -> Option<Decision> {
     match link.receive().await {
         Ok(Message::Commit) => Some(Decision::Committed),
-        Err(LinkError::Aborted { reason, .. }) => Some(Decision::Kept(reason)),
+        Err(LinkError::Aborted { reason, .. }) => Some(Decision::Aborted(reason)),
         Ok(other) => {
             tracing::warn!(got = other.name(), "the source sent something else than its decision");
             None
@@ -304,7 +304,7 @@ pub(crate) async fn drop_copy(
     reason: &str,
     memory: &mut Memory,
 ) -> Result<(), LocalError> {
-    fault::point("destination.dropping").await;
+    failpoint::point("destination.dropping").await;
     local.clear(service).await?;
     local.network.hold_no_more(service).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;

@@ -30,54 +30,55 @@ const MOST_WORDS: u64 = 4 << 10;
 
 /// The moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub enum HookPoint {
     /// The service runs at the source, and will be frozen next.
     PreFreeze,
     /// It runs at the destination.
     PostResume,
     /// It was to move, and runs at the source.
-    Kept,
+    Aborted,
 }
 
 /// The hooks of a service, by their names in the operator's directory; empty where there is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hooks {
-    /// For [`Moment::PreFreeze`].
+    /// For [`HookPoint::PreFreeze`].
     pub pre_freeze: String,
-    /// For [`Moment::PostResume`].
+    /// For [`HookPoint::PostResume`].
     pub post_resume: String,
-    /// For [`Moment::Kept`].
-    pub kept: String,
+    /// For [`HookPoint::Aborted`].
+    #[serde(alias = "kept")]
+    pub aborted: String,
 }
 
 impl Hooks {
     /// The one for a moment.
     #[must_use]
-    pub fn of(&self, moment: Moment) -> &str {
+    pub fn of(&self, moment: HookPoint) -> &str {
         match moment {
-            Moment::PreFreeze => &self.pre_freeze,
-            Moment::PostResume => &self.post_resume,
-            Moment::Kept => &self.kept,
+            HookPoint::PreFreeze => &self.pre_freeze,
+            HookPoint::PostResume => &self.post_resume,
+            HookPoint::Aborted => &self.aborted,
         }
     }
 
     /// Those that are there.
     pub fn named(&self) -> impl Iterator<Item = &str> {
-        [&self.pre_freeze, &self.post_resume, &self.kept]
+        [&self.pre_freeze, &self.post_resume, &self.aborted]
             .into_iter()
             .map(String::as_str)
             .filter(|n| !n.is_empty())
     }
 }
 
-impl Moment {
+impl HookPoint {
     /// Its name, as users write it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::PreFreeze => "pre-freeze",
             Self::PostResume => "post-resume",
-            Self::Kept => "kept",
+            Self::Aborted => "aborted",
         }
     }
 }
@@ -142,7 +143,7 @@ pub fn check(directory: &Path, name: &str) -> Result<(), HookError> {
     }
     let metadata = directory.join(name).metadata().map_err(|error| refused(&error.to_string()))?;
     if !metadata.is_file() || metadata.mode() & 0o111 == 0 {
-        return Err(refused("it is no program"));
+        return Err(refused("it is not an executable file"));
     }
     Ok(())
 }
@@ -151,7 +152,7 @@ pub fn check(directory: &Path, name: &str) -> Result<(), HookError> {
 pub(crate) async fn run(
     local: &Local,
     service: &Service,
-    moment: Moment,
+    moment: HookPoint,
     (migration, source, destination): (&str, &str, &str),
 ) -> Result<(), HookError> {
     let name = service.hooks.of(moment);

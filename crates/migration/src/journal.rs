@@ -13,7 +13,7 @@
 //! The destination's `committed` only repeats what the source decided.
 //!
 //! A commit is forgotten only when the destination has acknowledged it: `released` (nothing of the service is
-//! left here) stays until then, for ever if need be. `kept`, `dropped` and `done` are final, and are forgotten
+//! left here) stays until then, for ever if need be. `aborted`, `dropped` and `done` are final, and are forgotten
 //! after a month. A journal has a random identity, so that a destination in doubt notices when it asks another
 //! journal than the one in which its migration began.
 //!
@@ -29,7 +29,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::blocking::off_worker;
-use crate::fault;
+use crate::failpoint;
 use crate::options::ServeOptions;
 use crate::schema::{self, SchemaError};
 use crate::service::Service;
@@ -80,7 +80,7 @@ pub struct Entry {
     pub service: Service,
     /// Processes (inside the container) that were stopped by a signal and stay so after the move.
     pub keep_stopped: Vec<u32>,
-    /// Why it was kept or dropped.
+    /// Why it was aborted or dropped.
     pub reason: String,
 }
 
@@ -136,7 +136,7 @@ pub fn own_file(path: &Path) -> std::io::Result<()> {
 const KEEP_FINAL_MS: i64 = 30 * 24 * 3600 * 1000;
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [&str; 3] = [
+const STEPS: [&str; 4] = [
     "CREATE TABLE IF NOT EXISTS migration (
         id TEXT PRIMARY KEY,
         role TEXT NOT NULL CHECK (role IN ('source', 'destination')),
@@ -157,6 +157,7 @@ const STEPS: [&str; 3] = [
     CREATE TABLE identity (id TEXT NOT NULL) STRICT;
     INSERT INTO identity (id) VALUES (lower(hex(randomblob(16))));",
     "ALTER TABLE migration ADD COLUMN serving TEXT NOT NULL DEFAULT '';",
+    "UPDATE migration SET stage = 'aborted' WHERE stage = 'kept';",
 ];
 
 /// The journal of one node.
@@ -203,7 +204,7 @@ impl Journal {
             observer: Observer::default(),
         };
         journal.lock().execute(
-            "DELETE FROM migration WHERE stage IN ('kept', 'dropped', 'done') AND updated_ms < ?1",
+            "DELETE FROM migration WHERE stage IN ('aborted', 'dropped', 'done') AND updated_ms < ?1",
             params![now_ms() - KEEP_FINAL_MS],
         )?;
         Ok(journal)
@@ -226,7 +227,7 @@ impl Journal {
         if self.observer.0.get().is_some_and(|may| !may(write)) {
             return true;
         }
-        fault::fails(&format!("journal.{write}"))
+        failpoint::fails(&format!("journal.{write}"))
     }
 
     /// Has every write told to this, which says whether it may be made.
@@ -454,7 +455,7 @@ impl Journal {
         off_worker(|| {
             select(
                 &self.lock(),
-                "stage NOT IN ('kept', 'dropped', 'done', 'released') ORDER BY id",
+                "stage NOT IN ('aborted', 'dropped', 'done', 'released') ORDER BY id",
                 params![],
             )
         })

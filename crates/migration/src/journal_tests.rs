@@ -63,7 +63,7 @@ fn a_migration_is_found_again_as_it_was_left() {
 #[test]
 fn what_is_final_needs_nothing_more_but_is_still_known() {
     let (_directory, journal) = journal();
-    for (id, stage) in [("01A", Stage::Kept), ("01B", Stage::Dropped), ("01C", Stage::Done)] {
+    for (id, stage) in [("01A", Stage::Aborted), ("01B", Stage::Dropped), ("01C", Stage::Done)] {
         begin(&journal, id, Role::Source, "b", &service()).unwrap();
         journal.set(id, stage, "why").unwrap();
     }
@@ -176,18 +176,24 @@ fn a_journal_of_an_older_version_is_taken_over() {
     let database = Connection::open(&path).unwrap();
     database.execute_batch(STEPS[0]).unwrap();
     let text = serde_json::to_string(&at(3)).unwrap();
-    for (id, service) in [("01A", text.as_str()), ("01B", "not what was written")] {
+    let now = now_ms();
+    for (id, stage, service) in [
+        ("01A", "committed", text.as_str()),
+        ("01B", "committed", "not what was written"),
+        ("01D", "kept", text.as_str()),
+    ] {
         database
             .execute(
                 "INSERT INTO migration (id, role, peer, stage, service, updated_ms)
-                 VALUES (?1, 'source', 'b', 'committed', ?2, 1)",
-                params![id, service],
+                 VALUES (?1, 'source', 'b', ?2, ?3, ?4)",
+                params![id, stage, service, now],
             )
             .unwrap();
     }
     drop(database);
     let journal = Journal::open(&path).unwrap();
     assert_eq!(stage(&journal, "01A"), Stage::Committed);
+    assert_eq!(stage(&journal, "01D"), Stage::Aborted);
     assert!(matches!(journal.get("01B"), Err(JournalError::Damaged(_))));
     begin(&journal, "01C", Role::Destination, "b", &at(5)).unwrap();
     assert_eq!(stage(&journal, "01A"), Stage::Done, "its service and epoch are known");
@@ -199,7 +205,7 @@ fn a_commit_whose_write_failed_counts_if_it_is_on_the_disk() {
     begin(&journal, "01A", Role::Source, "b", &service()).unwrap();
     journal.set("01A", Stage::Frozen, "").unwrap();
     // An error after the bytes had gone, as of an fsync.
-    let _fault = fault::failing(&["journal.committed"]);
+    let _fault = failpoint::failing(&["journal.committed"]);
     assert!(matches!(journal.commit("01A", Stage::Committed), Commit::Written));
     assert_eq!(stage(&journal, "01A"), Stage::Committed);
 }
@@ -209,7 +215,7 @@ fn a_commit_whose_write_failed_does_not_count_if_the_disk_does_not_have_it() {
     let (_directory, journal) = journal();
     begin(&journal, "01A", Role::Source, "b", &service()).unwrap();
     journal.set("01A", Stage::Frozen, "").unwrap();
-    let _fault = fault::failing(&["journal.committing"]);
+    let _fault = failpoint::failing(&["journal.committing"]);
     assert!(matches!(journal.commit("01A", Stage::Committed), Commit::NotWritten(_)));
     assert_eq!(stage(&journal, "01A"), Stage::Frozen);
     journal.set("01A", Stage::Undoing, "the disk is full").unwrap();
@@ -221,13 +227,13 @@ fn of_a_commit_that_can_neither_be_written_nor_read_nothing_is_said() {
     begin(&journal, "01A", Role::Source, "b", &service()).unwrap();
     journal.set("01A", Stage::Frozen, "").unwrap();
     {
-        let _fault = fault::failing(&["journal.committed", "journal.reading"]);
+        let _fault = failpoint::failing(&["journal.committed", "journal.reading"]);
         assert!(!journal.is_undecided());
         assert!(matches!(journal.commit("01A", Stage::Committed), Commit::Unknown(_)));
         assert!(journal.is_undecided(), "nobody is answered from it");
     }
     // Nor of one whose file is gone: another one must not be made in its place.
-    let _fault = fault::failing(&["journal.committing"]);
+    let _fault = failpoint::failing(&["journal.committing"]);
     for entry in std::fs::read_dir(directory.path()).unwrap() {
         std::fs::remove_file(entry.unwrap().path()).unwrap();
     }
@@ -238,7 +244,7 @@ fn of_a_commit_that_can_neither_be_written_nor_read_nothing_is_said() {
 #[test]
 fn how_pages_are_sent_is_known_to_the_next_life_of_the_daemon() {
     let (directory, journal) = journal();
-    let serving = ServeOptions { lanes: 5, max_bandwidth: Some(7_000_000), compress: Compress::Zstd };
+    let serving = ServeOptions { streams: 5, max_bandwidth: Some(7_000_000), compress: Compress::Zstd };
     let service = service();
     let new = Beginning {
         id: "01A",

@@ -36,7 +36,7 @@ pub enum LinkError {
     #[error(transparent)]
     Broken(#[from] FrameError),
     /// Writing failed; what is read next tells why, as a rule.
-    #[error("the connection to node {0} does not take data any more")]
+    #[error("the connection to node {0} is no longer writable")]
     Closed(String),
     /// A frame could not be understood.
     #[error("node {node} sent something this node does not understand")]

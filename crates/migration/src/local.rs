@@ -24,10 +24,10 @@ use crate::doubt::Doubts;
 use crate::images;
 use crate::incarnation::Incarnation;
 use crate::journal::{Journal, JournalError};
-use crate::kept::Keeper;
 use crate::mounts::Mounts;
 use crate::pagers::Pagers;
 use crate::promised::{Promised, Reservation};
+use crate::retained::Retention;
 use crate::service::{Layout, Service};
 use crate::standstill::Stand;
 use crate::waits::Waits;
@@ -40,7 +40,7 @@ pub enum Decision {
     /// The destination owns the service.
     Committed,
     /// The source does, for this reason.
-    Kept(String),
+    Aborted(String),
     /// The source cannot tell, for this reason, and perhaps never will.
     Unknown(String),
 }
@@ -211,7 +211,7 @@ pub struct Local {
     /// Services on their way here.
     pub arrivals: Arrivals,
     /// Pages of services that left.
-    pub keeper: Keeper,
+    pub retention: Retention,
     /// What holds pages of services on their way here.
     pub pagers: Arc<dyn Pagers>,
     /// Whether processes can be restored here before their pages are in place.
@@ -390,7 +390,7 @@ impl Local {
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation, String> {
         if bytes > available_memory() {
             // What comes is worth more than what left.
-            self.keeper.give_up();
+            self.retention.give_up();
         }
         self.promised.reserve(bytes, available_memory()).map_err(|left| {
             format!(

@@ -8,7 +8,7 @@
 //!  of what needs privileges                                           └ a process with the same memory
 //!    └ a process with a known memory
 //! ```
-//! Real are: the state machines, recovery, journals, messages, TLS, lanes, the tracker, the pager, CRIU's images as far
+//! Real are: the state machines, recovery, journals, messages, TLS, streams, the tracker, the pager, CRIU's images as far
 //! as memory goes. Fakes are: the engine, CRIU, network, mounts, and what the daemon does above a migration.
 //!
 //! - [`process`]: services' processes. - [`machine`]: a node without its daemon; [`engine`], [`means`], [`host`]: the

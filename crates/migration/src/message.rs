@@ -4,14 +4,14 @@
 //! source                                   destination
 //!   │ Open ─────────────────────────────────► │  checks name, address, memory, disk, layers
 //!   │ ◄──────────────────── Accepted | Refused│  journal: reserved
-//!   │ ◄───────────────────── KeptPages… KeptEnd│  where the service has been there before
-//!   │ (further connections, each) Join ─────► │  lanes for pages, one for faults
+//!   │ ◄───────────────────── RetainedPages… KeptEnd│  where the service has been there before
+//!   │ (further connections, each) Join ─────► │  streams for pages, one for faults
 //!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer
 //!   │ ◄─────────────────────────── LayerStored│
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs
 //!   │ ◄─────────────────────────── TreeApplied│
 //!   │ LogData… OldLogData… LogRotated… ─────► │  the log so far, now or later
-//!   │ (lanes) Pages… ───────────────────────► │  rounds of memory, while the service runs, or
+//!   │ (streams) Pages… ───────────────────────► │  rounds of memory, while the service runs, or
 //!   │ Pending… PendingEnd ──────────────────► │  only the names of pages that will come later
 //!   │ ◄──────────────────────────── PendingEnd│
 //!   │ TreeAgain TreeItem… TreeEnd ──────────► │  files changed since, while it still runs
@@ -19,13 +19,13 @@
 //!   │ (journal: frozen; freeze, close port)   │
 //!   │ Pending… PendingEnd ──────────────────► │  the others that are still to come
 //!   │ ◄──────────────────────────── PendingEnd│
-//!   │ (lanes) Pages… PagesEnd ──────────────► │  they come now, beside all that follows, or stay
+//!   │ (streams) Pages… PagesEnd ──────────────► │  they come now, beside all that follows, or stay
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  files changed since
 //!   │ LogData… ImageData… ImagesEnd ────────► │
 //!   │ ◄─────────────────────── ImagesReceived │  restores, all processes stopped
 //!   │ ◄──────────────────────────────── Step… │  to a source that has asked for them in Open
-//!   │ ◄─────────── (faults lane) FaultRequest │  for what the restore or a process waits for
-//!   │ (faults lane) Pages ──────────────────► │
+//!   │ ◄─────────── (faults stream) FaultRequest │  for what the restore or a process waits for
+//!   │ (faults stream) Pages ──────────────────► │
 //!   │ ◄───────────────────────────── Restored │  journal: restored
 //!   │ (journal: COMMITTED, the commit point;  │
 //!   │  SERVING where pages have stayed)       │
@@ -33,7 +33,7 @@
 //!   │ ◄────────────────────────────── Running │
 //!
 //! only where pages have stayed:
-//!   │ (lanes) Pages… PagesEnd ──────────────► │
+//!   │ (streams) Pages… PagesEnd ──────────────► │
 //!   │ ◄───────────────────────────── Received │  the source lets go
 //!
 //! when the connection broke before Received, over new ones:
@@ -87,7 +87,7 @@ pub struct Open {
     pub cpu_flags: Vec<String>,
     /// Connections that will bring pages.
     #[prost(uint32, tag = "10")]
-    pub lanes: u32,
+    pub streams: u32,
     /// The source's overlay; nothing from a node that cannot tell.
     #[prost(message, optional, tag = "11")]
     pub overlay: Option<OverlayTerms>,
@@ -160,13 +160,13 @@ pub struct Accepted {
     /// Whether processes can be restored here before their pages are in place.
     #[prost(bool, tag = "2")]
     pub userfaultfd: bool,
-    /// Whether the pages follow that were kept when the service left the destination.
+    /// Whether the pages follow that were retained when the service left the destination.
     #[prost(bool, tag = "3")]
-    pub kept: bool,
+    pub retained: bool,
     /// Whether the CRIU here finds TCP connections in the image of the files.
     #[prost(bool, tag = "4")]
     pub tcp_inline: bool,
-    /// The key of these pages' hashes: 192 bytes, or none where nothing was kept.
+    /// The key of these pages' hashes: 192 bytes, or none where nothing was retained.
     #[prost(bytes = "bytes", tag = "5")]
     pub key: Bytes,
     /// Whether this node takes the log, and further rounds of files, while the service runs.
@@ -184,7 +184,7 @@ pub struct Accepted {
 /// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all
 /// zeroes where it has none.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct KeptPages {
+pub struct RetainedPages {
     /// The space.
     #[prost(uint32, tag = "1")]
     pub space: u32,
@@ -390,7 +390,7 @@ pub enum Message {
     Join(Join),
     /// An encoded [`godwit_memory::batch::Batch`].
     Pages(Bytes),
-    /// The lane has brought all.
+    /// The stream has brought all.
     PagesEnd,
     /// Pages that are still to come.
     Pending(PageRanges),
@@ -405,7 +405,7 @@ pub enum Message {
     /// All of those are named.
     MissingEnd,
     /// Pages of an earlier visit.
-    KeptPages(KeptPages),
+    RetainedPages(RetainedPages),
     /// All of those are named.
     KeptEnd,
     /// Nothing at the source is needed any more.
@@ -464,7 +464,7 @@ impl Message {
             Self::Resume(_) => 28,
             Self::Missing(_) => 29,
             Self::MissingEnd => 30,
-            Self::KeptPages(_) => 32,
+            Self::RetainedPages(_) => 32,
             Self::KeptEnd => 33,
             Self::Received => 31,
             Self::Step(_) => 34,
@@ -487,7 +487,7 @@ impl Message {
             Self::Resume(m) => m.encode_to_vec().into(),
             Self::Join(m) => m.encode_to_vec().into(),
             Self::FaultRequest(m) => m.encode_to_vec().into(),
-            Self::KeptPages(m) => m.encode_to_vec().into(),
+            Self::RetainedPages(m) => m.encode_to_vec().into(),
             Self::Running(m) => m.encode_to_vec().into(),
             Self::Step(m) => m.encode_to_vec().into(),
             Self::Pending(m) | Self::Missing(m) => m.encode_to_vec().into(),
@@ -546,7 +546,7 @@ impl Message {
             28 => Self::Resume(typed(kind, payload)?),
             29 => Self::Missing(typed(kind, payload)?),
             30 => Self::MissingEnd,
-            32 => Self::KeptPages(typed(kind, payload)?),
+            32 => Self::RetainedPages(typed(kind, payload)?),
             33 => Self::KeptEnd,
             31 => Self::Received,
             34 => Self::Step(typed(kind, payload)?),
@@ -590,7 +590,7 @@ impl Message {
             Self::Resume(_) => "Resume",
             Self::Missing(_) => "Missing",
             Self::MissingEnd => "MissingEnd",
-            Self::KeptPages(_) => "KeptPages",
+            Self::RetainedPages(_) => "RetainedPages",
             Self::KeptEnd => "KeptEnd",
             Self::Received => "Received",
             Self::Step(_) => "Step",
@@ -630,7 +630,7 @@ mod tests {
             Message::Accepted(Accepted {
                 missing_layers: vec!["sha256:00".into()],
                 userfaultfd: true,
-                kept: false,
+                retained: false,
                 tcp_inline: true,
                 key: Bytes::from_static(b"key"),
                 ahead: true,
@@ -667,7 +667,7 @@ mod tests {
             Message::Resume(Resume { migration: "01A".into() }),
             Message::Missing(ranges),
             Message::MissingEnd,
-            Message::KeptPages(KeptPages { space: 1, leaf: 2, hashes: vec![0; 32] }),
+            Message::RetainedPages(RetainedPages { space: 1, leaf: 2, hashes: vec![0; 32] }),
             Message::KeptEnd,
             Message::Received,
         ]

@@ -49,7 +49,7 @@ impl Mode {
 pub struct Options {
     /// How the memory moves.
     pub mode: Mode,
-    /// Longest frozen time, as predicted before the freeze; else the service is kept.
+    /// Longest frozen time, as predicted before the freeze; else the migration is aborted.
     pub max_frozen: Option<Duration>,
     /// Most rounds of copying while the service runs.
     pub max_rounds: u32,
@@ -62,7 +62,7 @@ pub struct Options {
     /// Whether pages may follow after the commit, where the loss of the source loses the service.
     pub postcopy: bool,
     /// Connections for pages.
-    pub lanes: usize,
+    pub streams: usize,
     /// Where the network namespace is mounted at the destination, for a service in one of somebody else's;
     /// else where it is at the source.
     pub network: Option<PathBuf>,
@@ -73,7 +73,8 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServeOptions {
     /// Connections for pages.
-    pub lanes: usize,
+    #[serde(alias = "lanes")]
+    pub streams: usize,
     /// Most bytes per second of pages.
     pub max_bandwidth: Option<u64>,
     /// Whether pages are compressed.
@@ -84,7 +85,7 @@ impl Options {
     /// What counts after the commit, too.
     #[must_use]
     pub fn serving(&self) -> ServeOptions {
-        ServeOptions { lanes: self.lanes, max_bandwidth: self.max_bandwidth, compress: self.compress }
+        ServeOptions { streams: self.streams, max_bandwidth: self.max_bandwidth, compress: self.compress }
     }
 }
 
@@ -97,8 +98,8 @@ impl Default for ServeOptions {
 /// Rounds that nobody needs more of: each either gains a tenth or is the last but one.
 const MAX_ROUNDS: u32 = 30;
 
-/// Two lanes keep a second core busy with TLS; more only share the link.
-const LANES: usize = 2;
+/// Two streams keep a second core busy with TLS; more only share the link.
+const STREAMS: usize = 2;
 
 impl Default for Options {
     fn default() -> Self {
@@ -110,7 +111,7 @@ impl Default for Options {
             compress: Compress::Auto,
             throttle: false,
             postcopy: false,
-            lanes: LANES,
+            streams: STREAMS,
             network: None,
         }
     }

@@ -3,7 +3,7 @@
 //! Two pages with the same hash are taken for equal, and the second does not cross. Who chooses what is in a page, as
 //! a client of a database does, must not be able to make another with the same hash: XXH3 alone resists no one who
 //! knows it. So it is keyed with random bytes that only the two nodes know: those that the destination drew when it
-//! kept pages of the service, which it tells in its acceptance; else the source's own.
+//! retained pages of the service, which it tells in its acceptance; else the source's own.
 //!
 //! A page takes 0.4 µs (10 GB/s) on a machine of 2021, the same as without a key; keyed BLAKE3 takes 2.3 µs
 //! (1.8 GB/s), more than the pages take on a link of 10 Gbit/s.
@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 /// Bytes of a secret: as many as XXH3 uses for pages.
 const SECRET: usize = 192;
 
-/// A hash that no page has in practice: nothing is known of it, or it reads as zero.
+/// Stands for a page of which nothing is known, or that is zero. No content has this hash in practice.
 pub(crate) const ZERO: u128 = 0;
 
 /// Hashes of pages; [`ZERO`] where there is none.
@@ -68,7 +68,7 @@ impl PageKey {
     }
 }
 
-/// What the destination has kept of an earlier visit of the service.
+/// What the destination has retained of an earlier visit of the service.
 #[derive(Debug)]
 pub(crate) struct EarlierVisit {
     pub(crate) hashes: Hashes,
@@ -81,7 +81,7 @@ impl EarlierVisit {
         Self { hashes: PageMap::new(ZERO), key: PageKey::random() }
     }
 
-    /// Whether it has kept a page with this content.
+    /// Whether it has retained a page with this content.
     pub(crate) fn has(&self, space: Space, address: u64, content: &[u8; PAGE]) -> bool {
         let hash = self.hashes.get(space, address);
         hash != ZERO && !is_zero(content) && hash == self.key.hash(content)

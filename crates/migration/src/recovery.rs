@@ -6,8 +6,8 @@
 //!
 //! | role, stage | what it means | the books | what is done |
 //! |---|---|---|---|
-//! | source `started`, `frozen`, `undoing` | not committed | here with another epoch | `kept` |
-//! | | | else | port opened, thawed, `kept` |
+//! | source `started`, `frozen`, `undoing` | not committed | here with another epoch | `aborted` |
+//! | | | else | port opened, thawed, `aborted` |
 //! | source `committed` | the destination owns it | here with a higher epoch | `done` |
 //! | | | else | everything of it here is let go, `released` |
 //! | source `serving` | the destination owns it, and needs pages from here | here with a higher epoch | `done` |
@@ -58,11 +58,11 @@ pub fn act(role: Role, stage: Stage, epoch: u64, known: Known) -> Act {
     let here = |than: fn(&u64, &u64) -> bool| known.here.is_some_and(|known| than(&known, &epoch));
     let gone_on = known.elsewhere.is_some_and(|known| known >= epoch) && known.here != Some(epoch);
     match (role, stage) {
-        (_, Stage::Kept | Stage::Dropped | Stage::Done | Stage::Released) => Act::End(stage),
+        (_, Stage::Aborted | Stage::Dropped | Stage::Done | Stage::Released) => Act::End(stage),
         (Role::Source, Stage::Committed | Stage::Serving) if here(u64::gt) => Act::End(Stage::Done),
         (Role::Source, Stage::Committed) => Act::LetGo,
         (Role::Source, Stage::Serving) => Act::Serve,
-        (Role::Source, _) if here(u64::ne) => Act::End(Stage::Kept),
+        (Role::Source, _) if here(u64::ne) => Act::End(Stage::Aborted),
         (Role::Source, _) => Act::PutBack,
         (Role::Destination, Stage::Committed) if here(u64::gt) || gone_on => Act::End(Stage::Done),
         (Role::Destination, Stage::Committed) => Act::TakeOver,
@@ -75,7 +75,7 @@ pub fn act(role: Role, stage: Stage, epoch: u64, known: Known) -> Act {
 }
 
 /// What this node answers, as the source, to a destination in doubt that asks for its decision. It says that the
-/// service was kept only if it wrote so: a journal that does not know the migration, or is not the one in which it
+/// service was not given away only if it wrote so: a journal that does not know the migration, or is not the one in which it
 /// began, cannot tell.
 #[must_use]
 pub fn answer(entry: Option<&Entry>, asker: &str, asked: &str, own: &str) -> Decision {
@@ -87,8 +87,8 @@ pub fn answer(entry: Option<&Entry>, asker: &str, asked: &str, own: &str) -> Dec
     match entry.filter(|entry| entry.role == Role::Source && entry.peer == asker) {
         None => Decision::Unknown("its journal knows of no such migration".into()),
         Some(entry) if entry.stage.is_committed() => Decision::Committed,
-        Some(entry) if matches!(entry.stage, Stage::Undoing | Stage::Kept) => {
-            Decision::Kept(entry.reason.clone())
+        Some(entry) if matches!(entry.stage, Stage::Undoing | Stage::Aborted) => {
+            Decision::Aborted(entry.reason.clone())
         }
         Some(_) => Decision::Pending,
     }
@@ -235,7 +235,7 @@ mod tests {
     fn a_service_is_put_back_only_as_what_it_was() {
         for stage in [Stage::Started, Stage::Frozen, Stage::Undoing] {
             assert_eq!(act(Role::Source, stage, 3, here(3)), Act::PutBack);
-            assert_eq!(act(Role::Source, stage, 3, here(5)), Act::End(Stage::Kept));
+            assert_eq!(act(Role::Source, stage, 3, here(5)), Act::End(Stage::Aborted));
         }
     }
 
@@ -255,14 +255,14 @@ mod tests {
         for stage in [Stage::Committed, Stage::Serving, Stage::Released, Stage::Done] {
             assert_eq!(asked(stage), Decision::Committed);
         }
-        for stage in [Stage::Undoing, Stage::Kept] {
-            assert_eq!(asked(stage), Decision::Kept("cancelled".into()));
+        for stage in [Stage::Undoing, Stage::Aborted] {
+            assert_eq!(asked(stage), Decision::Aborted("cancelled".into()));
         }
         assert_eq!(asked(Stage::Frozen), Decision::Pending);
         let unknown = [
             answer(None, "b", "mine", "mine"),
-            answer(Some(&entry(Stage::Kept)), "b", "mine", "a journal that was made anew"),
-            answer(Some(&entry(Stage::Kept)), "c", "mine", "mine"),
+            answer(Some(&entry(Stage::Aborted)), "b", "mine", "a journal that was made anew"),
+            answer(Some(&entry(Stage::Aborted)), "c", "mine", "mine"),
             answer(Some(&Entry { role: Role::Destination, ..entry(Stage::Dropped) }), "b", "", "mine"),
         ];
         for answer in unknown {

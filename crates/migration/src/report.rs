@@ -11,7 +11,7 @@ pub enum Outcome {
     /// The destination owns the service.
     Moved,
     /// The source still owns it, and it runs there.
-    Kept,
+    Aborted,
     /// The destination owned it, and ended it: pages that it still needed are gone.
     Lost,
 }
@@ -22,7 +22,7 @@ impl Outcome {
     pub fn name(self) -> &'static str {
         match self {
             Self::Moved => "moved",
-            Self::Kept => "kept",
+            Self::Aborted => "aborted",
             Self::Lost => "lost",
         }
     }
@@ -35,7 +35,7 @@ pub struct Report {
     pub id: String,
     /// The service.
     pub name: String,
-    /// `cold`, `precopy`, `postcopy` or `hybrid`: as it came to be.
+    /// `cold`, `precopy`, `postcopy` or `hybrid`: the one that was used.
     pub mode: String,
     /// Why this mode, where the user left the choice.
     pub why: String,
@@ -47,13 +47,13 @@ pub struct Report {
     pub destination: String,
     /// How it ended.
     pub outcome: Outcome,
-    /// Why it was kept or lost; of one that moved, what has not been confirmed or let go, if anything.
+    /// Why it was aborted or lost; of one that moved, what has not been confirmed or let go, if anything.
     pub reason: String,
     /// Passes over the memory while the service ran.
     pub rounds: u32,
     /// From the request until the source holds nothing the destination needs.
     pub total_ms: f64,
-    /// From freezing at the source to resuming at the destination (or at the source when kept).
+    /// From freezing at the source to resuming at the destination (or at the source when aborted).
     pub frozen_ms: f64,
     /// What it was to be, as far as that was known before the freeze; 0 where nothing was.
     pub predicted_frozen_ms: f64,
@@ -116,7 +116,7 @@ impl Report {
             tracker: String::new(),
             source: source.into(),
             destination: destination.into(),
-            outcome: Outcome::Kept,
+            outcome: Outcome::Aborted,
             reason: String::new(),
             rounds: 0,
             total_ms: 0.0,

@@ -13,25 +13,25 @@
 //! - [`serve`]: pages that follow after the commit.
 //! - [`rest`]: what is left to do on this node.
 //! - [`undo`]: the way back, before the commit.
-//! - [`pages`], [`lanes`], [`pace`], [`queue`]: what these send memory with.
+//! - [`pages`], [`streams`], [`pace`], [`governor`]: what these send memory with.
 
-mod accept;
+mod accept_queue;
 mod answer;
 mod copy;
 mod deadline;
 mod files;
 mod frozen;
+mod governor;
 mod jobs;
-pub(crate) mod lanes;
 mod logs;
 mod obstacles;
 pub mod pace;
 pub(crate) mod pages;
 mod prepare;
-mod queue;
+mod residual;
 mod rest;
 mod serve;
-mod stock;
+pub(crate) mod streams;
 mod undo;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,7 +43,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::fault;
+use crate::failpoint;
 use crate::hooks;
 use crate::images;
 use crate::journal::{Beginning, Commit, Role, Stage};
@@ -55,12 +55,12 @@ use crate::report::{Outcome, PhaseClock, Report, ms_since};
 use crate::service::Service;
 use answer::Answering;
 use jobs::Jobs;
-use lanes::{LaneTraffic, Lanes};
 use pages::Pages;
 use prepare::Prepared;
 pub use rest::Rest;
-use rest::{Left, acknowledged, keep};
+use rest::{Left, acknowledged, retain};
 pub(crate) use rest::{go_on_serving, let_go};
+use streams::{StreamTraffic, Streams};
 use undo::note_reason;
 pub(crate) use undo::{put_back, tell_hook};
 
@@ -206,16 +206,16 @@ pub struct Source {
     progress: watch::Sender<Progress>,
     cancel: CancellationToken,
     /// Of the connections for pages, as soon as there are any.
-    lane_traffic: Mutex<LaneTraffic>,
+    stream_traffic: Mutex<StreamTraffic>,
     /// What works on its memory.
     jobs: Jobs,
 }
 
 /// A copy at the destination that only waits for the commit.
 struct Restored {
-    lanes: Lanes,
+    streams: Streams,
     /// Pages that have stayed here.
-    stock: Answering,
+    residual: Answering,
     /// What followed the pages.
     pages: Pages,
 }
@@ -232,8 +232,8 @@ impl Source {
         progress: watch::Sender<Progress>,
         cancel: CancellationToken,
     ) -> Self {
-        let (lane_traffic, jobs) = (Mutex::default(), Jobs::default());
-        Self { local, service, id, destination, options, progress, cancel, lane_traffic, jobs }
+        let (stream_traffic, jobs) = (Mutex::default(), Jobs::default());
+        Self { local, service, id, destination, options, progress, cancel, stream_traffic, jobs }
     }
 
     /// Moves the service. The report says how it ended; it is an error only when the service could neither be
@@ -280,7 +280,7 @@ impl Source {
             Ok(restored) => {
                 // The commit point.
                 attempted = true;
-                let stage = if restored.stock.leaves() { Stage::Serving } else { Stage::Committed };
+                let stage = if restored.residual.leaves() { Stage::Serving } else { Stage::Committed };
                 match self.local.journal.commit(&self.id, stage) {
                     Commit::Written => Ok(restored),
                     Commit::NotWritten(error) => Err(SourceError::Local(error.into())),
@@ -333,7 +333,7 @@ impl Source {
         clock: &mut Option<PhaseClock>,
     ) -> Result<Option<Rest>, (LocalError, Option<Link>)> {
         let mut reason = crate::error_chain(error);
-        tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the service is kept");
+        tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the migration is aborted");
         report.reason.clone_from(&reason);
         // What still works on its memory must not meet it when it runs, nor another migration of it.
         self.jobs.end().await;
@@ -360,7 +360,7 @@ impl Source {
             reason = tell_hook(&self.local, &self.service, &self.id, &self.destination, reason).await;
         }
         if let Some(link) = link {
-            report.memory_wire_bytes = self.lanes_sent();
+            report.memory_wire_bytes = self.streams_sent();
             report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
             let abort = Message::Abort(Reason { reason: reason.clone() });
             // The other side also sees the connection close; the word only makes it sooner.
@@ -369,7 +369,7 @@ impl Source {
         }
         report.reason.clone_from(&reason);
         Ok(put_back.noted.err().map(|error| {
-            tracing::error!(migration = %self.id, error = %crate::error_chain(&error), "the journal does not take that the service is kept; trying again");
+            tracing::error!(migration = %self.id, error = %crate::error_chain(&error), "cannot record in the journal that the migration is aborted; trying again");
             self.rest(Left::PutBack { reason, attempted })
         }))
     }
@@ -409,10 +409,10 @@ impl Source {
         let frozen = self.frozen(link, report, clock, &mut prepared).await;
         let Prepared { room, copied, .. } = prepared;
         room.close(frozen.is_ok())?;
-        let mut lanes = copied.lanes;
+        let mut streams = copied.streams;
         match frozen {
-            Ok((stock, pages)) => Ok(Restored { lanes, stock, pages }),
-            Err(error) if error.is_of_closing() => Err(match lanes.why_closed().await {
+            Ok((residual, pages)) => Ok(Restored { streams, residual, pages }),
+            Err(error) if error.is_of_closing() => Err(match streams.why_closed().await {
                 Some(why) => why.into(),
                 None => error,
             }),
@@ -430,14 +430,14 @@ impl Source {
         clock: &mut Option<PhaseClock>,
         started: Instant,
     ) -> Option<Rest> {
-        fault::point("source.committed").await;
-        let Restored { lanes, stock, pages } = restored;
+        failpoint::point("source.committed").await;
+        let Restored { streams, residual, pages } = restored;
         let mut pages = Some(pages);
         self.step("commit", 0, 0);
         let told = link.send(Message::Commit).await;
         // Beside all that follows: the destination must not wait for this node's books.
         let mut releasing = JoinSet::new();
-        let released = match fault::fails("source.releasing") {
+        let released = match failpoint::fails("source.releasing") {
             true => Err(HostError("a fault is injected".into())),
             false => self.local.host.release(&self.service, &self.destination).await,
         };
@@ -473,7 +473,7 @@ impl Source {
                 (report.held_frames, report.held_dropped) = (there.held_frames, there.held_dropped);
             }
             Ok(other) => {
-                tracing::warn!(migration = %self.id, got = other.name(), "no word that the service runs")
+                tracing::warn!(migration = %self.id, got = other.name(), "the destination did not confirm the resume")
             }
             Err(LinkError::Aborted { reason, .. }) => {
                 // After `Restored` it gives up for one reason only.
@@ -489,20 +489,20 @@ impl Source {
                 );
             }
         }
-        report.dump_bytes += stock.count();
-        if !stock.leaves() {
-            // Threads that push wait at it for more, and the lanes cannot be closed before these.
-            drop(stock);
-            report.memory_wire_bytes = self.lanes_sent();
+        report.dump_bytes += residual.count();
+        if !residual.leaves() {
+            // Threads that push wait at it for more, and the streams cannot be closed before these.
+            drop(residual);
+            report.memory_wire_bytes = self.streams_sent();
             report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
             link.close().await;
-            lanes.close().await;
+            streams.close().await;
         } else {
             // What it takes is better used otherwise, for as long as this may last.
             let pages = pages.take();
             tokio::task::spawn_blocking(move || drop(pages));
             let serving_since = Instant::now();
-            let conversation = serve::Conversation { link, lanes, stock };
+            let conversation = serve::Conversation { link, streams, residual };
             let serving = serve::Serving {
                 local: &self.local,
                 id: &self.id,
@@ -532,7 +532,7 @@ impl Source {
         }
         self.step("release", 0, 0);
         report.total_ms = ms_since(started);
-        keep(&self.local, &self.service).await;
+        retain(&self.local, &self.service).await;
         // It is part of what follows.
         drop(releasing);
         let gone = let_go(&self.local, &self.service, &self.id, &self.destination, &report.reason).await;
@@ -556,9 +556,9 @@ impl Source {
         acknowledged(&self.local, &self.id, &self.destination);
     }
 
-    /// Bytes that the lanes have put on the wire.
-    fn lanes_sent(&self) -> u64 {
+    /// Bytes that the streams have put on the wire.
+    fn streams_sent(&self) -> u64 {
         // It is replaced in one step.
-        self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner).sent()
+        self.stream_traffic.lock().unwrap_or_else(PoisonError::into_inner).sent()
     }
 }

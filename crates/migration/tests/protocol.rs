@@ -27,8 +27,8 @@ const LOST: [&str; 2] = ["never none, unless the disk of its owner is gone", "wh
 struct Rules {
     /// A commit is forgotten without the destination's acknowledgement.
     forgets_commits: bool,
-    /// A source that does not know a migration says that it kept the service.
-    unknown_is_kept: bool,
+    /// A source that does not know a migration says that it aborted it.
+    unknown_is_aborted: bool,
     /// What an entry is about is found by name alone, an attempt that fails is left to the next start, and
     /// newer migrations do not end older entries.
     by_name: bool,
@@ -109,7 +109,7 @@ enum Message {
     Abort,
     Running,
     Committed,
-    Kept,
+    Aborted,
 }
 
 /// All that was ever said in a migration: it may come now, late, twice, or never.
@@ -286,7 +286,7 @@ impl Protocol {
                         says = Some(Message::Abort);
                     }
                     _ => {
-                        (row.stage, row.doing) = (Stage::Kept, Doing::Nothing);
+                        (row.stage, row.doing) = (Stage::Aborted, Doing::Nothing);
                         says = Some(Message::Abort);
                     }
                 }
@@ -327,7 +327,7 @@ impl Protocol {
                 row.doing = Doing::Drop;
             }
             (Role::Destination, Doing::Ask, _) if sent(Message::Committed) => row.doing = Doing::Own,
-            (Role::Destination, Doing::Ask, _) if sent(Message::Kept) => row.doing = Doing::Drop,
+            (Role::Destination, Doing::Ask, _) if sent(Message::Aborted) => row.doing = Doing::Drop,
             (Role::Destination, Doing::Own, stage) => match node.held {
                 Held::Stopped(epoch) if epoch == row.epoch => node.held = Held::Running(epoch),
                 _ if stage == Stage::Restored => row.stage = Stage::Committed,
@@ -378,12 +378,12 @@ impl Protocol {
             return None;
         }
         let own = state.nodes[at].journal;
-        let asked = if self.rules.unknown_is_kept { own } else { other.journal };
+        let asked = if self.rules.unknown_is_aborted { own } else { other.journal };
         let entry = row(&mut state.nodes[at], migration).map(|row| entry(row));
         let message = match answer(entry.as_ref(), "peer", &asked.to_string(), &own.to_string()) {
             Decision::Committed => Message::Committed,
-            Decision::Kept(_) => Message::Kept,
-            Decision::Unknown(_) if self.rules.unknown_is_kept => Message::Kept,
+            Decision::Aborted(_) => Message::Aborted,
+            Decision::Unknown(_) if self.rules.unknown_is_aborted => Message::Aborted,
             Decision::Unknown(_) | Decision::Pending => return None,
         };
         state.wire[usize::from(migration)].say(message);
@@ -655,13 +655,13 @@ fn a_disk_that_is_replaced_takes_nothing_but_what_was_its_own() {
 
 #[test]
 fn a_commit_that_is_forgotten_unacknowledged_costs_the_service() {
-    let rules = Rules { forgets_commits: true, unknown_is_kept: true, ..Rules::default() };
+    let rules = Rules { forgets_commits: true, unknown_is_aborted: true, ..Rules::default() };
     finds(rules, Bounds { moves: 1, crashes: 2, errors: 0, disks: 0 }, &LOST);
 }
 
 #[test]
 fn an_answer_from_a_journal_that_does_not_know_costs_the_service() {
-    let rules = Rules { unknown_is_kept: true, ..Rules::default() };
+    let rules = Rules { unknown_is_aborted: true, ..Rules::default() };
     finds(rules, Bounds { moves: 1, crashes: 2, errors: 0, disks: 1 }, &LOST);
 }
 

@@ -87,7 +87,9 @@ pub enum FrameError {
         peer: Arc<str>,
     },
     /// The stream ended inside a frame, or without the goodbye that TLS asks for.
-    #[error("the connection to node `{peer}` ended without a goodbye: its godwitd or the link is gone")]
+    #[error(
+        "the connection to node `{peer}` was closed without close_notify: its godwitd or the link is down"
+    )]
     Truncated {
         /// The node.
         peer: Arc<str>,

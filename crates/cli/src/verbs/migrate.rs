@@ -33,7 +33,7 @@ const LOST: u8 = 3;
 ///
 /// Any node can be asked. Ctrl-C cancels a migration that has not committed yet; the service
 /// then goes on at its source. With --json each step is a line, {"event":"progress",…}, and the last
-/// line is the report. Ends with 1 (130 after Ctrl-C) when it was kept at the source, and with 3 when it
+/// line is the report. Ends with 1 (130 after Ctrl-C) when it was aborted, and with 3 when it
 /// was lost: pages that had stayed at the source were gone before they could follow.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -56,7 +56,7 @@ pub(crate) struct Args {
 /// How the memory moves, beside the mode.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct How {
-    /// Longest frozen time in milliseconds; the service is kept when more is predicted
+    /// Longest frozen time in milliseconds; the migration is aborted when more is predicted
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     max_frozen_ms: Option<u32>,
     /// Most rounds of copying while it runs
@@ -153,7 +153,7 @@ impl How {
             compress: compress.to_owned(),
             allow_throttle: self.allow.contains(&Allow::Throttle),
             allow_postcopy: self.allow.contains(&Allow::Postcopy),
-            lanes: self.streams.unwrap_or(0),
+            streams: self.streams.unwrap_or(0),
             network: String::new(),
         }
     }
@@ -323,12 +323,12 @@ fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyho
 
 /// In a sentence, why a service is not where it was to go; nothing when it is.
 pub(crate) fn failure(report: &MigrationReport) -> Option<String> {
-    let (what, node) = match report.outcome.as_str() {
-        "moved" => return None,
-        "lost" => ("lost", &report.destination),
-        _ => ("kept", &report.source),
-    };
-    Some(format!("{} was {what} on {node}: {}", report.name, report.reason))
+    let MigrationReport { name, source, destination, reason, .. } = report;
+    match report.outcome.as_str() {
+        "moved" => None,
+        "lost" => Some(format!("{name} was lost on {destination}: {reason}")),
+        _ => Some(format!("migration of {name} aborted, it stays on {source}: {reason}")),
+    }
 }
 
 /// What a reader wants to know first; `--json` has every field.

@@ -193,7 +193,7 @@ impl Clients {
 }
 
 /// Runs Redis on the source of a lab with daemons, fills it, and moves it with godwit: once, or there
-/// and back again. A move that was kept is the last.
+/// and back again. A migration that was aborted is the last.
 pub(crate) async fn with_godwit(
     lab: &Lab,
     job: &Job,

@@ -360,9 +360,9 @@ impl Node for Answers {
                 progress("transfer", 201 << 20, 201 << 20),
                 report(&name, "moved", ""),
             ]),
-            "kept" => items(vec![
+            "aborted" => items(vec![
                 progress("reserve", 0, 0),
-                report(&name, "kept", "node b has 10 MiB of memory left and 256 MiB are needed"),
+                report(&name, "aborted", "node b has 10 MiB of memory left and 256 MiB are needed"),
             ]),
             "lost" => items(vec![
                 progress("serve", 1 << 20, 201 << 20),
@@ -373,7 +373,7 @@ impl Node for Answers {
             "slow" | "late" => {
                 let asked = self.asked.clone();
                 let last = if name == "slow" {
-                    report(&name, "kept", "cancelled by the user before the commit")
+                    report(&name, "aborted", "cancelled by the user before the commit")
                 } else {
                     report(&name, "moved", "")
                 };

@@ -32,10 +32,10 @@ impl Node {
         let watched = service.clone();
         let (finish, over) = watch::channel(());
         // The task finds itself entered.
-        let mut moment = self.moment();
-        moment.watched += 1;
-        moment.seen.insert(service.id.clone());
-        let number = moment.watched;
+        let mut transient = self.transient();
+        transient.watched += 1;
+        transient.seen.insert(service.id.clone());
+        let number = transient.watched;
         let begun = Instant::now();
         let task = tokio::spawn(async move {
             let config = node.local().config(&watched);
@@ -55,7 +55,7 @@ impl Node {
             drop(finish);
         });
         let watcher = Watcher { number, task: task.abort_handle(), has_the_end: false, over };
-        if let Some(before) = moment.watchers.insert(service.name.clone(), watcher)
+        if let Some(before) = transient.watchers.insert(service.name.clone(), watcher)
             && !before.has_the_end
         {
             before.task.abort();
@@ -64,8 +64,8 @@ impl Node {
 
     /// The watcher of this number has seen the end of what it watched; no if it was called off.
     fn take_end(&self, name: &str, number: u64) -> bool {
-        let mut moment = self.moment();
-        match moment.watchers.get_mut(name).filter(|watcher| watcher.number == number) {
+        let mut transient = self.transient();
+        match transient.watchers.get_mut(name).filter(|watcher| watcher.number == number) {
             Some(watcher) => {
                 watcher.has_the_end = true;
                 true
@@ -75,17 +75,17 @@ impl Node {
     }
 
     fn end_watch(&self, name: &str, number: u64) {
-        let mut moment = self.moment();
-        if moment.watchers.get(name).is_some_and(|watcher| watcher.number == number) {
-            moment.watchers.remove(name);
+        let mut transient = self.transient();
+        if transient.watchers.get(name).is_some_and(|watcher| watcher.number == number) {
+            transient.watchers.remove(name);
         }
     }
 
     /// Stops watching: the service leaves, or is being removed.
     pub(crate) fn unwatch(&self, name: &str) {
-        let mut moment = self.moment();
-        if moment.watchers.get(name).is_some_and(|watcher| !watcher.has_the_end)
-            && let Some(watcher) = moment.watchers.remove(name)
+        let mut transient = self.transient();
+        if transient.watchers.get(name).is_some_and(|watcher| !watcher.has_the_end)
+            && let Some(watcher) = transient.watchers.remove(name)
         {
             watcher.task.abort();
         }
@@ -93,62 +93,62 @@ impl Node {
 
     /// Closed when the end of a service that is watched has been noted; nothing where none is.
     pub(crate) fn noted(&self, name: &str) -> Option<watch::Receiver<()>> {
-        self.moment().watchers.get(name).map(|watcher| watcher.over.clone())
+        self.transient().watchers.get(name).map(|watcher| watcher.over.clone())
     }
 
     /// A user ends a service, until what is returned is dropped: its policy has nothing to say meanwhile.
     pub(crate) fn ending(self: &Arc<Self>, name: &str) -> Ending {
-        self.moment().ending.insert(name.to_string());
+        self.transient().ending.insert(name.to_string());
         Ending { node: Arc::clone(self), name: name.to_string() }
     }
 
     /// A service is started by its policy after the pause that is returned; nothing if that is under way already.
     pub(crate) fn plan_start(&self, id: &str, ran: Duration) -> Option<Duration> {
-        let mut moment = self.moment();
-        if moment.due.contains_key(id) {
+        let mut transient = self.transient();
+        if transient.due.contains_key(id) {
             return None;
         }
-        let pause = godwit_migration::restart::pause(moment.pauses.get(id).copied(), ran);
-        moment.pauses.insert(id.to_string(), pause);
-        moment.due.insert(id.to_string(), Instant::now() + pause);
+        let pause = godwit_migration::restart::pause(transient.pauses.get(id).copied(), ran);
+        transient.pauses.insert(id.to_string(), pause);
+        transient.due.insert(id.to_string(), Instant::now() + pause);
         Some(pause)
     }
 
     /// The start that was planned is made now, or will not be.
     pub(crate) fn end_plan(&self, id: &str) {
-        self.moment().due.remove(id);
+        self.transient().due.remove(id);
     }
 
     /// The next start begins with the first pause: a user has started it.
     pub(crate) fn forget_pause(&self, id: &str) {
-        self.moment().pauses.remove(id);
+        self.transient().pauses.remove(id);
     }
 
     /// A service is not this node's any more.
     pub(crate) fn forget_lives(&self, id: &str) {
-        let mut moment = self.moment();
-        moment.seen.remove(id);
-        moment.pauses.remove(id);
-        moment.due.remove(id);
+        let mut transient = self.transient();
+        transient.seen.remove(id);
+        transient.pauses.remove(id);
+        transient.due.remove(id);
     }
 
     /// Whether processes of a service have run here since this daemon was started.
     pub(crate) fn has_run(&self, id: &str) -> bool {
-        self.moment().seen.contains(id)
+        self.transient().seen.contains(id)
     }
 
     /// When a service is started again by its policy, if it is to be.
     pub(crate) fn due(&self, id: &str) -> Option<Duration> {
-        self.moment().due.get(id).map(|due| due.saturating_duration_since(Instant::now()))
+        self.transient().due.get(id).map(|due| due.saturating_duration_since(Instant::now()))
     }
 
     /// Notes the end of a service that has run for so long, tells it, and plans its next start where its policy
     /// wants one.
     pub(crate) async fn ended(self: &Arc<Self>, service: &Service, code: i32, reason: &str, ran: Duration) {
-        let for_user = self.moment().ending.contains(&service.name);
+        let for_user = self.transient().ending.contains(&service.name);
         let reason = if for_user { STOPPED } else { reason };
         if let Err(error) = self.state.set_exit(service, code, reason) {
-            tracing::error!(service = %service.name, error = %error_chain(&error), "its end cannot be kept");
+            tracing::error!(service = %service.name, error = %error_chain(&error), "cannot record its exit status");
         }
         if let Err(error) = self.local().network.close(service).await {
             tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
@@ -171,6 +171,6 @@ pub(crate) struct Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.node.moment().ending.remove(&self.name);
+        self.node.transient().ending.remove(&self.name);
     }
 }

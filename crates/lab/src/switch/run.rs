@@ -147,7 +147,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Answers one request. A caller that is gone or talks nonsense harms only itself.
+    /// Answers one request. A caller that is gone or violates the protocol harms only itself.
     fn serve(&mut self, caller: &OwnedFd) {
         let answer = match control::receive(caller) {
             Ok(Some(request)) => self.answer(request),

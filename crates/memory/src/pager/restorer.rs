@@ -39,18 +39,18 @@ pub(crate) enum Word {
     Process(Space, Uffd),
     Zombie(Space),
     Finished,
-    /// It went away before it was finished, or talks nonsense.
+    /// It went away before it was finished, or violated the protocol.
     Failed(String),
 }
 
 /// The listening socket.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct RestorerListener {
     socket: OwnedFd,
     path: PathBuf,
 }
 
-impl Door {
+impl RestorerListener {
     /// Listens in the directory; a socket that is left from before is removed.
     pub(crate) fn open(directory: &Path) -> io::Result<Self> {
         // The path may be longer than a socket's address can be, but its directory's descriptor is short.
@@ -82,13 +82,13 @@ impl Door {
     }
 }
 
-impl AsFd for Door {
+impl AsFd for RestorerListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Drop for Door {
+impl Drop for RestorerListener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }

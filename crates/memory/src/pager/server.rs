@@ -6,7 +6,7 @@
 //! push thread:    installs chunk after chunk, punches the store ────┘
 //! ```
 //!
-//! The push lets go of the lock after each chunk, and takes it again only through a door that the
+//! The push lets go of the lock after each chunk, and takes it again only through a turnstile that the
 //! control thread holds shut while it wants the lock or has it: so a fault waits for one chunk at
 //! most. The other way round the control thread makes a step of the push itself when faults come
 //! so densely that the push did not get a turn.
@@ -31,7 +31,7 @@ use super::index::IndexError;
 use super::protocol::{
     Answer, ExtentList, MAX_ENTRIES, Nothing, Request, StoredList, ToPager, VERSIONS, Welcome,
 };
-use super::restorer::{Door, Restorer, Word};
+use super::restorer::{Restorer, RestorerListener, Word};
 use super::state::{FIRST_LIVE, State, Work};
 use super::store::Store;
 use super::{LOCK, PagerError, SOCKET};
@@ -39,7 +39,7 @@ use crate::PAGE_SIZE;
 
 const LISTENER: u64 = 0;
 const CLIENT: u64 = 1;
-const DOOR: u64 = 2;
+const RESTORER_LISTENER: u64 = 2;
 const RESTORER: u64 = 3;
 const WAKE: u64 = 4;
 
@@ -51,11 +51,11 @@ const PATIENCE: u32 = 8;
 
 /// How long to wait where the kernel says "try again" and gives no event to wait for: a process that
 /// forks or unmaps is on its way out of the system call.
-const MOMENT: Duration = Duration::from_millis(1);
+const BACKOFF: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 struct Shared {
-    door: Mutex<()>,
+    turnstile: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
     store: Arc<Store>,
@@ -75,7 +75,7 @@ pub struct Server {
     epoll: Arc<Epoll>,
     shared: Arc<Shared>,
     client: Option<Connection>,
-    door: Option<Door>,
+    restorer_listener: Option<RestorerListener>,
     restorer: Option<Restorer>,
     /// Held for the process's life.
     _lock: Flock<File>,
@@ -100,8 +100,13 @@ impl Server {
             bind_socket(directory).map_err(|source| PagerError::File { action: "bind", path, source })?;
         let epoll = Arc::new(epoll);
         let state = State::new(store.clone(), epoll.clone(), max_bytes / PAGE_SIZE);
-        let shared =
-            Shared { door: Mutex::new(()), state: Mutex::new(state), changed: Condvar::new(), store, wake };
+        let shared = Shared {
+            turnstile: Mutex::new(()),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            store,
+            wake,
+        };
         epoll
             .add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))
             .and_then(|()| epoll.add(&shared.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE)))
@@ -112,7 +117,7 @@ impl Server {
             epoll,
             shared: Arc::new(shared),
             client: None,
-            door: None,
+            restorer_listener: None,
             restorer: None,
             _lock: lock,
         })
@@ -177,7 +182,7 @@ impl Server {
     }
 
     fn with_state<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
-        let _shut = lock(&self.shared.door);
+        let _shut = lock(&self.shared.turnstile);
         let mut state = lock(&self.shared.state);
         work(&mut state)
     }
@@ -187,7 +192,7 @@ impl Server {
         match token {
             LISTENER => self.greet(),
             CLIENT => return self.client_turn(),
-            DOOR => self.admit(),
+            RESTORER_LISTENER => self.admit(),
             RESTORER => self.restorer_turn(),
             _ => {
                 // Only resets the counter.
@@ -219,7 +224,7 @@ impl Server {
             Ok(Some(packet)) => match self.handle(packet) {
                 Ok(over) => over,
                 Err(reason) => {
-                    tracing::warn!(%reason, "the client talks nonsense");
+                    tracing::warn!(%reason, "the client violated the protocol");
                     self.client = None;
                     false
                 }
@@ -358,15 +363,15 @@ impl Server {
         if self.restorer.take().is_some() {
             self.with_state(|state| state.restore_failed("another restore was begun".into()));
         }
-        // A door removes its socket when it is closed: before the next is made in the same place.
-        self.door = None;
-        let opened = Door::open(&directory).and_then(|door| {
-            self.epoll.add(&door, EpollEvent::new(EpollFlags::EPOLLIN, DOOR))?;
-            Ok(door)
+        // A listener removes its socket when it is closed: before the next is made in the same place.
+        self.restorer_listener = None;
+        let opened = RestorerListener::open(&directory).and_then(|listener| {
+            self.epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, RESTORER_LISTENER))?;
+            Ok(listener)
         });
         match opened {
-            Ok(door) => {
-                self.door = Some(door);
+            Ok(listener) => {
+                self.restorer_listener = Some(listener);
                 self.with_state(State::restore_begins);
                 Answer::Taken(Nothing {})
             }
@@ -390,7 +395,7 @@ impl Server {
     }
 
     fn admit(&mut self) {
-        let accepted = match self.door.as_ref().map(Door::accept) {
+        let accepted = match self.restorer_listener.as_ref().map(RestorerListener::accept) {
             Some(Ok(Some(restorer))) => restorer,
             Some(Err(error)) => return tracing::warn!(%error, "CRIU cannot be accepted"),
             _ => return,
@@ -429,7 +434,7 @@ impl Server {
         if !over {
             self.restorer = Some(restorer);
         } else if self.with_state(|state| state.summary().restore_finished) {
-            self.door = None;
+            self.restorer_listener = None;
         }
     }
 
@@ -460,7 +465,7 @@ impl Server {
 /// The push thread.
 fn push(shared: &Shared) {
     loop {
-        drop(lock(&shared.door));
+        drop(lock(&shared.turnstile));
         let mut state = lock(&shared.state);
         let work = state.step(PUNCH_FROM);
         if !state.events.is_empty() {
@@ -470,7 +475,7 @@ fn push(shared: &Shared) {
         match work {
             Work::Go => {}
             Work::Wait => drop(shared.changed.wait(state)),
-            Work::Moment => drop(shared.changed.wait_timeout(state, MOMENT)),
+            Work::Backoff => drop(shared.changed.wait_timeout(state, BACKOFF)),
             Work::Punch(slots) => {
                 drop(state);
                 punch_out(&shared.store, &slots);

@@ -54,7 +54,7 @@ pub(crate) enum Work {
     /// Wait until something changes.
     Wait,
     /// The kernel or the service's cgroup said not now: wait a moment.
-    Moment,
+    Backoff,
     /// Give these slots back.
     Punch(RangeSet<u64>),
     /// The pager ends.
@@ -389,7 +389,7 @@ impl State {
         self.close_if_empty(id);
         match progress {
             Progress::Complete | Progress::Ended => Work::Go,
-            Progress::Later => Work::Moment,
+            Progress::Later => Work::Backoff,
             Progress::Failed => Work::Wait,
         }
     }

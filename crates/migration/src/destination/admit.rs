@@ -12,14 +12,14 @@ use godwit_engine::tree;
 use super::{DestinationError, announced};
 use crate::arrivals::Arrival;
 use crate::cpu::{cpu_flags, is_usable};
-use crate::fault;
+use crate::failpoint;
 use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
-use crate::kept::Kept;
 use crate::link::Link;
 use crate::local::{Local, Place, machine};
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::promised::Reservation;
+use crate::retained::Retained;
 use crate::service::Service;
 
 /// How long CRIU may take to tell its version: it does so in milliseconds.
@@ -47,7 +47,7 @@ pub(super) struct Admitted {
     keeps_rights: bool,
     /// Whether the source is told of each step while its service is frozen.
     pub(super) steps: bool,
-    pub(super) kept: Option<Arc<Kept>>,
+    pub(super) retained: Option<Arc<Retained>>,
     pub(super) memory: Reservation,
     /// Keeps others from using the name on this node.
     pub(super) _place: Place,
@@ -154,7 +154,7 @@ pub(super) async fn admit(
     }
     drop(hold);
     let makes_devices = service.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD");
-    let (userfaultfd, kept) = (local.userfaultfd, local.keeper.of(&service.id));
+    let (userfaultfd, retained) = (local.userfaultfd, local.retention.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
     Ok(Admitted {
         service,
@@ -166,7 +166,7 @@ pub(super) async fn admit(
         tcp_inline,
         keeps_rights,
         steps: open.steps,
-        kept,
+        retained,
         images_bytes: open.images_bytes,
         tree: announced::tree_limits(open.tree_bytes, makes_devices),
         missing,
@@ -177,15 +177,16 @@ pub(super) async fn admit(
 
 /// Tells the source that it is, and what is here already.
 pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), DestinationError> {
-    fault::point("destination.reserved").await;
+    failpoint::point("destination.reserved").await;
     let missing_layers = admitted.missing.iter().map(|l| l.digest.clone()).collect();
     let (userfaultfd, tcp_inline) = (admitted.userfaultfd, admitted.tcp_inline);
-    let kept = admitted.kept.is_some();
-    let key = admitted.kept.as_ref().map(|kept| kept.key().bytes().to_vec().into()).unwrap_or_default();
+    let retained = admitted.retained.is_some();
+    let key =
+        admitted.retained.as_ref().map(|retained| retained.key().bytes().to_vec().into()).unwrap_or_default();
     let accepted = Accepted {
         missing_layers,
         userfaultfd,
-        kept,
+        retained,
         tcp_inline,
         key,
         ahead: true,
@@ -194,9 +195,9 @@ pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), D
         keeps_rights: admitted.keeps_rights || !userfaultfd,
     };
     link.send(Message::Accepted(accepted)).await?;
-    if let Some(kept) = &admitted.kept {
-        for pages in kept.messages() {
-            link.send(Message::KeptPages(pages)).await?;
+    if let Some(retained) = &admitted.retained {
+        for pages in retained.messages() {
+            link.send(Message::RetainedPages(pages)).await?;
         }
         link.send(Message::KeptEnd).await?;
     }

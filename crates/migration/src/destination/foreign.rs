@@ -42,7 +42,7 @@ impl Foreign {
     /// Waits until the pager can be spoken with, or is gone; or the service has ended.
     pub(super) async fn wait(self, local: &Local, service: &Service, id: &str) -> Memory {
         let Self { why, .. } = &self;
-        tracing::error!(migration = %id, service = %service.name, %why, "the service is kept, as it is");
+        tracing::error!(migration = %id, service = %service.name, %why, "the service stays as it is");
         local.host.told(service, why).await;
         let (service, pause) = (ended(local, service), AGAIN);
         self.until(service, pause).await

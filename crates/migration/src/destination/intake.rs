@@ -1,13 +1,13 @@
-//! Pages on their way into a service of this node: its pager, and the lanes that feed it.
+//! Pages on their way into a service of this node: its pager, and the streams that feed it.
 //!
 //! ```text
-//! lanes ── Pages ──▶ [checked, unpacked] ──▶ godwit-pager ──▶ the service's processes
-//! fault lane ◀── FaultRequest ── Intake ◀── Fault ──┘
+//! streams ── Pages ──▶ [checked, unpacked] ──▶ godwit-pager ──▶ the service's processes
+//! fault stream ◀── FaultRequest ── Intake ◀── Fault ──┘
 //! ```
-//! The pager outlives this daemon; a next one attaches to it again ([`Intake::attach`]). A lane that
+//! The pager outlives this daemon; a next one attaches to it again ([`Intake::attach`]). A stream that
 //! breaks is the source's affair: it connects again, and is told what is missing.
 
-mod lane;
+mod stream;
 mod waiting;
 
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::arrivals::{Arrival, Further};
-use crate::kept::{Kept, KeptError};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
-use lane::take_faulted;
-pub(crate) use lane::{Storing, take};
+use crate::retained::{Retained, RetainedError};
+use stream::take_faulted;
+pub(crate) use stream::{Storing, take};
 pub(crate) use waiting::Waiting;
 
 /// Most ranges in one message.
@@ -36,15 +36,15 @@ const RANGES: usize = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum IntakeError {
     /// The pager.
-    #[error("the pages of the service cannot be kept")]
+    #[error("the pages of the service cannot be stored")]
     Pager(#[from] PagerError),
     /// What came is no batch, or not what was sent.
     #[error("pages from the source cannot be used")]
     Batch(#[from] godwit_memory::batch::BatchError),
-    /// What was kept cannot be read.
+    /// What was retained cannot be read.
     #[error(transparent)]
-    Kept(#[from] KeptError),
-    /// The lane broke.
+    Retained(#[from] RetainedError),
+    /// The stream broke.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// They are not as they should be.
@@ -106,7 +106,7 @@ pub(crate) struct Seen {
     done: bool,
     /// The source is in the conversation about the pages that are still there.
     talks: bool,
-    /// How often a lane has brought all it was given.
+    /// How often a stream has brought all it was given.
     arrived: u64,
 }
 
@@ -157,7 +157,7 @@ impl Intake {
         local: &Local,
         id: &str,
         bytes: u64,
-        kept: Option<Arc<Kept>>,
+        retained: Option<Arc<Retained>>,
         arrival: Arrival,
     ) -> Result<Self, IntakeError> {
         let (directory, pagers) = (directory(local, id), Arc::clone(&local.pagers));
@@ -168,7 +168,7 @@ impl Intake {
             Ok::<_, IntakeError>(Client::connect(&directory)?)
         })
         .await??;
-        Ok(Self { most: bytes, ..Self::with(client, kept, events, arrival, Seen::default()) })
+        Ok(Self { most: bytes, ..Self::with(client, retained, events, arrival, Seen::default()) })
     }
 
     /// Finds the pager that an earlier life of this daemon started in a directory; none where it needs none.
@@ -203,11 +203,17 @@ impl Intake {
         Self::with(client, None, events, arrival, seen)
     }
 
-    fn with(client: Client, kept: Option<Arc<Kept>>, events: Events, arrival: Arrival, seen: Seen) -> Self {
+    fn with(
+        client: Client,
+        retained: Option<Arc<Retained>>,
+        events: Events,
+        arrival: Arrival,
+        seen: Seen,
+    ) -> Self {
         let client = Arc::new(client);
         let (telling, seen) = watch::channel(seen);
         let (conversation, conversations) = mpsc::channel(1);
-        let work = work(Arc::clone(&client), kept, events, arrival, telling, conversations);
+        let work = work(Arc::clone(&client), retained, events, arrival, telling, conversations);
         // Whoever asks whether they fit has started it.
         Self { client, seen, most: u64::MAX, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
     }
@@ -372,14 +378,14 @@ fn named_inside(processes: &[u32]) -> Result<Vec<Restored>, ProcessError> {
 /// Brings connections, the pager's events and the conversation together, until it is dropped.
 async fn work(
     client: Arc<Client>,
-    kept: Option<Arc<Kept>>,
+    retained: Option<Arc<Retained>>,
     events: Events,
     mut arrival: Arrival,
     telling: watch::Sender<Seen>,
     mut conversations: mpsc::Receiver<Link>,
 ) {
     let mut events = forward(events);
-    let mut lanes = JoinSet::new();
+    let mut streams = JoinSet::new();
     let mut link: Option<mpsc::Sender<Message>> = None;
     let mut conversing = JoinSet::new();
     let mut done = false;
@@ -394,18 +400,18 @@ async fn work(
     loop {
         tokio::select! {
             Some(further) = arrival.further.recv() => match further {
-                Further::Lane(Purpose::Faults, lane) => {
-                    let sender = lane.sender();
+                Further::Stream(Purpose::Faults, stream) => {
+                    let sender = stream.sender();
                     for (space, page) in waiting.all() {
                         let request = FaultRequest { space, page };
-                        // A lane that is broken again is replaced again.
+                        // A stream that is broken again is replaced again.
                         let _ = sender.send(Message::FaultRequest(request)).await;
                     }
                     faults = Some(sender);
-                    lanes.spawn(take_faulted(lane, Storing::new(&client, &kept, &waiting)));
+                    streams.spawn(take_faulted(stream, Storing::new(&client, &retained, &waiting)));
                 }
-                Further::Lane(_, lane) => {
-                    lanes.spawn(take(lane, Storing::new(&client, &kept, &waiting), telling.clone()));
+                Further::Stream(_, stream) => {
+                    streams.spawn(take(stream, Storing::new(&client, &retained, &waiting), telling.clone()));
                 }
                 Further::Resumed(resumed) => match tell_missing(&client, &resumed).await {
                     Ok(missing) => {
@@ -456,7 +462,7 @@ async fn work(
                     std::future::pending::<()>().await;
                 }
             },
-            Some(ended) = lanes.join_next() => match ended {
+            Some(ended) = streams.join_next() => match ended {
                 Ok(Err(error)) if !error.is_of_link() => fail(crate::error_chain(&error)),
                 Ok(_) => {}
                 Err(error) => fail(error.to_string()),

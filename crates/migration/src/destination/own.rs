@@ -1,4 +1,4 @@
-//! After the commit: the service is this node's. It is let go, written into every book, and waited for
+//! After the commit: the service is this node's. It is resumed, recorded in journal, state and placements, and waited for
 //! until its memory is complete; one whose memory never will be is ended.
 
 use std::convert::Infallible;
@@ -8,8 +8,8 @@ use godwit_engine::{ContainerStatus, EngineError};
 
 use super::intake::Talk;
 use super::{Memory, intake};
-use crate::fault;
-use crate::hooks::{self, Moment};
+use crate::failpoint;
+use crate::hooks::{self, HookPoint};
 use crate::journal::Stage;
 use crate::link::Link;
 use crate::local::{Local, LocalError};
@@ -31,7 +31,7 @@ pub(super) async fn start(
     keep_stopped: &[u32],
     memory: &mut Memory,
 ) -> Result<Running, LocalError> {
-    fault::point("destination.committing").await;
+    failpoint::point("destination.committing").await;
     let running = match memory.lost() {
         // It is this node's to end.
         Some(_) => Running::default(),
@@ -40,13 +40,13 @@ pub(super) async fn start(
     // Not before it runs: that it is this node's stands in the source's journal, which is asked if this
     // node fails first.
     local.journal.set(id, Stage::Committed, "")?;
-    fault::point("destination.committed").await;
+    failpoint::point("destination.committed").await;
     Ok(running)
 }
 
 async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Result<Running, LocalError> {
     // Whoever goes on from here has all of it.
-    local.keeper.forget(&service.id);
+    local.retention.forget(&service.id);
     let config = local.config(service);
     // Its sockets take what is handed in before the processes run; and what these say first, of what was
     // unread when they were frozen, finds the way open.
@@ -68,7 +68,7 @@ async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Resu
     }
 }
 
-/// Makes the service this node's in every book. It is, whatever fails: what failed is tried again
+/// Records this node as the owner in the journal, the state and the placements. It is, whatever fails: what failed is tried again
 /// until it is done, and said meanwhile.
 pub(super) async fn adopt(
     local: &Local,
@@ -106,13 +106,13 @@ pub(super) async fn adopt(
 
 /// Runs the operator's program for a service that has arrived and runs. Once more after a crash, perhaps.
 pub(super) async fn tell_hook(local: &Local, service: &Service, id: &str, source: &str) {
-    if let Err(error) = hooks::run(local, service, Moment::PostResume, (id, source, &local.node)).await {
+    if let Err(error) = hooks::run(local, service, HookPoint::PostResume, (id, source, &local.node)).await {
         tracing::error!(migration = %id, service = %service.name, error = %crate::error_chain(&error), "a hook failed");
         local.host.told(service, &format!("it runs here, but {}", crate::error_chain(&error))).await;
     }
 }
 
-/// After the commit: waits until the service has all of its pages, and closes the books.
+/// After the commit: waits until the service has all of its pages, and finishes the journal's entry.
 pub(super) async fn fill(
     local: &Local,
     service: &Service,
@@ -142,7 +142,7 @@ pub(super) async fn fill(
             let waiting = local.waits.begin(&service.name, id, source, intake.pager());
             let talk = intake.talk();
             let filled = async {
-                fault::point("destination.filling").await;
+                failpoint::point("destination.filling").await;
                 intake.complete().await
             };
             tokio::select! {
@@ -215,7 +215,7 @@ async fn kill_incomplete(local: &Local, service: &Service, id: &str, why: &str) 
     let reason = format!("it was killed, as its memory is not complete: {why}");
     tracing::error!(migration = %id, service = %service.name, %reason, "the service is lost");
     local.host.lost(service, &reason).await;
-    fault::point("destination.lost").await;
+    failpoint::point("destination.lost").await;
     if let Err(error) = local.engine.signal(&local.config(service), libc::SIGKILL).await {
         tracing::error!(migration = %id, error = %crate::error_chain(&error), "it cannot be killed");
     }

@@ -15,7 +15,7 @@ use super::intake::Intake;
 use super::log::LogWriter;
 use super::{DestinationError, plain};
 use crate::blocking::off_worker;
-use crate::fault;
+use crate::failpoint;
 use crate::images::{self, Room};
 use crate::link::{Link, LinkError};
 use crate::local::{Local, LocalError};
@@ -52,7 +52,7 @@ pub(super) async fn until_restored(
         // What may go wrong without is found before the commit.
         tracing::warn!(error = %crate::error_chain(&error), "CRIU looks at the kernel anew at this restore");
     }
-    fault::point("destination.prepared").await;
+    failpoint::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
 
     let room = Room::open(
@@ -69,7 +69,7 @@ pub(super) async fn until_restored(
     }
     Steps::of(link, admitted).reached(Step::Noting).await?;
     local.journal.set_restored(&admitted.id, &keep_stopped)?;
-    fault::point("destination.restored").await;
+    failpoint::point("destination.restored").await;
     if admitted.userfaultfd {
         // What is lost from here on is lost for good.
         intake.is_alive().await?;
@@ -156,7 +156,7 @@ async fn receive_and_restore(
     local.mount_root(service)?;
     let mut images = images::Receiver::new(&room.images(), admitted.images_bytes);
     let ImagesEnd { files, keep_stopped } = loop {
-        fault::point("destination.receiving").await;
+        failpoint::point("destination.receiving").await;
         match link.receive().await? {
             piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {
                 log.take(&piece)?
@@ -175,7 +175,7 @@ async fn receive_and_restore(
     link.send(Message::ImagesReceived).await?;
     let (images, name) = (room.images(), service.name.clone());
     let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
-    fault::point("destination.received").await;
+    failpoint::point("destination.received").await;
     let steps = Steps::of(link, admitted);
     let restoring = async {
         if admitted.userfaultfd {
@@ -213,7 +213,7 @@ async fn receive_and_restore(
     local.standstills.look_at_doubts(service, reading.await?);
     steps.reached(Step::Syncing).await?;
     synced.await??;
-    fault::point("destination.restoring").await;
+    failpoint::point("destination.restoring").await;
     Ok(keep_stopped)
 }
 

@@ -102,7 +102,7 @@ pub(crate) async fn resolve(
     let kept = loop {
         let stuck = match local.host.decision(source, id, journal).await {
             Ok(Decision::Committed) => break None,
-            Ok(Decision::Kept(reason)) => break Some(reason),
+            Ok(Decision::Aborted(reason)) => break Some(reason),
             Ok(Decision::Pending) => None,
             Ok(Decision::Unknown(why)) => Some(format!("node {source} answers that {why}")),
             Err(error) => Some(format!("node {source} does not answer ({error})")),

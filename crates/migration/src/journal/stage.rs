@@ -16,7 +16,7 @@ pub enum Stage {
     Started,
     /// Source: the service is, or was about to be, frozen here.
     Frozen,
-    /// Source: it stays, and is being put back.
+    /// Source: it is being aborted.
     Undoing,
     /// Destination: room has been promised, nothing runs here.
     Reserved,
@@ -28,8 +28,8 @@ pub enum Stage {
     Serving,
     /// Source: as `committed`, and nothing of the service is left here. The destination may still ask.
     Released,
-    /// Source: it stayed.
-    Kept,
+    /// Source: the migration was aborted, and the service runs here.
+    Aborted,
     /// Destination: the copy is gone.
     Dropped,
     /// Nothing is left to do, and nobody will ask.
@@ -47,7 +47,7 @@ impl Stage {
         Self::Committed,
         Self::Serving,
         Self::Released,
-        Self::Kept,
+        Self::Aborted,
         Self::Dropped,
         Self::Done,
     ];
@@ -62,7 +62,7 @@ impl Stage {
             Self::Committed => "committed",
             Self::Serving => "serving",
             Self::Released => "released",
-            Self::Kept => "kept",
+            Self::Aborted => "aborted",
             Self::Dropped => "dropped",
             Self::Done => "done",
         }
@@ -75,7 +75,7 @@ impl Stage {
     /// Whether nothing is left to do and nobody will ask: it may be forgotten.
     #[must_use]
     pub fn is_final(self) -> bool {
-        matches!(self, Self::Kept | Self::Dropped | Self::Done)
+        matches!(self, Self::Aborted | Self::Dropped | Self::Done)
     }
 
     /// Whether this node still has something to do.
@@ -111,7 +111,7 @@ pub fn older(role: Role, stage: Stage, epoch: u64, new_role: Role, new: u64) -> 
         _ if !stage.is_open() => Older::Stays,
         (Role::Source, Stage::Committed) if epoch.saturating_add(1) < new => Older::Ends(Stage::Done),
         (Role::Source, Stage::Started | Stage::Frozen | Stage::Undoing) if epoch < new => {
-            Older::Ends(Stage::Kept)
+            Older::Ends(Stage::Aborted)
         }
         (Role::Destination, Stage::Reserved) if epoch <= new => Older::Ends(Stage::Dropped),
         (Role::Destination, Stage::Committed) if epoch < new => Older::Ends(Stage::Done),

@@ -26,13 +26,13 @@ use crate::binds::Binds;
 use crate::destination;
 use crate::doubt::Doubts;
 use crate::journal::Journal;
-use crate::kept::Keeper;
 use crate::link::{self, Link};
 use crate::local::{Local, LocalError};
 use crate::options::Options;
 use crate::promised::Promised;
 use crate::recovery;
 use crate::report::Report;
+use crate::retained::Retention;
 use crate::service::Service;
 use crate::source::Source;
 use crate::waits::Waits;
@@ -176,7 +176,7 @@ impl Daemon {
             promised: Promised::up_to(0),
             patience: PATIENCE,
             arrivals: Arrivals::default(),
-            keeper: Keeper::new(Some(0)),
+            retention: Retention::new(Some(0)),
             pagers: Arc::new(Threads(Arc::clone(machine))),
             userfaultfd: machine.lazy,
             remembered: 1 << 20,

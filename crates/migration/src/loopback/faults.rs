@@ -152,7 +152,7 @@ fn a_service_moves_with_its_memory_in_each_mode() {
 fn a_move_that_leaves_nothing_behind_is_over_when_the_service_runs() {
     if is_lazy() {
         let Ended { took, .. } = untouched(HYBRID);
-        // A lane that cannot be closed is given up after as long as a silent link.
+        // A stream that cannot be closed is given up after as long as a silent link.
         assert!(took < Duration::from_secs(3), "{took:?}");
     }
 }

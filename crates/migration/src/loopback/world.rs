@@ -114,7 +114,7 @@ fn service() -> Service {
 pub(super) fn play(way: Way, fault: Fault) -> Result<Ended, String> {
     let begun = Instant::now();
     let world = World::new(way, fault);
-    let options = Options { mode: way.mode, lanes: 1, ..Options::default() };
+    let options = Options { mode: way.mode, streams: 1, ..Options::default() };
     let order = Order { service: world.service.clone(), options };
     let [source, destination] = &world.daemons;
     let mut threads = vec![destination.start(None)];
@@ -280,7 +280,7 @@ impl World {
     fn wrong_report(&self, moved: bool) -> Option<String> {
         match &*self.daemons[0].report.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(Ok(report)) => {
-                let right = if moved { Outcome::Moved } else { Outcome::Kept };
+                let right = if moved { Outcome::Moved } else { Outcome::Aborted };
                 let told = (report.outcome, &report.reason);
                 (report.outcome != right).then(|| format!("the report says {told:?}"))
             }

@@ -1,5 +1,5 @@
 //! The task and the threads that give the destination what has stayed here: one answers what a process
-//! waits for, the others push the rest beside it, over all lanes, as fast as answers stay quick.
+//! waits for, the others push the rest beside it, over all streams, as fast as answers stay quick.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use godwit_memory::{PAGE_SIZE, Range, Space};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
-use super::lanes::Lanes;
+use super::governor::keep_short;
 use super::pace::{Compress, Pacer, Packer};
 use super::pages::{PagesError, is_empty};
-use super::queue::keep_short;
+use super::residual::{Open, Residual};
 use super::serve::ServeError;
-use super::stock::{Open, Stock};
-use crate::fault;
+use super::streams::Streams;
+use crate::failpoint;
 use crate::link::Link;
 use crate::message::{FaultRequest, Message};
 use crate::page_hash::EarlierVisit;
@@ -28,10 +28,10 @@ const PAGE: usize = 4096;
 /// of a link of 1 Gbit/s.
 const FEW: usize = 4 * PAGE;
 
-/// A stock, and what works on it: a task that answers what the destination asks for, and threads that
+/// A residual, and what works on it: a task that answers what the destination asks for, and threads that
 /// push the rest.
 pub(crate) struct Answering {
-    pub(super) stock: Open,
+    pub(super) residual: Open,
     pub(super) answering: JoinSet<Result<(), ServeError>>,
     pub(super) pushing: JoinSet<Result<(), PagesError>>,
     pacing: JoinSet<Infallible>,
@@ -39,28 +39,28 @@ pub(crate) struct Answering {
 }
 
 impl Answering {
-    /// Answers on this lane from now on.
-    pub(crate) fn start(stock: Stock, lane: Option<Link>) -> Self {
-        let leaves = stock.pages() > 0;
-        let stock = Arc::new(stock);
+    /// Answers on this stream from now on.
+    pub(crate) fn start(residual: Residual, stream: Option<Link>) -> Self {
+        let leaves = residual.pages() > 0;
+        let residual = Arc::new(residual);
         let mut answering = JoinSet::new();
-        if let Some(lane) = lane {
-            answering.spawn(answer(lane, Arc::clone(&stock)));
+        if let Some(stream) = stream {
+            answering.spawn(answer(stream, Arc::clone(&residual)));
         }
         let (pushing, pacing) = (JoinSet::new(), JoinSet::new());
-        Self { stock: Open(stock), answering, pushing, pacing, leaves }
+        Self { residual: Open(residual), answering, pushing, pacing, leaves }
     }
 
-    /// Pushes over these lanes from now on.
-    pub(crate) fn push(&mut self, lanes: &Lanes, compress: Compress, max_bandwidth: Option<u64>) {
+    /// Pushes over these streams from now on.
+    pub(crate) fn push(&mut self, streams: &Streams, compress: Compress, max_bandwidth: Option<u64>) {
         let pacer = Arc::new(Pacer::new(max_bandwidth));
-        for sender in lanes.senders() {
-            let (stock, pacer) = (Arc::clone(&self.stock.0), Arc::clone(&pacer));
-            self.pushing.spawn_blocking(move || push(&stock, &sender, &pacer, compress));
+        for sender in streams.senders() {
+            let (residual, pacer) = (Arc::clone(&self.residual.0), Arc::clone(&pacer));
+            self.pushing.spawn_blocking(move || push(&residual, &sender, &pacer, compress));
         }
-        let stock = Arc::clone(&self.stock.0);
-        let may_follow = move |bytes| stock.beside.store(bytes, Ordering::Relaxed);
-        self.pacing.spawn(keep_short(lanes.gauges(), may_follow));
+        let residual = Arc::clone(&self.residual.0);
+        let may_follow = move |bytes| residual.beside.store(bytes, Ordering::Relaxed);
+        self.pacing.spawn(keep_short(streams.gauges(), may_follow));
     }
 
     /// Whether pages have stayed here for after the commit.
@@ -70,18 +70,18 @@ impl Answering {
 
     /// CRIU has left the processes: all pages are as they were.
     pub(crate) fn dumped(&self) {
-        self.stock.0.dumped();
+        self.residual.0.dumped();
     }
 
     /// Counts the pages asked for, at most so many.
     pub(crate) fn asked(&self, most: u64) -> impl Fn() -> u64 + Send + use<> {
-        let stock = Arc::clone(&self.stock.0);
-        move || stock.faults.load(Ordering::Relaxed).min(most)
+        let residual = Arc::clone(&self.residual.0);
+        move || residual.faults.load(Ordering::Relaxed).min(most)
     }
 
     /// Bytes of pages that went so far, and are not counted again.
     pub(crate) fn count(&self) -> u64 {
-        self.stock.0.bytes.swap(0, Ordering::Relaxed)
+        self.residual.0.bytes.swap(0, Ordering::Relaxed)
     }
 
     /// Pends unless pages cannot be pushed; then why.
@@ -97,45 +97,45 @@ impl Answering {
     }
 }
 
-/// One lane's thread: takes from the stock until it is empty.
+/// One stream's thread: takes from the residual until it is empty.
 fn push(
-    stock: &Stock,
+    residual: &Residual,
     sender: &mpsc::Sender<Message>,
     pacer: &Pacer,
     compress: Compress,
 ) -> Result<(), PagesError> {
     let mut packer = Packer::new(compress);
     let (mut reader, pool) = (Reader::new(), Pool::default());
-    while let Some((space, process, range)) = stock.take() {
-        if stock.is_committed() {
-            fault::blocking_point("source.pushing");
-            if fault::fails("source.reading") {
+    while let Some((space, process, range)) = residual.take() {
+        if residual.is_committed() {
+            failpoint::blocking_point("source.pushing");
+            if failpoint::fails("source.reading") {
                 return Err(PagesError::Unreadable { pid: process.pid(), page: range.start });
             }
         }
         let mut batch = Builder::with(space, &pool);
-        let kept = read(&process, space, range, &mut reader, stock.kept.as_ref(), &mut batch)?;
-        let raw = batch.data_bytes() + kept;
+        let retained = read(&process, space, range, &mut reader, residual.retained.as_ref(), &mut batch)?;
+        let raw = batch.data_bytes() + retained;
         let batch = packer.pack(&mut batch);
         let bytes = batch.len() as u64;
         pacer.wait(bytes);
         let waiting = std::time::Instant::now();
         sender.blocking_send(Message::Pages(batch)).map_err(|_| PagesError::Closed)?;
         packer.waited(waiting.elapsed());
-        stock.bytes.fetch_add(bytes, Ordering::Relaxed);
-        stock.page_bytes.fetch_add(raw, Ordering::Relaxed);
+        residual.bytes.fetch_add(bytes, Ordering::Relaxed);
+        residual.page_bytes.fetch_add(raw, Ordering::Relaxed);
     }
     Ok(())
 }
 
 /// Reads pages of a frozen process into a batch. What the process does not have reads as zero; what the
-/// destination has kept is named: so many bytes of pages are returned.
+/// destination has retained is named: so many bytes of pages are returned.
 fn read(
     process: &Process,
     space: Space,
     range: Range,
     reader: &mut Reader,
-    kept: Option<&EarlierVisit>,
+    retained: Option<&EarlierVisit>,
     batch: &mut Builder,
 ) -> Result<u64, PagesError> {
     let mut named = 0;
@@ -144,8 +144,8 @@ fn read(
         match piece? {
             Piece::Data { start, bytes } => {
                 for (page, content) in (start..).step_by(PAGE).zip(bytes.as_chunks::<PAGE>().0) {
-                    if kept.is_some_and(|kept| kept.has(space, page, content)) {
-                        batch.kept(page);
+                    if retained.is_some_and(|retained| retained.has(space, page, content)) {
+                        batch.retained(page);
                         named += PAGE_SIZE;
                     } else {
                         batch.page(page, content);
@@ -167,16 +167,16 @@ fn few(range: &Range) -> impl Iterator<Item = Range> + use<> {
     (start..end).step_by(FEW).map(move |from| from..end.min(from + FEW as u64))
 }
 
-/// Answers on the lane for faults until it breaks.
-async fn answer(mut lane: Link, stock: Arc<Stock>) -> Result<(), ServeError> {
+/// Answers on the stream for faults until it breaks.
+async fn answer(mut stream: Link, residual: Arc<Residual>) -> Result<(), ServeError> {
     let (mut reader, pool) = (Reader::new(), Pool::default());
     loop {
-        let FaultRequest { space, page } = match lane.receive().await? {
+        let FaultRequest { space, page } = match stream.receive().await? {
             Message::FaultRequest(request) => request,
-            other => return Err(lane.unexpected(&other, "FaultRequest").into()),
+            other => return Err(stream.unexpected(&other, "FaultRequest").into()),
         };
-        let Some((process, fresh, beside)) = stock.want(space, page) else {
-            return Err(ServeError::Nonsense(lane.node().to_owned()));
+        let Some((process, fresh, beside)) = residual.want(space, page) else {
+            return Err(ServeError::Nonsense(stream.node().to_owned()));
         };
         let start = page * PAGE_SIZE;
         // The page alone first: it is not to wait for the others. Nor are those to wait for each other that
@@ -185,14 +185,14 @@ async fn answer(mut lane: Link, stock: Arc<Stock>) -> Result<(), ServeError> {
         for (range, fresh) in wanted.chain(beside.iter().flat_map(few).map(|range| (range, true))) {
             // A few pages are read in microseconds: no thread is worth it.
             let mut batch = Builder::with(space, &pool);
-            let kept = read(&process, space, range, &mut reader, stock.kept.as_ref(), &mut batch)?;
+            let retained = read(&process, space, range, &mut reader, residual.retained.as_ref(), &mut batch)?;
             if !batch.is_empty() {
                 if fresh {
-                    stock.page_bytes.fetch_add(batch.data_bytes() + kept, Ordering::Relaxed);
+                    residual.page_bytes.fetch_add(batch.data_bytes() + retained, Ordering::Relaxed);
                 }
                 let batch = batch.finish(Codec::Raw);
-                stock.bytes.fetch_add(batch.len() as u64, Ordering::Relaxed);
-                lane.send(Message::Pages(batch)).await?;
+                residual.bytes.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                stream.send(Message::Pages(batch)).await?;
             }
         }
     }
@@ -211,20 +211,20 @@ mod tests {
         let memory: Vec<u8> = (0..3 * PAGE).map(|at| at.to_le_bytes()[0]).collect();
         let first = (memory.as_ptr().addr() as u64).next_multiple_of(PAGE_SIZE);
         let offset = usize::try_from(first).unwrap() - memory.as_ptr().addr();
-        let mut kept = EarlierVisit::none();
+        let mut retained = EarlierVisit::none();
         for (number, differs) in [(0, false), (1, true)] {
             let at = offset + number * PAGE;
             let address = first + number as u64 * PAGE_SIZE;
             let page = memory[at..at + PAGE].try_into().unwrap();
-            kept.hashes.set(1, address, kept.key.hash(page) + u128::from(differs));
+            retained.hashes.set(1, address, retained.key.hash(page) + u128::from(differs));
         }
         let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         let mut batch = Builder::new(1);
         let range = first..first + 2 * PAGE_SIZE;
-        read(&process, 1, range.clone(), &mut Reader::new(), Some(&kept), &mut batch).unwrap();
+        read(&process, 1, range.clone(), &mut Reader::new(), Some(&retained), &mut batch).unwrap();
         let Batch { runs, .. } = Batch::decode(batch.finish(Codec::Raw)).unwrap();
         let kinds: Vec<_> = runs.iter().map(|run| (run.range.clone(), run.kind)).collect();
         let middle = first + PAGE_SIZE;
-        assert_eq!(kinds, [(first..middle, Kind::Kept), (middle..range.end, Kind::Data)]);
+        assert_eq!(kinds, [(first..middle, Kind::Retained), (middle..range.end, Kind::Data)]);
     }
 }

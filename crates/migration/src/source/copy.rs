@@ -10,11 +10,11 @@ use godwit_memory::tracker::{Backend, Detected};
 
 use super::files::{Ahead, Files};
 use super::frozen::name;
-use super::lanes::Lanes;
 use super::pages::{Found, Pages, PagesError, State};
+use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::converge::{self, Goals, Next, Round};
-use crate::fault;
+use crate::failpoint;
 use crate::link::Link;
 use crate::options::Mode;
 use crate::page_hash::EarlierVisit;
@@ -60,7 +60,7 @@ pub(super) struct Plan {
 /// The memory as it stands when the service is to be frozen.
 pub(super) struct Copied {
     pub(super) pages: Pages,
-    pub(super) lanes: Lanes,
+    pub(super) streams: Streams,
     /// Whether what is not sent yet stays here for after the commit.
     pub(super) leave: bool,
     /// Whether the destination restores nothing before all pages are there.
@@ -130,7 +130,7 @@ impl Source {
         Ok(Plan { mode, backend, goals, why })
     }
 
-    /// Connects the lanes, and copies while the service runs until a freeze is due.
+    /// Connects the streams, and copies while the service runs until a freeze is due.
     pub(super) async fn copy(
         &self,
         link: &mut Link,
@@ -140,7 +140,7 @@ impl Source {
     ) -> Result<Copied, SourceError> {
         let mut pages = Pages::new(
             plan.backend,
-            self.options.lanes,
+            self.options.streams,
             self.options.compress,
             self.options.max_bandwidth,
             self.local.remembered,
@@ -150,11 +150,12 @@ impl Source {
         if sampled {
             (pages, _) = self.look(pages, false).await?;
         }
-        let lanes =
-            Lanes::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.lanes).await?;
-        *self.lane_traffic.lock().unwrap_or_else(PoisonError::into_inner) = lanes.traffic().clone();
+        let streams =
+            Streams::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.streams)
+                .await?;
+        *self.stream_traffic.lock().unwrap_or_else(PoisonError::into_inner) = streams.traffic().clone();
         match plan.mode {
-            Mode::Precopy | Mode::Hybrid => self.rounds(plan, (pages, lanes), (link, files), report).await,
+            Mode::Precopy | Mode::Hybrid => self.rounds(plan, (pages, streams), (link, files), report).await,
             mode => {
                 while let Ahead::Sent(bytes) = files.send_ahead(link).await? {
                     count(report, bytes);
@@ -165,7 +166,7 @@ impl Source {
                     name(link, &mut pages).await?;
                     sample.await;
                 }
-                Ok(Copied { pages, lanes, leave: mode == Mode::Postcopy, waits: false, files })
+                Ok(Copied { pages, streams, leave: mode == Mode::Postcopy, waits: false, files })
             }
         }
     }
@@ -173,7 +174,7 @@ impl Source {
     async fn rounds(
         &self,
         plan: Plan,
-        (mut pages, mut lanes): (Pages, Lanes),
+        (mut pages, mut streams): (Pages, Streams),
         (link, mut files): (&mut Link, Files),
         report: &mut Report,
     ) -> Result<Copied, SourceError> {
@@ -213,7 +214,7 @@ impl Source {
                             } else if let Some(why) = converge::why_frozen(&rounds, fixed, &plan.goals) {
                                 report.why = why;
                             }
-                            return Ok(Copied { pages, lanes, leave, waits: false, files });
+                            return Ok(Copied { pages, streams, leave, waits: false, files });
                         }
                         Ahead::Sent(bytes) => count(report, bytes),
                     }
@@ -232,9 +233,9 @@ impl Source {
                 }
             }
             let sending = Instant::now();
-            let (back, sent) = self.send(pages, &lanes, State::Running).await?;
+            let (back, sent) = self.send(pages, &streams, State::Running).await?;
             pages = back;
-            lanes.arrived().await?;
+            streams.arrived().await?;
             let took = sending.elapsed();
             report.pre_dump_transfer_ms += took.as_secs_f64() * 1e3;
             report.pre_dump_bytes += sent.bytes;
@@ -246,7 +247,7 @@ impl Source {
             {
                 round.bandwidth = Some(sent.pages as f64 * PAGE / took.as_secs_f64());
             }
-            fault::point("source.copied").await;
+            failpoint::point("source.copied").await;
         }
     }
 
@@ -284,10 +285,10 @@ impl Source {
     pub(super) async fn send(
         &self,
         mut pages: Pages,
-        lanes: &Lanes,
+        streams: &Streams,
         state: State,
     ) -> Result<(Pages, super::pages::Sent), SourceError> {
-        let senders = lanes.senders();
+        let senders = streams.senders();
         let progress = self.progress.clone();
         let sending = self.jobs.run(move |wanted| {
             let heard = |bytes| {

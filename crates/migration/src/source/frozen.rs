@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! freeze ─ last look ─┬─ CRIU dump ─ images ─ destination restores ─┬─ commit
-//!                     └─ pages written last, over the lanes ────────┘
+//!                     └─ pages written last, over the streams ────────┘
 //! ```
 //! A destination that gets no further meanwhile is not waited for: [`deadline`](super::deadline).
 
@@ -21,11 +21,11 @@ use super::deadline::{Deadline, patience};
 use super::files::{next_round, send_round};
 use super::pages::{Found, Pages, State};
 use super::prepare::Prepared;
-use super::stock::Stock;
+use super::residual::Residual;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
-use crate::fault;
-use crate::hooks::{self, Moment};
+use crate::failpoint;
+use crate::hooks::{self, HookPoint};
 use crate::images;
 use crate::journal::Stage;
 use crate::link::Link;
@@ -63,7 +63,7 @@ impl Source {
         // and others are told so.
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
-        hooks::run(&self.local, &self.service, Moment::PreFreeze, ends).await?;
+        hooks::run(&self.local, &self.service, HookPoint::PreFreeze, ends).await?;
         // Its start is nothing that a frozen service should wait for.
         let criu = self.local.criu.prepare()?;
         let listeners = self.listeners(&config).await?;
@@ -96,7 +96,7 @@ impl Source {
         let ((pages, found), (tree, last)) = tokio::try_join!(looking, next_round(tree, true))?;
         report.memory_bytes = found.populated * 4096;
         clock.end("freeze");
-        fault::point("source.frozen").await;
+        failpoint::point("source.frozen").await;
 
         let patience = patience(self.local.patience, report.memory_bytes, last.changes.bytes());
         let deadline = Deadline::new(&self.destination, patience);
@@ -121,8 +121,8 @@ impl Source {
         let Copied { leave, waits, .. } = prepared.copied;
         let config = self.local.config(&self.service);
         deadline.watch(link);
-        for lane in prepared.copied.lanes.pages() {
-            deadline.watch(lane);
+        for stream in prepared.copied.streams.pages() {
+            deadline.watch(stream);
         }
         self.step("dump", 0, report.memory_bytes);
         // The destination's sockets go on with the clocks (TCP timestamps) that the dump finds. CRIU leaves
@@ -147,35 +147,35 @@ impl Source {
             criu.dump(options).await.map(|result| (result, ms_since(started)))
         }));
         deadline.awaits("note which pages are still to come");
-        let (pages, mut stock) = self.announce(link, pages, prepared, leave).await?;
-        deadline.watch_faults(stock.asked(found.populated));
-        let lanes = &mut prepared.copied.lanes;
+        let (pages, mut residual) = self.announce(link, pages, prepared, leave).await?;
+        deadline.watch_faults(residual.asked(found.populated));
+        let streams = &mut prepared.copied.streams;
         let (dumped, arrived, restored) =
             (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
         let sending = async {
-            let (mut pages, mut sent) = self.send(pages, lanes, State::Dumping).await?;
+            let (mut pages, mut sent) = self.send(pages, streams, State::Dumping).await?;
             if leave {
                 // What has vanished must be known there before the service goes on, and is on its way
                 // ahead of what is pushed.
-                lanes.arrived().await?;
-                stock.push(lanes, self.options.compress, self.options.max_bandwidth);
+                streams.arrived().await?;
+                residual.push(streams, self.options.compress, self.options.max_bandwidth);
             }
             tokio::select! {
                 () = dumped.cancelled() => {}
-                error = stock.failed() => return Err(error),
+                error = residual.failed() => return Err(error),
             }
             // CRIU is out of the processes: what it may have changed for a moment is as it was.
-            stock.dumped();
+            residual.dumped();
             if !leave {
                 let last;
-                (pages, last) = self.send(pages, lanes, State::Frozen).await?;
+                (pages, last) = self.send(pages, streams, State::Frozen).await?;
                 sent.add(last);
-                lanes.arrived().await?;
+                streams.arrived().await?;
             }
             arrived.cancel();
             tokio::select! {
                 () = restored.cancelled() => Ok((pages, sent)),
-                error = stock.failed() => Err(error),
+                error = residual.failed() => Err(error),
             }
         };
 
@@ -255,7 +255,7 @@ impl Source {
             // The restore is done, and the last pages were still on their way.
             report.dump_transfer_ms += clock.end("pages");
         }
-        Ok((stock, pages))
+        Ok((residual, pages))
     }
 
     /// The pages, which go through threads that may block and come back.
@@ -277,11 +277,11 @@ impl Source {
     ) -> Result<(Pages, Answering), SourceError> {
         name(link, &mut pages).await?;
         let processes = pages.processes();
-        let stock = match leave {
-            true => Stock::new(processes, pages.leave()),
-            false => Stock::of_others(processes),
+        let residual = match leave {
+            true => Residual::new(processes, pages.leave()),
+            false => Residual::of_others(processes),
         };
-        Ok((pages, Answering::start(stock, prepared.copied.lanes.take_faults())))
+        Ok((pages, Answering::start(residual, prepared.copied.streams.take_faults())))
     }
 }
 

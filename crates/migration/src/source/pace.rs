@@ -25,7 +25,7 @@ pub enum Compress {
 /// Batches between two decisions: 8 MiB of pages.
 const WINDOW: u32 = 32;
 
-/// A lane that waits for the link more than this share of its time can afford to compress harder.
+/// A stream that waits for the link more than this share of its time can afford to compress harder.
 const IDLE: f64 = 0.5;
 
 /// One that waits less than this is the slower of the two.
@@ -109,7 +109,7 @@ impl Packer {
     }
 }
 
-/// Keeps all lanes together below a bandwidth.
+/// Keeps all streams together below a bandwidth.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     /// Bytes per second, and the instant at which the next byte may go.
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_share_one_limit() {
+    fn streams_share_one_limit() {
         let pacer = Pacer::new(Some(1 << 20));
         let begun = Instant::now();
         std::thread::scope(|scope| {

@@ -1,11 +1,11 @@
-//! The service's memory at the source: looking for what was written, and sending it over lanes.
+//! The service's memory at the source: looking for what was written, and sending it over streams.
 //!
-//! [`Pages::look`] notes what is to be sent; [`Pages::send`] sends it, each lane in a thread of its
-//! own. A page always goes over the same lane, so that a later content never arrives before an
+//! [`Pages::look`] notes what is to be sent; [`Pages::send`] sends it, each stream in a thread of its
+//! own. A page always goes over the same stream, so that a later content never arrives before an
 //! earlier one. What a page held when it was sent last is remembered as a [hash](crate::page_hash): a page that was
 //! written with what it held before does not cross again. Of pages that are written again and again
 //! the content is remembered too, within a bound, and their differences are sent. Pages that the
-//! destination kept when the service left it are named, not sent.
+//! destination retained when the service left it are named, not sent.
 
 mod remaining;
 
@@ -23,14 +23,14 @@ use lru::LruCache;
 use rangemap::RangeSet;
 use tokio::sync::mpsc;
 
-use crate::fault;
+use crate::failpoint;
 use crate::message::Message;
 use crate::page_hash::{EarlierVisit, Hashes, PageKey, ZERO, no_hashes};
 use crate::source::pace::{Compress, Pacer, Packer};
 use remaining::within;
 pub(crate) use remaining::{Leaving, Remaining, pages_of};
 
-/// What decides about a page's lane: pages that lie beside each other stay together.
+/// What decides about a page's stream: pages that lie beside each other stay together.
 const REGION: u64 = 2 << 20;
 
 const PAGE: usize = 4096;
@@ -62,8 +62,8 @@ pub enum PagesError {
         /// The page's address.
         page: u64,
     },
-    /// The lane takes no more; what is read from it next tells why.
-    #[error("a connection for pages does not take data any more")]
+    /// The stream takes no more; what is read from it next tells why.
+    #[error("a stream for pages is no longer writable")]
     Closed,
 }
 
@@ -82,7 +82,7 @@ struct Todo {
     unnamed: Option<RangeSet<u64>>,
 }
 
-/// Hears of bytes that went to a lane, and says whether to go on.
+/// Hears of bytes that went to a stream, and says whether to go on.
 pub(crate) type Heard<'a> = dyn Fn(u64) -> ControlFlow<()> + Sync + 'a;
 
 /// A process that has ended.
@@ -113,7 +113,7 @@ pub(crate) struct Sent {
     pub(crate) pages: u64,
     /// Pages that the destination has as they are.
     pub(crate) same: u64,
-    /// Bytes handed to the lanes.
+    /// Bytes handed to the streams.
     pub(crate) bytes: u64,
     /// Pages looked at that were not zero, whether they had to cross or not.
     pub(crate) found: u64,
@@ -129,8 +129,8 @@ impl Sent {
     }
 }
 
-/// One lane's memory of what it sent, and its compressor.
-struct Lane {
+/// One stream's memory of what it sent, and its compressor.
+struct Stream {
     known: Hashes,
     /// What pages held that were sent more than once, the latest.
     hot: LruCache<(Space, u64), Box<[u8; PAGE]>>,
@@ -138,10 +138,10 @@ struct Lane {
     pool: Pool,
 }
 
-/// A hash that no page has in practice: the destination has something there of a process that has ended.
+/// Stands for a page of a process that has ended, which the destination still has here. No content has this hash in practice.
 const ANOTHERS: u128 = u128::MAX;
 
-/// What a page in a lane's memory takes, with its place.
+/// What a page in a stream's memory takes, with its place.
 const HOT_BYTES: usize = PAGE + 64;
 
 /// The memory of a service that moves.
@@ -149,12 +149,12 @@ pub(crate) struct Pages {
     tracker: Tracker,
     todo: BTreeMap<Space, Todo>,
     ended: Vec<Ended>,
-    lanes: Vec<Lane>,
+    streams: Vec<Stream>,
     /// What the last look found written in processes that were known before.
     recent: BTreeMap<Space, RangeSet<u64>>,
-    /// What the destination kept when the service left it.
-    kept: Hashes,
-    /// Makes these, and those of the lanes.
+    /// What the destination retained when the service left it.
+    retained: Hashes,
+    /// Makes these, and those of the streams.
     key: PageKey,
     pacer: Pacer,
     last_look: Option<Instant>,
@@ -184,15 +184,15 @@ impl Pages {
     /// Follows nothing yet. `remembered` bytes of pages are remembered for their differences.
     pub(crate) fn new(
         backend: Backend,
-        lanes: usize,
+        streams: usize,
         compress: Compress,
         max_bandwidth: Option<u64>,
         remembered: usize,
     ) -> Self {
-        let EarlierVisit { hashes: kept, key } = EarlierVisit::none();
-        let lanes = lanes.max(1);
-        let most = NonZeroUsize::new(remembered / lanes / HOT_BYTES).unwrap_or(NonZeroUsize::MIN);
-        let lane = || Lane {
+        let EarlierVisit { hashes: retained, key } = EarlierVisit::none();
+        let streams = streams.max(1);
+        let most = NonZeroUsize::new(remembered / streams / HOT_BYTES).unwrap_or(NonZeroUsize::MIN);
+        let stream = || Stream {
             known: no_hashes(),
             hot: LruCache::new(most),
             packer: Packer::new(compress),
@@ -203,8 +203,8 @@ impl Pages {
             todo: BTreeMap::new(),
             ended: Vec::new(),
             recent: BTreeMap::new(),
-            lanes: (0..lanes).map(|_| lane()).collect(),
-            kept,
+            streams: (0..streams).map(|_| stream()).collect(),
+            retained,
             key,
             pacer: Pacer::new(max_bandwidth),
             last_look: None,
@@ -214,7 +214,7 @@ impl Pages {
 
     /// What the destination has of an earlier visit of the service is not sent. Before the first page is.
     pub(crate) fn know_kept(&mut self, EarlierVisit { hashes, key }: EarlierVisit) {
-        (self.kept, self.key) = (hashes, key);
+        (self.retained, self.key) = (hashes, key);
     }
 
     /// Notes what was written since the last look, in the processes that live now.
@@ -268,7 +268,7 @@ impl Pages {
         self.todo.values().map(|todo| pages_of(&todo.data)).sum()
     }
 
-    /// Sends what is noted, over one sender for each lane. Blocks.
+    /// Sends what is noted, over one sender for each stream. Blocks.
     pub(crate) fn send(
         &mut self,
         senders: &[mpsc::Sender<Message>],
@@ -286,24 +286,24 @@ impl Pages {
             }
         }
         let ended = std::mem::take(&mut self.ended);
-        let count = self.lanes.len();
-        let (pacer, kept, key, todo, ended) = (&self.pacer, &self.kept, &self.key, &todo, &ended);
+        let count = self.streams.len();
+        let (pacer, retained, key, todo, ended) = (&self.pacer, &self.retained, &self.key, &todo, &ended);
         // What was announced is waited for, also where it is what the destination has.
         let all = state != State::Running;
         let results = std::thread::scope(|scope| {
             let threads: Vec<_> = self
-                .lanes
+                .streams
                 .iter_mut()
                 .zip(senders)
                 .enumerate()
-                .map(|(index, (lane, sender))| {
+                .map(|(index, (stream, sender))| {
                     scope.spawn(move || {
                         let mut sending = Sending {
-                            lane,
+                            stream,
                             index,
                             count,
                             sender,
-                            kept,
+                            retained,
                             key,
                             pacer,
                             heard,
@@ -349,9 +349,9 @@ impl Pages {
     /// Sends no pages with content any more: they stay here for after the commit, to be sent in
     /// another way.
     pub(crate) fn leave(&mut self) -> Leaving {
-        let hashes = std::mem::replace(&mut self.kept, no_hashes());
-        let kept = Some(EarlierVisit { hashes, key: self.key.clone() });
-        let mut leaving = Leaving { kept, ..Leaving::default() };
+        let hashes = std::mem::replace(&mut self.retained, no_hashes());
+        let retained = Some(EarlierVisit { hashes, key: self.key.clone() });
+        let mut leaving = Leaving { retained, ..Leaving::default() };
         for (space, todo) in &mut self.todo {
             let untouched = todo.take_executable();
             let mut rest = std::mem::take(&mut todo.data);
@@ -420,13 +420,13 @@ impl Todo {
     }
 }
 
-/// A lane at work.
+/// A stream at work.
 struct Sending<'a> {
-    lane: &'a mut Lane,
+    stream: &'a mut Stream,
     index: usize,
     count: usize,
     sender: &'a mpsc::Sender<Message>,
-    kept: &'a Hashes,
+    retained: &'a Hashes,
     key: &'a PageKey,
     pacer: &'a Pacer,
     heard: &'a Heard<'a>,
@@ -442,7 +442,7 @@ impl Sending<'_> {
         }
         let mut reader = Reader::new();
         for (space, todo) in todo {
-            let mut batch = Builder::with(*space, &self.lane.pool);
+            let mut batch = Builder::with(*space, &self.stream.pool);
             for range in todo.zero.iter() {
                 for piece in self.mine(range) {
                     self.forget(*space, &piece);
@@ -464,7 +464,7 @@ impl Sending<'_> {
         Ok(())
     }
 
-    /// The parts of a range that are this lane's.
+    /// The parts of a range that are this stream's.
     fn mine(&self, range: &Range) -> impl Iterator<Item = Range> + use<> {
         let (index, count, range) = (self.index as u64, self.count as u64, range.clone());
         (range.start / REGION..=(range.end - 1) / REGION).filter(move |region| region % count == index).map(
@@ -479,16 +479,16 @@ impl Sending<'_> {
     fn end(&mut self, ended: &Ended) -> Result<(), PagesError> {
         let Ended { space, owed, lives } = ended;
         let mut gone: RangeSet<u64> = owed.iter().flat_map(|range| self.mine(range)).collect();
-        let known = self.lane.known.change_all(*space, |page, known| {
+        let known = self.stream.known.change_all(*space, |page, known| {
             if known != ZERO && lives.contains(&page) { ANOTHERS } else { ZERO }
         });
         for range in known {
             for page in (range.start..range.end).step_by(PAGE) {
-                self.lane.hot.pop(&(*space, page / PAGE_SIZE));
+                self.stream.hot.pop(&(*space, page / PAGE_SIZE));
             }
             gone.insert(range);
         }
-        let mut batch = Builder::with(*space, &self.lane.pool);
+        let mut batch = Builder::with(*space, &self.stream.pool);
         for range in gone.iter().flat_map(|range| lives.gaps(range)) {
             batch.zero(&range);
             if batch.is_full() {
@@ -500,7 +500,7 @@ impl Sending<'_> {
 
     fn forget(&mut self, space: Space, piece: &Range) {
         for page in (piece.start..piece.end).step_by(PAGE) {
-            self.lane.known.set(space, page, ZERO);
+            self.stream.known.set(space, page, ZERO);
         }
     }
 
@@ -550,7 +550,7 @@ impl Sending<'_> {
             false => self.key.hash(content),
         };
         self.sent.found += u64::from(hash != ZERO);
-        let known = self.lane.known.set(space, address, hash);
+        let known = self.stream.known.set(space, address, hash);
         if known == hash && !self.all {
             self.sent.same += 1;
             return Ok(());
@@ -558,23 +558,23 @@ impl Sending<'_> {
         let again = known != ZERO;
         self.sent.pages += 1;
         let place = (space, address / PAGE_SIZE);
-        let kept = hash != ZERO && self.kept.get(space, address) == hash;
-        if kept {
-            batch.kept(address);
-            self.lane.hot.pop(&place);
+        let retained = hash != ZERO && self.retained.get(space, address) == hash;
+        if retained {
+            batch.retained(address);
+            self.stream.hot.pop(&place);
         } else if hash == ZERO || self.all {
             // What is announced is forgotten there: nothing is left that a difference could be to.
             batch.page(address, content);
         } else if again {
-            let before = self.lane.hot.get(&place);
+            let before = self.stream.hot.get(&place);
             if !before.is_some_and(|before| batch.delta(address, before, content)) {
                 batch.page(address, content);
             }
-            self.lane.hot.put(place, Box::new(*content));
+            self.stream.hot.put(place, Box::new(*content));
         } else {
             batch.page(address, content);
             // What it held before it was zero, or another process's, is nothing to be different from.
-            self.lane.hot.pop(&place);
+            self.stream.hot.pop(&place);
         }
         if batch.is_full() {
             self.ship(batch)?;
@@ -583,18 +583,18 @@ impl Sending<'_> {
     }
 
     fn ship(&mut self, batch: &mut Builder) -> Result<(), PagesError> {
-        let bytes = self.lane.packer.pack(batch);
+        let bytes = self.stream.packer.pack(batch);
         let length = bytes.len() as u64;
         self.pacer.wait(length);
         let waiting = Instant::now();
         self.sender.blocking_send(Message::Pages(bytes)).map_err(|_| PagesError::Closed)?;
-        self.lane.packer.waited(waiting.elapsed());
+        self.stream.packer.waited(waiting.elapsed());
         self.sent.bytes += length;
         if (self.heard)(length).is_break() {
             return Err(PagesError::Stopped);
         }
         let point = if self.all { "source.sending" } else { "source.copying" };
-        fault::blocking_point_until(point, || (self.heard)(0).is_break());
+        failpoint::blocking_point_until(point, || (self.heard)(0).is_break());
         Ok(())
     }
 }

@@ -15,12 +15,12 @@ use crate::attach::Attachment;
 use crate::cpu::cpu_flags;
 use crate::images::{KERNEL_STATE_BYTES, Room};
 use crate::journal::now_ms;
-use crate::kept;
 use crate::link::{Link, LinkError};
 use crate::local::{LocalError, machine};
 use crate::message::{Layer, Message, Open, PROTOCOL_VERSION};
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::{Report, ms_since};
+use crate::retained;
 use crate::service::Service;
 
 /// What a layer or log is cut into on the wire.
@@ -107,7 +107,7 @@ impl Source {
             ..self.service.clone()
         })
         .map_err(|e| SourceError::NotEligible(vec![format!("the service cannot be described: {e}")]))?;
-        let (chosen, kept, tcp_inline, ahead, lazy);
+        let (chosen, retained, tcp_inline, ahead, lazy);
         link.send(Message::Open(Open {
             protocol: PROTOCOL_VERSION,
             migration: self.id.clone(),
@@ -118,7 +118,7 @@ impl Source {
             layers: layers.clone(),
             machine: machine(),
             cpu_flags: cpu_flags(),
-            lanes: u32::try_from(self.options.lanes).unwrap_or(1),
+            streams: u32::try_from(self.options.streams).unwrap_or(1),
             overlay: Some(self.local.network.terms()),
             journal: self.local.journal.identity().to_owned(),
             criu: Some(self.local.criu.version().await?.into()),
@@ -132,7 +132,7 @@ impl Source {
                 let plan = plan.with(accepted.userfaultfd, &self.destination)?;
                 plan.tell(report);
                 chosen = plan;
-                kept = accepted.kept.then_some(accepted.key);
+                retained = accepted.retained.then_some(accepted.key);
                 (ahead, lazy) = (accepted.ahead, accepted.userfaultfd);
                 tcp_inline = accepted.tcp_inline && self.local.criu.tcp_inline().await?;
                 accepted.missing_layers
@@ -146,7 +146,7 @@ impl Source {
             other => return Err(link.unexpected(&other, "Accepted or Refused").into()),
         };
 
-        let visit = match kept {
+        let visit = match retained {
             Some(key) => self.learn_kept(link, &key).await?,
             None => EarlierVisit::none(),
         };
@@ -185,19 +185,19 @@ impl Source {
         Ok(Prepared { room, copied, vtep, tcp_inline })
     }
 
-    /// Which pages the destination has kept of an earlier visit.
+    /// Which pages the destination has retained of an earlier visit.
     async fn learn_kept(&self, link: &mut Link, key: &[u8]) -> Result<EarlierVisit, SourceError> {
         let key = PageKey::told(key).ok_or_else(|| LinkError::Unexpected {
             node: self.destination.clone(),
             got: "something else",
-            wanted: "the key of the kept pages' hashes",
+            wanted: "the key of the retained pages' hashes",
         })?;
         let mut hashes = no_hashes();
         loop {
             match link.receive().await? {
-                Message::KeptPages(pages) if kept::learn(&mut hashes, &pages).is_some() => {}
+                Message::RetainedPages(pages) if retained::learn(&mut hashes, &pages).is_some() => {}
                 Message::KeptEnd => return Ok(EarlierVisit { hashes, key }),
-                other => return Err(link.unexpected(&other, "KeptPages").into()),
+                other => return Err(link.unexpected(&other, "RetainedPages").into()),
             }
         }
     }

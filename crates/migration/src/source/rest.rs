@@ -5,25 +5,25 @@ use std::sync::Arc;
 use super::serve;
 use super::undo::put_back;
 use crate::images;
-use crate::kept::Kept;
 use crate::local::{Local, LocalError};
 use crate::options::ServeOptions;
+use crate::retained::Retained;
 use crate::service::Service;
 
 /// Keeps the service's pages for when it comes back, as far as there is room.
-pub(super) async fn keep(local: &Local, service: &Service) {
-    let kept = async {
-        let room = local.keeper.room();
+pub(super) async fn retain(local: &Local, service: &Service) {
+    let retained = async {
+        let room = local.retention.room();
         let pids = local.engine.processes(&local.config(service)).await?;
         let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
-        let kept = tokio::task::spawn_blocking(move || Kept::copy(&pids, room)).await?;
-        Ok::<_, LocalError>(kept)
+        let retained = tokio::task::spawn_blocking(move || Retained::copy(&pids, room)).await?;
+        Ok::<_, LocalError>(retained)
     };
-    match kept.await {
-        Ok(Ok(kept)) => local.keeper.keep(&service.id, kept),
+    match retained.await {
+        Ok(Ok(retained)) => local.retention.retain(&service.id, retained),
         // It has moved, and will cross whole when it comes back.
-        Ok(Err(error)) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
-        Err(error) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not kept"),
+        Ok(Err(error)) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not retained"),
+        Err(error) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not retained"),
     }
 }
 
@@ -70,7 +70,7 @@ impl Rest {
     pub async fn end(self) {
         let Self { local, service, id, destination, left } = &self;
         let failed = match left {
-            Left::LetGo(_) => "the source cannot let go",
+            Left::LetGo(_) => "the source's cleanup failed",
             Left::PutBack { .. } => "the service cannot be put back",
         };
         let mut again = local.again(id, failed);
@@ -106,7 +106,7 @@ pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &st
     acknowledged(local, id, destination);
     let reason =
         served.lost.as_deref().unwrap_or("godwitd was restarted while it served the service's pages");
-    let mut again = local.again(id, "the source cannot let go");
+    let mut again = local.again(id, "the source's cleanup failed");
     while let Err(error) = let_go(local, service, id, destination, reason).await {
         if !again.after(&error).await {
             return;

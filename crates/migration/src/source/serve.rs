@@ -21,10 +21,10 @@ use tokio::sync::watch;
 
 use super::Progress;
 use super::answer::Answering;
-use super::lanes::Lanes;
 use super::pages::{Leaving, PagesError, Remaining};
-use super::stock::{Open, Stock};
-use crate::fault;
+use super::residual::{Open, Residual};
+use super::streams::Streams;
+use crate::failpoint;
 use crate::link::{Link, LinkError};
 use crate::local::Local;
 use crate::message::{Message, Reason, Resume};
@@ -44,8 +44,8 @@ const MAX_RANGES: usize = 1 << 24;
 /// The connections of a migration whose pages are served.
 pub(crate) struct Conversation {
     pub(crate) link: Link,
-    pub(crate) lanes: Lanes,
-    pub(crate) stock: Answering,
+    pub(crate) streams: Streams,
+    pub(crate) residual: Answering,
 }
 
 /// What it took.
@@ -205,11 +205,11 @@ impl Serving<'_> {
                 other => return Err(link.unexpected(&other, "Missing").into()),
             }
         }
-        let count = self.options.lanes;
-        let mut lanes = Lanes::open(self.local.host.as_ref(), self.destination, self.id, count).await?;
+        let count = self.options.streams;
+        let mut streams = Streams::open(self.local.host.as_ref(), self.destination, self.id, count).await?;
         let leaving = Leaving { rest: remaining, ..Leaving::default() };
-        let stock = Answering::start(Stock::new(processes, leaving), lanes.take_faults());
-        Ok(Some(Conversation { link, lanes, stock }))
+        let residual = Answering::start(Residual::new(processes, leaving), streams.take_faults());
+        Ok(Some(Conversation { link, streams, residual }))
     }
 
     /// Tells the destination that pages are lost: it must not wait for them. It answers when it is asked again, after
@@ -226,19 +226,19 @@ impl Serving<'_> {
     }
 
     async fn converse(&self, conversation: Conversation, total: &mut Served) -> Result<(), ServeError> {
-        let Conversation { mut link, mut lanes, stock: mut answering } = conversation;
-        fault::point("source.serving").await;
+        let Conversation { mut link, mut streams, residual: mut answering } = conversation;
+        failpoint::point("source.serving").await;
         if answering.pushing.is_empty() {
-            answering.push(&lanes, self.options.compress, self.options.max_bandwidth);
+            answering.push(&streams, self.options.compress, self.options.max_bandwidth);
         }
-        answering.stock.0.committed();
-        let Answering { stock: Open(stock), answering: task, pushing, .. } = &mut answering;
-        let pages = stock.pages();
+        answering.residual.0.committed();
+        let Answering { residual: Open(residual), answering: task, pushing, .. } = &mut answering;
+        let pages = residual.pages();
         let pushed = async {
             while let Some(ended) = pushing.join_next().await {
                 ended??;
             }
-            lanes.arrived().await?;
+            streams.arrived().await?;
             // Nothing more is to come but the word that all is there.
             std::future::pending::<Result<(), ServeError>>().await
         };
@@ -254,33 +254,33 @@ impl Serving<'_> {
                 None => std::future::pending().await,
             }
         };
-        let shown = self.show(stock, pages);
+        let shown = self.show(residual, pages);
         let ended = tokio::select! {
             received = received => received,
             failed = pushed => failed,
             failed = answering => failed.map(|()| unreachable!("faults are answered until an error")),
             never = shown => match never {},
         };
-        total.bytes += stock.bytes.load(Ordering::Relaxed);
-        total.faults += stock.faults.load(Ordering::Relaxed);
-        total.page_bytes += stock.page_bytes.load(Ordering::Relaxed);
-        total.memory_wire_bytes += lanes.traffic().sent();
-        total.wire_bytes += link.bytes_sent() + lanes.traffic().sent();
+        total.bytes += residual.bytes.load(Ordering::Relaxed);
+        total.faults += residual.faults.load(Ordering::Relaxed);
+        total.page_bytes += residual.page_bytes.load(Ordering::Relaxed);
+        total.memory_wire_bytes += streams.traffic().sent();
+        total.wire_bytes += link.bytes_sent() + streams.traffic().sent();
         ended
     }
 
     /// Shows how it goes, again and again.
-    async fn show(&self, stock: &Stock, pages: u64) -> Infallible {
+    async fn show(&self, residual: &Residual, pages: u64) -> Infallible {
         let Some(progress) = self.progress else { return std::future::pending().await };
         let mut clock = tokio::time::interval(Duration::from_millis(100));
         loop {
             clock.tick().await;
-            let left = stock.pages();
+            let left = residual.pages();
             progress.send_modify(|progress| {
                 progress.phase = "serve";
                 progress.bytes_total = pages * PAGE_SIZE;
                 progress.bytes_done = pages.saturating_sub(left) * PAGE_SIZE;
-                progress.faults = stock.faults.load(Ordering::Relaxed);
+                progress.faults = residual.faults.load(Ordering::Relaxed);
             });
         }
     }

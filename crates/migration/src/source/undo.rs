@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use godwit_engine::{ContainerStatus, EngineError};
 
-use crate::hooks::{self, Moment};
+use crate::hooks::{self, HookPoint};
 use crate::images;
 use crate::journal::Stage;
 use crate::local::{Local, LocalError};
@@ -31,7 +31,7 @@ pub(crate) async fn put_back(
     attempted: bool,
 ) -> Result<PutBack, LocalError> {
     if !local.holds(service)? {
-        let noted = local.journal.set(id, Stage::Kept, reason).map_err(LocalError::from);
+        let noted = local.journal.set(id, Stage::Aborted, reason).map_err(LocalError::from);
         return Ok(PutBack { told: false, went_on: None, noted });
     }
     let stage = local.journal.get(id).map(|entry| entry.map(|entry| entry.stage));
@@ -67,7 +67,7 @@ pub(crate) async fn put_back(
     // It may have been slowed to make copying converge.
     local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
-    let noted = local.journal.set(id, Stage::Kept, reason).map_err(LocalError::from);
+    let noted = local.journal.set(id, Stage::Aborted, reason).map_err(LocalError::from);
     Ok(PutBack { told: frozen, went_on, noted })
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn tell_hook(
     reason: String,
 ) -> String {
     let ends = (id, local.node.as_str(), destination);
-    let Err(error) = hooks::run(local, service, Moment::Kept, ends).await else { return reason };
+    let Err(error) = hooks::run(local, service, HookPoint::Aborted, ends).await else { return reason };
     let error = crate::error_chain(&error);
     tracing::error!(migration = %id, %error, "a hook failed");
     let reason = format!("{reason}; and {error}");
@@ -91,7 +91,7 @@ pub(crate) async fn tell_hook(
 
 /// Notes a better reason of a migration that was undone, for those who look; it changes nothing.
 pub(super) fn note_reason(local: &Local, id: &str, reason: &str) {
-    if let Err(error) = local.journal.set(id, Stage::Kept, reason) {
+    if let Err(error) = local.journal.set(id, Stage::Aborted, reason) {
         tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the reason cannot be noted");
     }
 }

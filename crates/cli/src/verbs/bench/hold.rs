@@ -1,5 +1,5 @@
 //! A pause that is made longer: a move is held once all of it is at the destination, before the commit
-//! (`GODWIT_FAULT`).
+//! (`GODWIT_FAILPOINTS`).
 
 use std::{
     fs,
@@ -34,7 +34,7 @@ impl Hold {
 
     /// What daemons are told.
     pub(super) fn environment(&self) -> (String, String) {
-        ("GODWIT_FAULT".to_owned(), format!("{POINT}=wait:{}", self.directory.display()))
+        ("GODWIT_FAILPOINTS".to_owned(), format!("{POINT}=wait:{}", self.directory.display()))
     }
 
     /// Returns once a move has been held, and goes on, or when nobody waits for that any more.

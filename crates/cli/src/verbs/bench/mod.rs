@@ -4,7 +4,7 @@
 //! - [`stock`] and [`stock_lazy`]: the baselines.
 //! - [`parts`]: what the link carries, how long a fault takes, what a look at the memory costs.
 //! - [`returns`]: what crosses when a service comes back.
-//! - [`lanes`]: what the mover's own work costs, without TLS and with it.
+//! - [`streams`]: what the mover's own work costs, without TLS and with it.
 //! - [`touch`]: the service that those move.
 //! - [`cutover`]: what clients of one connection and of many notice when frames are held, or dropped.
 //! - [`ports`]: what the way through a published port costs.
@@ -16,7 +16,6 @@ mod cutover;
 mod deafness;
 mod echo;
 mod hold;
-mod lanes;
 mod moves;
 mod parts;
 mod plot;
@@ -28,6 +27,7 @@ mod ring;
 mod service;
 mod stock;
 mod stock_lazy;
+mod streams;
 mod touch;
 
 use std::process::ExitCode;
@@ -78,7 +78,7 @@ enum BenchVerb {
     /// Measure what the mover gets out of a link, beside iperf3 on the same link
     Wire(parts::LinkArgs),
     /// Measure what the mover's own work costs, without TLS and with it
-    Lanes(lanes::Args),
+    Streams(streams::Args),
     /// Measure how long pages are waited for that are still at the source, and how fast the others go
     Faults(parts::FaultArgs),
     /// Measure what crosses when a service comes back that has written a hundredth of its memory
@@ -121,7 +121,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         match &args.verb {
             BenchVerb::Migrate(args) => moves::measure(args, &name, global).await,
             BenchVerb::Wire(args) => parts::wire(args, &name, global).await,
-            BenchVerb::Lanes(args) => lanes::measure(args, &name, global).await,
+            BenchVerb::Streams(args) => streams::measure(args, &name, global).await,
             BenchVerb::Faults(args) => parts::faults(args, &name, global).await,
             BenchVerb::Return(args) => returns::measure(args, &name, global).await,
             BenchVerb::Scan(args) => parts::scan(args, global),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_memory::pager::Extent;
 use godwit_memory::{PAGE_SIZE, Space};
 
-/// Pages that processes wait for and that have not come: a lane for faults that replaces another asks for them again.
+/// Pages that processes wait for and that have not come: a stream for faults that replaces another asks for them again.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waiting(Arc<Mutex<BTreeSet<(Space, u64)>>>);
 

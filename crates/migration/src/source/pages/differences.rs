@@ -1,4 +1,4 @@
-//! What a lane sends, put together again as the destination does it: after any course of events the
+//! What a stream sends, put together again as the destination does it: after any course of events the
 //! pages there are those that were here.
 #![allow(clippy::unwrap_used)]
 
@@ -42,8 +42,8 @@ fn event() -> impl Strategy<Value = (Space, Event)> {
 /// The pages at the destination; what is not in it reads as zero.
 type Contents = BTreeMap<(Space, u64), [u8; PAGE]>;
 
-/// Puts a batch into the destination's memory. `kept` is what it has of an earlier visit.
-fn receive(batch: Batch, kept: &Contents, memory: &mut Contents) {
+/// Puts a batch into the destination's memory. `retained` is what it has of an earlier visit.
+fn receive(batch: Batch, retained: &Contents, memory: &mut Contents) {
     for run in batch.runs {
         let mut data = run.data;
         for address in run.range.clone().step_by(PAGE) {
@@ -52,7 +52,7 @@ fn receive(batch: Batch, kept: &Contents, memory: &mut Contents) {
             let now = match run.kind {
                 Kind::Data => data.split_to(PAGE)[..].try_into().unwrap(),
                 Kind::Zero => [0; PAGE],
-                Kind::Kept => kept[&place],
+                Kind::Retained => retained[&place],
                 Kind::Delta => {
                     let mut pages = before;
                     let length = 10 + usize::from(u16::from_le_bytes([data[0], data[1]]));
@@ -66,12 +66,12 @@ fn receive(batch: Batch, kept: &Contents, memory: &mut Contents) {
 }
 
 /// Sends what happens and gives what arrived, and what should have; and how many differences crossed.
-fn play(events: &[(Space, Event)], kept: &Contents, hot: usize) -> (Contents, Contents, usize) {
+fn play(events: &[(Space, Event)], retained: &Contents, hot: usize) -> (Contents, Contents, usize) {
     let (mut hashes, key) = (no_hashes(), PageKey::random());
-    for ((space, address), page) in kept {
+    for ((space, address), page) in retained {
         hashes.set(*space, *address, key.hash(page));
     }
-    let mut lane = Lane {
+    let mut stream = Stream {
         known: no_hashes(),
         hot: LruCache::new(NonZeroUsize::new(hot).unwrap()),
         packer: Packer::new(Compress::Off),
@@ -81,11 +81,11 @@ fn play(events: &[(Space, Event)], kept: &Contents, hot: usize) -> (Contents, Co
     let pacer = Pacer::new(None);
     let mut should: Contents = Contents::new();
     let mut sending = Sending {
-        lane: &mut lane,
+        stream: &mut stream,
         index: 0,
         count: 1,
         sender: &sender,
-        kept: &hashes,
+        retained: &hashes,
         key: &key,
         pacer: &pacer,
         heard: &|_| ControlFlow::Continue(()),
@@ -123,7 +123,7 @@ fn play(events: &[(Space, Event)], kept: &Contents, hot: usize) -> (Contents, Co
     while let Ok(Message::Pages(bytes)) = receiver.try_recv() {
         let batch = Batch::decode(bytes).unwrap();
         differences += batch.runs.iter().filter(|run| run.kind == Kind::Delta).count();
-        receive(batch, kept, &mut memory);
+        receive(batch, retained, &mut memory);
     }
     let zero = [0; PAGE];
     memory.retain(|_, page| *page != zero);
@@ -135,11 +135,11 @@ proptest! {
     #[test]
     fn a_difference_is_always_to_what_the_destination_has(
         events in proptest::collection::vec(event(), 0..80),
-        kept in proptest::collection::btree_map((1..3_u32, 0..6_u64), 1..5_u8, 0..6),
+        retained in proptest::collection::btree_map((1..3_u32, 0..6_u64), 1..5_u8, 0..6),
         hot in 1..8_usize,
     ) {
-        let kept = kept.into_iter().map(|((space, page), n)| ((space, page * PAGE_SIZE), content(n))).collect();
-        let (memory, should, _) = play(&events, &kept, hot);
+        let retained = retained.into_iter().map(|((space, page), n)| ((space, page * PAGE_SIZE), content(n))).collect();
+        let (memory, should, _) = play(&events, &retained, hot);
         prop_assert!(memory == should, "pages differ after {events:?}");
     }
 }

@@ -30,8 +30,8 @@ pub(crate) struct Leaving {
     pub(crate) rest: Remaining,
     /// Those that must not be read while CRIU dumps.
     pub(crate) untouched: Remaining,
-    /// What the destination kept when the service left it.
-    pub(crate) kept: Option<EarlierVisit>,
+    /// What the destination retained when the service left it.
+    pub(crate) retained: Option<EarlierVisit>,
 }
 
 impl Remaining {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use super::*;
 
-/// Pages of a region, which one lane has.
+/// Pages of a region, which one stream has.
 const REGION_PAGES: usize = 512;
 
 #[repr(align(4096))]
@@ -22,7 +22,7 @@ struct Both {
     memory: Vec<Page>,
     process: Arc<Process>,
     pages: Pages,
-    kept: HashMap<u64, [u8; PAGE]>,
+    retained: HashMap<u64, [u8; PAGE]>,
     there: HashMap<u64, [u8; PAGE]>,
 }
 
@@ -30,15 +30,15 @@ struct Both {
 type Sent = Vec<(usize, Kind)>;
 
 impl Both {
-    /// With so many pages, all different, over so many lanes.
-    fn new(count: usize, lanes: usize) -> Self {
+    /// With so many pages, all different, over so many streams.
+    fn new(count: usize, streams: usize) -> Self {
         let mut memory = vec![Page([0; PAGE]); count];
         for (number, page) in memory.iter_mut().enumerate() {
             page.0 = content(number as u64);
         }
         let process = Arc::new(Process::open(i32::try_from(std::process::id()).unwrap()).unwrap());
-        let pages = Pages::new(Backend::None, lanes, Compress::Off, None, 1 << 20);
-        Self { memory, process, pages, kept: HashMap::new(), there: HashMap::new() }
+        let pages = Pages::new(Backend::None, streams, Compress::Off, None, 1 << 20);
+        Self { memory, process, pages, retained: HashMap::new(), there: HashMap::new() }
     }
 
     fn space(&self) -> Space {
@@ -53,12 +53,12 @@ impl Both {
         self.address(number)..self.address(number) + PAGE_SIZE
     }
 
-    /// The destination has kept this page as it is now.
+    /// The destination has retained this page as it is now.
     fn keep(&mut self, number: usize) {
         let address = self.address(number);
         let hash = self.pages.key.hash(&self.memory[number].0);
-        self.pages.kept.set(self.process.space(), address, hash);
-        self.kept.insert(address, self.memory[number].0);
+        self.pages.retained.set(self.process.space(), address, hash);
+        self.retained.insert(address, self.memory[number].0);
     }
 
     fn todo(&mut self) -> &mut Todo {
@@ -111,26 +111,26 @@ impl Both {
         self.process = Arc::new(Process::open(i32::try_from(std::process::id()).unwrap()).unwrap());
     }
 
-    /// Sends what is noted, and lets the destination have it; each lane's batches.
+    /// Sends what is noted, and lets the destination have it; each stream's batches.
     fn send(&mut self) -> Vec<Vec<Sent>> {
         self.send_in(State::Running)
     }
 
     fn send_in(&mut self, state: State) -> Vec<Vec<Sent>> {
         let (senders, receivers): (Vec<_>, Vec<_>) =
-            self.pages.lanes.iter().map(|_| mpsc::channel(64)).unzip();
+            self.pages.streams.iter().map(|_| mpsc::channel(64)).unzip();
         self.pages.send(&senders, state, &|_| ControlFlow::Continue(())).unwrap();
         drop(senders);
-        let mut lanes = Vec::new();
+        let mut streams = Vec::new();
         for mut receiver in receivers {
             let mut batches = Vec::new();
             while let Some(message) = receiver.blocking_recv() {
                 let Message::Pages(bytes) = message else { panic!("{}", message.name()) };
                 batches.push(self.take(Batch::decode(bytes).unwrap()));
             }
-            lanes.push(batches);
+            streams.push(batches);
         }
-        lanes
+        streams
     }
 
     fn take(&mut self, batch: Batch) -> Sent {
@@ -142,7 +142,7 @@ impl Both {
             for address in (range.start..range.end).step_by(PAGE) {
                 contents.push(match kind {
                     Kind::Data => *whole.next().unwrap(),
-                    Kind::Kept => self.kept[&address],
+                    Kind::Retained => self.retained[&address],
                     Kind::Delta => self.there[&address],
                     Kind::Zero => [0; PAGE],
                 });
@@ -186,12 +186,12 @@ fn content(seed: u64) -> [u8; PAGE] {
 
 #[test]
 fn kept_pages_differences_and_data_go_in_one_batch_and_all_arrive() {
-    use Kind::{Data, Delta, Kept};
+    use Kind::{Data, Delta, Retained};
     let mut both = Both::new(5, 1);
     both.keep(0);
     both.keep(1);
     both.wrote(&[0, 1, 2, 3, 4]);
-    assert_eq!(both.send(), [[vec![(0, Kept), (1, Kept), (2, Data), (3, Data), (4, Data)]]]);
+    assert_eq!(both.send(), [[vec![(0, Retained), (1, Retained), (2, Data), (3, Data), (4, Data)]]]);
     both.agrees();
 
     // What was only named is whole at the source, but not remembered there: no difference yet.
@@ -202,13 +202,13 @@ fn kept_pages_differences_and_data_go_in_one_batch_and_all_arrive() {
     assert_eq!(both.send(), [[vec![(0, Data), (2, Data)]]]);
     both.agrees();
 
-    // The first is again what was kept, and named again.
+    // The first is again what was retained, and named again.
     both.memory[0].0 = before;
     both.memory[1].0 = content(100);
     both.memory[2].0[9] ^= 1;
     both.memory[4].0 = [0; PAGE];
     both.wrote(&[0, 1, 2, 3, 4]);
-    assert_eq!(both.send(), [[vec![(0, Kept), (1, Data), (2, Delta), (4, Kind::Zero)]]]);
+    assert_eq!(both.send(), [[vec![(0, Retained), (1, Data), (2, Delta), (4, Kind::Zero)]]]);
     both.agrees();
 
     // Its difference to what was sent before it was named would be to the wrong page.
@@ -230,7 +230,7 @@ fn kept_pages_differences_and_data_go_in_one_batch_and_all_arrive() {
 
 #[test]
 fn a_process_that_ended_leaves_zeroes_but_where_its_successor_has_pages_already() {
-    // More than one region, so that both lanes have some of it.
+    // More than one region, so that both streams have some of it.
     let mut both = Both::new(REGION_PAGES + 2, 2);
     let last = REGION_PAGES + 1;
     both.wrote(&[0, 1, last]);
@@ -244,14 +244,17 @@ fn a_process_that_ended_leaves_zeroes_but_where_its_successor_has_pages_already(
     // The successor has written what its predecessor had there: that is known of the predecessor only.
     both.ended(&[1]);
     both.wrote(&[1]);
-    let lanes = both.send();
-    let sent: Vec<_> = lanes.iter().flatten().flatten().copied().collect();
+    let streams = both.send();
+    let sent: Vec<_> = streams.iter().flatten().flatten().copied().collect();
     let of =
         |number: usize| sent.iter().filter(|(n, _)| *n == number).map(|(_, kind)| *kind).collect::<Vec<_>>();
     assert_eq!(of(0), [Kind::Zero]);
     assert_eq!(of(1), [Kind::Data], "never empty in between, and no difference to another process's page");
     assert_eq!(of(last), [Kind::Zero]);
-    assert!(lanes.iter().all(|batches| !batches.is_empty()), "each lane forgets its own pages: {lanes:?}");
+    assert!(
+        streams.iter().all(|batches| !batches.is_empty()),
+        "each stream forgets its own pages: {streams:?}"
+    );
     assert!(both.has(0) == [0; PAGE] && both.has(last) == [0; PAGE] && both.has(1) == both.memory[1].0);
 
     // The successor ends as well: only what it had is told of, and nothing is told twice.

@@ -244,7 +244,7 @@ mod tests {
                 "downtime_ms": ms, "phases": [{"phase": "freeze", "ms": ms / 2.0}]})
         };
         let data =
-            Data::new(vec![row(4.0, "moved"), row(100.0, "kept"), row(2.0, "moved"), row(9.0, "moved")]);
+            Data::new(vec![row(4.0, "moved"), row(100.0, "aborted"), row(2.0, "moved"), row(9.0, "moved")]);
         let group = data.group("godwit", 1024).unwrap();
         assert_eq!(group.median("downtime_ms"), Some(4.0));
         assert_eq!(group.phases(), [("freeze".to_owned(), 2.0)]);
@@ -275,7 +275,7 @@ mod tests {
             row("many", 1000, "drop", 9),
             row("idle", 1, "hold", 0),
             json!({"bench": "cutover", "series": "many", "connections": 1000, "cutover": "hold",
-                "outcome": "kept", "reason": "why"}),
+                "outcome": "aborted", "reason": "why"}),
         ]);
         let seen: Vec<_> = data.cutovers.iter().map(|one| (one.name(), one.frames.as_str())).collect();
         let idle = "one idle connection".to_owned();

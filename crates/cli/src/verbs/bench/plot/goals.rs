@@ -166,9 +166,9 @@ fn of_parts(data: &Data) -> Vec<Goal> {
             goals.push(Goal::at_least(format!("wire-{mode}: pages ÷ iperf3"), share, 0.9, ""));
         }
     }
-    if let Some(rate) = of("lanes-plain", "pages_mb_s", None) {
+    if let Some(rate) = of("streams-plain", "pages_mb_s", None) {
         goals.push(Goal::at_least(
-            "lanes-plain: pages over a veth, without TLS".into(),
+            "streams-plain: pages over a veth, without TLS".into(),
             rate,
             1500.0,
             " MB/s",

@@ -23,15 +23,15 @@ const BESIDE: u64 = 4 * PAGE_SIZE;
 /// lately, at the lowest addresses: stacks, which a restore touches, lie high.
 const SPARED: u64 = 16;
 
-/// What all lanes take pages from.
-pub(crate) struct Stock {
+/// What all streams take pages from.
+pub(crate) struct Residual {
     shelf: Mutex<Shelf>,
     /// Something was put on the shelf, or it is closed.
     changed: Condvar,
     /// The processes also of pages that are under way: they may be asked for before they arrive.
     processes: BTreeMap<Space, Arc<Process>>,
-    /// What the destination kept when the service left it.
-    pub(super) kept: Option<EarlierVisit>,
+    /// What the destination retained when the service left it.
+    pub(super) retained: Option<EarlierVisit>,
     /// Bytes behind a page that is asked for that follow it.
     pub(super) beside: AtomicU64,
     /// Bytes of pages that went.
@@ -88,7 +88,7 @@ impl Shelf {
     }
 }
 
-impl Stock {
+impl Residual {
     /// Of these pages, in frozen processes, none is pushed: they go another way. What is asked for is
     /// answered.
     pub(crate) fn of_others(processes: BTreeMap<Space, Arc<Process>>) -> Self {
@@ -96,20 +96,20 @@ impl Stock {
     }
 
     /// All of these, in frozen processes. Those that CRIU may change for a moment are not pushed before
-    /// [`Stock::dumped`].
+    /// [`Residual::dumped`].
     pub(crate) fn new(processes: BTreeMap<Space, Arc<Process>>, leaving: Leaving) -> Self {
-        let Leaving { recent, rest, untouched, kept } = leaving;
+        let Leaving { recent, rest, untouched, retained } = leaving;
         let pages = recent.pages() + rest.pages() + untouched.pages();
         let shelf = Shelf { first: recent, rest, untouched, pages, ..Shelf::default() };
-        Self::with(shelf, processes, kept)
+        Self::with(shelf, processes, retained)
     }
 
-    fn with(shelf: Shelf, processes: BTreeMap<Space, Arc<Process>>, kept: Option<EarlierVisit>) -> Self {
+    fn with(shelf: Shelf, processes: BTreeMap<Space, Arc<Process>>, retained: Option<EarlierVisit>) -> Self {
         Self {
             shelf: Mutex::new(shelf),
             changed: Condvar::new(),
             processes,
-            kept,
+            retained,
             beside: AtomicU64::new(BESIDE),
             bytes: AtomicU64::new(0),
             page_bytes: AtomicU64::new(0),
@@ -189,8 +189,8 @@ impl Stock {
     }
 }
 
-/// Closes a stock when it is dropped, so that the threads that take from it end.
-pub(super) struct Open(pub(super) Arc<Stock>);
+/// Closes a residual when it is dropped, so that the threads that take from it end.
+pub(super) struct Open(pub(super) Arc<Residual>);
 
 impl Drop for Open {
     fn drop(&mut self) {
@@ -213,20 +213,20 @@ mod tests {
     }
 
     /// Pages 100 to 110 were written last, CRIU may change 200 to 210, and there are 0 to 10.
-    fn stock() -> Stock {
+    fn residual() -> Residual {
         let process = Arc::new(Process::open(i32::try_from(std::process::id()).unwrap()).unwrap());
         let leaving = Leaving {
             recent: pages(&process, 100..110),
             rest: pages(&process, 0..10),
             untouched: pages(&process, 200..210),
-            kept: None,
+            retained: None,
         };
-        Stock::new(BTreeMap::from([(1, process)]), leaving)
+        Residual::new(BTreeMap::from([(1, process)]), leaving)
     }
 
     /// The numbers of the pages that are taken next, until one would have to wait.
-    fn taken(stock: &Stock) -> Vec<(u64, u64)> {
-        let take = || stock.lock().take();
+    fn taken(residual: &Residual) -> Vec<(u64, u64)> {
+        let take = || residual.lock().take();
         std::iter::from_fn(take).map(|(_, _, range)| numbers(&range)).collect()
     }
 
@@ -236,40 +236,40 @@ mod tests {
 
     #[test]
     fn what_was_written_last_comes_first_and_a_few_pages_stay_until_the_commit() {
-        let stock = &stock();
-        assert_eq!(stock.pages(), 30);
+        let residual = &residual();
+        assert_eq!(residual.pages(), 30);
         // Ten of those that stay are CRIU's.
-        assert_eq!(taken(stock), [(100, 110), (6, 10)]);
-        stock.dumped();
-        assert_eq!(taken(stock), []);
-        stock.committed();
-        assert_eq!(taken(stock), [(200, 210), (0, 6)]);
-        assert!(stock.take().is_none(), "nobody waits for more when all is sent");
+        assert_eq!(taken(residual), [(100, 110), (6, 10)]);
+        residual.dumped();
+        assert_eq!(taken(residual), []);
+        residual.committed();
+        assert_eq!(taken(residual), [(200, 210), (0, 6)]);
+        assert!(residual.take().is_none(), "nobody waits for more when all is sent");
     }
 
     #[test]
     fn who_waits_for_pages_is_told_when_the_migration_ends() {
-        let open = Open(Arc::new(stock()));
-        let stock = Arc::clone(&open.0);
-        assert_eq!(taken(&stock).len(), 2);
-        let waiting = std::thread::spawn(move || stock.take().is_none());
+        let open = Open(Arc::new(residual()));
+        let residual = Arc::clone(&open.0);
+        assert_eq!(taken(&residual).len(), 2);
+        let waiting = std::thread::spawn(move || residual.take().is_none());
         drop(open);
         assert!(waiting.join().unwrap());
     }
 
     #[test]
     fn pages_behind_one_that_is_asked_for_follow_it_once() {
-        let stock = stock();
-        stock.beside.store(4 * PAGE_SIZE, Ordering::Relaxed);
+        let residual = residual();
+        residual.beside.store(4 * PAGE_SIZE, Ordering::Relaxed);
         let behind = |page| {
-            let (_, _, beside) = stock.want(1, page).unwrap();
+            let (_, _, beside) = residual.want(1, page).unwrap();
             beside.iter().map(numbers).collect::<Vec<_>>()
         };
         assert_eq!(behind(4), [(5, 9)]);
         assert_eq!(behind(4), []);
         assert_eq!(behind(107), [(108, 110)]);
-        assert_eq!(stock.pages(), 30 - 5 - 3);
-        assert_eq!(taken(&stock), [(101, 107)], "the others are spared");
-        assert!(stock.want(2, 5).is_none(), "there is no such process");
+        assert_eq!(residual.pages(), 30 - 5 - 3);
+        assert_eq!(taken(&residual), [(101, 107)], "the others are spared");
+        assert!(residual.want(2, 5).is_none(), "there is no such process");
     }
 }

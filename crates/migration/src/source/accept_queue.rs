@@ -23,7 +23,7 @@ const MAKING: Duration = Duration::from_millis(200);
 /// Between two looks; no event tells.
 const LOOK: Duration = Duration::from_millis(1);
 /// How long it runs at first, and how long at last, each time twice as long: an eighth of a second in all.
-/// Who has not accepted by then is not about to.
+/// A service that has not called accept(2) by then will not.
 const RUNS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 impl Source {

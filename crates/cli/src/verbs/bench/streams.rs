@@ -1,11 +1,11 @@
-//! `godwit bench lanes`: what the mover's own work costs, and what TLS adds to it.
+//! `godwit bench streams`: what the mover's own work costs, and what TLS adds to it.
 //!
 //! ```text
 //!   touch ─▶ [look, read, hash, batch] ══ veth: plain TCP, then TLS ══ [check, store] ─▶ godwit-pager
 //! ```
 //!
 //! Both ends are threads of this program, each in the network namespace of its node, in the very code of
-//! a migration ([`godwit_migration::bulk`]). Lanes without TLS are of another type than those that a
+//! a migration ([`godwit_migration::bulk`]). Streams without TLS are of another type than those that a
 //! daemon takes, so that no daemon can be told to use them.
 
 use std::{
@@ -63,7 +63,7 @@ enum Carrier {
     Tls,
 }
 
-/// Threads of each end: as many as a daemon has here, and no fewer than lanes want.
+/// Threads of each end: as many as a daemon has here, and no fewer than streams want.
 const THREADS: usize = 2;
 
 pub(super) async fn measure(args: &Args, name: &str, global: &Global) -> anyhow::Result<ExitCode> {
@@ -87,7 +87,7 @@ fn each(lab: &Lab, args: &Args, pager: &Path, pid: i32, results: &mut Results) -
     for run in 1..=args.runs {
         for carrier in [Carrier::Plain, Carrier::Tls] {
             let iperf = iperf::measure(lab, args.streams)?.bytes_per_second;
-            let directory = lab.state(DESTINATION)?.with_file_name(format!("lanes-{run}-{carrier:?}"));
+            let directory = lab.state(DESTINATION)?.with_file_name(format!("streams-{run}-{carrier:?}"));
             std::fs::create_dir_all(&directory)?;
             let ends = Ends { lab, args, pager, directory: &directory, carrier };
             let before = cpu_seconds()?;
@@ -97,8 +97,8 @@ fn each(lab: &Lab, args: &Args, pager: &Path, pid: i32, results: &mut Results) -
             let bytes = pages as f64 * 4096.0;
             let rate = bytes / took.as_secs_f64();
             let series = match carrier {
-                Carrier::Plain => "lanes-plain",
-                Carrier::Tls => "lanes-tls",
+                Carrier::Plain => "streams-plain",
+                Carrier::Tls => "streams-tls",
             };
             results.add(json!({
                 "bench": "part", "series": series, "run": run, "memory": args.memory, "link": "veth",
@@ -182,22 +182,22 @@ impl Ends<'_> {
             Carrier::Plain => {
                 let listener = TcpListener::bind(any).await?;
                 tell.send(port_of(listener.local_addr()?)?)?;
-                let mut lanes = Vec::new();
+                let mut streams = Vec::new();
                 for _ in 0..self.args.streams {
                     let (stream, _) = listener.accept().await?;
                     let socket = Socket::new(stream, &LinkOptions::default())?;
-                    lanes.push(Connection::unprotected(socket, peer.clone(), &options).await?);
+                    streams.push(Connection::unprotected(socket, peer.clone(), &options).await?);
                 }
-                bulk::receive(lanes, self.pager, self.directory, bytes).await?;
+                bulk::receive(streams, self.pager, self.directory, bytes).await?;
             }
             Carrier::Tls => {
                 let mut listener = Listener::bind(any, identity, ListenOptions::default()).await?;
                 tell.send(port_of(listener.local_addr())?)?;
-                let mut lanes = Vec::new();
+                let mut streams = Vec::new();
                 for _ in 0..self.args.streams {
-                    lanes.push(Connection::accept(listener.accept().await, &options).await?);
+                    streams.push(Connection::accept(listener.accept().await, &options).await?);
                 }
-                bulk::receive(lanes, self.pager, self.directory, bytes).await?;
+                bulk::receive(streams, self.pager, self.directory, bytes).await?;
             }
         }
         Ok(())
@@ -213,19 +213,19 @@ impl Ends<'_> {
         let options = ConnectionOptions::default();
         Ok(match self.carrier {
             Carrier::Plain => {
-                let mut lanes = Vec::new();
+                let mut streams = Vec::new();
                 for _ in 0..self.args.streams {
                     let socket = Socket::new(TcpStream::connect(address).await?, &LinkOptions::default())?;
-                    lanes.push(Connection::unprotected(socket, peer.clone(), &options).await?);
+                    streams.push(Connection::unprotected(socket, peer.clone(), &options).await?);
                 }
-                bulk::send(lanes, vec![pid]).await?
+                bulk::send(streams, vec![pid]).await?
             }
             Carrier::Tls => {
-                let mut lanes = Vec::new();
+                let mut streams = Vec::new();
                 for _ in 0..self.args.streams {
-                    lanes.push(Connection::open(identity, &address.to_string(), peer, &options).await?);
+                    streams.push(Connection::open(identity, &address.to_string(), peer, &options).await?);
                 }
-                bulk::send(lanes, vec![pid]).await?
+                bulk::send(streams, vec![pid]).await?
             }
         })
     }

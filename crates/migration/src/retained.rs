@@ -17,7 +17,7 @@ use godwit_memory::{PAGE_SIZE, Space};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::local::available_memory;
-use crate::message::KeptPages;
+use crate::message::RetainedPages;
 use crate::page_hash::{Hashes, PageKey, ZERO, no_hashes};
 use crate::page_map::{LEAF_PAGES, PageMap};
 
@@ -32,9 +32,9 @@ const MAX_LEAVES: usize = if cfg!(test) { 1 << 8 } else { 1 << 18 };
 /// What part of the free memory is used when the operator gave no bound.
 const PART: u64 = 4;
 
-/// Why pages could not be kept, or not be read again.
+/// Why pages could not be retained, or not be read again.
 #[derive(Debug, thiserror::Error)]
-pub enum KeptError {
+pub enum RetainedError {
     /// The memory for them.
     #[error("cannot {action} the memory of services that left")]
     Io {
@@ -45,10 +45,10 @@ pub enum KeptError {
         source: io::Error,
     },
     /// The processes.
-    #[error("the memory of a service that leaves cannot be kept")]
+    #[error("the memory of a service that leaves cannot be retained")]
     Track(#[from] TrackError),
     /// A process.
-    #[error("the memory of a service that leaves cannot be kept")]
+    #[error("the memory of a service that leaves cannot be retained")]
     Process(#[from] ProcessError),
 }
 
@@ -57,7 +57,7 @@ type Slots = PageMap<u32>;
 
 /// The pages of one service.
 #[derive(Debug)]
-pub struct Kept {
+pub struct Retained {
     file: File,
     slots: Slots,
     hashes: Hashes,
@@ -65,12 +65,12 @@ pub struct Kept {
     bytes: u64,
 }
 
-impl Kept {
+impl Retained {
     /// Copies what these frozen processes hold, at most `most` bytes. Blocks.
-    pub fn copy(pids: &[i32], most: u64) -> Result<Self, KeptError> {
-        let fd = memfd_create(c"godwit-kept", MFdFlags::MFD_CLOEXEC)
-            .map_err(|errno| KeptError::Io { action: "make", source: errno.into() })?;
-        let mut kept = Self::within(File::from(fd));
+    pub fn copy(pids: &[i32], most: u64) -> Result<Self, RetainedError> {
+        let fd = memfd_create(c"godwit-retained", MFdFlags::MFD_CLOEXEC)
+            .map_err(|errno| RetainedError::Io { action: "make", source: errno.into() })?;
+        let mut retained = Self::within(File::from(fd));
         let round = Tracker::new(Backend::None).round(pids, true)?;
         let mut reader = Reader::new();
         for space in round.spaces {
@@ -78,14 +78,14 @@ impl Kept {
                 let mut pieces = reader.pieces(&space.process, range);
                 while let Some(piece) = pieces.next() {
                     let Piece::Data { start, bytes } = piece? else { continue };
-                    if kept.bytes + bytes.len() as u64 > most {
-                        return Ok(kept);
+                    if retained.bytes + bytes.len() as u64 > most {
+                        return Ok(retained);
                     }
-                    kept.add(space.space, start, bytes)?;
+                    retained.add(space.space, start, bytes)?;
                 }
             }
         }
-        Ok(kept)
+        Ok(retained)
     }
 
     /// Nothing yet, in an empty file.
@@ -93,11 +93,11 @@ impl Kept {
         Self { file, slots: Slots::new(0), hashes: no_hashes(), key: PageKey::random(), bytes: 0 }
     }
 
-    fn add(&mut self, space: Space, start: u64, bytes: &[u8]) -> Result<(), KeptError> {
+    fn add(&mut self, space: Space, start: u64, bytes: &[u8]) -> Result<(), RetainedError> {
         let first = self.bytes / PAGE_SIZE;
         self.file
             .write_all_at(bytes, self.bytes)
-            .map_err(|source| KeptError::Io { action: "write", source })?;
+            .map_err(|source| RetainedError::Io { action: "write", source })?;
         self.bytes += bytes.len() as u64;
         for ((slot, content), address) in
             (first + 1..).zip(bytes.as_chunks::<PAGE>().0).zip((start..).step_by(PAGE))
@@ -112,8 +112,8 @@ impl Kept {
         Ok(())
     }
 
-    /// A page, if it was kept.
-    pub fn page(&self, space: Space, address: u64) -> Result<Option<[u8; PAGE]>, KeptError> {
+    /// A page, if it was retained.
+    pub fn page(&self, space: Space, address: u64) -> Result<Option<[u8; PAGE]>, RetainedError> {
         let slot = self.slots.get(space, address);
         if slot == 0 {
             return Ok(None);
@@ -121,7 +121,7 @@ impl Kept {
         let mut page = [0; PAGE];
         self.file
             .read_exact_at(&mut page, u64::from(slot - 1) * PAGE_SIZE)
-            .map_err(|source| KeptError::Io { action: "read", source })?;
+            .map_err(|source| RetainedError::Io { action: "read", source })?;
         Ok(Some(page))
     }
 
@@ -131,8 +131,8 @@ impl Kept {
     }
 
     /// What the source is told, no more than it takes.
-    pub(crate) fn messages(&self) -> impl Iterator<Item = KeptPages> + '_ {
-        self.hashes.leaves().take(MAX_LEAVES).map(|(space, leaf, hashes)| KeptPages {
+    pub(crate) fn messages(&self) -> impl Iterator<Item = RetainedPages> + '_ {
+        self.hashes.leaves().take(MAX_LEAVES).map(|(space, leaf, hashes)| RetainedPages {
             space,
             leaf,
             hashes: hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect(),
@@ -141,7 +141,7 @@ impl Kept {
 }
 
 /// Adds what a destination tells; nothing when that makes no sense.
-pub(crate) fn learn(hashes: &mut Hashes, message: &KeptPages) -> Option<()> {
+pub(crate) fn learn(hashes: &mut Hashes, message: &RetainedPages) -> Option<()> {
     if message.hashes.len() != LEAF_PAGES * HASH || hashes.len() >= MAX_LEAVES {
         return None;
     }
@@ -153,44 +153,44 @@ pub(crate) fn learn(hashes: &mut Hashes, message: &KeptPages) -> Option<()> {
     Some(())
 }
 
-/// What was kept of all services that left, by their ids.
+/// What was retained of all services that left, by their ids.
 #[derive(Debug)]
-pub struct Keeper {
-    kept: Mutex<HashMap<String, Arc<Kept>>>,
+pub struct Retention {
+    retained: Mutex<HashMap<String, Arc<Retained>>>,
     /// The operator's bound on all of it, bytes; none: a quarter of the free memory.
     most: Option<u64>,
 }
 
-impl Keeper {
+impl Retention {
     /// Keeps at most this many bytes; none: a quarter of the free memory.
     #[must_use]
     pub fn new(most: Option<u64>) -> Self {
-        Self { kept: Mutex::default(), most }
+        Self { retained: Mutex::default(), most }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<Kept>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<Retained>>> {
         // Nothing can panic while the map is changed.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What may be kept of one more service.
+    /// What may be retained of one more service.
     #[must_use]
     pub fn room(&self) -> u64 {
-        let held: u64 = self.lock().values().map(|kept| kept.bytes).sum();
+        let held: u64 = self.lock().values().map(|retained| retained.bytes).sum();
         let most = self.most.unwrap_or_else(|| (available_memory() + held) / PART);
         most.saturating_sub(held)
     }
 
     /// Keeps it for when the service comes back.
-    pub fn keep(&self, service: &str, kept: Kept) {
-        if kept.bytes > 0 {
-            self.lock().insert(service.into(), Arc::new(kept));
+    pub fn retain(&self, service: &str, retained: Retained) {
+        if retained.bytes > 0 {
+            self.lock().insert(service.into(), Arc::new(retained));
         }
     }
 
-    /// What was kept of a service.
+    /// What was retained of a service.
     #[must_use]
-    pub fn of(&self, service: &str) -> Option<Arc<Kept>> {
+    pub fn of(&self, service: &str) -> Option<Arc<Retained>> {
         self.lock().get(service).cloned()
     }
 
@@ -201,16 +201,16 @@ impl Keeper {
 
     /// Gives up all of it; says whether there was any.
     pub fn give_up(&self) -> bool {
-        let mut kept = self.lock();
-        let any = !kept.is_empty();
-        kept.clear();
+        let mut retained = self.lock();
+        let any = !retained.is_empty();
+        retained.clear();
         any
     }
 
     /// Gives up all of it when the machine has less than a tenth of its memory free.
     pub fn relieve(&self, total_memory: u64) {
         if !self.lock().is_empty() && available_memory() < total_memory / 10 && self.give_up() {
-            tracing::info!("memory runs short: the pages of services that left are given up");
+            tracing::info!("low memory: dropping the retained pages of departed services");
         }
     }
 }
@@ -221,46 +221,46 @@ mod tests {
     use super::*;
     use crate::page_map::LEAF;
 
-    fn kept() -> Kept {
+    fn retained() -> Retained {
         let fd = memfd_create(c"test", MFdFlags::MFD_CLOEXEC).unwrap();
-        let mut kept = Kept::within(File::from(fd));
+        let mut retained = Retained::within(File::from(fd));
         let mut pages = vec![0; 3 * PAGE];
         pages[..PAGE].fill(7);
         pages[2 * PAGE..].fill(9);
-        kept.add(5, LEAF - PAGE_SIZE, &pages).unwrap();
-        kept
+        retained.add(5, LEAF - PAGE_SIZE, &pages).unwrap();
+        retained
     }
 
     #[test]
     fn pages_are_found_again_and_others_are_not() {
-        let kept = kept();
-        assert_eq!(kept.page(5, LEAF - PAGE_SIZE).unwrap().unwrap(), [7; PAGE]);
-        assert_eq!(kept.page(5, LEAF + PAGE_SIZE).unwrap().unwrap(), [9; PAGE]);
+        let retained = retained();
+        assert_eq!(retained.page(5, LEAF - PAGE_SIZE).unwrap().unwrap(), [7; PAGE]);
+        assert_eq!(retained.page(5, LEAF + PAGE_SIZE).unwrap().unwrap(), [9; PAGE]);
         for (space, address) in [(5, LEAF), (5, 0), (4, LEAF + PAGE_SIZE)] {
-            assert_eq!(kept.page(space, address).unwrap(), None, "{space} {address:x}");
+            assert_eq!(retained.page(space, address).unwrap(), None, "{space} {address:x}");
         }
     }
 
     #[test]
     fn the_source_learns_the_same_hashes() {
-        let kept = kept();
+        let retained = retained();
         let mut learnt = no_hashes();
-        for message in kept.messages() {
+        for message in retained.messages() {
             learn(&mut learnt, &message).unwrap();
         }
-        assert_eq!(learnt, kept.hashes);
-        let cut = KeptPages { space: 1, leaf: 0, hashes: vec![0; 17] };
+        assert_eq!(learnt, retained.hashes);
+        let cut = RetainedPages { space: 1, leaf: 0, hashes: vec![0; 17] };
         assert_eq!(learn(&mut learnt, &cut), None);
     }
 
     #[test]
     fn more_is_not_named_than_the_source_takes() {
-        let mut kept = kept();
+        let mut retained = retained();
         for leaf in 0..u64::try_from(MAX_LEAVES).unwrap() {
-            kept.hashes.set(6, leaf * LEAF, 7);
+            retained.hashes.set(6, leaf * LEAF, 7);
         }
         let mut learnt = no_hashes();
-        for message in kept.messages() {
+        for message in retained.messages() {
             learn(&mut learnt, &message).expect("the source takes what the destination names");
         }
         assert_eq!(learnt.len(), MAX_LEAVES);
@@ -268,12 +268,12 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_there_is_room_for() {
-        let keeper = Keeper::new(Some(4 * PAGE_SIZE));
-        keeper.keep("a", kept());
-        assert_eq!(keeper.room(), PAGE_SIZE);
-        assert!(keeper.of("a").is_some() && keeper.of("b").is_none());
-        keeper.forget("a");
-        assert_eq!(keeper.room(), 4 * PAGE_SIZE);
-        assert!(!keeper.give_up());
+        let retention = Retention::new(Some(4 * PAGE_SIZE));
+        retention.retain("a", retained());
+        assert_eq!(retention.room(), PAGE_SIZE);
+        assert!(retention.of("a").is_some() && retention.of("b").is_none());
+        retention.forget("a");
+        assert_eq!(retention.room(), 4 * PAGE_SIZE);
+        assert!(!retention.give_up());
     }
 }

@@ -1,15 +1,15 @@
 //! Named points of a migration at which a test can make this process die or wait.
 //!
-//! `GODWIT_FAULT=POINT=exit` ends the process at once as SIGKILL would; `GODWIT_FAULT=POINT=wait:DIR`
+//! `GODWIT_FAILPOINTS=POINT=exit` ends the process at once as SIGKILL would; `GODWIT_FAILPOINTS=POINT=wait:DIR`
 //! makes `DIR/POINT.reached` and goes on when `DIR/POINT.go` is there; where it is there already, the
-//! point is passed without a mark. `GODWIT_FAULT=POINT=error` makes what is done there fail. Several are
+//! point is passed without a mark. `GODWIT_FAILPOINTS=POINT=error` makes what is done there fail. Several are
 //! separated by commas. Only who starts the daemon can set its environment; unset, a point costs a comparison.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Between two looks for the word to go on.
+/// Between two looks for the mark to go on.
 const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,15 +19,15 @@ enum Action {
     Wait(PathBuf),
 }
 
-fn faults() -> &'static [(String, Action)] {
-    static FAULTS: OnceLock<Vec<(String, Action)>> = OnceLock::new();
-    FAULTS.get_or_init(|| parse(&std::env::var("GODWIT_FAULT").unwrap_or_default()))
+fn failpoints() -> &'static [(String, Action)] {
+    static FAILPOINTS: OnceLock<Vec<(String, Action)>> = OnceLock::new();
+    FAILPOINTS.get_or_init(|| parse(&std::env::var("GODWIT_FAILPOINTS").unwrap_or_default()))
 }
 
 fn parse(text: &str) -> Vec<(String, Action)> {
     text.split(',')
-        .filter_map(|fault| {
-            let (point, action) = fault.split_once('=')?;
+        .filter_map(|failpoint| {
+            let (point, action) = failpoint.split_once('=')?;
             let action = match action.split_once(':') {
                 Some(("wait", directory)) => Action::Wait(directory.into()),
                 None if action == "exit" => Action::Exit,
@@ -41,16 +41,16 @@ fn parse(text: &str) -> Vec<(String, Action)> {
 
 /// Passes a point of the given name.
 pub async fn point(name: &str) {
-    for (_, action) in faults().iter().filter(|(point, _)| point == name) {
+    for (_, action) in failpoints().iter().filter(|(point, _)| point == name) {
         match action {
             Action::Error => {}
             Action::Wait(directory) if directory.join(format!("{name}.go")).exists() => {}
             Action::Wait(directory) => {
-                tracing::warn!(point = name, "a fault is injected: it waits");
+                tracing::warn!(point = name, "failpoint: waiting");
                 wait(directory, name).await;
             }
             Action::Exit => {
-                tracing::warn!(point = name, "a fault is injected: it ends");
+                tracing::warn!(point = name, "failpoint: exiting");
                 std::process::abort();
             }
         }
@@ -64,7 +64,7 @@ pub fn blocking_point(name: &str) {
 
 /// The same; it waits no longer than until this is so.
 pub(crate) fn blocking_point_until(name: &str, is_over: impl Fn() -> bool) {
-    for (_, action) in faults().iter().filter(|(point, _)| point == name) {
+    for (_, action) in failpoints().iter().filter(|(point, _)| point == name) {
         match action {
             Action::Error => {}
             Action::Wait(directory) if directory.join(format!("{name}.go")).exists() => {}
@@ -85,7 +85,7 @@ pub(crate) fn fails(name: &str) -> bool {
     if FAILING.with_borrow(|failing| failing.contains(&name.to_owned())) {
         return true;
     }
-    faults().iter().any(|(point, action)| point == name && *action == Action::Error)
+    failpoints().iter().any(|(point, action)| point == name && *action == Action::Error)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The further connections of a migration: lanes for pages, and one for faults.
+//! The further connections of a migration: streams for pages, and one for faults.
 
 use std::sync::{Arc, Weak};
 
@@ -9,35 +9,35 @@ use crate::link::{Link, LinkError};
 use crate::local::{Host, HostError};
 use crate::message::{Join, Message, Purpose};
 
-/// The lanes of one migration. Dropping them closes them.
+/// The streams of one migration. Dropping them closes them.
 #[derive(Debug)]
-pub(crate) struct Lanes<S = SecureStream> {
+pub(crate) struct Streams<S = SecureStream> {
     pages: Vec<Link<S>>,
     /// Until it is taken.
     faults: Option<Link<S>>,
-    traffic: LaneTraffic,
+    traffic: StreamTraffic,
 }
 
-/// Counts what all lanes of one migration carry, also those that were taken, and outlives them.
+/// Counts what all streams of one migration carry, also those that were taken, and outlives them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LaneTraffic(Vec<Arc<Traffic>>);
+pub(crate) struct StreamTraffic(Vec<Arc<Traffic>>);
 
-impl LaneTraffic {
+impl StreamTraffic {
     /// Bytes put on the wire so far, with framing and TLS.
     pub(crate) fn sent(&self) -> u64 {
-        self.0.iter().map(|lane| lane.sent()).sum()
+        self.0.iter().map(|stream| stream.sent()).sum()
     }
 }
 
-impl Lanes {
-    /// Connects `count` lanes for pages, and one for faults.
+impl Streams {
+    /// Connects `count` streams for pages, and one for faults.
     pub(crate) async fn open(
         host: &dyn Host,
         node: &str,
         migration: &str,
         count: usize,
     ) -> Result<Self, HostError> {
-        let (mut pages, mut traffic) = (Vec::new(), LaneTraffic::default());
+        let (mut pages, mut traffic) = (Vec::new(), StreamTraffic::default());
         for _ in 0..count {
             pages.push(join(host.connect(node).await?, migration, Purpose::Pages, &mut traffic).await?);
         }
@@ -46,28 +46,28 @@ impl Lanes {
     }
 }
 
-impl<S> Drop for Lanes<S> {
-    /// Threads that still have pages for a lane must not wait for a link that nobody needs.
+impl<S> Drop for Streams<S> {
+    /// Threads that still have pages for a stream must not wait for a link that nobody needs.
     fn drop(&mut self) {
-        for lane in self.pages.iter().chain(&self.faults) {
-            lane.cut();
+        for stream in self.pages.iter().chain(&self.faults) {
+            stream.cut();
         }
     }
 }
 
-impl<S: Carrier> Lanes<S> {
+impl<S: Carrier> Streams<S> {
     /// These, for pages alone.
     pub(crate) fn of(connections: Vec<Connection<S>>) -> Self {
-        let traffic = LaneTraffic(connections.iter().map(Connection::traffic).collect());
+        let traffic = StreamTraffic(connections.iter().map(Connection::traffic).collect());
         Self { pages: connections.into_iter().map(Link::new).collect(), faults: None, traffic }
     }
 
-    /// The lane for faults, once.
+    /// The stream for faults, once.
     pub(crate) fn take_faults(&mut self) -> Option<Link<S>> {
         self.faults.take()
     }
 
-    /// What the kernel knows of each lane for pages.
+    /// What the kernel knows of each stream for pages.
     pub(crate) fn gauges(&self) -> Vec<Weak<Gauge>> {
         self.pages.iter().map(Link::gauge).collect()
     }
@@ -77,29 +77,29 @@ impl<S: Carrier> Lanes<S> {
         &self.pages
     }
 
-    /// One sender for each lane.
+    /// One sender for each stream.
     pub(crate) fn senders(&self) -> Vec<mpsc::Sender<Message>> {
         self.pages.iter().map(Link::sender).collect()
     }
 
-    /// Returns when the destination has in its store all that the lanes were given.
+    /// Returns when the destination has in its store all that the streams were given.
     pub(crate) async fn arrived(&mut self) -> Result<(), LinkError> {
-        for lane in &self.pages {
-            lane.send(Message::PagesEnd).await?;
+        for stream in &self.pages {
+            stream.send(Message::PagesEnd).await?;
         }
-        for lane in &mut self.pages {
-            match lane.receive().await? {
+        for stream in &mut self.pages {
+            match stream.receive().await? {
                 Message::PagesEnd => {}
-                other => return Err(lane.unexpected(&other, "PagesEnd")),
+                other => return Err(stream.unexpected(&other, "PagesEnd")),
             }
         }
         Ok(())
     }
 
-    /// Why a lane takes no more data, if one does not.
+    /// Why a stream takes no more data, if one does not.
     pub(crate) async fn why_closed(&mut self) -> Option<LinkError> {
-        for lane in &mut self.pages {
-            if let Some(error) = lane.why_closed().await {
+        for stream in &mut self.pages {
+            if let Some(error) = stream.why_closed().await {
                 return Some(error);
             }
         }
@@ -107,14 +107,14 @@ impl<S: Carrier> Lanes<S> {
     }
 
     /// What they carry.
-    pub(crate) fn traffic(&self) -> &LaneTraffic {
+    pub(crate) fn traffic(&self) -> &StreamTraffic {
         &self.traffic
     }
 
     /// Closes them after what is queued.
     pub(crate) async fn close(mut self) {
-        for lane in std::mem::take(&mut self.pages).into_iter().chain(self.faults.take()) {
-            lane.close().await;
+        for stream in std::mem::take(&mut self.pages).into_iter().chain(self.faults.take()) {
+            stream.close().await;
         }
     }
 }
@@ -123,7 +123,7 @@ async fn join(
     connection: Connection,
     migration: &str,
     purpose: Purpose,
-    traffic: &mut LaneTraffic,
+    traffic: &mut StreamTraffic,
 ) -> Result<Link, HostError> {
     traffic.0.push(connection.traffic());
     let link = Link::new(connection);

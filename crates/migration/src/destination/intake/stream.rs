@@ -1,4 +1,4 @@
-//! One lane at the destination: what comes on it is checked, unpacked and stored.
+//! One stream at the destination: what comes on it is checked, unpacked and stored.
 
 use std::sync::Arc;
 
@@ -12,32 +12,32 @@ use tokio_util::task::AbortOnDropHandle;
 use super::waiting::Waiting;
 use super::{IntakeError, Seen};
 use crate::blocking::off_worker;
-use crate::kept::Kept;
 use crate::link::Link;
 use crate::message::Message;
 use crate::page_map::PageMap;
+use crate::retained::Retained;
 
-/// Batches between a lane's connection and the thread that stores them.
+/// Batches between a stream's connection and the thread that stores them.
 const QUEUE: usize = 8;
 
 const PAGE: usize = 4096;
 
-/// The lane of pages that a process waits for: they are few, and another thread would only take longer
+/// The stream of pages that a process waits for: they are few, and another thread would only take longer
 /// to wake than they take to store.
-pub(super) async fn take_faulted(mut lane: Link, mut into: Storing) -> Result<(), IntakeError> {
+pub(super) async fn take_faulted(mut stream: Link, mut into: Storing) -> Result<(), IntakeError> {
     loop {
-        match lane.receive().await? {
+        match stream.receive().await? {
             Message::Pages(bytes) if into.client.has_room() => into.store(bytes)?,
             // The pager is slow, or stands still: other tasks must not wait with this one.
             Message::Pages(bytes) => off_worker(|| into.store(bytes))?,
-            other => return Err(lane.unexpected(&other, "Pages").into()),
+            other => return Err(stream.unexpected(&other, "Pages").into()),
         }
     }
 }
 
-/// One lane: what comes is checked and stored, in order.
+/// One stream: what comes is checked and stored, in order.
 pub(crate) async fn take<S: Carrier>(
-    mut lane: Link<S>,
+    mut stream: Link<S>,
     mut into: Storing,
     telling: watch::Sender<Seen>,
 ) -> Result<(), IntakeError> {
@@ -53,7 +53,7 @@ pub(crate) async fn take<S: Carrier>(
     let mut given = 0u64;
     loop {
         let message = tokio::select! {
-            message = lane.receive() => message?,
+            message = stream.receive() => message?,
             ended = &mut storing => return ended?,
         };
         match message {
@@ -68,19 +68,19 @@ pub(crate) async fn take<S: Carrier>(
                     return storing.await?;
                 }
                 telling.send_modify(|seen| seen.arrived += 1);
-                lane.send(Message::PagesEnd).await?;
+                stream.send(Message::PagesEnd).await?;
             }
-            other => return Err(lane.unexpected(&other, "Pages").into()),
+            other => return Err(stream.unexpected(&other, "Pages").into()),
         }
     }
 }
 
-/// One lane's way into the store.
+/// One stream's way into the store.
 pub(crate) struct Storing {
     client: Arc<Client>,
-    kept: Option<Arc<Kept>>,
+    retained: Option<Arc<Retained>>,
     waiting: Waiting,
-    /// Where this lane's pages are: differences are to what is there.
+    /// Where this stream's pages are: differences are to what is there.
     slots: PageMap<u64>,
 }
 
@@ -88,9 +88,9 @@ pub(crate) struct Storing {
 const NOWHERE: u64 = u64::MAX;
 
 impl Storing {
-    pub(crate) fn new(client: &Arc<Client>, kept: &Option<Arc<Kept>>, waiting: &Waiting) -> Self {
+    pub(crate) fn new(client: &Arc<Client>, retained: &Option<Arc<Retained>>, waiting: &Waiting) -> Self {
         let (client, waiting) = (Arc::clone(client), waiting.clone());
-        Self { client, kept: kept.clone(), waiting, slots: PageMap::new(NOWHERE) }
+        Self { client, retained: retained.clone(), waiting, slots: PageMap::new(NOWHERE) }
     }
 
     fn store(&mut self, bytes: bytes::Bytes) -> Result<(), IntakeError> {
@@ -105,7 +105,7 @@ impl Storing {
                     continue;
                 }
                 Kind::Data => data,
-                Kind::Kept => self.kept(space, &range)?,
+                Kind::Retained => self.retained(space, &range)?,
                 Kind::Delta => self.changed(space, &range, &data)?,
             };
             let slot = self.client.store(&content)?;
@@ -131,13 +131,15 @@ impl Storing {
         }
     }
 
-    /// What was kept of these pages when the service left.
-    fn kept(&self, space: Space, range: &Range) -> Result<bytes::Bytes, IntakeError> {
-        let kept = self.kept.as_ref().ok_or(IntakeError::Protocol("pages that were never kept here"))?;
+    /// What was retained of these pages when the service left.
+    fn retained(&self, space: Space, range: &Range) -> Result<bytes::Bytes, IntakeError> {
+        let retained =
+            self.retained.as_ref().ok_or(IntakeError::Protocol("pages that were never retained here"))?;
         let mut content = bytes::BytesMut::new();
         for address in (range.start..range.end).step_by(PAGE) {
-            let page = kept.page(space, address)?;
-            content.extend_from_slice(&page.ok_or(IntakeError::Protocol("a page that was not kept here"))?);
+            let page = retained.page(space, address)?;
+            content
+                .extend_from_slice(&page.ok_or(IntakeError::Protocol("a page that was not retained here"))?);
         }
         Ok(content.freeze())
     }
