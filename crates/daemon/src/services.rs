@@ -317,14 +317,26 @@ fn described(node: &Node, service: &Service) -> Result<api::Service, StateError>
     })
 }
 
-/// A service of this node as the API shows it.
-pub(crate) async fn show(node: &Node, owned: Owned) -> Result<api::Service, Status> {
+/// A service of this node as the API shows it: books and processes of one life, though it may be started again
+/// while they are read.
+pub(crate) async fn show(node: &Node, mut owned: Owned) -> Result<api::Service, Status> {
+    let life = |owned: &Owned| (owned.service.started_ms, owned.exit_code, owned.restarts);
+    loop {
+        let shown = show_life(node, &owned).await?;
+        match node.state.service(&owned.service.name).map_err(internal)? {
+            Some(now) if now.service.id == owned.service.id && life(&now) != life(&owned) => owned = now,
+            _ => return Ok(shown),
+        }
+    }
+}
+
+async fn show_life(node: &Node, owned: &Owned) -> Result<api::Service, Status> {
     let config = node.local().config(&owned.service);
     let mut shown = described(node, &owned.service).map_err(internal)?;
     shown.restarts = owned.restarts;
     if let Some(code) = owned.exit_code {
         shown.exit_code = code;
-        shown.reason = owned.reason;
+        shown.reason.clone_from(&owned.reason);
         match node.due(&owned.service.id) {
             None => shown.set_state(ServiceState::Stopped),
             Some(_) => shown.set_state(ServiceState::Restarting),
