@@ -60,7 +60,7 @@ fuzz_target!(|input: Input<'_>| match input {
                     apply_deltas(&run.data, &mut pages).expect("our own");
                     assert_eq!(pages, expected);
                 }
-                Kind::Kept => unreachable!("none was named"),
+                Kind::Retained => unreachable!("none was named"),
             }
         }
     }

@@ -104,7 +104,8 @@ pub(crate) fn hooks(named: &HashMap<String, String>) -> Result<Hooks, Status> {
         let place = match moment.as_str() {
             "pre-freeze" => &mut hooks.pre_freeze,
             "post-resume" => &mut hooks.post_resume,
-            "aborted" => &mut hooks.aborted,
+            // As version 0.1 calls it.
+            "aborted" | "kept" => &mut hooks.aborted,
             other => {
                 return Err(Status::invalid_argument(format!(
                     "{other:?} is no moment of a move; hooks are run at pre-freeze, post-resume and aborted"

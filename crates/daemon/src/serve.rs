@@ -126,11 +126,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub patience: u64,
     /// Memory for the pages of each migration that are sent again and again, in MiB
-    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    #[arg(long, alias = "agent-memory", default_value_t = 256, value_name = "MIB")]
     pub delta_cache: usize,
     /// Memory for the pages of services that left, in MiB, so that they come back sooner [default: a
     /// quarter of what is free]
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, alias = "keep-memory", value_name = "MIB")]
     pub retained_memory: Option<u64>,
     /// How long image layers stay that no service uses, in hours, so that a service comes back sooner; they go
     /// earlier when the disk runs short
@@ -657,6 +657,15 @@ mod tests {
             .filter(|flag| !page.contains(&format!("`--{flag}`")) && !page.contains(&format!("`--{flag} ")))
             .collect();
         assert!(missing.is_empty(), "not in docs/install.md: {missing:?}");
+    }
+
+    #[test]
+    fn flags_of_version_0_1_are_taken() {
+        let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
+        let line = "serve --node a --listen 192.0.2.1:7117 --agent-memory 5 --keep-memory 6";
+        let found = command.try_get_matches_from(line.split(' ')).unwrap();
+        let args = <ServeArgs as clap::FromArgMatches>::from_arg_matches(&found).unwrap();
+        assert_eq!((args.delta_cache, args.retained_memory), (5, Some(6)));
     }
 
     #[test]

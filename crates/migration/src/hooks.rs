@@ -47,7 +47,8 @@ pub struct Hooks {
     /// For [`HookPoint::PostResume`].
     pub post_resume: String,
     /// For [`HookPoint::Aborted`].
-    #[serde(alias = "kept")]
+    // The word of version 0.1, which nodes tell each other.
+    #[serde(rename = "kept")]
     pub aborted: String,
 }
 
@@ -241,6 +242,13 @@ mod tests {
         assert_eq!(std::fs::read_to_string(at.join("seen")).unwrap(), "{\"id\":\"web\"}");
         let error = start(&at.join("fails"), "fails", "{}").await.unwrap_err().to_string();
         assert!(error.contains("\"fails\" failed (exit status: 3): no such interface"), "{error}");
+    }
+
+    #[test]
+    fn hooks_of_a_service_of_an_older_version_are_read() {
+        let text = r#"{"pre_freeze":"before","post_resume":"","kept":"stays"}"#;
+        let hooks: Hooks = serde_json::from_str(text).unwrap();
+        assert_eq!((hooks.of(HookPoint::PreFreeze), hooks.of(HookPoint::Aborted)), ("before", "stays"));
     }
 
     #[test]

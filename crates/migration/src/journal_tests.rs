@@ -278,3 +278,13 @@ fn a_migration_that_an_older_version_began_is_served_as_usual() {
     assert_eq!(stage(&journal, "01A"), Stage::Serving);
     assert_eq!(journal.serving("01A").unwrap(), ServeOptions::default());
 }
+
+#[test]
+fn how_an_older_version_was_to_send_pages_is_read() {
+    let text = r#"{"lanes":5,"max_bandwidth":7000000,"compress":"zstd"}"#;
+    let serving: ServeOptions = serde_json::from_str(text).unwrap();
+    assert_eq!(
+        serving,
+        ServeOptions { streams: 5, max_bandwidth: Some(7_000_000), compress: Compress::Zstd }
+    );
+}

@@ -4,14 +4,14 @@
 //! source                                   destination
 //!   │ Open ─────────────────────────────────► │  checks name, address, memory, disk, layers
 //!   │ ◄──────────────────── Accepted | Refused│  journal: reserved
-//!   │ ◄───────────────────── RetainedPages… KeptEnd│  where the service has been there before
+//!   │ ◄────────── RetainedPages… RetainedEnd  │  where the service has been there before
 //!   │ (further connections, each) Join ─────► │  streams for pages, one for faults
 //!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer
 //!   │ ◄─────────────────────────── LayerStored│
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs
 //!   │ ◄─────────────────────────── TreeApplied│
 //!   │ LogData… OldLogData… LogRotated… ─────► │  the log so far, now or later
-//!   │ (streams) Pages… ───────────────────────► │  rounds of memory, while the service runs, or
+//!   │ (streams) Pages… ─────────────────────► │  rounds of memory, while the service runs, or
 //!   │ Pending… PendingEnd ──────────────────► │  only the names of pages that will come later
 //!   │ ◄──────────────────────────── PendingEnd│
 //!   │ TreeAgain TreeItem… TreeEnd ──────────► │  files changed since, while it still runs
@@ -19,13 +19,13 @@
 //!   │ (journal: frozen; freeze, close port)   │
 //!   │ Pending… PendingEnd ──────────────────► │  the others that are still to come
 //!   │ ◄──────────────────────────── PendingEnd│
-//!   │ (streams) Pages… PagesEnd ──────────────► │  they come now, beside all that follows, or stay
+//!   │ (streams) Pages… PagesEnd ────────────► │  they come now, beside all that follows, or stay
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  files changed since
 //!   │ LogData… ImageData… ImagesEnd ────────► │
 //!   │ ◄─────────────────────── ImagesReceived │  restores, all processes stopped
 //!   │ ◄──────────────────────────────── Step… │  to a source that has asked for them in Open
-//!   │ ◄─────────── (faults stream) FaultRequest │  for what the restore or a process waits for
-//!   │ (faults stream) Pages ──────────────────► │
+//!   │ ◄────────── (fault stream) FaultRequest │  for what the restore or a process waits for
+//!   │ (fault stream) Pages ─────────────────► │
 //!   │ ◄───────────────────────────── Restored │  journal: restored
 //!   │ (journal: COMMITTED, the commit point;  │
 //!   │  SERVING where pages have stayed)       │
@@ -33,7 +33,7 @@
 //!   │ ◄────────────────────────────── Running │
 //!
 //! only where pages have stayed:
-//!   │ (streams) Pages… PagesEnd ──────────────► │
+//!   │ (streams) Pages… PagesEnd ────────────► │
 //!   │ ◄───────────────────────────── Received │  the source lets go
 //!
 //! when the connection broke before Received, over new ones:
@@ -407,7 +407,7 @@ pub enum Message {
     /// Pages of an earlier visit.
     RetainedPages(RetainedPages),
     /// All of those are named.
-    KeptEnd,
+    RetainedEnd,
     /// Nothing at the source is needed any more.
     Received,
 }
@@ -465,7 +465,7 @@ impl Message {
             Self::Missing(_) => 29,
             Self::MissingEnd => 30,
             Self::RetainedPages(_) => 32,
-            Self::KeptEnd => 33,
+            Self::RetainedEnd => 33,
             Self::Received => 31,
             Self::Step(_) => 34,
             Self::LogRotated => 35,
@@ -547,7 +547,7 @@ impl Message {
             29 => Self::Missing(typed(kind, payload)?),
             30 => Self::MissingEnd,
             32 => Self::RetainedPages(typed(kind, payload)?),
-            33 => Self::KeptEnd,
+            33 => Self::RetainedEnd,
             31 => Self::Received,
             34 => Self::Step(typed(kind, payload)?),
             35 => Self::LogRotated,
@@ -591,7 +591,7 @@ impl Message {
             Self::Missing(_) => "Missing",
             Self::MissingEnd => "MissingEnd",
             Self::RetainedPages(_) => "RetainedPages",
-            Self::KeptEnd => "KeptEnd",
+            Self::RetainedEnd => "RetainedEnd",
             Self::Received => "Received",
             Self::Step(_) => "Step",
             Self::LogRotated => "LogRotated",
@@ -668,7 +668,7 @@ mod tests {
             Message::Missing(ranges),
             Message::MissingEnd,
             Message::RetainedPages(RetainedPages { space: 1, leaf: 2, hashes: vec![0; 32] }),
-            Message::KeptEnd,
+            Message::RetainedEnd,
             Message::Received,
         ]
     }

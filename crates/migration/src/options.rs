@@ -73,7 +73,8 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServeOptions {
     /// Connections for pages.
-    #[serde(alias = "lanes")]
+    // The word of version 0.1, in journals.
+    #[serde(rename = "lanes")]
     pub streams: usize,
     /// Most bytes per second of pages.
     pub max_bandwidth: Option<u64>,

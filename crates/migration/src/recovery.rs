@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_is_answered_only_from_the_journal_that_says_so() {
+    fn aborted_is_answered_only_from_the_journal_that_says_so() {
         let entry = |stage| Entry {
             id: "01A".into(),
             role: Role::Source,

@@ -199,7 +199,7 @@ pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), D
         for pages in retained.messages() {
             link.send(Message::RetainedPages(pages)).await?;
         }
-        link.send(Message::KeptEnd).await?;
+        link.send(Message::RetainedEnd).await?;
     }
     Ok(())
 }

@@ -97,7 +97,7 @@ impl Answering {
     }
 }
 
-/// One stream's thread: takes from the residual until it is empty.
+/// One stream's thread: takes residual pages until there are none.
 fn push(
     residual: &Residual,
     sender: &mpsc::Sender<Message>,

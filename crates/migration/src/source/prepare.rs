@@ -196,7 +196,7 @@ impl Source {
         loop {
             match link.receive().await? {
                 Message::RetainedPages(pages) if retained::learn(&mut hashes, &pages).is_some() => {}
-                Message::KeptEnd => return Ok(EarlierVisit { hashes, key }),
+                Message::RetainedEnd => return Ok(EarlierVisit { hashes, key }),
                 other => return Err(link.unexpected(&other, "RetainedPages").into()),
             }
         }

@@ -189,7 +189,7 @@ impl Residual {
     }
 }
 
-/// Closes a residual when it is dropped, so that the threads that take from it end.
+/// Closes the residual pages when it is dropped, so that the threads that take from it end.
 pub(super) struct Open(pub(super) Arc<Residual>);
 
 impl Drop for Open {
