@@ -37,7 +37,7 @@ impl Watch {
             while !ended.load(Ordering::Relaxed) {
                 // More than two looks, because two moments are not one: the service may move in
                 // between, and what CRIU has not finished is no service yet.
-                if both_wait(&lab) && !restoring(&lab) && both_wait(&lab) {
+                if both_run(&lab) && !restoring(&lab) && both_run(&lab) {
                     found.lock().unwrap().get_or_insert_with(|| {
                         format!(
                             "processes run on both nodes: {:?}",
@@ -77,28 +77,24 @@ pub(super) fn cgroups(lab: &str, node: &str) -> Vec<PathBuf> {
     HIERARCHIES.iter().map(|root| root.join(&service)).filter(|path| path.is_dir()).collect()
 }
 
-/// Whether processes of the service wait for something on both nodes, as one that runs does most of the time. One
-/// that is runnable tells nothing: CRIU lets a restored process go with a SIGSTOP, and it stops only when it gets a
-/// processor. Mostly one of the nodes has no cgroup of the service, and a look that ends there takes a tenth of the
-/// time.
-fn both_wait(lab: &str) -> bool {
+/// Whether processes of the service can run on both nodes. Mostly one of the nodes has no cgroup of the service, and a
+/// look that ends there takes a tenth of the time.
+fn both_run(lab: &str) -> bool {
     let both = ["a", "b"].map(|node| cgroups(lab, node));
-    both.iter().all(|cgroups| !cgroups.is_empty())
-        && both.iter().all(|cgroups| is_any(cgroups, |state| state != "R"))
+    both.iter().all(|cgroups| !cgroups.is_empty()) && both.iter().all(|cgroups| is_any(cgroups))
 }
 
 /// Whether a process of the service can run on a node: neither frozen, stopped nor dying.
 pub(super) fn running(lab: &str, node: &str) -> bool {
-    is_any(&cgroups(lab, node), |_| true)
+    is_any(&cgroups(lab, node))
 }
 
-/// Whether there is a process that can run, in such a state.
-fn is_any(cgroups: &[PathBuf], wanted: impl Fn(&str) -> bool) -> bool {
+fn is_any(cgroups: &[PathBuf]) -> bool {
     let frozen = cgroups.iter().any(|cgroup| {
         let state = |file: &str| fs::read_to_string(cgroup.join(file)).unwrap_or_default();
         matches!(state("freezer.state").trim(), "FROZEN" | "FREEZING") || state("cgroup.freeze").trim() == "1"
     });
-    !frozen && pids(cgroups).iter().filter_map(|pid| state(pid)).any(|state| wanted(&state))
+    !frozen && pids(cgroups).iter().any(|pid| can_run(pid))
 }
 
 /// Whether CRIU is at work on a node: until it ends, processes that it makes execute its own code.
@@ -119,34 +115,47 @@ pub(super) fn pids(cgroups: &[PathBuf]) -> BTreeSet<String> {
     procs.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
+/// What the kernel says of each process: enough to tell whether it could execute an instruction.
 fn processes(lab: &str, node: &str) -> Vec<String> {
     let cgroups = cgroups(lab, node);
-    pids(&cgroups)
-        .iter()
-        .map(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default())
-        .collect()
+    let wanted = ["State:", "TracerPid:", "SigPnd:", "ShdPnd:", "SigBlk:", "voluntary_ctxt_switches:"];
+    let of = |pid: &String| {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let status = read("status");
+        let status: Vec<_> =
+            status.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name))).collect();
+        format!(
+            "{} {status:?} syscall {} stack {:?}",
+            read("stat").trim(),
+            read("syscall").trim(),
+            read("stack")
+        )
+    };
+    pids(&cgroups).iter().map(of).collect()
 }
 
-/// The state of a process that can run; none when it is stopped, traced, dead, or has a SIGKILL on its way, so that no
-/// instruction of it is executed, or is one of CRIU's, which has not become the service's: those live on for a moment
-/// when CRIU itself is killed.
-fn state(pid: &str) -> Option<String> {
+/// Whether a process can execute an instruction. It cannot when it is stopped, traced or dead, or when a signal is
+/// pending that stops or ends it before the next one: CRIU lets a restored process go with a SIGSTOP, which takes
+/// effect when the process gets a processor. One of CRIU's own, which has not become the service's, does not count:
+/// those live on for a moment when CRIU itself is killed.
+fn can_run(pid: &str) -> bool {
     const PF_EXITING: u64 = 0x4;
     const PF_SIGNALED: u64 = 0x400;
     const SIGKILL: u64 = 1 << 8;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let pending = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-    };
-    if (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0 {
-        return None;
-    }
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (name, fields) = stat.rsplit_once(") ")?;
+    const SIGSTOP: u64 = 1 << 18;
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let Some((name, fields)) = stat.rsplit_once(") ") else { return false };
     let mut fields = fields.split(' ');
-    let state = fields.next()?;
-    let flags: u64 = fields.nth(5)?.parse().ok()?;
-    let idle = matches!(state, "T" | "t" | "Z" | "X") || flags & (PF_EXITING | PF_SIGNALED) != 0;
-    (!idle && !name.ends_with("(criu")).then(|| state.to_owned())
+    let before = fields.next();
+    let flags: Option<u64> = fields.nth(5).and_then(|flags| flags.parse().ok());
+    // The state once more, from the file that has the signals: it may have stopped in between.
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let now = field("State:").and_then(|state| state.split(' ').next());
+    let pending = |name| field(name).and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
+    let (Some(before), Some(now), Some(flags)) = (before, now, flags) else { return false };
+    let idle = [before, now].iter().any(|state| matches!(*state, "T" | "t" | "Z" | "X"));
+    let ends = flags & (PF_EXITING | PF_SIGNALED) != 0;
+    let held = (pending("SigPnd:") | pending("ShdPnd:")) & (SIGKILL | SIGSTOP) != 0;
+    !idle && !ends && !held && !name.ends_with("(criu")
 }
