@@ -6,6 +6,7 @@
 //! - [`images`]: reads the few image files that godwit itself looks into, and puts memory into those
 //!   of a lazy dump.
 //! - [`repair`]: puts right what a dump of frozen processes gets wrong.
+//! - [`remains`]: puts right what a CRIU that was killed has left in them.
 //! - [`obstacles`]: what of a process tree cannot be dumped, told before anything is done.
 //! - [`log`]: finds the reason of a failure in CRIU's log and says what it means to a user.
 //!
@@ -22,6 +23,7 @@ mod linked;
 pub mod log;
 pub mod obstacles;
 mod open_files;
+pub mod remains;
 pub mod repair;
 mod rpc;
 mod watches;
@@ -61,7 +63,7 @@ struct Patches {
 }
 
 /// A CRIU release, `major.minor.sublevel`, with the number of godwit's patches where it has them all:
-/// `4.2.1+godwit.1`.
+/// `4.2.1+godwit.2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// Major number.

@@ -258,6 +258,9 @@ pub trait Engine: Send + Sync {
     async fn signal(&self, config: &ContainerConfig, signal: i32) -> Result<(), EngineError>;
     /// Freezes all processes; returns when they are frozen.
     async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// Puts right what a CRIU that was killed in a dump has left in the processes; they are frozen when this returns.
+    /// Does nothing while CRIU works, nor where it has come to an end.
+    async fn recover(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// Lets frozen processes run again; no error when they run already.
     async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// Returns when all that a frozen container has written to its standard output and standard error is in

@@ -225,6 +225,10 @@ impl Engine for Runc {
         self.freeze_members(config).await
     }
 
+    async fn recover(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.recover_from_killed_criu(config).await
+    }
+
     async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         self.thaw_after_criu(config).await
     }

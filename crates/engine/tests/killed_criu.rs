@@ -4,13 +4,17 @@
 
 mod support;
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use godwit_criu::CriuError;
 use godwit_engine::{ContainerConfig, ContainerStatus, Engine, EngineError};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::sockopt::TcpRepair;
+use nix::sys::socket::{SockaddrStorage, getsockopt, setsockopt};
 use nix::unistd::Pid;
-use support::{LIMIT, Node, criu, dump_options, output, stopped, until};
+use rustix::process::{Pid as RawPid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use support::{LIMIT, Lan, Node, criu, dump_options, output, stopped, until};
 
 const COUNTER: &str = "i=0; while true; do i=$((i+1)); echo $i > /tmp/count; done";
 
@@ -58,6 +62,61 @@ async fn a_killed_criu_is_reported_and_the_container_is_not_left_frozen() {
             assert!(node.runc.wait(&config).await.unwrap() > 128);
         }
         node.runc.delete(&config).await.unwrap();
+    }
+}
+
+/// The socket of the container's main process that is connected.
+fn connection(pid: u32) -> OwnedFd {
+    let handle =
+        pidfd_open(RawPid::from_raw(i32::try_from(pid).unwrap()).unwrap(), PidfdFlags::empty()).unwrap();
+    let numbers = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| {
+        let name = entry.unwrap().file_name();
+        name.to_str().unwrap().parse().unwrap()
+    });
+    let mut files = numbers.map(|number| pidfd_getfd(&handle, number, PidfdGetfdFlags::empty()).unwrap());
+    files.find(|file| nix::sys::socket::getpeername::<SockaddrStorage>(file.as_raw_fd()).is_ok()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_a_killed_criu_has_left_in_repair_mode_goes_on() {
+    let mut node = Node::new();
+    let lan = Lan::new(&[&node.namespace]);
+    let config = node.container("web", "exec nc -l -p 7000 -e cat");
+    node.runc.run(&config).await.unwrap();
+    let mut client = lan.connect(7000);
+    client.send("before");
+    assert_eq!(client.receive(), "before");
+    let pid = node.runc.state(&config).await.unwrap().pid;
+    let socket = connection(pid);
+    let mode = || getsockopt(&socket, TcpRepair).unwrap();
+
+    node.runc.freeze(&config).await.unwrap();
+    setsockopt(&socket, TcpRepair, &1).unwrap();
+    client.send("meanwhile");
+    // A CRIU that came to an end has closed the freezer, and left nothing.
+    node.runc.recover(&config).await.unwrap();
+    assert_eq!(mode(), 1);
+    // One that was killed has not closed it. Here the process is stopped, so that it does not make a call by chance.
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGSTOP).unwrap();
+    thaw_by_hand(&node, &config).await;
+    node.runc.recover(&config).await.unwrap();
+    assert_eq!(mode(), 0);
+    assert_eq!(node.runc.state(&config).await.unwrap().status, ContainerStatus::Paused);
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGCONT).unwrap();
+    node.runc.thaw(&config).await.unwrap();
+    assert_eq!(client.receive(), "meanwhile");
+    client.send("after");
+    assert_eq!(client.receive(), "after");
+}
+
+/// Opens the freezer as CRIU does.
+async fn thaw_by_hand(node: &Node, config: &ContainerConfig) {
+    let freezer = node.runc.dump_target(config).await.unwrap().freezer;
+    let (v1, v2) = (freezer.join("freezer.state"), freezer.join("cgroup.freeze"));
+    if v1.exists() {
+        std::fs::write(v1, "THAWED").unwrap();
+    } else {
+        std::fs::write(v2, "0").unwrap();
     }
 }
 

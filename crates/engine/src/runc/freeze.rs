@@ -173,13 +173,7 @@ impl Runc {
     pub(super) async fn thaw_after_criu(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let name = &config.name;
         let cgroup = self.cgroup(config)?;
-        let criu_name: Option<String> =
-            self.config.criu.file_name().map(|name| name.to_string_lossy().chars().take(15).collect());
-        let tracer = || {
-            let statuses = cgroup.members().and_then(process::statuses)?;
-            let mut tracers = statuses.iter().map(|status| status.tracer);
-            io::Result::Ok(tracers.find(|&pid| pid != 0 && process::command_name(pid) == criu_name))
-        };
+        let tracer = || self.tracing_criu(&cgroup);
         let io = |source| io_error(name, "thaw its processes".into(), source);
         // This daemon's own CRIU, which may not have begun to trace yet, and an earlier daemon's.
         let criu_ended = async {
@@ -214,11 +208,55 @@ impl Runc {
                 }
             }
         }
+        // It may have been killed only now.
+        match self.recover_from_killed_criu(config).await {
+            // They must not stay frozen for what is left in them.
+            Err(error) if !matches!(error, EngineError::NotFound(_)) => {
+                tracing::error!(container = %name, error = &error as &dyn std::error::Error, "connections of the container may be broken")
+            }
+            done => done?,
+        }
         Stopped::of(config).stop_again(&StopSignals::of(config), &cgroup).map_err(io)?;
         match cgroup.thaw() {
             Err(error) if error.kind() == ErrorKind::NotFound => Err(EngineError::NotFound(name.clone())),
             result => result.map_err(io),
         }
+    }
+
+    /// A CRIU that was killed leaves the freezer open, which it opened for its own code. So where it is closed
+    /// there is nothing to do.
+    pub(super) async fn recover_from_killed_criu(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let cgroup = self.cgroup(config)?;
+        let io = |source: io::Error| match source.kind() {
+            ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
+            _ => io_error(
+                &config.name,
+                "put right what a killed CRIU has left in its processes".into(),
+                source,
+            ),
+        };
+        if cgroup.is_frozen() || self.tracing_criu(&cgroup).map_err(io)?.is_some() {
+            return Ok(());
+        }
+        cgroup.freeze().await.map_err(io)?;
+        let members = cgroup.members().map_err(io)?;
+        let clear = tokio::task::spawn_blocking(move || godwit_criu::remains::clear(&members));
+        match clear.await.map_err(|error| io(io::Error::other(error)))?.map_err(io)? {
+            0 => {}
+            connections => {
+                tracing::warn!(container = %config.name, connections, "a killed CRIU has left connections in repair mode; they are taken out of it")
+            }
+        }
+        Ok(())
+    }
+
+    /// The CRIU that traces a process of these, if one does.
+    fn tracing_criu(&self, cgroup: &Cgroup) -> io::Result<Option<u32>> {
+        let criu_name: Option<String> =
+            self.config.criu.file_name().map(|name| name.to_string_lossy().chars().take(15).collect());
+        let statuses = cgroup.members().and_then(process::statuses)?;
+        let mut tracers = statuses.iter().map(|status| status.tracer);
+        Ok(tracers.find(|&pid| pid != 0 && process::command_name(pid) == criu_name))
     }
 }
 

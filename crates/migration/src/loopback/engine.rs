@@ -96,6 +96,10 @@ impl Engine for Containers {
         })
     }
 
+    async fn recover(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.step(config, "recover", || self.find(config).map(drop))
+    }
+
     async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         self.step(config, "thaw", || {
             let container = self.find(config)?;

@@ -51,6 +51,14 @@ pub(crate) async fn put_back(
     }
     let mut went_on = None;
     if frozen {
+        // Before anything reaches its sockets.
+        match local.engine.recover(&local.config(service)).await {
+            Ok(()) | Err(EngineError::NotFound(_)) => {}
+            // It is not kept frozen for that.
+            Err(error) => {
+                tracing::error!(migration = %id, error = %crate::error_chain(&error), "connections of the service may be broken");
+            }
+        }
         local.network.admit_newcomers(service).await?;
         // The port first: what came in the meantime waits in their sockets while the processes thaw.
         local.network.open(service).await?;
