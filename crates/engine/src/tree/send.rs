@@ -36,8 +36,8 @@ pub struct Sent {
     pub unsettled: Vec<Vec<u8>>,
 }
 
-/// A tree that is sent in rounds: keeps what the receiver has. The default one has no root, and is none.
-#[derive(Debug, Default)]
+/// A tree that is sent in rounds: keeps what the receiver has.
+#[derive(Debug)]
 pub struct Source {
     root: PathBuf,
     last: Option<Snapshot>,

@@ -1,6 +1,7 @@
 //! The service's changed files and its log on their way: in rounds while it runs, so that only what has changed since
 //! the last one is left for the frozen stretch.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use godwit_engine::tree;
@@ -26,13 +27,16 @@ const TELLING: u64 = 4 << 20;
 /// The files that follow a service.
 pub(super) struct Files {
     tree: tree::Source,
-    logs: Logs,
+    log: Log,
     /// Whether the destination takes the log, and further rounds, while the service runs.
     ahead: bool,
     /// What the last further round found.
     found: Option<u64>,
     bandwidth: Option<f64>,
 }
+
+/// The log that follows a service.
+pub(super) struct Log(Logs);
 
 /// What a look at the files came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +49,8 @@ pub(super) enum Ahead {
 
 impl Files {
     /// After the first round of the tree.
-    pub(super) fn new(tree: tree::Source, logs: Logs, ahead: bool) -> Self {
-        Self { tree, logs, ahead, found: None, bandwidth: None }
+    pub(super) fn new(tree: tree::Source, log: Log, ahead: bool) -> Self {
+        Self { tree, log, ahead, found: None, bandwidth: None }
     }
 
     /// Bytes of files per second that the link carried, where a round has shown it.
@@ -54,56 +58,58 @@ impl Files {
         self.bandwidth
     }
 
-    /// The tree, for the last round. Here stays one that is used no more.
-    pub(super) fn take_tree(&mut self) -> tree::Source {
-        std::mem::take(&mut self.tree)
+    /// For the last round: the tree, and the log.
+    pub(super) fn split(self) -> (tree::Source, Log) {
+        (self.tree, self.log)
     }
 
     /// While the service runs: sends what has changed since the last round, if that pays.
-    pub(super) async fn send_ahead(&mut self, link: &mut Link) -> Result<Ahead, SourceError> {
-        let (logs, tree) = (std::mem::take(&mut self.logs), std::mem::take(&mut self.tree));
-        let (left, round);
-        (self.logs, self.tree, left, round) = tokio::task::spawn_blocking(move || {
-            let (left, round) = (logs.left()?, tree.next_round(false)?);
-            Ok::<_, SourceError>((logs, tree, left, round))
+    pub(super) async fn send_ahead(self, link: &mut Link) -> Result<(Self, Ahead), SourceError> {
+        let Self { tree, log, ahead, found: before, bandwidth } = self;
+        let (tree, log, left, round) = tokio::task::spawn_blocking(move || {
+            let (left, round) = (log.0.left()?, tree.next_round(false)?);
+            Ok::<_, SourceError>((tree, log, left, round))
         })
         .await??;
         let changes = &round.changes;
         // What is as it was is sent again only where it changed a moment before.
         let names = changes.entries().saturating_add(changes.removals()).saturating_mul(NAME);
         let found = left.saturating_add(changes.bytes()).saturating_add(names);
-        let pays = self.found.is_none_or(|before| (found as f64) < before as f64 * GAIN);
-        if !self.ahead || found <= LITTLE || !pays {
-            return Ok(Ahead::Left(found));
+        let pays = before.is_none_or(|before| (found as f64) < before as f64 * GAIN);
+        if !ahead || found <= LITTLE || !pays {
+            return Ok((Self { tree, log, ahead, found: before, bandwidth }, Ahead::Left(found)));
         }
-        self.found = Some(found);
         let begun = Instant::now();
-        let mut sent = self.send_log(link).await?;
+        let (log, of_log) = log.send(link).await?;
         link.send(Message::TreeAgain).await?;
-        let bytes;
-        (self.tree, bytes) = send_items(link, std::mem::take(&mut self.tree), round).await?;
-        sent += bytes;
+        let (tree, of_tree) = send_items(link, tree, round).await?;
         match link.receive().await? {
             Message::TreeApplied => {}
             other => return Err(link.unexpected(&other, "TreeApplied").into()),
         }
-        if sent >= TELLING {
-            self.bandwidth = Some(sent as f64 / begun.elapsed().as_secs_f64());
-        }
-        Ok(Ahead::Sent(sent))
+        let sent = of_log + of_tree;
+        let bandwidth = match sent >= TELLING {
+            true => Some(sent as f64 / begun.elapsed().as_secs_f64()),
+            false => bandwidth,
+        };
+        Ok((Self { tree, log, ahead, found: Some(found), bandwidth }, Ahead::Sent(sent)))
+    }
+}
+
+impl Log {
+    /// Nothing of it has been sent.
+    pub(super) fn new(paths: [PathBuf; 2]) -> Self {
+        Self(Logs::new(paths))
     }
 
-    /// Sends what the destination does not have of the log, and says how many bytes that were.
-    pub(super) async fn send_log(&mut self, link: &Link) -> Result<u64, SourceError> {
-        let (mut logs, sender, node) =
-            (std::mem::take(&mut self.logs), link.sender(), link.node().to_owned());
-        let sent;
-        (self.logs, sent) = tokio::task::spawn_blocking(move || {
-            let sent = logs.send(&mut |message| Ok::<_, SourceError>(hand(&sender, &node, message)?))?;
-            Ok::<_, SourceError>((logs, sent))
+    /// Sends what the destination does not have of it, and says how many bytes that were.
+    pub(super) async fn send(mut self, link: &Link) -> Result<(Self, u64), SourceError> {
+        let (sender, node) = (link.sender(), link.node().to_owned());
+        tokio::task::spawn_blocking(move || {
+            let sent = self.0.send(&mut |message| Ok::<_, SourceError>(hand(&sender, &node, message)?))?;
+            Ok((self, sent))
         })
-        .await??;
-        Ok(sent)
+        .await?
     }
 }
 

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::prepare::CHUNK;
+use super::root::CHUNK;
 use crate::local::LocalError;
 use crate::message::Message;
 
 /// A log, and how much of it the destination has.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Logs {
     /// The older file, and the one that is written.
     paths: [PathBuf; 2],

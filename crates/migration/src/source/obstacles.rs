@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_criu::obstacles::{self, Restores, Subject};
-use godwit_engine::ContainerConfig;
+use godwit_engine::{ContainerConfig, ContainerStatus};
 
 use super::{Source, SourceError};
 use crate::message::Accepted;
@@ -20,6 +20,36 @@ const LOOKS: usize = 6;
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl Source {
+    /// Every reason why the service cannot be moved as it is now, before anything is touched.
+    pub(super) async fn check_eligible(&self) -> Result<(), SourceError> {
+        // Pages of its last move may still be on their way into its processes.
+        tokio::select! {
+            settled = self.local.arrivals.settled(&self.service.name) => settled.map_err(|why| {
+                SourceError::NotEligible(vec![format!("service {} cannot leave yet: {why}", self.service.name)])
+            })?,
+            why = self.local.waits.unreachable(&self.service.name) => {
+                return Err(SourceError::NotEligible(vec![format!("service {} {why}", self.service.name)]));
+            }
+        }
+        let config = self.local.config(&self.service);
+        let mut reasons = Vec::new();
+        let state = self.local.engine.state(&config).await?;
+        if state.status != ContainerStatus::Running {
+            reasons.push(format!("service {} is not running", self.service.name));
+        }
+        let sessions = self.local.engine.exec_sessions(&config).await?;
+        if sessions > 0 {
+            reasons.push(format!(
+                "{sessions} command(s) started by `godwit exec` still run in service {}; end them first",
+                self.service.name
+            ));
+        }
+        if reasons.is_empty() {
+            reasons = self.obstacles(&config, state.pid).await?;
+        }
+        if reasons.is_empty() { Ok(()) } else { Err(SourceError::NotEligible(reasons)) }
+    }
+
     /// Every reason that lies in the service's processes, as sentences.
     pub(super) async fn obstacles(
         &self,

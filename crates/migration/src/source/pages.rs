@@ -213,7 +213,7 @@ impl Pages {
     }
 
     /// What the destination has of an earlier visit of the service is not sent. Before the first page is.
-    pub(crate) fn know_kept(&mut self, EarlierVisit { hashes, key }: EarlierVisit) {
+    pub(crate) fn know_retained(&mut self, EarlierVisit { hashes, key }: EarlierVisit) {
         (self.retained, self.key) = (hashes, key);
     }
 

@@ -1,4 +1,4 @@
-//! Before the freeze: which mode it is, and rounds of memory while the service runs.
+//! Third: the service's memory, in rounds while it runs, until a freeze is due.
 
 use std::ops::ControlFlow;
 use std::sync::PoisonError;
@@ -6,18 +6,21 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use godwit_memory::PAGE_SIZE;
-use godwit_memory::tracker::{Backend, Detected};
+use godwit_memory::tracker::Backend;
 
+use super::dump::name;
 use super::files::{Ahead, Files};
-use super::frozen::name;
-use super::pages::{Found, Pages, PagesError, State};
+use super::pages::{Found, Pages, PagesError, Sent, State};
+use super::plan::Plan;
+use super::recorder::Recorder;
+use super::reserve::Agreed;
+use super::root::{Prepared, count};
 use super::streams::Streams;
 use super::{Source, SourceError};
-use crate::converge::{self, Goals, Next, Round};
+use crate::converge::{self, Next, Round};
 use crate::failpoint;
 use crate::link::Link;
 use crate::options::Mode;
-use crate::page_hash::EarlierVisit;
 use crate::report::{Report, ms_since};
 
 /// What a freeze, a dump, a restore and the commit take beside the pages: measured for small
@@ -26,10 +29,6 @@ const FIXED: Duration = Duration::from_millis(250);
 
 /// What each TCP connection adds to that: measured with 1,000 and 10,000 of them.
 const CONNECTION: Duration = Duration::from_micros(30);
-
-/// A service whose memory is smaller is moved cold by `auto`: on any link that carries services at
-/// all it is there sooner than a second look would pay.
-const SMALL: u64 = 4 << 20;
 
 /// Rounds with fewer pages tell the round trip, not the bandwidth.
 const TELLING: u64 = 1024;
@@ -47,97 +46,35 @@ const SLOWEST: u32 = 125;
 
 const PAGE: f64 = 4096.0;
 
-/// How the memory of this service will move.
-#[derive(Debug, Clone)]
-pub(super) struct Plan {
-    mode: Mode,
-    backend: Backend,
-    goals: Goals,
-    /// Why this mode, in one line; empty when the user named it.
-    why: String,
-}
-
-/// The memory as it stands when the service is to be frozen.
+/// A service that is to be frozen, and what has been sent of it.
 pub(super) struct Copied {
+    pub(super) agreed: Agreed,
     pub(super) pages: Pages,
     pub(super) streams: Streams,
     /// Whether what is not sent yet stays here for after the commit.
     pub(super) leave: bool,
-    /// Whether the destination restores nothing before all pages are there.
-    pub(super) waits: bool,
     pub(super) files: Files,
 }
 
-impl Plan {
-    /// The plan for a destination that can, or cannot, restore before all pages are there.
-    pub(super) fn with(mut self, userfaultfd: bool, node: &str) -> Result<Self, SourceError> {
-        if userfaultfd || !self.goals.postcopy {
-            return Ok(self);
-        }
-        if matches!(self.mode, Mode::Postcopy | Mode::Hybrid) {
-            return Err(SourceError::NotEligible(vec![format!(
-                "mode {} needs userfaultfd, which node {node} does not allow; `godwit doctor` there tells why. Modes cold and precopy do without",
-                self.mode.name()
-            )]));
-        }
-        self.goals.postcopy = false;
-        Ok(self)
-    }
-
-    /// Notes the choice in the report.
-    pub(super) fn tell(&self, report: &mut Report) {
-        report.mode = self.mode.name().into();
-        report.why.clone_from(&self.why);
-        report.tracker = self.backend.name().into();
-    }
+/// How far the rounds have come.
+struct Rounds {
+    plan: Plan,
+    pages: Pages,
+    files: Files,
+    all: Vec<Round>,
+    /// Of its CPU that the service has, in thousandths.
+    share: u32,
 }
 
 impl Source {
-    /// Chooses the mode.
-    pub(super) fn plan(&self, memory: u64) -> Result<Plan, SourceError> {
-        let Detected { backend, reasons } = self.local.tracker.clone();
-        let blind = backend == Backend::None;
-        let (mode, why) = match self.options.mode {
-            Mode::Auto if blind && self.options.postcopy => {
-                (Mode::Postcopy, "this kernel cannot tell which pages are written".to_owned())
-            }
-            Mode::Auto if blind => (Mode::Cold, "this kernel cannot tell which pages are written".to_owned()),
-            Mode::Auto if memory < SMALL => {
-                (Mode::Cold, format!("{} MiB of memory cross sooner than a round pays", memory >> 20))
-            }
-            Mode::Auto => (
-                Mode::Precopy,
-                "what the service does not write meanwhile need not cross while it is frozen".to_owned(),
-            ),
-            mode @ (Mode::Precopy | Mode::Hybrid) if blind => {
-                return Err(SourceError::NotEligible(vec![format!(
-                    "mode {} needs to know which pages are written, and node {} cannot tell: {}; use mode cold or postcopy",
-                    mode.name(),
-                    self.local.node,
-                    reasons.join("; ")
-                )]));
-            }
-            mode => (mode, String::new()),
-        };
-        let after = matches!(mode, Mode::Postcopy | Mode::Hybrid);
-        let goals = Goals {
-            max_frozen: self.options.max_frozen,
-            max_rounds: self.options.max_rounds,
-            throttle: self.options.throttle && !after,
-            postcopy: after || (self.options.postcopy && mode == Mode::Precopy),
-            thrifty: after,
-        };
-        Ok(Plan { mode, backend, goals, why })
-    }
-
     /// Connects the streams, and copies while the service runs until a freeze is due.
-    pub(super) async fn copy(
+    pub(super) async fn precopy(
         &self,
         link: &mut Link,
-        plan: Plan,
-        (visit, mut files): (EarlierVisit, Files),
-        report: &mut Report,
+        recorder: &mut Recorder,
+        prepared: Prepared,
     ) -> Result<Copied, SourceError> {
+        let Prepared { agreed, plan, visit, files } = prepared;
         let mut pages = Pages::new(
             plan.backend,
             self.options.streams,
@@ -145,76 +82,86 @@ impl Source {
             self.options.max_bandwidth,
             self.local.remembered,
         );
-        pages.know_kept(visit);
+        pages.know_retained(visit);
         let sampled = plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd;
         if sampled {
             (pages, _) = self.look(pages, false).await?;
         }
-        let streams =
+        let mut streams =
             Streams::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.streams)
                 .await?;
         *self.stream_traffic.lock().unwrap_or_else(PoisonError::into_inner) = streams.traffic().clone();
-        match plan.mode {
-            Mode::Precopy | Mode::Hybrid => self.rounds(plan, (pages, streams), (link, files), report).await,
+        let (pages, files, leave) = match plan.mode {
+            Mode::Precopy | Mode::Hybrid => {
+                let rounds = Rounds { plan, pages, files, all: Vec::new(), share: 1000 };
+                self.rounds(link, &mut streams, &mut recorder.report, rounds).await?
+            }
             mode => {
-                while let Ahead::Sent(bytes) = files.send_ahead(link).await? {
-                    count(report, bytes);
-                }
+                let files = send_all_ahead(link, &mut recorder.report, files).await?;
                 if sampled {
                     // The more of them are named by now, the less is left to name while it is frozen.
                     let sample = tokio::time::sleep(SAMPLE);
                     name(link, &mut pages).await?;
                     sample.await;
                 }
-                Ok(Copied { pages, streams, leave: mode == Mode::Postcopy, waits: false, files })
+                (pages, files, mode == Mode::Postcopy)
             }
-        }
+        };
+        Ok(Copied { agreed, pages, streams, leave, files })
     }
 
+    /// Copies in rounds. The pages and files that are left, and whether what is left of the pages stays here for
+    /// after the commit.
     async fn rounds(
         &self,
-        plan: Plan,
-        (mut pages, mut streams): (Pages, Streams),
-        (link, mut files): (&mut Link, Files),
+        link: &mut Link,
+        streams: &mut Streams,
         report: &mut Report,
-    ) -> Result<Copied, SourceError> {
-        let mut rounds: Vec<Round> = Vec::new();
-        let mut share = 1000;
+        mut rounds: Rounds,
+    ) -> Result<(Pages, Files, bool), SourceError> {
         loop {
             let fixed = self.fixed().await?;
             let looking = Instant::now();
             let found;
-            (pages, found) = self.look(pages, false).await?;
+            (rounds.pages, found) = self.look(rounds.pages, false).await?;
             report.pre_dump_ms += ms_since(looking);
             report.memory_bytes = found.populated * 4096;
-            rounds.push(Round { found_pages: found.pages, since: found.since, bandwidth: None, files: 0 });
-            self.show(&rounds, &found, fixed);
-            let next = converge::decide(&rounds, fixed, &plan.goals);
+            rounds.all.push(Round {
+                found_pages: found.pages,
+                since: found.since,
+                bandwidth: None,
+                files: 0,
+            });
+            self.show(&rounds.all, &found, fixed);
+            let next = converge::decide(&rounds.all, fixed, &rounds.plan.goals);
             match next {
                 Next::Copy => {}
                 Next::Throttle => {
-                    share = (share / 2).max(SLOWEST);
-                    self.throttle(share).await?;
+                    rounds.share = (rounds.share / 2).max(SLOWEST);
+                    self.throttle(rounds.share).await?;
                 }
                 Next::Freeze | Next::Hybrid => {
-                    let leave = plan.mode == Mode::Hybrid || next == Next::Hybrid;
-                    match files.send_ahead(link).await? {
+                    let leave = rounds.plan.mode == Mode::Hybrid || next == Next::Hybrid;
+                    let ahead;
+                    (rounds.files, ahead) = rounds.files.send_ahead(link).await?;
+                    match ahead {
                         Ahead::Left(bytes) => {
-                            if let Some(last) = rounds.last_mut() {
+                            if let Some(last) = rounds.all.last_mut() {
                                 last.files = bytes;
                             }
-                            let beside = (fixed, leave, files.bandwidth());
-                            self.is_worth_it(&rounds, beside, &plan.goals, report)?;
+                            self.is_worth_it(&rounds, fixed, leave, report)?;
                             if next == Next::Hybrid && found.pages > FEW {
                                 tokio::time::sleep(SAMPLE).await;
                             }
-                            if next == Next::Hybrid && plan.mode != Mode::Hybrid {
+                            if next == Next::Hybrid && rounds.plan.mode != Mode::Hybrid {
                                 report.mode = Mode::Hybrid.name().into();
-                                report.why = converge::why_hybrid(&rounds);
-                            } else if let Some(why) = converge::why_frozen(&rounds, fixed, &plan.goals) {
+                                report.why = converge::why_hybrid(&rounds.all);
+                            } else if let Some(why) =
+                                converge::why_frozen(&rounds.all, fixed, &rounds.plan.goals)
+                            {
                                 report.why = why;
                             }
-                            return Ok(Copied { pages, streams, leave, waits: false, files });
+                            return Ok((rounds.pages, rounds.files, leave));
                         }
                         Ahead::Sent(bytes) => count(report, bytes),
                     }
@@ -225,46 +172,59 @@ impl Source {
                 }
                 Next::Keep(predicted) => {
                     return Err(SourceError::NotWorthIt(converge::advice(
-                        &rounds,
+                        &rounds.all,
                         predicted,
                         fixed,
-                        &plan.goals,
+                        &rounds.plan.goals,
                     )));
                 }
             }
-            let sending = Instant::now();
-            let (back, sent) = self.send(pages, &streams, State::Running).await?;
-            pages = back;
-            streams.arrived().await?;
-            let took = sending.elapsed();
-            report.pre_dump_transfer_ms += took.as_secs_f64() * 1e3;
-            report.pre_dump_bytes += sent.bytes;
-            report.page_bytes += sent.found * PAGE_SIZE;
-            report.rounds += 1;
-            let first = rounds.iter().all(|round| round.bandwidth.is_none());
-            if let Some(round) = rounds.last_mut()
-                && (sent.pages >= TELLING || (first && sent.pages > 0))
-            {
-                round.bandwidth = Some(sent.pages as f64 * PAGE / took.as_secs_f64());
-            }
+            rounds = self.send_round(streams, report, rounds).await?;
             failpoint::point("source.copied").await;
         }
+    }
+
+    /// Sends what the last look has found, and waits until it is there.
+    async fn send_round(
+        &self,
+        streams: &mut Streams,
+        report: &mut Report,
+        mut rounds: Rounds,
+    ) -> Result<Rounds, SourceError> {
+        let sending = Instant::now();
+        let sent;
+        (rounds.pages, sent) = self.send(rounds.pages, streams, State::Running).await?;
+        streams.arrived().await?;
+        let took = sending.elapsed();
+        report.pre_dump_transfer_ms += took.as_secs_f64() * 1e3;
+        report.pre_dump_bytes += sent.bytes;
+        report.page_bytes += sent.found * PAGE_SIZE;
+        report.rounds += 1;
+        let first = rounds.all.iter().all(|round| round.bandwidth.is_none());
+        if let Some(round) = rounds.all.last_mut()
+            && (sent.pages >= TELLING || (first && sent.pages > 0))
+        {
+            round.bandwidth = Some(sent.pages as f64 * PAGE / took.as_secs_f64());
+        }
+        Ok(rounds)
     }
 
     /// Notes for how long the service would be frozen now, and fails where that is too long.
     fn is_worth_it(
         &self,
-        rounds: &[Round],
-        (fixed, leave, bandwidth): (Duration, bool, Option<f64>),
-        goals: &Goals,
+        rounds: &Rounds,
+        fixed: Duration,
+        leave: bool,
         report: &mut Report,
     ) -> Result<(), SourceError> {
-        let Some(predicted) = converge::predict_all(rounds, fixed, leave, bandwidth) else { return Ok(()) };
+        let predicted = converge::predict_all(&rounds.all, fixed, leave, rounds.files.bandwidth());
+        let Some(predicted) = predicted else { return Ok(()) };
         report.predicted_frozen_ms = predicted.as_secs_f64() * 1e3;
         self.progress.send_modify(|progress| progress.predicted_frozen_ms = report.predicted_frozen_ms);
+        let goals = &rounds.plan.goals;
         match goals.max_frozen {
             Some(limit) if predicted > limit => {
-                Err(SourceError::NotWorthIt(converge::advice(rounds, predicted, fixed, goals)))
+                Err(SourceError::NotWorthIt(converge::advice(&rounds.all, predicted, fixed, goals)))
             }
             _ => Ok(()),
         }
@@ -287,7 +247,7 @@ impl Source {
         mut pages: Pages,
         streams: &Streams,
         state: State,
-    ) -> Result<(Pages, super::pages::Sent), SourceError> {
+    ) -> Result<(Pages, Sent), SourceError> {
         let senders = streams.senders();
         let progress = self.progress.clone();
         let sending = self.jobs.run(move |wanted| {
@@ -363,10 +323,14 @@ fn in_use(sockstat: &str) -> u32 {
     count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
-/// Files and log that were sent while the service ran.
-fn count(report: &mut Report, bytes: u64) {
-    report.pre_dump_bytes += bytes;
-    report.file_bytes += bytes;
+/// Sends files and log as far as that pays.
+async fn send_all_ahead(link: &mut Link, report: &mut Report, files: Files) -> Result<Files, SourceError> {
+    let (mut files, mut ahead) = files.send_ahead(link).await?;
+    while let Ahead::Sent(bytes) = ahead {
+        count(report, bytes);
+        (files, ahead) = files.send_ahead(link).await?;
+    }
+    Ok(files)
 }
 
 #[cfg(test)]

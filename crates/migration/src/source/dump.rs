@@ -1,0 +1,295 @@
+//! Fifth: the kernel's state through CRIU and the last pages beside it, until the destination has restored the service.
+//!
+//! ```text
+//! freeze ─┬─ CRIU dump ─ images ─ destination restores ─┬─ commit
+//!         └─ pages written last, over the streams ──────┘
+//! ```
+//! A destination that gets no further meanwhile is not waited for: [`deadline`](super::deadline).
+
+use std::time::{Duration, Instant};
+
+use godwit_criu::{CriuError, DumpOptions, DumpResult, Memory as DumpMemory, MemoryWay};
+use godwit_engine::DumpTarget;
+use godwit_memory::PAGE_SIZE;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::answer::Answering;
+use super::deadline::{Deadline, patience};
+use super::files::send_round;
+use super::freeze::{Frozen, KernelState, LastFiles, Memory};
+use super::pages::{Pages, Sent, State};
+use super::recorder::Recorder;
+use super::residual::Residual;
+use super::streams::Streams;
+use super::{Source, SourceError};
+use crate::checkpoint::Dump;
+use crate::images::{self, Room};
+use crate::link::Link;
+use crate::message::{ImagesEnd, Message};
+use crate::report::ms_since;
+
+/// Longest dump: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
+pub(super) const DUMP_LIMIT: Duration = Duration::from_secs(120);
+
+/// A copy at the destination that only waits for the commit.
+pub(super) struct Restored {
+    pub(super) streams: Streams,
+    /// Pages that have stayed here.
+    pub(super) residual: Answering,
+    /// What followed the pages. It takes a moment to let go: a walk over all of the service's memory as long as
+    /// that is there.
+    pub(super) pages: Pages,
+}
+
+/// A dump under way, with how long it took, milliseconds.
+type Dumping = AbortOnDropHandle<Result<(DumpResult, f64), CriuError>>;
+
+/// What the two that work side by side, for the pages and for the kernel's state, tell each other.
+#[derive(Debug, Default)]
+struct Milestones {
+    /// CRIU has let go of the service.
+    dumped: CancellationToken,
+    /// All pages are at the destination, but those that stay here.
+    arrived: CancellationToken,
+    /// The destination has restored the service.
+    restored: CancellationToken,
+}
+
+impl Source {
+    /// Dumps the service and has the destination restore it.
+    pub(super) async fn dump_and_send(
+        &self,
+        link: &mut Link,
+        recorder: &mut Recorder,
+        frozen: Frozen,
+    ) -> Result<Restored, SourceError> {
+        let Frozen { room, mut streams, memory, files, kernel, waits } = frozen;
+        let patience =
+            patience(self.local.patience, recorder.report.memory_bytes, files.round.changes.bytes());
+        let deadline = Deadline::new(&self.destination, patience);
+        deadline.watch(link);
+        streams.pages().iter().for_each(|stream| deadline.watch(stream));
+        let handing = Handing { source: self, room: &room, deadline: &deadline, waits };
+        let handed = tokio::select! {
+            handed = handing.hand_over(link, recorder, &mut streams, memory, files, kernel) => handed,
+            error = deadline.passed() => Err(error),
+        };
+        room.close(handed.is_ok())?;
+        match handed {
+            Ok((residual, pages)) => Ok(Restored { streams, residual, pages }),
+            Err(error) if error.is_of_closing() => Err(match streams.why_closed().await {
+                Some(why) => why.into(),
+                None => error,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The way of a frozen service to its copy.
+struct Handing<'a> {
+    source: &'a Source,
+    room: &'a Room,
+    deadline: &'a Deadline,
+    waits: bool,
+}
+
+impl Handing<'_> {
+    async fn hand_over(
+        &self,
+        link: &mut Link,
+        recorder: &mut Recorder,
+        streams: &mut Streams,
+        memory: Memory,
+        files: LastFiles,
+        kernel: KernelState,
+    ) -> Result<(Answering, Pages), SourceError> {
+        let source = self.source;
+        source.step("dump", 0, recorder.report.memory_bytes);
+        // The destination's sockets go on with the clocks (TCP timestamps) that the dump finds. CRIU leaves
+        // the sockets here with a probe to their other ends, each with a later time: if these heard it, they
+        // would take nothing from the destination that seems to be older (PAWS, RFC 7323).
+        let cutting = Instant::now();
+        source.local.standstills.stand(&source.service)?;
+        source.local.network.close(&source.service).await?;
+        recorder.report.cutover_ms += ms_since(cutting);
+        let KernelState { criu, target, keep_stopped, tcp_inline } = kernel;
+        let dump = self.begin_dump(criu, target, tcp_inline);
+        self.deadline.awaits("note which pages are still to come");
+        let Memory { mut pages, found, leave } = memory;
+        name(link, &mut pages).await?;
+        let processes = pages.processes();
+        let residual = match leave {
+            true => Residual::new(processes, pages.leave()),
+            false => Residual::of_others(processes),
+        };
+        let mut residual = Answering::start(residual, streams.take_faults());
+        self.deadline.watch_faults(residual.asked(found.populated));
+        let milestones = Milestones::default();
+        let ((pages, sent), ()) = tokio::try_join!(
+            self.send_pages(streams, pages, leave, &mut residual, &milestones),
+            self.send_kernel_state(link, recorder, files, (dump, keep_stopped, tcp_inline), &milestones),
+        )?;
+        recorder.report.dump_bytes += sent.bytes;
+        recorder.report.page_bytes += sent.found * PAGE_SIZE;
+        if !self.waits {
+            // The restore is done, and the last pages were still on their way.
+            recorder.report.dump_transfer_ms += recorder.end("pages");
+        }
+        Ok((residual, pages))
+    }
+
+    fn begin_dump(&self, criu: Box<dyn Dump>, target: DumpTarget, tcp_inline: bool) -> Dumping {
+        let options = DumpOptions {
+            external_mounts: target.external_mounts,
+            external_network: Some(target.network_namespace.1),
+            freezer: Some(target.freezer),
+            memory: DumpMemory::Lazy,
+            tcp_inline,
+            ..DumpOptions::new(target.pid, target.root, self.room.images(), self.room.work())
+        };
+        // Dropping the handle does not end CRIU, which must put the processes back itself:
+        // `Engine::thaw` waits for that.
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            let started = Instant::now();
+            criu.dump(options).await.map(|result| (result, ms_since(started)))
+        }))
+    }
+
+    /// Sends the pages that do not stay here; returns when the destination has restored the service.
+    async fn send_pages(
+        &self,
+        streams: &mut Streams,
+        pages: Pages,
+        leave: bool,
+        residual: &mut Answering,
+        milestones: &Milestones,
+    ) -> Result<(Pages, Sent), SourceError> {
+        let source = self.source;
+        let (mut pages, mut sent) = source.send(pages, streams, State::Dumping).await?;
+        if leave {
+            // What has vanished must be known there before the service goes on, and is on its way
+            // ahead of what is pushed.
+            streams.arrived().await?;
+            residual.push(streams, source.options.compress, source.options.max_bandwidth);
+        }
+        tokio::select! {
+            () = milestones.dumped.cancelled() => {}
+            error = residual.failed() => return Err(error),
+        }
+        // CRIU is out of the processes: what it may have changed for a moment is as it was.
+        residual.dumped();
+        if !leave {
+            let last;
+            (pages, last) = source.send(pages, streams, State::Frozen).await?;
+            sent.add(last);
+            streams.arrived().await?;
+        }
+        milestones.arrived.cancel();
+        tokio::select! {
+            () = milestones.restored.cancelled() => Ok((pages, sent)),
+            error = residual.failed() => Err(error),
+        }
+    }
+
+    /// Sends files, images and log; returns when the destination has restored the service.
+    async fn send_kernel_state(
+        &self,
+        link: &mut Link,
+        recorder: &mut Recorder,
+        files: LastFiles,
+        (dump, keep_stopped, tcp_inline): (Dumping, Vec<u32>, bool),
+        milestones: &Milestones,
+    ) -> Result<(), SourceError> {
+        let (source, deadline) = (self.source, self.deadline);
+        let LastFiles { tree, round, log } = files;
+        deadline.awaits("take the files that changed last");
+        let (_, sent) = send_round(link, tree, round).await?;
+        recorder.report.dump_bytes += sent;
+        recorder.report.file_bytes += sent;
+        let unheard = |_| ();
+        let mut images = images::Sender::new(&self.room.images(), link.sender(), &unheard);
+        let (result, took) = self.dumped(dump, &mut images).await?;
+        milestones.dumped.cancel();
+        recorder.report.dump_ms = took;
+        if result.way == MemoryWay::Untouched {
+            recorder.report.criu.push_str("+lazy-pages-external");
+        }
+        if tcp_inline {
+            recorder.report.criu.push_str("+tcp-inline");
+        }
+        recorder.end("dump");
+        source.step("transfer", 0, 0);
+        deadline.awaits("take the images of the kernel's state");
+        let (_, sent) = log.send(link).await?;
+        recorder.report.dump_bytes += sent;
+        recorder.report.file_bytes += sent;
+        let files = images.finish().await?;
+        recorder.report.dump_bytes += images.bytes();
+        drop(images);
+        link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped })).await?;
+        match link.receive().await? {
+            Message::ImagesReceived => {}
+            other => return Err(link.unexpected(&other, "ImagesReceived").into()),
+        }
+        recorder.report.dump_transfer_ms = recorder.end("transfer");
+        deadline.awaits("restore the service");
+        if self.waits {
+            // It restores nothing before all pages are there.
+            source.step("pages", 0, 0);
+            milestones.arrived.cancelled().await;
+            recorder.report.dump_transfer_ms += recorder.end("pages");
+        }
+        source.step("restore", 0, 0);
+        match link.receive().await? {
+            Message::Restored => {}
+            other => return Err(link.unexpected(&other, "Restored").into()),
+        }
+        recorder.report.resume_ms = recorder.end("restore");
+        milestones.restored.cancel();
+        if !milestones.arrived.is_cancelled() {
+            source.step("pages", 0, 0);
+        }
+        Ok(())
+    }
+
+    /// The end of CRIU's dump. Images go while they are written, and the last output of the service gets into its log.
+    async fn dumped(
+        &self,
+        mut dump: Dumping,
+        images: &mut images::Sender<'_>,
+    ) -> Result<(DumpResult, f64), SourceError> {
+        let source = self.source;
+        let _working = self.deadline.works();
+        let config = source.local.config(&source.service);
+        let logging = async {
+            // The service is worth more than its last lines: clients wait, and the shim may wait for a disk.
+            if let Err(error) = source.local.engine.settle_log(&config).await {
+                tracing::warn!(service = %source.service.name, error = %crate::error_chain(&error), "its last output may not go along");
+            }
+        };
+        let following = images.follow();
+        tokio::pin!(following);
+        let ended = tokio::select! {
+            (dumped, ()) = async { tokio::join!(&mut dump, logging) } => dumped,
+            () = tokio::time::sleep(DUMP_LIMIT) => return Err(SourceError::Slow),
+            // A piece being sent when the dump ends is sent again from its start by `finish`,
+            // which is why `follow` advances its offset only after a piece is queued.
+            failed = &mut following => match failed { Ok(never) => match never {}, Err(e) => return Err(e.into()) },
+        };
+        Ok(ended??)
+    }
+}
+
+/// Tells the destination of pages that are to come, and that it has not been told of.
+pub(super) async fn name(link: &mut Link, pages: &mut Pages) -> Result<(), SourceError> {
+    for ranges in pages.unnamed().messages() {
+        link.send(Message::Pending(ranges)).await?;
+    }
+    link.send(Message::PendingEnd).await?;
+    match link.receive().await? {
+        Message::PendingEnd => Ok(()),
+        other => Err(link.unexpected(&other, "PendingEnd").into()),
+    }
+}

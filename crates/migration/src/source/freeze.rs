@@ -1,0 +1,134 @@
+//! Fourth: the service stops. What is needed to move the rest is found, and nothing is sent yet.
+
+use std::time::Instant;
+
+use godwit_engine::{DumpTarget, tree};
+
+use super::files::{Log, next_round};
+use super::pages::{Found, Pages};
+use super::precopy::Copied;
+use super::recorder::Recorder;
+use super::reserve::Agreed;
+use super::streams::Streams;
+use super::{Source, SourceError};
+use crate::checkpoint::Dump;
+use crate::failpoint;
+use crate::hooks::{self, HookPoint};
+use crate::images::Room;
+use crate::journal::Stage;
+use crate::local::LocalError;
+use crate::report::ms_since;
+
+/// A frozen service, and what is left to send of it.
+pub(super) struct Frozen {
+    pub(super) room: Room,
+    pub(super) streams: Streams,
+    pub(super) memory: Memory,
+    pub(super) files: LastFiles,
+    pub(super) kernel: KernelState,
+    /// Whether the destination restores nothing before all pages are there.
+    pub(super) waits: bool,
+}
+
+/// The last pages.
+pub(super) struct Memory {
+    pub(super) pages: Pages,
+    pub(super) found: Found,
+    /// Whether they stay here for after the commit.
+    pub(super) leave: bool,
+}
+
+/// The last round of files, and the rest of the log.
+pub(super) struct LastFiles {
+    pub(super) tree: tree::Source,
+    pub(super) round: tree::Round,
+    pub(super) log: Log,
+}
+
+/// What CRIU is to dump.
+pub(super) struct KernelState {
+    pub(super) criu: Box<dyn Dump>,
+    pub(super) target: DumpTarget,
+    pub(super) keep_stopped: Vec<u32>,
+    pub(super) tcp_inline: bool,
+}
+
+impl Source {
+    /// Freezes the service.
+    pub(super) async fn freeze(
+        &self,
+        recorder: &mut Recorder,
+        copied: Copied,
+    ) -> Result<Frozen, SourceError> {
+        let Copied { agreed, pages, streams, leave, files } = copied;
+        let room = Room::open(
+            &self.local.mounts,
+            &self.local.layout.migration(&self.id),
+            &self.local.layout.criu_logs(&self.id),
+            agreed.images,
+        )?;
+        let (tree, log) = files.split();
+        match self.stand_still(recorder, &room, agreed, (pages, tree)).await {
+            Ok((kernel, (pages, found), (tree, round))) => Ok(Frozen {
+                room,
+                streams,
+                memory: Memory { pages, found, leave },
+                files: LastFiles { tree, round, log },
+                kernel,
+                waits: agreed.waits,
+            }),
+            Err(error) => {
+                room.close(false)?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn stand_still(
+        &self,
+        recorder: &mut Recorder,
+        room: &Room,
+        agreed: Agreed,
+        (pages, tree): (Pages, tree::Source),
+    ) -> Result<(KernelState, (Pages, Found), (tree::Source, tree::Round)), SourceError> {
+        let config = self.local.config(&self.service);
+        // From here on there is something to undo, also after a crash: the service is about to be frozen,
+        // and others are told so.
+        self.local.journal.set(&self.id, Stage::Frozen, "")?;
+        let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
+        hooks::run(&self.local, &self.service, HookPoint::PreFreeze, ends).await?;
+        // Its start is nothing that a frozen service should wait for.
+        let criu = self.local.criu.prepare()?;
+        let listeners = self.listeners(&config).await?;
+        let listeners = listeners.as_ref();
+        self.local.standstills.stand_ready(&self.service).await?;
+        self.local.network.bar_newcomers(&self.service).await?;
+        self.settle_openings(&config, listeners).await?;
+        self.step("freeze", 0, recorder.report.memory_bytes);
+        recorder.freezes();
+        self.local.engine.freeze(&config).await?;
+        // From here nothing is acknowledged to clients that the dump would not hold; what they send
+        // waits at the destination, so that they need not wait out a retransmission.
+        let cutting = Instant::now();
+        self.local.network.steer(&self.service, agreed.vtep).await?;
+        recorder.report.cutover_ms = ms_since(cutting);
+        self.accept_waiting(&config, listeners).await?;
+        let keep_stopped = self.local.engine.stopped_processes(&config).await?;
+        let target = self.local.engine.dump_target(&config).await?;
+        for (name, content) in &target.extra_files {
+            let path = room.images().join(name);
+            std::fs::write(&path, content).map_err(|source| LocalError::Io {
+                action: "write",
+                path,
+                source,
+            })?;
+        }
+        // Before the dump: CRIU makes directories in the container's /tmp for a moment.
+        let (memory, files) = tokio::try_join!(self.look(pages, true), next_round(tree, true))?;
+        recorder.report.memory_bytes = memory.1.populated * 4096;
+        recorder.end("freeze");
+        failpoint::point("source.frozen").await;
+        let kernel = KernelState { criu, target, keep_stopped, tcp_inline: agreed.tcp_inline };
+        Ok((kernel, memory, files))
+    }
+}

@@ -1,0 +1,85 @@
+//! How a service's memory is to move: the mode, the way to find written pages, and when to freeze.
+
+use godwit_memory::tracker::{Backend, Detected};
+
+use super::{Source, SourceError};
+use crate::converge::Goals;
+use crate::options::Mode;
+use crate::report::Report;
+
+/// A service whose memory is smaller is moved cold by `auto`: on any link that carries services at
+/// all it is there sooner than a second look would pay.
+const SMALL: u64 = 4 << 20;
+
+/// How the memory of this service will move.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) mode: Mode,
+    pub(super) backend: Backend,
+    pub(super) goals: Goals,
+    /// Why this mode, in one line; empty when the user named it.
+    why: String,
+}
+
+impl Plan {
+    /// The plan for a destination that can, or cannot, restore before all pages are there.
+    pub(super) fn with(mut self, userfaultfd: bool, node: &str) -> Result<Self, SourceError> {
+        if userfaultfd || !self.goals.postcopy {
+            return Ok(self);
+        }
+        if matches!(self.mode, Mode::Postcopy | Mode::Hybrid) {
+            return Err(SourceError::NotEligible(vec![format!(
+                "mode {} needs userfaultfd, which node {node} does not allow; `godwit doctor` there tells why. Modes cold and precopy do without",
+                self.mode.name()
+            )]));
+        }
+        self.goals.postcopy = false;
+        Ok(self)
+    }
+
+    /// Notes the choice in the report.
+    pub(super) fn tell(&self, report: &mut Report) {
+        report.mode = self.mode.name().into();
+        report.why.clone_from(&self.why);
+        report.tracker = self.backend.name().into();
+    }
+}
+
+impl Source {
+    /// Chooses the mode.
+    pub(super) fn plan(&self, memory: u64) -> Result<Plan, SourceError> {
+        let Detected { backend, reasons } = self.local.tracker.clone();
+        let blind = backend == Backend::None;
+        let (mode, why) = match self.options.mode {
+            Mode::Auto if blind && self.options.postcopy => {
+                (Mode::Postcopy, "this kernel cannot tell which pages are written".to_owned())
+            }
+            Mode::Auto if blind => (Mode::Cold, "this kernel cannot tell which pages are written".to_owned()),
+            Mode::Auto if memory < SMALL => {
+                (Mode::Cold, format!("{} MiB of memory cross sooner than a round pays", memory >> 20))
+            }
+            Mode::Auto => (
+                Mode::Precopy,
+                "what the service does not write meanwhile need not cross while it is frozen".to_owned(),
+            ),
+            mode @ (Mode::Precopy | Mode::Hybrid) if blind => {
+                return Err(SourceError::NotEligible(vec![format!(
+                    "mode {} needs to know which pages are written, and node {} cannot tell: {}; use mode cold or postcopy",
+                    mode.name(),
+                    self.local.node,
+                    reasons.join("; ")
+                )]));
+            }
+            mode => (mode, String::new()),
+        };
+        let after = matches!(mode, Mode::Postcopy | Mode::Hybrid);
+        let goals = Goals {
+            max_frozen: self.options.max_frozen,
+            max_rounds: self.options.max_rounds,
+            throttle: self.options.throttle && !after,
+            postcopy: after || (self.options.postcopy && mode == Mode::Precopy),
+            thrifty: after,
+        };
+        Ok(Plan { mode, backend, goals, why })
+    }
+}

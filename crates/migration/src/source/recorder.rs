@@ -1,0 +1,53 @@
+//! What a migration notes of itself on its way: its report, and where the frozen time went.
+
+use std::time::Instant;
+
+use crate::report::{PhaseClock, Report, ms_since};
+
+/// The notes of one migration.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    pub(super) report: Report,
+    begun: Instant,
+    /// From the freeze on.
+    frozen: Option<PhaseClock>,
+}
+
+impl Recorder {
+    /// Begins now.
+    pub(super) fn new(report: Report) -> Self {
+        Self { report, begun: Instant::now(), frozen: None }
+    }
+
+    /// The service is frozen next.
+    pub(super) fn freezes(&mut self) {
+        self.frozen = Some(PhaseClock::start());
+    }
+
+    /// Ends a phase of the frozen time, and says how many milliseconds it took: none where nothing is frozen.
+    pub(super) fn end(&mut self, phase: &str) -> f64 {
+        self.end_at(phase, Instant::now())
+    }
+
+    /// The same for a phase that has ended already.
+    pub(super) fn end_at(&mut self, phase: &str, then: Instant) -> f64 {
+        self.frozen.as_mut().map_or(0.0, |clock| clock.end_at(phase, then))
+    }
+
+    /// All that the destination needs has left this node.
+    pub(super) fn nothing_is_needed(&mut self) {
+        self.report.total_ms = ms_since(self.begun);
+    }
+
+    /// The migration has ended.
+    pub(super) fn finish(mut self) -> Report {
+        if let Some(clock) = self.frozen {
+            self.report.frozen_ms = clock.total_ms();
+            self.report.phases = clock.phases();
+        }
+        if self.report.total_ms == 0.0 {
+            self.report.total_ms = ms_since(self.begun);
+        }
+        self.report
+    }
+}

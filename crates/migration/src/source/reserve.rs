@@ -1,0 +1,175 @@
+//! First: the destination's word that the service may come, and what the two nodes agree on.
+
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use godwit_engine::ContainerConfig;
+use godwit_engine::image::Digest;
+use godwit_engine::tree;
+
+use super::files::next_round;
+use super::plan::Plan;
+use super::recorder::Recorder;
+use super::{Source, SourceError};
+use crate::attach::Attachment;
+use crate::cpu::cpu_flags;
+use crate::images::KERNEL_STATE_BYTES;
+use crate::journal::now_ms;
+use crate::link::{Link, LinkError};
+use crate::local::machine;
+use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
+use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
+use crate::report::ms_since;
+use crate::retained;
+use crate::service::Service;
+
+/// What the two nodes agree on for one migration.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Agreed {
+    /// Whether the destination takes the log, and changed files again, while the service runs.
+    pub(super) ahead: bool,
+    /// Whether the destination restores nothing before all pages are there.
+    pub(super) waits: bool,
+    /// Whether connections go into the image of the files: both nodes' CRIU know how.
+    pub(super) tcp_inline: bool,
+    /// Where the destination takes frames for the service.
+    pub(super) vtep: Ipv4Addr,
+    /// Most bytes of images.
+    pub(super) images: u64,
+}
+
+/// A service that may come.
+pub(super) struct Reserved {
+    pub(super) agreed: Agreed,
+    pub(super) plan: Plan,
+    /// What the destination has retained of an earlier visit.
+    pub(super) visit: EarlierVisit,
+    /// The layers that it does not have.
+    pub(super) layers: Vec<Layer>,
+    /// The changed files, and what the first round found of them.
+    pub(super) tree: tree::Source,
+    pub(super) first: tree::Round,
+}
+
+impl Source {
+    /// Asks the destination whether the service may come.
+    pub(super) async fn reserve(
+        &self,
+        link: &mut Link,
+        recorder: &mut Recorder,
+    ) -> Result<Reserved, SourceError> {
+        let report = &mut recorder.report;
+        let config = self.local.config(&self.service);
+        let memory = self.local.engine.memory_unshared(&config).await?;
+        let images = memory + KERNEL_STATE_BYTES;
+        let plan = self.plan(memory)?;
+        let started = Instant::now();
+        let tree = tree::Source::new(&self.local.layout.upper(&self.service.name));
+        let (tree, first) = next_round(tree, false).await?;
+        report.pre_dump_ms = ms_since(started);
+
+        let mut layers = Vec::new();
+        for digest in &self.service.layers {
+            let bytes = self.local.store.open_blob(&digest.parse::<Digest>()?).map_or(0, |(_, bytes)| bytes);
+            layers.push(Layer { digest: digest.clone(), bytes });
+        }
+        let service = self.service_there()?;
+        if let Some(path) = service.network.namespace() {
+            report.network_namespace = path.to_string_lossy().into_owned();
+        }
+        let service = serde_json::to_string(&service)
+            .map_err(|e| SourceError::NotEligible(vec![format!("the service cannot be described: {e}")]))?;
+        link.send(Message::Open(Open {
+            protocol: PROTOCOL_VERSION,
+            migration: self.id.clone(),
+            service,
+            memory_bytes: memory,
+            images_bytes: images,
+            tree_bytes: first.changes.bytes(),
+            layers: layers.clone(),
+            machine: machine(),
+            cpu_flags: cpu_flags(),
+            streams: u32::try_from(self.options.streams).unwrap_or(1),
+            overlay: Some(self.local.network.terms()),
+            journal: self.local.journal.identity().to_owned(),
+            criu: Some(self.local.criu.version().await?.into()),
+            now_ms: now_ms(),
+            steps: true,
+        }))
+        .await?;
+        let accepted = self.accepted(link, &config).await?;
+        let plan = plan.with(accepted.userfaultfd, &self.destination)?;
+        plan.tell(report);
+        report.memory_bytes = memory;
+        let agreed = Agreed {
+            ahead: accepted.ahead,
+            waits: !accepted.userfaultfd,
+            tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
+            vtep: self.local.host.vtep(&self.destination)?,
+            images,
+        };
+        let visit = match accepted.retained {
+            true => self.learn_retained(link, &accepted.key).await?,
+            false => EarlierVisit::none(),
+        };
+        let layers = self.missing(&accepted, &layers)?;
+        Ok(Reserved { agreed, plan, visit, layers, tree, first })
+    }
+
+    /// The service as it is to be at the destination.
+    fn service_there(&self) -> Result<Service, SourceError> {
+        let network = match (&self.options.network, &self.service.network) {
+            (Some(path), Attachment::Namespace(_)) => Attachment::Namespace(path.clone()),
+            (Some(_), Attachment::Overlay) => {
+                return Err(SourceError::NotEligible(vec![format!(
+                    "service {} is in the overlay, and moves with its address; --network is for one in a namespace of yours",
+                    self.service.name
+                )]));
+            }
+            (None, network) => network.clone(),
+        };
+        Ok(Service { epoch: self.service.epoch + 1, network, ..self.service.clone() })
+    }
+
+    /// The destination's answer, which is yes.
+    async fn accepted(&self, link: &mut Link, config: &ContainerConfig) -> Result<Accepted, SourceError> {
+        match link.receive().await? {
+            Message::Accepted(accepted) => {
+                self.look_at_reservations(config, &accepted).await?;
+                Ok(accepted)
+            }
+            Message::Refused(refused) => {
+                Err(SourceError::Refused { node: self.destination.clone(), reasons: refused.reasons })
+            }
+            other => Err(link.unexpected(&other, "Accepted or Refused").into()),
+        }
+    }
+
+    /// The layers that the destination asks for, which can only be the service's.
+    fn missing(&self, accepted: &Accepted, layers: &[Layer]) -> Result<Vec<Layer>, LinkError> {
+        let of = |digest: &String| layers.iter().find(|layer| layer.digest == *digest).cloned();
+        let missing = accepted.missing_layers.iter().map(of).collect::<Option<Vec<_>>>();
+        missing.ok_or_else(|| LinkError::Unexpected {
+            node: self.destination.clone(),
+            got: "a layer of something else",
+            wanted: "layers of the service",
+        })
+    }
+
+    /// Which pages the destination has retained of an earlier visit.
+    async fn learn_retained(&self, link: &mut Link, key: &[u8]) -> Result<EarlierVisit, SourceError> {
+        let key = PageKey::told(key).ok_or_else(|| LinkError::Unexpected {
+            node: self.destination.clone(),
+            got: "something else",
+            wanted: "the key of the retained pages' hashes",
+        })?;
+        let mut hashes = no_hashes();
+        loop {
+            match link.receive().await? {
+                Message::RetainedPages(pages) if retained::learn(&mut hashes, &pages).is_some() => {}
+                Message::RetainedEnd => return Ok(EarlierVisit { hashes, key }),
+                other => return Err(link.unexpected(&other, "RetainedPages").into()),
+            }
+        }
+    }
+}
