@@ -42,7 +42,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style unit crates e2e demo bench bench-isa install install-isa uninstall clean
+.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,15 +60,17 @@ release: ## build the programs as they are installed
 	@cargo build --release --workspace --bins
 
 # Part after part, also with `make --jobs`: two of them would be in each other's way.
-test: ## set-up, formatting, clippy, and each promise tested once (as root)
+test: ## set-up, formatting, clippy, documentation, and each promise tested once (as root)
 	@scripts/timed "set-up" scripts/setup --isa
-	@scripts/timed "formatting, shellcheck" $(MAKE) --no-print-directory style
+	@scripts/timed "formatting, shellcheck, words" $(MAKE) --no-print-directory style
+	@scripts/timed "documentation" $(MAKE) --no-print-directory docs
 	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit ALSO="$(ISA_SELECTION)"
 	$(SAY) "all tests passed"
 
 test-full: ## make test in all combinations, then under eager huge pages, and programs of all instruction sets (hours)
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
-	@scripts/timed "formatting, shellcheck" $(MAKE) --no-print-directory style
+	@scripts/timed "formatting, shellcheck, words" $(MAKE) --no-print-directory style
+	@scripts/timed "documentation" $(MAKE) --no-print-directory docs
 	@GODWIT_TEST_FULL=1 $(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit
 	@$(CLIPPY_COMPILES) scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
@@ -78,13 +80,17 @@ check: ## formatting, clippy and what needs neither root nor set-up: minutes
 	@$(MAKE) --no-print-directory lint
 	@cargo test --workspace --lib --bins -- $(TEST_ARGS)
 
-lint: style ## formatting, clippy with warnings as errors, shellcheck
+lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling, links and English of the documents
 	@cargo clippy $(ALL) -- -D warnings
 	@cargo clippy $(BY_NAME) -- -D warnings
 
 style:
 	@cargo fmt --all --check
 	@shellcheck -x $(filter-out scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@scripts/check-docs
+
+docs: ## the documentation as a site, in target/site; a warning is an error
+	@scripts/build-docs
 
 # Each command selects the whole workspace, so that all is compiled once, with one set of features. The
 # end-to-end tests drive the built programs, which `cargo test` alone would not build. Both kinds of tests run,

@@ -123,7 +123,7 @@ fn seen_inside(bed: &Bed) -> Vec<String> {
 fn seen_outside(pid: u64) -> Vec<String> {
     let mut seen = Vec::new();
     let namespace = |pid: &str, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
-    // Not the time namespace: a restored container has one, in which its clocks go on (docs/migration.md).
+    // Not the time namespace: a restored container has one, in which its clocks go on (docs/limits.md).
     for kind in ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"] {
         let own = namespace(&pid.to_string(), kind) != namespace("self", kind);
         seen.push(format!("namespace {kind}: {}", if own { "its own" } else { "the node's" }));

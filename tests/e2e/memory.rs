@@ -53,7 +53,7 @@ cases! {
 }
 
 /// While pages follow, the kernel does not tell of new guard pages (see "Limits" in
-/// docs/migration.md), so that only modes without that can be asked this.
+/// docs/limits.md), so that only modes without that can be asked this.
 #[test]
 fn guard_pages_that_nobody_tells_of() {
     let mut torture = Torture::start("guard", &[("guard", 1), ("guard", 2)]);
