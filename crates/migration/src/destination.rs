@@ -35,7 +35,7 @@ use crate::link::{Link, LinkError};
 use crate::local::{Decision, Local, LocalError, from_local_causes};
 use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
 use crate::service::Service;
-use admit::{Admitted, accept, admit};
+use admit::{Admitted, Coming, accept, admit};
 use foreign::Foreign;
 use intake::{Intake, IntakeError};
 use own::{adopt, fill, start};
@@ -175,7 +175,7 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     let source = link.node().to_string();
     match admit(local, &mut link, open).await {
         // From here on there is something that must not be left as it is.
-        Ok(admitted) => local.guard(arrive(local, link, admitted)).await,
+        Ok((admitted, coming)) => local.guard(arrive(local, link, admitted, coming)).await,
         Err(error) => {
             // The connection's end tells the source the same, less well.
             let _ = link.send(answer_to_failed(&error)).await;
@@ -186,55 +186,27 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
 }
 
 /// One that was let in.
-async fn arrive(local: &Arc<Local>, mut link: Link, mut admitted: Admitted) {
-    let source = link.node().to_string();
-    let mut intake: Option<Intake> = None;
-    let (service, id) = (admitted.service.clone(), admitted.id.clone());
-    tracing::info!(migration = %id, service = %service.name, %source, "a service is on its way here");
-    let restored = async {
-        // What goes wrong from here on is told to the source, and ends with an entry that says so.
-        accept(&mut link, &admitted).await?;
-        // What an earlier attempt may have left must not mix with what comes now.
-        local.make_room(&service).await?;
-        let Some(arrival) = admitted.arrival.take() else {
-            return Err(DestinationError::Protocol("a migration that was taken already"));
-        };
-        // Pages may be sent again and again while the service runs, but each is held once.
-        let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
-        let most = most.min(local.promised.limit());
-        let intake = intake.insert(Intake::start(local, &id, most, admitted.retained.take(), arrival).await?);
-        let failure = intake.failure();
-        tokio::select! {
-            restored = until_restored(local, &mut link, &admitted, intake) => restored,
-            reason = failure => Err(DestinationError::Pages(reason)),
-        }
-    }
-    .await;
+async fn arrive(local: &Arc<Local>, mut link: Link, admitted: Admitted, coming: Coming) {
+    let id = &admitted.id;
+    tracing::info!(migration = %id, service = %admitted.service.name, source = link.node(), "a service is on its way here");
+    let mut intake = match take_in(local, &mut link, &admitted, coming).await {
+        Ok(intake) => intake,
+        // One that did not start may have left something.
+        Err(error) => return give_up(local, link, admitted, Memory::Lost(String::new()), error).await,
+    };
+    let failure = intake.failure();
+    let restored = tokio::select! {
+        restored = until_restored(local, &mut link, &admitted, &mut intake) => restored,
+        reason = failure => Err(DestinationError::Pages(reason)),
+    };
     let keep_stopped = match restored {
         Ok(keep_stopped) => keep_stopped,
-        Err(error) => {
-            let reason = crate::error_chain(&error);
-            tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
-            // One that did not start may have left something.
-            let memory = intake.map_or(Memory::Lost(String::new()), Memory::Filling);
-            // First the reason, for the user: the source does not wait long for it once it sees the streams
-            // close.
-            let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
-            let mut memory = memory;
-            let dropped = drop_copy(local, &service, &id, &reason, &mut memory).await;
-            // A copy that cannot be dropped yet keeps its name, but its source need not wait for that.
-            let place = dropped.is_err().then_some(admitted);
-            link.close().await;
-            drop_in_the_end(local, &service, &id, &reason, memory, dropped).await;
-            drop(place);
-            return;
-        }
+        Err(error) => return give_up(local, link, admitted, Memory::Filling(intake), error).await,
     };
-    let mut memory = match intake {
-        Some(intake) if admitted.userfaultfd => Memory::Filling(intake),
+    let mut memory = match admitted.userfaultfd {
+        true => Memory::Filling(intake),
         // The source may still wait for the word that its streams have brought all.
-        Some(intake) => Memory::Spare(intake),
-        None => Memory::Whole,
+        false => Memory::Spare(intake),
     };
     let decided = tokio::select! {
         decided = decision(&mut link) => decided,
@@ -245,38 +217,97 @@ async fn arrive(local: &Arc<Local>, mut link: Link, mut admitted: Admitted) {
             None
         }
     };
+    let restored = Restored { admitted, keep_stopped, memory };
     match decided {
-        Some(Decision::Committed) => {
-            let (started, running) = match start(local, &service, &id, &keep_stopped, &mut memory).await {
-                Ok(running) => (Ok(()), running),
-                Err(error) => (Err(error), Running::default()),
+        Some(Decision::Committed) => restored.commit(local, link).await,
+        Some(Decision::Aborted(reason)) => restored.abort(local, link, reason).await,
+        Some(Decision::Pending | Decision::Unknown(_)) | None => restored.ask(local, link).await,
+    }
+}
+
+/// Says that it may come, and begins to take its pages. What goes wrong from here on is told to the source, and ends
+/// with an entry that says so.
+async fn take_in(
+    local: &Arc<Local>,
+    link: &mut Link,
+    admitted: &Admitted,
+    coming: Coming,
+) -> Result<Intake, DestinationError> {
+    let Coming { arrival, retained } = coming;
+    accept(link, admitted, retained.as_deref()).await?;
+    // What an earlier attempt may have left must not mix with what comes now.
+    local.make_room(&admitted.service).await?;
+    // Pages may be sent again and again while the service runs, but each is held once.
+    let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
+    let most = most.min(local.promised.limit());
+    Ok(Intake::start(local, &admitted.id, most, retained, arrival).await?)
+}
+
+/// The copy cannot be completed, for this reason.
+async fn give_up(local: &Local, link: Link, admitted: Admitted, memory: Memory, error: DestinationError) {
+    let (service, id) = (admitted.service.clone(), admitted.id.clone());
+    let reason = crate::error_chain(&error);
+    tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
+    // First the reason, for the user: the source does not wait long for it once it sees the streams
+    // close.
+    let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
+    let dropped = drop_copy(local, &service, &id, &reason, memory).await;
+    // A copy that cannot be dropped yet keeps its name, but its source need not wait for that.
+    let place = dropped.is_err().then_some(admitted);
+    link.close().await;
+    drop_in_the_end(local, &service, &id, &reason, dropped).await;
+    drop(place);
+}
+
+/// A copy that waits for the source's decision, or has heard it.
+struct Restored {
+    admitted: Admitted,
+    keep_stopped: Vec<u32>,
+    memory: Memory,
+}
+
+impl Restored {
+    /// The source has committed.
+    async fn commit(self, local: &Arc<Local>, link: Link) {
+        let Self { admitted, keep_stopped, mut memory } = self;
+        let (service, id) = (admitted.service.clone(), admitted.id.clone());
+        let source = link.node().to_string();
+        let (started, running) = match start(local, &service, &id, &keep_stopped, &mut memory).await {
+            Ok(running) => (Ok(()), running),
+            Err(error) => (Err(error), Running::default()),
+        };
+        if started.is_ok() {
+            let word = match memory.lost() {
+                None => Message::Running(running),
+                Some(reason) => Message::Abort(Reason { reason }),
             };
-            if started.is_ok() {
-                let word = match memory.lost() {
-                    None => Message::Running(running),
-                    Some(reason) => Message::Abort(Reason { reason }),
-                };
-                // The source learns it from the closed connection too, only later or less well.
-                let _ = link.send(word).await;
-            }
-            adopt(local, &service, &id, &keep_stopped, &mut memory, started).await;
-            // The name and the memory are the service's own from here on.
-            drop(admitted);
-            let telling = own::tell_hook(local, &service, &id, &source);
-            tokio::join!(fill(local, &service, (&id, &source), memory, Some(link)), telling);
+            // The source learns it from the closed connection too, only later or less well.
+            let _ = link.send(word).await;
         }
-        Some(Decision::Aborted(reason)) => {
-            link.close().await;
-            let dropped = drop_copy(local, &service, &id, &reason, &mut memory).await;
-            drop_in_the_end(local, &service, &id, &reason, memory, dropped).await;
-        }
-        Some(Decision::Pending | Decision::Unknown(_)) | None => {
-            tracing::warn!(migration = %id, %source, "the conversation ended before the decision; asking for it");
-            link.close().await;
-            local.host.in_doubt(&service, &source).await;
-            let from = Asked { source: &source, journal: &admitted.source_journal };
-            resolve(local, &service, &id, from, &keep_stopped, memory).await;
-        }
+        adopt(local, &service, &id, &keep_stopped, &mut memory, started).await;
+        // The name and the memory are the service's own from here on.
+        drop(admitted);
+        let telling = own::tell_hook(local, &service, &id, &source);
+        tokio::join!(fill(local, &service, (&id, &source), memory, Some(link)), telling);
+    }
+
+    /// The source has given up, for this reason.
+    async fn abort(self, local: &Local, link: Link, reason: String) {
+        let Self { admitted, memory, .. } = self;
+        link.close().await;
+        let dropped = drop_copy(local, &admitted.service, &admitted.id, &reason, memory).await;
+        drop_in_the_end(local, &admitted.service, &admitted.id, &reason, dropped).await;
+    }
+
+    /// The conversation ended before the decision.
+    async fn ask(self, local: &Arc<Local>, link: Link) {
+        let Self { admitted, keep_stopped, memory } = self;
+        let source = link.node().to_string();
+        tracing::warn!(migration = %admitted.id, %source, "the conversation ended before the decision; asking for it");
+        link.close().await;
+        local.host.in_doubt(&admitted.service, &source).await;
+        let from = Asked { source: &source, journal: &admitted.source_journal };
+        resolve(local, &admitted.service, &admitted.id, from, &keep_stopped, memory).await;
     }
 }
 
@@ -296,25 +327,43 @@ async fn decision(link: &mut Link) -> Option<Decision> {
     }
 }
 
+/// A copy that could not be dropped yet, and what is left of its memory.
+pub(crate) struct NotDropped {
+    pub(crate) error: LocalError,
+    memory: Memory,
+}
+
 /// Removes everything that came here of a service that stays where it was. Safe to do again.
 pub(crate) async fn drop_copy(
     local: &Local,
     service: &Service,
     id: &str,
     reason: &str,
-    memory: &mut Memory,
-) -> Result<(), LocalError> {
+    memory: Memory,
+) -> Result<(), NotDropped> {
     failpoint::point("destination.dropping").await;
-    local.clear(service).await?;
-    local.network.hold_no_more(service).await?;
-    images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
-    match std::mem::replace(memory, Memory::Lost(String::new())) {
-        Memory::Whole => *memory = Memory::Whole,
-        Memory::Spare(intake) | Memory::Filling(intake) => intake.abandon(local, id).await?,
-        Memory::Foreign(_) | Memory::Lost(_) => intake::discard(local, id).await?,
+    let cleared = async {
+        local.clear(service).await?;
+        local.network.hold_no_more(service).await?;
+        Ok::<_, LocalError>(images::remove(local.mounts.as_ref(), &local.layout.migration(id))?)
+    };
+    if let Err(error) = cleared.await {
+        return Err(NotDropped { error, memory });
     }
-    local.journal.set(id, Stage::Dropped, reason)?;
-    Ok(())
+    let (discarded, left) = match memory {
+        Memory::Whole => (Ok(()), Memory::Whole),
+        Memory::Spare(intake) | Memory::Filling(intake) => {
+            (intake.abandon(local, id).await, Memory::Lost(String::new()))
+        }
+        Memory::Foreign(_) | Memory::Lost(_) => {
+            (intake::discard(local, id).await, Memory::Lost(String::new()))
+        }
+    };
+    let noted = match discarded {
+        Ok(()) => local.journal.set(id, Stage::Dropped, reason).map_err(LocalError::from),
+        Err(error) => Err(error.into()),
+    };
+    noted.map_err(|error| NotDropped { error, memory: left })
 }
 
 /// What [`drop_copy`] could not do is tried again until it is done.
@@ -323,15 +372,14 @@ async fn drop_in_the_end(
     service: &Service,
     id: &str,
     reason: &str,
-    mut memory: Memory,
-    mut dropped: Result<(), LocalError>,
+    mut dropped: Result<(), NotDropped>,
 ) {
     let mut again = local.again(id, "a copy that nobody needs cannot be dropped");
-    while let Err(error) = &dropped {
-        if !again.after(error).await {
+    while let Err(NotDropped { error, memory }) = dropped {
+        if !again.after(&error).await {
             return;
         }
-        dropped = drop_copy(local, service, id, reason, &mut memory).await;
+        dropped = drop_copy(local, service, id, reason, memory).await;
     }
 }
 

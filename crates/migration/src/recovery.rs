@@ -183,8 +183,9 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
         Act::Drop => {
             let reason = "godwitd was restarted before the service was complete";
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
-            let mut memory = destination::reattach(local, &id, arrival).await;
-            destination::drop_copy(local, &service, &id, reason, &mut memory).await?;
+            let memory = destination::reattach(local, &id, arrival).await;
+            let dropped = destination::drop_copy(local, &service, &id, reason, memory).await;
+            dropped.map_err(|not_dropped| not_dropped.error)?;
         }
     }
     Ok(())

@@ -41,23 +41,27 @@ pub(super) struct Admitted {
     pub(super) tree: tree::Limits,
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
-    pub(super) arrival: Option<Arrival>,
     pub(super) userfaultfd: bool,
     tcp_inline: bool,
     keeps_rights: bool,
     /// Whether the source is told of each step while its service is frozen.
     pub(super) steps: bool,
-    pub(super) retained: Option<Arc<Retained>>,
     pub(super) memory: Reservation,
     /// Keeps others from using the name on this node.
     pub(super) _place: Place,
+}
+
+/// What an accepted service's pages come into, and what is here of them already.
+pub(super) struct Coming {
+    pub(super) arrival: Arrival,
+    pub(super) retained: Option<Arc<Retained>>,
 }
 
 pub(super) async fn admit(
     local: &Arc<Local>,
     link: &mut Link,
     open: Open,
-) -> Result<Admitted, DestinationError> {
+) -> Result<(Admitted, Coming), DestinationError> {
     if open.protocol != PROTOCOL_VERSION {
         return Err(DestinationError::Refused(vec![format!(
             "it speaks version {PROTOCOL_VERSION} of the migration protocol and node {} version {}; install the same godwit on both",
@@ -156,37 +160,38 @@ pub(super) async fn admit(
     let makes_devices = service.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD");
     let (userfaultfd, retained) = (local.userfaultfd, local.retention.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
-    Ok(Admitted {
+    let admitted = Admitted {
         service,
         id: open.migration,
         source_journal: open.journal,
         memory_bytes: open.memory_bytes,
-        arrival: Some(arrival),
         userfaultfd,
         tcp_inline,
         keeps_rights,
         steps: open.steps,
-        retained,
         images_bytes: open.images_bytes,
         tree: announced::tree_limits(open.tree_bytes, makes_devices),
         missing,
         memory,
         _place: place,
-    })
+    };
+    Ok((admitted, Coming { arrival, retained }))
 }
 
 /// Tells the source that it is, and what is here already.
-pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), DestinationError> {
+pub(super) async fn accept(
+    link: &mut Link,
+    admitted: &Admitted,
+    retained: Option<&Retained>,
+) -> Result<(), DestinationError> {
     failpoint::point("destination.reserved").await;
     let missing_layers = admitted.missing.iter().map(|l| l.digest.clone()).collect();
     let (userfaultfd, tcp_inline) = (admitted.userfaultfd, admitted.tcp_inline);
-    let retained = admitted.retained.is_some();
-    let key =
-        admitted.retained.as_ref().map(|retained| retained.key().bytes().to_vec().into()).unwrap_or_default();
+    let key = retained.map(|retained| retained.key().bytes().to_vec().into()).unwrap_or_default();
     let accepted = Accepted {
         missing_layers,
         userfaultfd,
-        retained,
+        retained: retained.is_some(),
         tcp_inline,
         key,
         ahead: true,
@@ -195,7 +200,7 @@ pub(super) async fn accept(link: &mut Link, admitted: &Admitted) -> Result<(), D
         keeps_rights: admitted.keeps_rights || !userfaultfd,
     };
     link.send(Message::Accepted(accepted)).await?;
-    if let Some(retained) = &admitted.retained {
+    if let Some(retained) = retained {
         for pages in retained.messages() {
             link.send(Message::RetainedPages(pages)).await?;
         }

@@ -96,10 +96,9 @@ pub(crate) async fn resolve(
     keep_stopped: &[u32],
     memory: Memory,
 ) {
-    let mut memory = memory;
     let mut verdict = local.doubts.begin(service, id, source);
     let mut pause = ASK_FIRST;
-    let kept = loop {
+    let aborted = loop {
         let stuck = match local.host.decision(source, id, journal).await {
             Ok(Decision::Committed) => break None,
             Ok(Decision::Aborted(reason)) => break Some(reason),
@@ -129,7 +128,7 @@ pub(crate) async fn resolve(
         }
         pause = (pause * 2).min(ASK_LAST);
     };
-    match kept {
+    match aborted {
         None => {
             let memory = own(local, service, id, keep_stopped, memory).await;
             // Not before it is this node's own in the books: somebody might point the network at
@@ -140,8 +139,8 @@ pub(crate) async fn resolve(
             tokio::join!(fill(local, service, (id, source), memory, None), telling);
         }
         Some(reason) => {
-            let dropped = drop_copy(local, service, id, &reason, &mut memory).await;
-            drop_in_the_end(local, service, id, &reason, memory, dropped).await;
+            let dropped = drop_copy(local, service, id, &reason, memory).await;
+            drop_in_the_end(local, service, id, &reason, dropped).await;
             local.doubts.end(&service.name);
         }
     }
