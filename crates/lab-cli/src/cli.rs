@@ -60,9 +60,12 @@ impl Verb {
 /// The clap definition of `godwit` with the flags of the verbs that this program performs.
 fn whole() -> clap::Command {
     let own = Cli::command();
+    // Each verb has brought its place among those of its own program.
+    let mut place = 0;
     godwit_cli::definition().mut_subcommands(|verb| {
         let performed = own.find_subcommand(verb.get_name()).filter(|performed| !performed.is_hide_set());
-        performed.cloned().unwrap_or(verb)
+        place += 1;
+        performed.cloned().unwrap_or(verb).display_order(place)
     })
 }
 
