@@ -21,7 +21,7 @@ RESULTS := bench/results
 
 # Where rustup's own installer puts cargo, for shells that do not have it in their path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
-BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab-link
+BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab godwit-lab-link
 # The crates that build programs which change the instruction set, with the tests that need scripts/setup --isa.
 ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
 ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages \

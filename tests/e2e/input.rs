@@ -259,7 +259,7 @@ fn without_root_godwit_says_so_and_does_nothing() {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(directory.path(), open).unwrap();
-    for program in ["godwit", "godwitd"] {
+    for program in ["godwit", "godwitd", "godwit-lab"] {
         fs::copy(programs().join(program), directory.path().join(program)).unwrap();
     }
     let nobody = |program: &str, arguments: &[&str], words: &[&str]| {

@@ -71,7 +71,7 @@ impl Echo {
             points = Some(Points::among(config, &[FROZEN, RESTORED]));
             config.link = link;
         });
-        let program = programs().join("godwit");
+        let program = programs().join("godwit-lab");
         let rootfs = Rootfs::new(bed.scratch().join("echo")).and_then(|rootfs| rootfs.binary(&program));
         let rootfs = rootfs.unwrap_or_else(|error| panic!("{error}")).path().to_owned();
         let (program, port, backlog) =

@@ -169,7 +169,7 @@ pub fn programs() -> PathBuf {
     if directory.ends_with("deps") {
         directory.pop();
     }
-    for program in ["godwit", "godwitd", "godwit-shim", "godwit-lab-link"] {
+    for program in ["godwit", "godwitd", "godwit-shim", "godwit-lab", "godwit-lab-link"] {
         let path = directory.join(program);
         assert!(
             path.is_file(),

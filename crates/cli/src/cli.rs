@@ -1,10 +1,10 @@
 //! What can be typed: the global flags and the verbs.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
-use crate::verbs;
+use crate::{global::Global, verbs};
 
 /// Runs containers on edge nodes, and moves them with their memory and open connections.
 #[derive(Debug, Parser)]
@@ -36,24 +36,6 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-/// Flags that every verb takes.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Global options")]
-pub(crate) struct Global {
-    /// Print JSON: one document a line
-    #[arg(long, global = true)]
-    pub(crate) json: bool,
-    /// Unix socket of the daemon to ask, whatever --node says
-    #[arg(long, global = true, value_name = "PATH")]
-    pub(crate) socket: Option<PathBuf>,
-    /// Ask the daemon of this node of the lab
-    #[arg(long, global = true, value_name = "NODE", env = "GODWIT_NODE")]
-    pub(crate) node: Option<String>,
-    /// The lab that --node and the lab's verbs mean
-    #[arg(long, global = true, value_name = "NAME", env = "GODWIT_LAB", default_value = "default")]
-    pub(crate) lab: String,
-}
-
 /// The verbs, in the order in which the help shows them.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
@@ -76,8 +58,10 @@ pub(crate) enum Verb {
     Doctor(verbs::doctor::Args),
     Capture(verbs::capture::Args),
     Cluster(verbs::cluster::Args),
+    /// Make nodes and a client host on this machine to try things with
     Lab(verbs::lab::Args),
-    Bench(verbs::bench::Args),
+    /// Measure migrations in a lab, beside stock programs
+    Bench(verbs::lab::Args),
     Version(verbs::version::Args),
     Completions(verbs::completions::Args),
     Man(verbs::man::Args),
@@ -113,8 +97,8 @@ impl Verb {
             Self::Doctor(args) => verbs::doctor::run(args, global).await,
             Self::Capture(args) => verbs::capture::run(args, global).await,
             Self::Cluster(args) => verbs::cluster::run(args, global).await,
-            Self::Lab(args) => verbs::lab::run(args, global).await,
-            Self::Bench(args) => verbs::bench::run(args, global).await,
+            Self::Lab(args) => verbs::lab::run("lab", args, global),
+            Self::Bench(args) => verbs::lab::run("bench", args, global),
             Self::Version(args) => verbs::version::run(args, global).await,
             Self::Completions(args) => verbs::completions::run(&args),
             Self::Man(args) => verbs::man::run(&args),
@@ -127,52 +111,29 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::Cli;
+    use crate::documented;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 
-    /// What is missing of a command, and of those below it, in the pages about it.
-    fn undocumented(command: &clap::Command, name: &str, pages: &str) -> Vec<String> {
-        let mut missing = Vec::new();
-        if !pages.contains(name) {
-            missing.push(name.to_owned());
-        }
-        for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
-            let Some(long) = flag.get_long().filter(|long| !matches!(*long, "help" | "version")) else {
-                continue;
-            };
-            let word = format!("--{long}");
-            let named = |at: usize| {
-                let next = pages[at + word.len()..].chars().next();
-                next.is_none_or(|next| !next.is_ascii_alphanumeric() && next != '-')
-            };
-            if !pages.match_indices(&word).any(|(at, _)| named(at)) {
-                missing.push(format!("{name} {word}"));
-            }
-        }
-        for below in
-            command.get_subcommands().filter(|below| below.get_name() != "help" && !below.is_hide_set())
-        {
-            missing.extend(undocumented(below, &format!("{name} {}", below.get_name()), pages));
-        }
-        missing
+    /// What root runs on every node shall not link the lab, the benchmarks or the daemon's parts.
+    #[test]
+    fn of_the_workspace_it_needs_the_api_alone() {
+        let manifest = include_str!("../Cargo.toml");
+        let (_, needed) = manifest.split_once("[dependencies]\n").expect("there are some");
+        let needed = needed.lines().take_while(|line| !line.starts_with('['));
+        let ours: Vec<_> = needed.filter(|line| line.starts_with("godwit")).collect();
+        assert_eq!(ours, ["godwit-api.workspace = true"]);
     }
 
     #[test]
     fn every_verb_and_flag_is_in_the_documentation() {
-        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-        let page = |file: &str| std::fs::read_to_string(docs.join(file)).unwrap_or_default();
-        let [commands, lab] = ["commands.md", "lab.md"].map(page);
+        let commands = documented::page("commands.md");
         let mut missing = Vec::new();
-        for verb in Cli::command().get_subcommands() {
-            match verb.get_name() {
-                // Measurements are for those who work on godwit; docs/measuring.md tells what they show.
-                "help" | "bench" => {}
-                name @ "lab" => missing.extend(undocumented(verb, name, &format!("{commands}{lab}"))),
-                name => missing.extend(undocumented(verb, name, &commands)),
-            }
+        for verb in Cli::command().get_subcommands().filter(|verb| verb.get_name() != "help") {
+            missing.extend(documented::missing(verb, verb.get_name(), &commands));
         }
         assert!(missing.is_empty(), "not in docs/: {missing:#?}");
     }

@@ -13,7 +13,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::cli::Global;
+use crate::global::Global;
 
 /// Socket of the machine's own daemon.
 const DEFAULT_SOCKET: &str = "/run/godwit/godwitd.sock";
@@ -29,7 +29,8 @@ const WINDOW: u32 = 4 << 20;
 
 /// Why the daemon could not be asked, or what it answered instead.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ClientError {
+#[allow(missing_docs)] // of the fields: the message says what each is
+pub enum ClientError {
     /// The machine's daemon is not there.
     #[error(
         "godwitd does not answer on {}: {}; start it with `systemctl start godwitd` or name a lab node with --node",
@@ -84,15 +85,18 @@ fn reason(cause: &io::Error) -> String {
 
 /// A connected daemon.
 #[derive(Clone)]
-pub(crate) struct Connection {
+pub struct Connection {
     /// Calls on the daemon; explain their errors with [`Connection::explain`].
-    pub(crate) node: NodeClient<Channel>,
+    pub node: NodeClient<Channel>,
     socket: PathBuf,
 }
 
 impl Connection {
     /// Connects to the daemon that the global flags mean.
-    pub(crate) async fn open(global: &Global) -> Result<Self, ClientError> {
+    ///
+    /// # Errors
+    /// If there is no such daemon, or it does not answer.
+    pub async fn open(global: &Global) -> Result<Self, ClientError> {
         let socket = match (&global.socket, &global.node) {
             (Some(socket), _) => socket.clone(),
             (None, Some(node)) => lab_socket(Path::new(LABS), &global.lab, node)?,
@@ -124,7 +128,8 @@ impl Connection {
     }
 
     /// Makes a sentence of a failed call.
-    pub(crate) fn explain(&self, status: &Status) -> ClientError {
+    #[must_use]
+    pub fn explain(&self, status: &Status) -> ClientError {
         if let Some(source) = std::error::Error::source(status) {
             return ClientError::Lost { socket: self.socket.clone(), cause: innermost(source) };
         }

@@ -10,7 +10,10 @@ use serde::Serialize;
 use tabwriter::TabWriter;
 
 /// Prints one JSON document on a line of its own.
-pub(crate) fn json<T: Serialize>(value: &T) -> io::Result<()> {
+///
+/// # Errors
+/// If standard output cannot be written to; so with all that print here.
+pub fn json<T: Serialize>(value: &T) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, value)?;
     out.write_all(b"\n")?;
@@ -38,27 +41,34 @@ pub(crate) fn state(state: ServiceState) -> &'static str {
 }
 
 /// A table whose columns are as wide as their widest cell.
-pub(crate) struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table with a line of headings.
-    pub(crate) fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
+    #[must_use]
+    pub fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
         Self { rows: vec![headings.into_iter().map(str::to_owned).collect()] }
     }
 
     /// A table of names and values, without headings.
-    pub(crate) fn plain() -> Self {
+    #[must_use]
+    pub fn plain() -> Self {
         Self { rows: Vec::new() }
     }
 
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    /// Adds a line.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         // A tab or line break in a cell would break the table.
         self.rows.push(cells.into_iter().map(|cell| cell.replace(['\t', '\n', '\r'], " ")).collect());
     }
 
-    pub(crate) fn print(&self) -> io::Result<()> {
+    /// Prints it.
+    ///
+    /// # Errors
+    /// If standard output cannot be written to.
+    pub fn print(&self) -> io::Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(self.render()?.as_bytes())?;
         out.flush()
@@ -76,14 +86,17 @@ impl Table {
 }
 
 /// Prints one line.
-pub(crate) fn line(text: &str) -> io::Result<()> {
+///
+/// # Errors
+/// If standard output cannot be written to.
+pub fn line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()
 }
 
 /// Says something on standard error; whether anybody hears it changes nothing.
-pub(crate) fn note(text: &str) {
+pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
@@ -99,7 +112,8 @@ pub(crate) fn bytes_per_second(rate: f64) -> String {
 }
 
 /// A size in powers of 1024.
-pub(crate) fn bytes(bytes: u64) -> String {
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -116,7 +130,8 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// `512.3 ms`, `1.93 s`.
-pub(crate) fn millis(ms: f64) -> String {
+#[must_use]
+pub fn millis(ms: f64) -> String {
     if ms < 1000.0 { format!("{ms:.1} ms") } else { format!("{:.2} s", ms / 1000.0) }
 }
 

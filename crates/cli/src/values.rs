@@ -12,7 +12,8 @@ use godwit_api::v1::{Entrypoint, Mount, PublishedPort, Ulimit};
 
 /// Why a value is not taken. Clap puts the flag and the value in front.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ValueError {
+#[allow(missing_docs)] // the messages say it
+pub enum ValueError {
     #[error("a size is a whole number with a unit: 512k, 256m, 2g, or 512KiB, 256MiB, 2GiB")]
     Size,
     #[error(
@@ -74,7 +75,10 @@ pub(crate) enum ValueError {
 }
 
 /// `256m`, `256MiB`, `1073741824`: bytes.
-pub(crate) fn size(text: &str) -> Result<u64, ValueError> {
+///
+/// # Errors
+/// If it is no size, is zero, or has a unit that could mean two things.
+pub fn size(text: &str) -> Result<u64, ValueError> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     if number.is_empty() {
@@ -297,7 +301,10 @@ fn target(text: &str) -> Result<String, ValueError> {
 }
 
 /// A path on this machine as the daemon, which has another current directory, must get it.
-pub(crate) fn absolute(text: &str) -> Result<PathBuf, ValueError> {
+///
+/// # Errors
+/// If the path is relative and there is no current directory.
+pub fn absolute(text: &str) -> Result<PathBuf, ValueError> {
     std::path::absolute(text).map_err(|_| ValueError::NoDirectory)
 }
 

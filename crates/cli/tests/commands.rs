@@ -480,29 +480,6 @@ async fn a_lab_that_is_not_there_is_named() {
 }
 
 #[tokio::test]
-async fn a_way_that_cannot_be_is_refused_with_what_to_say() {
-    let trace = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(trace.path(), "0s 20mbit 25ms 0%\n0s 4mbit 25ms 0%\n").unwrap();
-    let trace = trace.path().to_str().unwrap();
-    for (words, code, said) in [
-        (&["a", "b"][..], 1, "what is it to be like between a and b? Say so with --rate"),
-        (&["--rate", "20mbit"], 1, "between which hosts? Name two"),
-        (&["a", "b", "--trace", trace], 1, "line 2: it is not later than the line before"),
-        (&["a", "b", "--trace", "/nowhere"], 1, "the trace /nowhere cannot be read"),
-        (&["a", "b", "--loss", "5"], 2, "a loss is a percentage from 0% to 100%"),
-        (&["a", "b", "--preset", "dsl"], 2, "the names are lan, office, wifi, wan, lte"),
-        (&["a", "b", "--none", "--delay", "1ms"], 2, "cannot be used with"),
-        (&["fast"], 1, "1gbit,1ms"),
-        (&["a", "b", "--delay", "5ms", "--lab", "no-such-lab"], 1, "there is no lab no-such-lab"),
-    ] {
-        let arguments = [&["lab", "link"], words].concat();
-        let finished = Finished::from(godwit(&arguments).output().await.unwrap());
-        assert_eq!(finished.code, code, "{words:?}: {finished:?}");
-        assert!(finished.stderr.contains(said), "{words:?}: {finished:?}");
-    }
-}
-
-#[tokio::test]
 async fn a_reader_that_goes_away_is_no_error() {
     let fake = Fake::start();
     let (reader, writer) = std::io::pipe().unwrap();

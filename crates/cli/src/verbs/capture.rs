@@ -32,11 +32,11 @@ use self::{
     pcapng::{Interface, Packet, Statistics, Writer},
 };
 use crate::{
-    cli::Global,
     client::Connection,
+    global::Global,
+    interrupts::Interrupts,
     output::{self, Table},
     values,
-    verbs::migrate::Interrupts,
 };
 
 /// What the daemon keeps of a packet when nobody asks for less.

@@ -3,19 +3,13 @@
 //! Founding and joining write the node's identity before a daemon runs, so `godwitd` itself does
 //! both; these verbs only find it and become it.
 
-use std::{
-    env,
-    os::unix::process::CommandExt as _,
-    path::PathBuf,
-    process::{Command, ExitCode},
-    time::Duration,
-};
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::Subcommand;
 use godwit_api::v1::{CreateTokenRequest, RemoveNodeRequest};
 
-use crate::{cli::Global, client::Connection, output, values};
+use crate::{client::Connection, companion, global::Global, output, values};
 
 /// Found a cluster, and let nodes join it
 #[derive(Debug, clap::Args)]
@@ -104,25 +98,17 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     }
 }
 
-/// Replaces this process by `godwitd <verb>`; only returns when that fails.
+/// Becomes `godwitd <verb>`.
 fn become_daemon(
     global: &Global,
     verb: &str,
-    arguments: impl IntoIterator<Item = String>,
+    flags: impl IntoIterator<Item = String>,
 ) -> anyhow::Result<ExitCode> {
-    let program = beside("godwitd")?;
-    let mut command = Command::new(&program);
-    command.arg(verb);
+    let mut arguments = vec![verb.to_owned()];
     // `--node` before the first flag that is godwitd's own was read as godwit's.
     if let Some(node) = &global.node {
-        command.args(["--node", node]);
+        arguments.extend(["--node".to_owned(), node.clone()]);
     }
-    let error = command.args(arguments).exec();
-    Err(error).with_context(|| format!("{} cannot be started: install it beside godwit", program.display()))
-}
-
-/// A program in the directory of this one.
-fn beside(name: &str) -> anyhow::Result<PathBuf> {
-    let own = env::current_exe().context("godwit cannot find its own program file")?;
-    Ok(own.with_file_name(name))
+    arguments.extend(flags);
+    companion::become_daemon(arguments)
 }

@@ -1,14 +1,11 @@
 //! `godwit completions`: completion scripts for shells.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
-use clap::CommandFactory as _;
+use clap::ValueEnum as _;
 use clap_complete::Shell;
 
-use crate::cli::Cli;
+use crate::{companion, definition, generate};
 
 /// Print the completion script of a shell
 ///
@@ -20,9 +17,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    // By way of a buffer: the generator panics when whoever reads the output has gone.
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "godwit", &mut script);
-    io::stdout().write_all(&script)?;
+    // It knows the flags of both programs; without it, nothing is completed after lab and bench.
+    let shell = args.shell.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let words = ["completions".into(), shell.into()];
+    if let Some(ended) = companion::become_lab_if_installed("completions", &words) {
+        return ended;
+    }
+    generate::completions(definition(), args.shell)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use godwit_api::v1::DoctorRequest;
 
 use crate::{
-    cli::Global,
     client::Connection,
+    global::Global,
     output::{self, Table},
 };
 

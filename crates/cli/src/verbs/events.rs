@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use godwit_api::v1::{Event, EventsRequest};
 
-use crate::{cli::Global, client::Connection, output, values};
+use crate::{client::Connection, global::Global, output, values};
 
 /// Show what happened on this node, oldest first
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,7 @@ use godwit_api::v1::{ExecInput, ExecStart, exec_input, exec_output};
 use tokio::{io::AsyncReadExt as _, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::{cli::Global, client::Connection, output, values};
+use crate::{client::Connection, global::Global, output, values};
 
 /// How much of standard input goes into one message: a pipe's capacity.
 const CHUNK: usize = 64 << 10;

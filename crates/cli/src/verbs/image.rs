@@ -6,8 +6,8 @@ use clap::Subcommand;
 use godwit_api::v1::{ImageLayer, ImageListRequest, ImageRemoveRequest};
 
 use crate::{
-    cli::Global,
     client::Connection,
+    global::Global,
     output::{self, Table},
 };
 

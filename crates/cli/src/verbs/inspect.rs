@@ -6,8 +6,8 @@ use godwit_api::v1::{Connection as Socket, ConnectionsResponse, ServiceRequest};
 use serde_json::{Value, json};
 
 use crate::{
-    cli::Global,
     client::Connection,
+    global::Global,
     output::{self, Table},
 };
 

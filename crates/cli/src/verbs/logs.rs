@@ -8,7 +8,7 @@ use std::{
 use godwit_api::v1::{LogEntry, LogsRequest};
 use serde::Serialize;
 
-use crate::{cli::Global, client::Connection, output, values};
+use crate::{client::Connection, global::Global, output, values};
 
 /// Show what a service wrote to its standard output and error
 ///

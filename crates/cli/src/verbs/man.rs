@@ -1,11 +1,8 @@
 //! `godwit man`: the man pages of all verbs.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::Context as _;
-use clap::CommandFactory as _;
-
-use crate::{cli::Cli, values};
+use crate::{companion, definition, generate, values};
 
 /// Write the man pages of all verbs into a directory
 #[derive(Debug, clap::Args)]
@@ -16,8 +13,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let unwritable = || format!("the man pages cannot be written to {}", args.dir.display());
-    fs::create_dir_all(&args.dir).with_context(unwritable)?;
-    clap_mangen::generate_to(Cli::command(), &args.dir).with_context(unwritable)?;
+    // It knows the flags of both programs; without it, lab and bench have a page each that names no flags.
+    if let Some(ended) = companion::become_lab_if_installed("man", &["man".into(), args.dir.clone().into()]) {
+        return ended;
+    }
+    generate::man(definition(), &args.dir)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,27 +5,18 @@
 
 use std::process::ExitCode;
 
-use clap::ValueEnum;
-use godwit_api::v1::{
-    CancelResponse, MigrateRequest, MigrationEvent, MigrationProgress, MigrationReport, ServiceRequest,
-    migration_event,
-};
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
-    task::JoinSet,
-};
+use godwit_api::v1::{CancelResponse, MigrationProgress, MigrationReport, ServiceRequest, migration_event};
+use tokio::task::JoinSet;
 
 use crate::{
-    cli::Global,
     client::{ClientError, Connection},
+    global::Global,
+    interrupts::{INTERRUPTED, Interrupts},
+    migration::{How, Mode, Outcome, failure, start},
     output::{self, Table},
-    values,
-    verbs::progress::Progress,
+    progress::Progress,
 };
 
-/// Exit code after Ctrl-C, as shells have it.
-pub(crate) const INTERRUPTED: u8 = 130;
 /// Exit code for a service that is no more: neither where it was nor where it was to go.
 const LOST: u8 = 3;
 
@@ -51,112 +42,6 @@ pub(crate) struct Args {
     network: Option<String>,
     #[command(flatten)]
     how: How,
-}
-
-/// How the memory moves, beside the mode.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct How {
-    /// Longest frozen time in milliseconds; the migration is aborted when more is predicted
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
-    max_frozen_ms: Option<u32>,
-    /// Most rounds of copying while it runs
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_rounds: Option<u32>,
-    /// Most bandwidth for its memory, such as 50MB/s or 400mbit
-    #[arg(long, value_name = "RATE", value_parser = values::rate)]
-    max_bandwidth: Option<u64>,
-    /// Whether its memory is compressed on the wire
-    #[arg(long, value_enum, default_value_t)]
-    compress: Compress,
-    /// What may be done to a service that writes faster than the link carries
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
-    allow: Vec<Allow>,
-    /// Connections for its memory
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
-    streams: Option<u32>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Mode {
-    /// As what is measured suggests
-    #[default]
-    Auto,
-    /// Freeze, move everything, resume
-    Cold,
-    /// Copy in rounds while it runs, freeze for the rest
-    Precopy,
-    /// Freeze, resume at the destination, and let the memory follow
-    Postcopy,
-    /// Copy once while it runs; what was written meanwhile follows after the resume
-    Hybrid,
-}
-
-impl Mode {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Cold => "cold",
-            Self::Precopy => "precopy",
-            Self::Postcopy => "postcopy",
-            Self::Hybrid => "hybrid",
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Compress {
-    /// Where the link is slower than the compressor
-    #[default]
-    Auto,
-    /// Never
-    Off,
-    /// Always, fast
-    Lz4,
-    /// Always, small
-    Zstd,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Allow {
-    /// It may be given less CPU until it has moved
-    Throttle,
-    /// Pages may follow after the commit: losing the source meanwhile loses the service
-    Postcopy,
-}
-
-impl How {
-    /// Over this many connections, and without compression: what a link carries shall be seen.
-    pub(crate) fn plain(streams: u32) -> Self {
-        Self { streams: Some(streams), compress: Compress::Off, ..Self::default() }
-    }
-
-    /// Connections for memory: two where nothing else was asked for.
-    pub(crate) fn streams(&self) -> u32 {
-        self.streams.unwrap_or(2)
-    }
-
-    /// The request that moves a service so.
-    pub(crate) fn request(&self, mode: Mode, name: &str, to: &str) -> MigrateRequest {
-        let compress = match self.compress {
-            Compress::Auto => "auto",
-            Compress::Off => "off",
-            Compress::Lz4 => "lz4",
-            Compress::Zstd => "zstd",
-        };
-        MigrateRequest {
-            name: name.to_owned(),
-            to: to.to_owned(),
-            mode: mode.as_str().to_owned(),
-            max_frozen_ms: self.max_frozen_ms.unwrap_or(0),
-            max_rounds: self.max_rounds.unwrap_or(0),
-            max_bandwidth: self.max_bandwidth.unwrap_or(0),
-            compress: compress.to_owned(),
-            allow_throttle: self.allow.contains(&Allow::Throttle),
-            allow_postcopy: self.allow.contains(&Allow::Postcopy),
-            streams: self.streams.unwrap_or(0),
-            network: String::new(),
-        }
-    }
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
@@ -237,58 +122,9 @@ fn known(last: &MigrationProgress, name: &str, to: &str) -> String {
     }
 }
 
-/// Runs the call in a task of its own, so that Ctrl-C is heard at every moment of it.
-pub(crate) fn start(
-    mut connection: Connection,
-    request: MigrateRequest,
-) -> mpsc::UnboundedReceiver<Result<migration_event::Kind, ClientError>> {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        let mut stream = match connection.node.migrate(request).await {
-            Ok(answer) => answer.into_inner(),
-            Err(status) => {
-                let _ = sender.send(Err(connection.explain(&status)));
-                return;
-            }
-        };
-        loop {
-            let message = match stream.message().await {
-                Ok(Some(MigrationEvent { kind: Some(kind) })) => Ok(kind),
-                Ok(Some(MigrationEvent { kind: None })) => continue,
-                Ok(None) => return,
-                Err(status) => Err(connection.explain(&status)),
-            };
-            let last = message.is_err();
-            if sender.send(message).is_err() || last {
-                return;
-            }
-        }
-    });
-    receiver
-}
-
 async fn cancel(mut connection: Connection, name: String) -> Result<CancelResponse, ClientError> {
     let answer = connection.node.cancel(ServiceRequest { name }).await;
     answer.map(tonic::Response::into_inner).map_err(|status| connection.explain(&status))
-}
-
-/// SIGINT and SIGTERM: both ask for an orderly end.
-pub(crate) struct Interrupts {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Interrupts {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }
 
 fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyhow::Result<ExitCode> {
@@ -313,22 +149,12 @@ fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyho
     if let Some(failure) = failure {
         output::note(&format!("Error: {failure}"));
     }
-    Ok(match (report.outcome.as_str(), interrupted) {
-        ("moved", _) => ExitCode::SUCCESS,
-        ("lost", _) => ExitCode::from(LOST),
-        (_, true) => ExitCode::from(INTERRUPTED),
-        (_, false) => ExitCode::FAILURE,
+    Ok(match (Outcome::of(report), interrupted) {
+        (Outcome::Moved, _) => ExitCode::SUCCESS,
+        (Outcome::Lost, _) => ExitCode::from(LOST),
+        (Outcome::Aborted, true) => ExitCode::from(INTERRUPTED),
+        (Outcome::Aborted, false) => ExitCode::FAILURE,
     })
-}
-
-/// In a sentence, why a service is not where it was to go; nothing when it is.
-pub(crate) fn failure(report: &MigrationReport) -> Option<String> {
-    let MigrationReport { name, source, destination, reason, .. } = report;
-    match report.outcome.as_str() {
-        "moved" => None,
-        "lost" => Some(format!("{name} was lost on {destination}: {reason}")),
-        _ => Some(format!("migration of {name} aborted, it stays on {source}: {reason}")),
-    }
 }
 
 /// What a reader wants to know first; `--json` has every field.

@@ -1,24 +1,20 @@
 //! One file per verb: its flags, the request it makes, what it prints.
 
-pub(crate) mod bench;
 pub(crate) mod cancel;
 pub(crate) mod capture;
 pub(crate) mod cluster;
 pub(crate) mod completions;
-pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod image;
 pub(crate) mod inspect;
-pub(crate) mod iperf;
 pub(crate) mod lab;
 pub(crate) mod logs;
 pub(crate) mod man;
 pub(crate) mod migrate;
 pub(crate) mod network;
 pub(crate) mod nodes;
-pub(crate) mod progress;
 pub(crate) mod ps;
 pub(crate) mod resolve;
 pub(crate) mod restart;
@@ -26,5 +22,4 @@ pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod start;
 pub(crate) mod stop;
-pub(crate) mod trial;
 pub(crate) mod version;

@@ -9,8 +9,8 @@ use godwit_api::v1::{
 };
 
 use crate::{
-    cli::Global,
     client::Connection,
+    global::Global,
     output::{self, Table},
 };
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use godwit_api::v1::ResolveRequest;
 
-use crate::{cli::Global, client::Connection, output};
+use crate::{client::Connection, global::Global, output};
 
 /// Decide by hand whether a service that is in doubt on this node is its own
 ///

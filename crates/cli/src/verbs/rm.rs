@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use godwit_api::v1::RemoveRequest;
 
-use crate::{cli::Global, client::Connection, output};
+use crate::{client::Connection, global::Global, output};
 
 /// Remove stopped services and their files
 ///

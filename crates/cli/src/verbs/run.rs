@@ -7,11 +7,7 @@ use std::{net::Ipv4Addr, process::ExitCode};
 use clap::ArgGroup;
 use godwit_api::v1::{Mount, PublishedPort, RunRequest, run_request::Source};
 
-use crate::{
-    cli::{Cli, Global},
-    client::Connection,
-    output, values,
-};
+use crate::{cli::Cli, client::Connection, global::Global, output, values};
 
 /// Create and start a service on this node; print its name
 ///

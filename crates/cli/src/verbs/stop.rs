@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use godwit_api::v1::StopRequest;
 
-use crate::{cli::Global, client::Connection, output};
+use crate::{client::Connection, global::Global, output};
 
 /// Stop services: SIGTERM, then SIGKILL after the time-out
 #[derive(Debug, clap::Args)]

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use godwit_api::v1::NodesRequest;
 
-use crate::{cli::Global, client::Connection, output};
+use crate::{client::Connection, global::Global, output};
 
 /// Show the version of godwit and of the daemon, if one answers
 #[derive(Debug, clap::Args)]

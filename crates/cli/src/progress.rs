@@ -12,7 +12,7 @@ use crate::output;
 const TICK: Duration = Duration::from_millis(100);
 
 /// Shows the phases of one migration on standard error.
-pub(crate) struct Progress {
+pub struct Progress {
     name: String,
     kind: Kind,
     /// What was shown last: the phase, and its round.
@@ -29,7 +29,8 @@ enum Kind {
 
 impl Progress {
     /// A bar on a terminal; lines elsewhere; nothing where a program reads a report as JSON.
-    pub(crate) fn new(name: &str, json: bool) -> Self {
+    #[must_use]
+    pub fn new(name: &str, json: bool) -> Self {
         Self::of_kind(name, Self::kind(name, json))
     }
 
@@ -57,7 +58,7 @@ impl Progress {
     }
 
     /// Shows one step.
-    pub(crate) fn show(&mut self, step: &MigrationProgress) {
+    pub fn show(&mut self, step: &MigrationProgress) {
         let now = (step.phase.clone(), step.round);
         let new = now != self.shown;
         self.shown = now;
@@ -101,7 +102,7 @@ impl Progress {
     }
 
     /// Takes the bar away.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         if let Kind::Bar(bar) = &self.kind {
             bar.finish_and_clear();
         }

@@ -23,10 +23,9 @@ use std::{
 };
 
 use anyhow::Context as _;
+use godwit_cli::values;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
-
-use crate::values;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Args {

@@ -4,14 +4,11 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 
 use anyhow::Context as _;
 use godwit_api::v1::{PublishedPort, RunRequest, run_request::Source};
+use godwit_cli::{client::Connection, global::Global};
 use godwit_lab::{Lab, workload::Rootfs};
 
 use super::parts::Orders;
-use crate::{
-    cli::Global,
-    client::Connection,
-    verbs::trial::{SOURCE, blocking},
-};
+use crate::trial::{SOURCE, blocking};
 
 /// One of them.
 #[derive(Debug, Clone, Copy)]

@@ -7,19 +7,17 @@
 use std::process::ExitCode;
 
 use anyhow::ensure;
+use godwit_cli::{
+    global::Global,
+    migration::{How, Mode, Outcome},
+};
 use serde_json::{Value, json};
 
 use super::{
     parts::{self, LinkArgs},
     results::Results,
 };
-use crate::{
-    cli::Global,
-    verbs::{
-        migrate::{How, Mode},
-        trial::{self, DESTINATION, Job, SOURCE, blocking},
-    },
-};
+use crate::trial::{self, DESTINATION, Job, SOURCE, blocking};
 
 /// One page of so many is written between the two moves.
 const WRITTEN: u64 = 100;
@@ -49,7 +47,7 @@ async fn there_and_back(args: &LinkArgs, lab: &str, mode: Mode) -> anyhow::Resul
         let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
         let moved = async |to| {
             let (report, _) = trial::moved(&connection, &job, parts::NAME, to, &quiet).await?;
-            ensure!(report.outcome == "moved", "it was {}: {}", report.outcome, report.reason);
+            ensure!(Outcome::of(&report) == Outcome::Moved, "it was {}: {}", report.outcome, report.reason);
             Ok(report)
         };
         let first = moved(DESTINATION).await?;

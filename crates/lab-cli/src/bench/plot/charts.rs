@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
+use godwit_cli::output;
 use plotters::{
     prelude::*,
     style::text_anchor::{HPos, Pos, VPos},
 };
 
 use super::data::Data;
-use crate::output;
 
 type Draw = fn(&Data, &Path) -> anyhow::Result<bool>;
 

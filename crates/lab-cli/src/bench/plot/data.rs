@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::verbs::bench::results::page_ratio;
+use crate::bench::results::page_ratio;
 
 /// The runs of one series with one size of memory.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use godwit_lab::Lab;
 use serde_json::Value;
 
 use super::stock::{Container, Figures, Output, Sides, Stock, answer_for, copy, found_again, path};
-use crate::verbs::trial::{DESTINATION, SERVICE, SOURCE};
+use crate::trial::{DESTINATION, SERVICE, SOURCE};
 
 /// TCP port of CRIU's page server at the source.
 const PAGES: &str = "7001";

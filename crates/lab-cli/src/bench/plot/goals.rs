@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
+use godwit_cli::output;
 use serde_json::Value;
 
 use super::data::{Cutover, Data, Group, median};
-use crate::output;
 
 /// Downtime by mode, for each of the floor.
 const DOWNTIME: [(&str, f64); 3] =

@@ -21,6 +21,12 @@ use std::{net::SocketAddrV4, path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::bail;
 use clap::ValueEnum;
 use godwit_api::v1::{MigrationReport, ServiceRequest, migration_event};
+use godwit_cli::{
+    client::Connection,
+    global::Global,
+    migration::{self, How, Mode, Outcome},
+    output::{self, Table},
+};
 use godwit_lab::{
     Lab, Link, NetworkBackend, TcpCounters,
     workload::{EchoLoad, EchoReport},
@@ -36,15 +42,7 @@ use super::{
     results::Results,
     service::{self, Service},
 };
-use crate::{
-    cli::Global,
-    client::Connection,
-    output::{self, Table},
-    verbs::{
-        migrate::{self, How, Mode},
-        trial::{ADDRESS, DESTINATION, SOURCE, blocking},
-    },
-};
+use crate::trial::{ADDRESS, DESTINATION, SOURCE, blocking};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Args {
@@ -231,9 +229,9 @@ async fn one(
         tokio::time::sleep(WATCHED).await;
         let client = blocking(move || Ok(client.stop()?)).await?;
         let after = Counters::read(lab).await?;
-        let service = match report.outcome.as_str() {
-            "moved" => Some(of_service(lab).await?),
-            _ => None,
+        let service = match Outcome::of(&report) {
+            Outcome::Moved => Some(of_service(lab).await?),
+            Outcome::Aborted | Outcome::Lost => None,
         };
         let row = serde_json::to_value(&report)?;
         let mut row = blocking(move || {
@@ -265,7 +263,7 @@ async fn moved(
     mut deafness: Option<Deafness>,
 ) -> anyhow::Result<(MigrationReport, EchoLoad, f64)> {
     let request = How::plain(STREAMS).request(mode, NAME, DESTINATION);
-    let mut events = migrate::start(connection.clone(), request);
+    let mut events = migration::start(connection.clone(), request);
     let mut frozen = false;
     let mut deaf_ms = 0.0;
     loop {

@@ -9,6 +9,12 @@
 use std::process::ExitCode;
 
 use clap::ValueEnum;
+use godwit_cli::{
+    global::Global,
+    migration::{How, Mode},
+    output::{self, Table},
+    values,
+};
 use godwit_lab::{Link, workload::LoadReport};
 use serde_json::{Value, json};
 
@@ -18,15 +24,7 @@ use super::{
     stock::{self, Stock},
     stock_lazy,
 };
-use crate::{
-    cli::Global,
-    output::{self, Table},
-    values,
-    verbs::{
-        migrate::{How, Mode},
-        trial::{self, Job, blocking},
-    },
-};
+use crate::trial::{self, Job, blocking};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Args {

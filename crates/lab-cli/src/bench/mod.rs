@@ -34,16 +34,14 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Subcommand;
+use godwit_cli::{
+    global::Global,
+    interrupts::{INTERRUPTED, Interrupts},
+    output,
+};
 use godwit_lab::{Lab, LabConfig, Link, NetworkBackend};
 
-use crate::{
-    cli::Global,
-    output,
-    verbs::{
-        migrate::{INTERRUPTED, Interrupts},
-        trial::{DESTINATION, SOURCE, blocking},
-    },
-};
+use crate::trial::{DESTINATION, SOURCE, blocking};
 
 /// Measure migrations in a lab, beside stock programs
 #[derive(Debug, clap::Args)]

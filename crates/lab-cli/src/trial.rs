@@ -7,18 +7,20 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use godwit_api::v1::{MigrationReport, RunRequest, migration_event, run_request::Source};
+use godwit_cli::{
+    client::Connection,
+    global::Global,
+    migration::{self, How, Mode, Outcome},
+    output,
+    progress::Progress,
+};
 use godwit_lab::{
     Lab,
     workload::{Answers, ClosedLoop, LoadReport, Preset, RedisClient, RedisLoad, Timeline, Workload, Writes},
 };
 use tokio::task::spawn_blocking;
 
-use crate::{
-    cli::Global,
-    client::Connection,
-    output,
-    verbs::{iperf, migrate, progress::Progress},
-};
+use crate::iperf;
 
 /// The nodes of a trial's lab.
 pub(crate) const SOURCE: &str = "a";
@@ -39,8 +41,8 @@ pub(crate) struct Job {
     /// Its client's requests a second, each of which writes somewhere in the data.
     pub(crate) rate: u32,
     /// How its memory moves.
-    pub(crate) mode: migrate::Mode,
-    pub(crate) how: migrate::How,
+    pub(crate) mode: Mode,
+    pub(crate) how: How,
     /// Whether it moves back after that.
     pub(crate) back: bool,
     /// Whether one more client asks for as much as it can get.
@@ -77,7 +79,7 @@ impl Seen {
     /// Nothing was lost and the service is where it should be; else why not.
     pub(crate) fn verdict(&self) -> Result<(), String> {
         let Self { report, client, .. } = self;
-        if let Some(failure) = migrate::failure(report) {
+        if let Some(failure) = migration::failure(report) {
             return Err(failure);
         }
         if client.is_clean() {
@@ -241,7 +243,7 @@ pub(crate) async fn with_godwit(
         let link_bytes = left(lab, from).await?.saturating_sub(before);
         let client;
         (clients, client) = clients.watch().await?;
-        let failed = report.outcome != "moved";
+        let failed = Outcome::of(&report) != Outcome::Moved;
         all.push(Seen {
             report,
             client,
@@ -293,7 +295,7 @@ pub(crate) async fn moved(
     global: &Global,
 ) -> anyhow::Result<(MigrationReport, Moments)> {
     let mut moments = Moments { begun: Instant::now(), copying: None, bandwidth: 0.0 };
-    let mut events = migrate::start(connection.clone(), job.how.request(job.mode, service, to));
+    let mut events = migration::start(connection.clone(), job.how.request(job.mode, service, to));
     let mut progress = Progress::new(service, global.json);
     let outcome = loop {
         match events.recv().await {

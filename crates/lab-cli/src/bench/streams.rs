@@ -16,6 +16,7 @@ use std::{
 };
 
 use anyhow::ensure;
+use godwit_cli::{global::Global, values};
 use godwit_lab::Lab;
 use godwit_migration::bulk::{self, Round};
 use godwit_transfer::{
@@ -32,12 +33,8 @@ use super::{
     results::Results,
 };
 use crate::{
-    cli::Global,
-    values,
-    verbs::{
-        iperf,
-        trial::{DESTINATION, SOURCE, blocking},
-    },
+    iperf,
+    trial::{DESTINATION, SOURCE, blocking},
 };
 
 #[derive(Debug, Clone, clap::Args)]

@@ -29,7 +29,7 @@ use godwit_lab::{
 use serde_json::{Value, json};
 
 use super::moves::baseline_report;
-use crate::verbs::trial::{ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking, left};
+use crate::trial::{ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking, left};
 
 /// Where `scripts/setup` puts the CRIU that works here; runc takes the first in its path.
 const LIBEXEC: &str = "/usr/local/lib/godwit/bin";

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
+use godwit_cli::output;
 use serde_json::Value;
 
 use super::{
     data::{Data, median},
     goals,
 };
-use crate::output;
 
 /// All results as a page of Markdown.
 pub(super) fn text(data: &Data) -> String {

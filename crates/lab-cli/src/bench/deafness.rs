@@ -6,7 +6,7 @@ use anyhow::bail;
 use godwit_lab::Lab;
 
 use super::cutover::PORT;
-use crate::verbs::trial::blocking;
+use crate::trial::blocking;
 
 /// A packet filter on the client's host.
 #[derive(Debug)]

@@ -18,9 +18,9 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use godwit_cli::output;
 
 use self::data::Data;
-use crate::output;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Args {

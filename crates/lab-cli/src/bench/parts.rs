@@ -17,6 +17,12 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use godwit_api::v1::{RunRequest, run_request::Source};
+use godwit_cli::{
+    client::Connection,
+    global::Global,
+    migration::{How, Mode, Outcome},
+    values,
+};
 use godwit_lab::{Lab, Link, workload::Rootfs};
 use godwit_memory::tracker::{Tracker, detect};
 use nix::time::{ClockId, clock_gettime};
@@ -24,14 +30,8 @@ use serde_json::{Value, json};
 
 use super::{Bed, results::Results, touch::Touched};
 use crate::{
-    cli::Global,
-    client::Connection,
-    values,
-    verbs::{
-        iperf,
-        migrate::{How, Mode},
-        trial::{self, ADDRESS, DESTINATION, SOURCE, blocking},
-    },
+    iperf,
+    trial::{self, ADDRESS, DESTINATION, SOURCE, blocking},
 };
 
 /// A link, and a service that crosses it.
@@ -193,7 +193,7 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, threads: u32) -> anyhow::
         let job = trial::Job { memory: args.memory, rate: 0, mode, how, back: false, busy: false };
         let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
         let (report, moments) = trial::moved(&connection, &job, NAME, DESTINATION, &quiet).await?;
-        ensure!(report.outcome == "moved", "it was {}: {}", report.outcome, report.reason);
+        ensure!(Outcome::of(&report) == Outcome::Moved, "it was {}: {}", report.outcome, report.reason);
         let touched = blocking(move || orders.check(threads > 0)).await?;
         let rate = match mode {
             Mode::Postcopy => report.faulted_bytes as f64 / (report.faulted_transfer_ms / 1e3),

@@ -18,6 +18,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use godwit_cli::{
+    global::Global,
+    output::{self, Table},
+};
 use godwit_lab::{Lab, Link};
 use serde_json::{Value, json};
 
@@ -26,11 +30,7 @@ use super::{
     results::Results,
     service::{self, Service},
 };
-use crate::{
-    cli::Global,
-    output::{self, Table},
-    verbs::trial::{ADDRESS, DESTINATION, SOURCE, blocking},
-};
+use crate::trial::{ADDRESS, DESTINATION, SOURCE, blocking};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Args {

@@ -8,17 +8,16 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use godwit_lab::{Lab, LabConfig, Link};
-
-use crate::{
-    cli::Global,
+use godwit_cli::{
+    global::Global,
+    interrupts::{INTERRUPTED, Interrupts},
+    migration::{How, Mode},
     output::{self, Table},
     values,
-    verbs::{
-        migrate::{How, INTERRUPTED, Interrupts, Mode},
-        trial::{self, DESTINATION, Job, SOURCE, Seen, blocking},
-    },
 };
+use godwit_lab::{Lab, LabConfig, Link};
+
+use crate::trial::{self, DESTINATION, Job, SOURCE, Seen, blocking};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

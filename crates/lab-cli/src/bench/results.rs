@@ -7,9 +7,8 @@ use std::{
 };
 
 use anyhow::Context as _;
+use godwit_cli::output;
 use serde_json::Value;
-
-use crate::output;
 
 /// Collects results.
 pub(super) struct Results {

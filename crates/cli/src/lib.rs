@@ -1,0 +1,64 @@
+//! `godwit`, the user's command: reads the command line, asks the node's daemon, prints. What it shares with
+//! `godwit-lab` (`crates/lab-cli`), which performs `godwit lab` and `godwit bench`, is public.
+//!
+//! ```text
+//!   cli.rs          what can be typed: flags and verbs
+//!   verbs/          one file per verb
+//!   companion.rs    the programs that a verb becomes: godwitd, godwit-lab
+//!
+//!   shared with godwit-lab:
+//!   program.rs      around a verb: the command line, the runtime, the error
+//!   global.rs       the flags that every verb takes
+//!   client.rs       which daemon, and the connection to it
+//!   migration.rs    a migration: its flags, its request, its events, its outcome
+//!   progress.rs     how its progress is shown
+//!   interrupts.rs   Ctrl-C
+//!   values.rs       sizes, mounts, ports, times: text from the user to the API's types
+//!   output.rs       tables, JSON, sizes and times: the API's types to text for the user
+//!   generate.rs     completions and man pages from a clap definition
+//!   documented.rs   whether pages tell of all flags, for tests
+//! ```
+
+mod cli;
+pub mod client;
+mod companion;
+pub mod documented;
+pub mod generate;
+pub mod global;
+pub mod interrupts;
+pub mod migration;
+pub mod output;
+pub mod program;
+pub mod progress;
+pub mod values;
+mod verbs;
+
+use std::{env, ffi::OsString, process::ExitCode};
+
+use clap::CommandFactory as _;
+
+/// The program `godwit`, from its command line to its exit code.
+#[must_use]
+pub fn godwit() -> ExitCode {
+    let words: Vec<OsString> = env::args_os().skip(1).collect();
+    // `godwit help lab` is a question about another program's verb: that program answers.
+    if let [help, verb, ..] = &words[..]
+        && help == "help"
+        && let Some(verb) = companion::VERBS_OF_LAB.into_iter().find(|name| verb == name)
+    {
+        return program::run(async { companion::become_lab(verb, &words) }, 1);
+    }
+    match program::parse::<cli::Cli>() {
+        Ok(cli) => {
+            let code_of_failure = cli.verb.code_of_failure();
+            program::run(cli.verb.run(&cli.global), code_of_failure)
+        }
+        Err(code) => code,
+    }
+}
+
+/// The clap definition of `godwit`, in which the verbs of `godwit-lab` have no flags of their own.
+#[must_use]
+pub fn definition() -> clap::Command {
+    cli::Cli::command()
+}

@@ -1,0 +1,33 @@
+//! `godwit-lab`: labs, the demo and the benchmarks. `godwit lab …` and `godwit bench …` start it.
+//!
+//! ```text
+//!   cli.rs     what can be typed: flags and verbs
+//!   lab.rs     godwit lab: the test bed (crates/lab) as commands
+//!   demo.rs    godwit lab demo
+//!   bench/     godwit bench
+//!   trial.rs   moves of a Redis under load, for the demo and the benchmark
+//!   iperf.rs   what the link carries
+//! ```
+//!
+//! The connection to a daemon, the flags of a migration, tables and errors are godwit's own: `crates/cli`.
+
+mod bench;
+mod cli;
+mod demo;
+mod iperf;
+mod lab;
+mod trial;
+
+use std::process::ExitCode;
+
+use godwit_cli::program;
+
+/// Exit code when the program itself fails.
+const FAILURE: u8 = 1;
+
+fn main() -> ExitCode {
+    match program::parse::<cli::Cli>() {
+        Ok(cli) => program::run(cli.verb.run(&cli.global), FAILURE),
+        Err(code) => code,
+    }
+}
