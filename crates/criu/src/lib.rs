@@ -145,7 +145,7 @@ impl Criu {
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
         let mut service = rpc::Service::start(&self.path, None)?;
-        let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;
+        let answer = service.ask(rpc::CriuReq::of_type(rpc::CriuReqType::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
         let version = answer.version.ok_or_else(|| CriuError::Answer {
             path: self.path.clone(),
@@ -153,8 +153,8 @@ impl Criu {
         })?;
         let number = |value: i32| u32::try_from(value).unwrap_or(0);
         Ok(Version {
-            major: number(version.major),
-            minor: number(version.minor),
+            major: number(version.major_number),
+            minor: number(version.minor_number),
             sublevel: version.sublevel.map_or(0, number),
             series: series_of(&self.output("--version").await?),
         })
@@ -219,8 +219,8 @@ impl Criu {
     /// What the binary can do on this kernel.
     pub async fn features(&self) -> Result<Features, CriuError> {
         let mut service = rpc::Service::start(&self.path, None)?;
-        let mut request = rpc::Request::of_kind(rpc::Kind::FeatureCheck);
-        request.features = Some(rpc::FeatureFlags {
+        let mut request = rpc::CriuReq::of_type(rpc::CriuReqType::FeatureCheck);
+        request.features = Some(rpc::CriuFeatures {
             mem_track: Some(true),
             lazy_pages: Some(true),
             pidfd_store: Some(true),
