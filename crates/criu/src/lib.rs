@@ -204,16 +204,20 @@ impl Criu {
         })
     }
 
-    /// What the binary prints when it is started with this option.
-    async fn output(&self, option: &str) -> Result<String, CriuError> {
-        let output = tokio::process::Command::new(&self.path)
-            .arg(option)
+    /// Runs the binary with this argument alone.
+    async fn run(&self, argument: &str) -> Result<std::process::Output, CriuError> {
+        tokio::process::Command::new(&self.path)
+            .arg(argument)
             .stdin(std::process::Stdio::null())
             .kill_on_drop(true)
             .output()
             .await
-            .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+            .map_err(|source| CriuError::Start { path: self.path.clone(), source })
+    }
+
+    /// What the binary prints when it is started with this option.
+    async fn output(&self, option: &str) -> Result<String, CriuError> {
+        Ok(String::from_utf8_lossy(&self.run(option).await?.stdout).into_owned())
     }
 
     /// What the binary can do on this kernel.
@@ -238,13 +242,7 @@ impl Criu {
     /// Runs `criu check`: whether this kernel has what a dump and a restore need. The error says
     /// what is missing.
     pub async fn check(&self) -> Result<(), CriuError> {
-        let output = tokio::process::Command::new(&self.path)
-            .arg("check")
-            .stdin(std::process::Stdio::null())
-            .kill_on_drop(true)
-            .output()
-            .await
-            .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
+        let output = self.run("check").await?;
         if output.status.success() {
             return Ok(());
         }
