@@ -294,7 +294,7 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         arch: std::env::consts::ARCH.into(),
         kernel: release,
         memory_bytes: total_memory(),
-        memory_available_bytes: godwit_migration::local::available_memory(),
+        memory_available_bytes: godwit_migration::machine::available_memory(),
         cpus: std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
         services: u32::try_from(node.state.services()?.len()).unwrap_or(u32::MAX),
         last_seen_ms: now_ms(),

@@ -11,16 +11,17 @@ use super::copy::Copied;
 use super::files::{Files, next_round, send_round};
 use super::logs::Logs;
 use super::{Source, SourceError};
-use crate::attach::Attachment;
 use crate::cpu::cpu_flags;
 use crate::images::{KERNEL_STATE_BYTES, Room};
 use crate::journal::now_ms;
 use crate::link::{Link, LinkError};
-use crate::local::{LocalError, machine};
+use crate::local::LocalError;
+use crate::machine::machine;
 use crate::message::{Layer, Message, Open, PROTOCOL_VERSION};
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::{Report, ms_since};
 use crate::retained;
+use crate::service::Attachment;
 use crate::service::Service;
 
 /// What a layer or log is cut into on the wire.
