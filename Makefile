@@ -84,7 +84,8 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck
 
 style:
 	@cargo fmt --all --check
-	@shellcheck -x $(filter-out scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@scripts/check-imports
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 
 # Each command selects the whole workspace, so that all is compiled once, with one set of features. The
 # end-to-end tests drive the built programs, which `cargo test` alone would not build. Both kinds of tests run,
