@@ -86,7 +86,8 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 
 style:
 	@cargo fmt --all --check
-	@shellcheck -x $(filter-out scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@scripts/check-imports
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error

@@ -298,7 +298,7 @@ impl Prepared {
         let log_path = options.log();
         let images_dir = open_directory(&options.images)?;
         let work_dir = open_directory(&options.work)?;
-        let mut request = rpc::Request::of_kind(rpc::Kind::Dump);
+        let mut request = rpc::CriuReq::of_type(rpc::CriuReqType::Dump);
         let (watched, linked) = match options.freezer.clone() {
             Some(cgroup) => {
                 let root = options.root.clone();
@@ -318,7 +318,7 @@ impl Prepared {
         let mut rpc_options = rpc_options(&options, as_stock, images_dir.as_raw_fd(), work_dir.as_raw_fd())?;
         rpc_options.irmap_scan_paths = watched;
         rpc_options.link_remap = Some(options.link_remap || linked.can_be_dumped);
-        request.options = Some(rpc_options);
+        request.opts = Some(rpc_options);
 
         // Put back when CRIU has let go of the processes.
         let raised = options.freezer.as_ref().map(|cgroup| limits::raise(cgroup, &options.images));
@@ -348,8 +348,8 @@ impl Prepared {
         if !answer.success {
             let text = log::read_lossy(&log_path);
             let reason = log::first_error(&text)
-                .or(answer.message)
-                .or_else(|| answer.errno.map(|n| std::io::Error::from_raw_os_error(n).to_string()))
+                .or(answer.cr_errmsg)
+                .or_else(|| answer.cr_errno.map(|n| std::io::Error::from_raw_os_error(n).to_string()))
                 .unwrap_or_else(|| "it gave no reason".into());
             return Err(CriuError::Dump { pid: options.pid, hint: log::hint(&text), reason, log: log_path });
         }
@@ -371,7 +371,7 @@ fn rpc_options(
     as_stock: bool,
     images_fd: i32,
     work_fd: i32,
-) -> Result<rpc::Options, CriuError> {
+) -> Result<rpc::CriuOpts, CriuError> {
     let mut external = options.external.clone();
     for (inside, key) in &options.external_mounts {
         external.push(format!("mnt[{inside}]:{key}"));
@@ -385,7 +385,7 @@ fn rpc_options(
         })?;
         external.push(format!("net[{}]:{key}", namespace.ino()));
     }
-    Ok(rpc::Options {
+    Ok(rpc::CriuOpts {
         images_dir_fd: images_fd,
         pid: i32::try_from(options.pid).ok(),
         leave_running: Some(options.leave_running),
@@ -397,7 +397,7 @@ fn rpc_options(
         work_dir_fd: Some(work_fd),
         link_remap: Some(options.link_remap),
         manage_cgroups: Some(false),
-        manage_cgroups_mode: Some(rpc::CGROUPS_IGNORE),
+        manage_cgroups_mode: Some(rpc::CriuCgMode::Ignore.into()),
         ghost_limit: Some(options.ghost_limit),
         irmap_scan_paths: Vec::new(),
         external,
@@ -407,7 +407,7 @@ fn rpc_options(
         lazy_pages_external: Some(options.memory == Memory::Lazy && !as_stock),
         tcp_inline: Some(options.tcp_inline && !as_stock),
         orphan_pts_master: Some(true),
-        network_lock: Some(rpc::NETWORK_LOCK_SKIP),
+        network_lock: Some(rpc::CriuNetworkLockMethod::Skip.into()),
     })
 }
 

@@ -19,7 +19,8 @@ mod plain;
 mod rights;
 mod system_calls;
 
-use std::fs::File;
+use std::borrow::Cow;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -217,6 +218,31 @@ pub struct ProcessTreeEntry {
     pub threads: Vec<u32>,
 }
 
+/// `file_entry`: something that processes have open.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct FileEntry {
+    /// Its kind, of CRIU's `fd_types`.
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) kind: u32,
+    /// Its number in the images.
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) id: u32,
+    /// What more there is of a regular file.
+    #[prost(message, optional, tag = "3")]
+    pub(crate) regular: Option<RegularFile>,
+}
+
+/// `reg_file_entry`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct RegularFile {
+    /// Its path in the service, as it was opened.
+    #[prost(bytes = "vec", required, tag = "6")]
+    pub(crate) name: Vec<u8>,
+    /// Its `st_mode`.
+    #[prost(uint32, optional, tag = "10")]
+    pub(crate) mode: Option<u32>,
+}
+
 /// `dump_stats_entry`; times in microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct DumpStats {
@@ -330,6 +356,29 @@ fn read_image(path: &Path, kind: ImageKind) -> Result<Vec<u8>, ImageError> {
         return Err(ImageError::Damaged { path: path.to_owned(), reason });
     }
     Ok(bytes)
+}
+
+/// Writes an image anew with the records that `change` makes of those in it; none: it stays as it is.
+pub(crate) fn rewrite(
+    path: &Path,
+    kind: ImageKind,
+    change: impl for<'a> FnOnce(&[&'a [u8]]) -> Result<Option<Vec<Cow<'a, [u8]>>>, String>,
+) -> Result<(), ImageError> {
+    let bytes = read_image(path, kind)?;
+    let changed = || {
+        let (head, records) = split(&bytes, kind)?;
+        let Some(records) = change(&records)? else { return Ok(None) };
+        let mut changed = head.to_vec();
+        for record in records {
+            let length = u32::try_from(record.len()).map_err(|_| "a record is too long")?;
+            changed.extend(length.to_le_bytes());
+            changed.extend_from_slice(&record);
+        }
+        Ok(Some(changed))
+    };
+    let changed = changed().map_err(|reason| ImageError::Damaged { path: path.to_owned(), reason })?;
+    let Some(changed) = changed else { return Ok(()) };
+    fs::write(path, changed).map_err(|source| ImageError::Write { path: path.to_owned(), source })
 }
 
 fn records<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<Vec<M>, ImageError> {

@@ -147,7 +147,7 @@ impl Criu {
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
         let mut service = rpc::Service::start(&self.path, None)?;
-        let answer = service.ask(rpc::Request::of_kind(rpc::Kind::Version)).await?;
+        let answer = service.ask(rpc::CriuReq::of_type(rpc::CriuReqType::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
         let version = answer.version.ok_or_else(|| CriuError::Answer {
             path: self.path.clone(),
@@ -155,8 +155,8 @@ impl Criu {
         })?;
         let number = |value: i32| u32::try_from(value).unwrap_or(0);
         Ok(Version {
-            major: number(version.major),
-            minor: number(version.minor),
+            major: number(version.major_number),
+            minor: number(version.minor_number),
             sublevel: version.sublevel.map_or(0, number),
             series: series_of(&self.output("--version").await?),
         })
@@ -206,23 +206,27 @@ impl Criu {
         })
     }
 
-    /// What the binary prints when it is started with this option.
-    async fn output(&self, option: &str) -> Result<String, CriuError> {
-        let output = tokio::process::Command::new(&self.path)
-            .arg(option)
+    /// Runs the binary with this argument alone.
+    async fn run(&self, argument: &str) -> Result<std::process::Output, CriuError> {
+        tokio::process::Command::new(&self.path)
+            .arg(argument)
             .stdin(std::process::Stdio::null())
             .kill_on_drop(true)
             .output()
             .await
-            .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+            .map_err(|source| CriuError::Start { path: self.path.clone(), source })
+    }
+
+    /// What the binary prints when it is started with this option.
+    async fn output(&self, option: &str) -> Result<String, CriuError> {
+        Ok(String::from_utf8_lossy(&self.run(option).await?.stdout).into_owned())
     }
 
     /// What the binary can do on this kernel.
     pub async fn features(&self) -> Result<Features, CriuError> {
         let mut service = rpc::Service::start(&self.path, None)?;
-        let mut request = rpc::Request::of_kind(rpc::Kind::FeatureCheck);
-        request.features = Some(rpc::FeatureFlags {
+        let mut request = rpc::CriuReq::of_type(rpc::CriuReqType::FeatureCheck);
+        request.features = Some(rpc::CriuFeatures {
             mem_track: Some(true),
             lazy_pages: Some(true),
             pidfd_store: Some(true),
@@ -240,13 +244,7 @@ impl Criu {
     /// Runs `criu check`: whether this kernel has what a dump and a restore need. The error says
     /// what is missing.
     pub async fn check(&self) -> Result<(), CriuError> {
-        let output = tokio::process::Command::new(&self.path)
-            .arg("check")
-            .stdin(std::process::Stdio::null())
-            .kill_on_drop(true)
-            .output()
-            .await
-            .map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
+        let output = self.run("check").await?;
         if output.status.success() {
             return Ok(());
         }

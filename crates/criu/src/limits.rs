@@ -15,7 +15,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::images::{ImageError, ImageKind, split};
+use crate::images::{ImageError, ImageKind, rewrite};
 
 /// Most descriptors that CRIU's code has open at a time in a process; it is less than half of that.
 const NEEDED: u64 = 16;
@@ -161,27 +161,23 @@ pub(crate) fn repair(images: &Path) -> Result<usize, ImageError> {
         let words: Vec<u64> = line.split(' ').map_while(|word| word.parse().ok()).collect();
         let [pid, soft, hard] = words[..] else { return Err(damaged("a line is not three numbers")) };
         let path: PathBuf = images.join(format!("core-{pid}.img"));
-        let core = std::fs::read(&path).map_err(|source| ImageError::Read { path: path.clone(), source })?;
-        let changed = with_limit(&core, soft, hard)
-            .map_err(|reason| ImageError::Damaged { path: path.clone(), reason })?;
-        std::fs::write(&path, changed).map_err(|source| ImageError::Write { path, source })?;
+        rewrite(&path, ImageKind::Core, |records| {
+            let [record] = records[..] else { return Err("it has not one record".into()) };
+            Ok(Some(vec![with_limit(record, soft, hard)?.into()]))
+        })?;
         count += 1;
     }
     Ok(count)
 }
 
-/// The image of a process with another limit: `core_entry { task_core_entry tc = 3 { task_rlimits_entry
+/// The record of a process with another limit: `core_entry { task_core_entry tc = 3 { task_rlimits_entry
 /// rlimits = 8 { repeated rlimit_entry rlimits = 1 } } }`. All else stays byte by byte.
-fn with_limit(image: &[u8], soft: u64, hard: u64) -> Result<Vec<u8>, String> {
-    let (head, records) = split(image, ImageKind::Core)?;
-    let [record] = records[..] else { return Err("it has not one record".into()) };
+fn with_limit(record: &[u8], soft: u64, hard: u64) -> Result<Vec<u8>, String> {
     let mut entry = vec![];
     for (tag, value) in [(1, soft), (2, hard)] {
         prost::encoding::uint64::encode(tag, &value, &mut entry);
     }
-    let record = replace(record, &[(3, 0), (8, 0), (1, PLACE)], &entry)?;
-    let length = u32::try_from(record.len()).map_err(|_| "a record is too long")?;
-    Ok([head, &length.to_le_bytes()[..], &record].concat())
+    replace(record, &[(3, 0), (8, 0), (1, PLACE)], &entry)
 }
 
 /// A message with another content of the field at the end of the path: of each step the tag, and which of
@@ -242,11 +238,18 @@ mod tests {
             let head = [0x5456_4319_u32, 0x5505_3847, u32::try_from(record.len()).unwrap()];
             [head.map(u32::to_le_bytes).concat(), record].concat()
         };
-        assert_eq!(with_limit(&core(limit(3, 4)), 7, 8).unwrap(), core(limit(7, 8)));
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("core-9.img");
+        std::fs::write(directory.path().join(NOTE), "9 7 8\n").unwrap();
+        let repaired = |image: &[u8]| {
+            std::fs::write(&path, image).unwrap();
+            repair(directory.path()).map(|_| std::fs::read(&path).unwrap())
+        };
+        assert_eq!(repaired(&core(limit(3, 4))).unwrap(), core(limit(7, 8)));
         let without = [0x5456_4319_u32, 0x5505_3847, 0].map(u32::to_le_bytes).concat();
-        assert!(with_limit(&without, 7, 8).unwrap_err().contains("no field 3"));
+        assert!(repaired(&without).unwrap_err().to_string().contains("no field 3"));
         for length in 12..core(limit(3, 4)).len() {
-            assert!(with_limit(&core(limit(3, 4))[..length], 7, 8).is_err(), "{length}");
+            assert!(repaired(&core(limit(3, 4))[..length]).is_err(), "{length}");
         }
     }
 }

@@ -11,11 +11,12 @@
 mod links;
 mod mounts;
 
-use std::{fs, path::Path};
+use std::borrow::Cow;
+use std::path::Path;
 
 use prost::Message;
 
-use crate::images::{ImageError, ImageKind, split};
+use crate::images::{ImageError, ImageKind, rewrite};
 
 pub use links::{Links, links};
 pub use mounts::external_mounts;
@@ -64,35 +65,22 @@ pub fn repair(images: &Path) -> Result<usize, ImageError> {
 }
 
 fn repair_timers(images: &Path) -> Result<usize, ImageError> {
-    let path = images.join("files.img");
-    let failed = |source| ImageError::Read { path: path.clone(), source };
-    let bytes = fs::read(&path).map_err(failed)?;
-    let repaired = timers(&bytes).map_err(|reason| ImageError::Damaged { path: path.clone(), reason })?;
-    let Some((bytes, count)) = repaired else { return Ok(0) };
-    fs::write(&path, bytes).map_err(failed)?;
-    Ok(count)
-}
-
-/// The repaired image and the number of repairs; none if nothing is to be repaired.
-fn timers(image: &[u8]) -> Result<Option<(Vec<u8>, usize)>, String> {
-    let (head, records) = split(image, ImageKind::Files)?;
-    let mut repaired = head.to_vec();
     let mut count = 0;
-    for record in records {
-        let changed = match FileEntry::decode(record).map_err(|error| error.to_string())? {
-            FileEntry { timer: Some(timer), kind, id } if timer.is_stuck() => {
-                let timer = TimerFd { value_s: timer.interval_s, value_ns: timer.interval_ns, ..timer };
-                count += 1;
-                Some(FileEntry { kind, id, timer: Some(timer) }.encode_to_vec())
-            }
-            _ => None,
-        };
-        let record = changed.as_deref().unwrap_or(record);
-        let length = u32::try_from(record.len()).map_err(|_| "a record is too long")?;
-        repaired.extend(length.to_le_bytes());
-        repaired.extend(record);
-    }
-    Ok((count > 0).then_some((repaired, count)))
+    rewrite(&images.join("files.img"), ImageKind::Files, |records| {
+        let mut repaired = Vec::with_capacity(records.len());
+        for record in records {
+            repaired.push(match FileEntry::decode(*record).map_err(|error| error.to_string())? {
+                FileEntry { timer: Some(timer), kind, id } if timer.is_stuck() => {
+                    let timer = TimerFd { value_s: timer.interval_s, value_ns: timer.interval_ns, ..timer };
+                    count += 1;
+                    Cow::Owned(FileEntry { kind, id, timer: Some(timer) }.encode_to_vec())
+                }
+                _ => Cow::Borrowed(*record),
+            });
+        }
+        Ok((count > 0).then_some(repaired))
+    })?;
+    Ok(count)
 }
 
 impl TimerFd {
@@ -108,6 +96,8 @@ impl TimerFd {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
+
     use super::*;
 
     const TIMERFD: u32 = 17;

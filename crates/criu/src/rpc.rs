@@ -7,9 +7,7 @@
 //!   │ ── end of file ──────────────▶ │   CRIU ends
 //! ```
 //!
-//! The messages are a subset of CRIU's `images/rpc.proto` (MIT), written as prost types with the
-//! tags of that file: protobuf readers pass over what they do not know, so that the subset works
-//! with every CRIU, and no copy of the whole file has to be kept in step.
+//! The messages are generated from `proto/rpc.proto`, the part of CRIU's file of that name that godwit uses.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -32,127 +30,19 @@ const SERVICE_FD: i32 = 3;
 /// The number of the page server's socket in the CRIU process.
 const PAGE_SERVER_FD: i32 = 4;
 
-/// `criu_req_type`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
-#[repr(i32)]
-pub(crate) enum Kind {
-    Empty = 0,
-    Dump = 1,
-    FeatureCheck = 9,
-    Version = 10,
+#[allow(unreachable_pub, clippy::all, clippy::pedantic)]
+mod messages {
+    include!(concat!(env!("OUT_DIR"), "/criu.rs"));
 }
 
-/// `criu_network_lock_method`.
-pub(crate) const NETWORK_LOCK_SKIP: i32 = 3;
+pub(crate) use messages::{
+    CriuCgMode, CriuFeatures, CriuNetworkLockMethod, CriuOpts, CriuReq, CriuReqType, CriuResp,
+};
 
-/// `criu_cg_mode`: cgroups are neither dumped nor restored.
-pub(crate) const CGROUPS_IGNORE: i32 = 0;
-
-/// `criu_opts`, the fields of a dump.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Options {
-    #[prost(int32, required, tag = "1")]
-    pub images_dir_fd: i32,
-    #[prost(int32, optional, tag = "2")]
-    pub pid: Option<i32>,
-    #[prost(bool, optional, tag = "3")]
-    pub leave_running: Option<bool>,
-    #[prost(bool, optional, tag = "5")]
-    pub tcp_established: Option<bool>,
-    #[prost(bool, optional, tag = "8")]
-    pub file_locks: Option<bool>,
-    #[prost(int32, optional, tag = "9")]
-    pub log_level: Option<i32>,
-    #[prost(string, optional, tag = "10")]
-    pub log_file: Option<String>,
-    #[prost(string, optional, tag = "13")]
-    pub root: Option<String>,
-    #[prost(int32, optional, tag = "17")]
-    pub work_dir_fd: Option<i32>,
-    #[prost(bool, optional, tag = "18")]
-    pub link_remap: Option<bool>,
-    #[prost(bool, optional, tag = "24")]
-    pub manage_cgroups: Option<bool>,
-    #[prost(int32, optional, tag = "34")]
-    pub manage_cgroups_mode: Option<i32>,
-    #[prost(uint32, optional, tag = "35")]
-    pub ghost_limit: Option<u32>,
-    #[prost(string, repeated, tag = "36")]
-    pub irmap_scan_paths: Vec<String>,
-    #[prost(string, repeated, tag = "37")]
-    pub external: Vec<String>,
-    #[prost(string, optional, tag = "44")]
-    pub freeze_cgroup: Option<String>,
-    #[prost(uint32, optional, tag = "45")]
-    pub timeout: Option<u32>,
-    #[prost(bool, optional, tag = "48")]
-    pub lazy_pages: Option<bool>,
-    #[prost(bool, optional, tag = "50")]
-    pub orphan_pts_master: Option<bool>,
-    #[prost(int32, optional, tag = "64")]
-    pub network_lock: Option<i32>,
-    /// Of our patch: a CRIU without it passes over it.
-    #[prost(bool, optional, tag = "1048")]
-    pub lazy_pages_external: Option<bool>,
-    /// Of our patch too.
-    #[prost(bool, optional, tag = "1049")]
-    pub tcp_inline: Option<bool>,
-}
-
-/// `criu_features`.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(crate) struct FeatureFlags {
-    #[prost(bool, optional, tag = "1")]
-    pub mem_track: Option<bool>,
-    #[prost(bool, optional, tag = "2")]
-    pub lazy_pages: Option<bool>,
-    #[prost(bool, optional, tag = "3")]
-    pub pidfd_store: Option<bool>,
-}
-
-/// `criu_req`.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Request {
-    #[prost(enumeration = "Kind", required, tag = "1")]
-    pub kind: i32,
-    #[prost(message, optional, tag = "2")]
-    pub options: Option<Options>,
-    #[prost(message, optional, tag = "5")]
-    pub features: Option<FeatureFlags>,
-}
-
-impl Request {
-    pub(crate) fn of_kind(kind: Kind) -> Self {
-        Self { kind: kind.into(), options: None, features: None }
+impl CriuReq {
+    pub(crate) fn of_type(kind: CriuReqType) -> Self {
+        Self { r#type: kind.into(), ..Self::default() }
     }
-}
-
-/// `criu_version`.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct VersionAnswer {
-    #[prost(int32, required, tag = "1")]
-    pub major: i32,
-    #[prost(int32, required, tag = "2")]
-    pub minor: i32,
-    #[prost(int32, optional, tag = "4")]
-    pub sublevel: Option<i32>,
-}
-
-/// `criu_resp`.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Answer {
-    #[prost(int32, required, tag = "1")]
-    pub kind: i32,
-    #[prost(bool, required, tag = "2")]
-    pub success: bool,
-    #[prost(int32, optional, tag = "7")]
-    pub errno: Option<i32>,
-    #[prost(message, optional, tag = "8")]
-    pub features: Option<FeatureFlags>,
-    #[prost(string, optional, tag = "9")]
-    pub message: Option<String>,
-    #[prost(message, optional, tag = "10")]
-    pub version: Option<VersionAnswer>,
 }
 
 /// A running `criu swrk` and the socket to it.
@@ -229,8 +119,8 @@ impl Service {
     }
 
     /// Sends a request and waits for its answer.
-    pub(crate) async fn ask(&mut self, request: Request) -> Result<Answer, CriuError> {
-        self.process.at_work = request.kind == i32::from(Kind::Dump);
+    pub(crate) async fn ask(&mut self, request: CriuReq) -> Result<CriuResp, CriuError> {
+        self.process.at_work = request.r#type() == CriuReqType::Dump;
         self.socket
             .send(&request.encode_to_vec())
             .await
@@ -250,7 +140,7 @@ impl Service {
                 path: self.path.clone(),
                 reason: format!("it has {ANSWER_LIMIT} bytes or more"),
             })?;
-        Answer::decode(packet)
+        CriuResp::decode(packet)
             .map_err(|error| CriuError::Answer { path: self.path.clone(), reason: error.to_string() })
     }
 
@@ -322,16 +212,16 @@ mod tests {
     fn an_answer_with_unknown_fields_is_understood() {
         // success = true for DUMP, and field 14 that no CRIU has today.
         let bytes = [0x08, 1, 0x10, 1, 0x72, 2, b'h', b'i'];
-        let answer = Answer::decode(&bytes[..]).unwrap();
+        let answer = CriuResp::decode(&bytes[..]).unwrap();
         assert!(answer.success);
-        assert_eq!(answer.kind, 1);
+        assert_eq!(answer.r#type(), CriuReqType::Dump);
     }
 
     #[test]
     fn a_request_carries_the_tags_of_rpc_proto() {
-        let mut request = Request::of_kind(Kind::Dump);
-        request.options =
-            Some(Options { images_dir_fd: 7, network_lock: Some(NETWORK_LOCK_SKIP), ..Options::default() });
+        let mut request = CriuReq::of_type(CriuReqType::Dump);
+        let network_lock = Some(CriuNetworkLockMethod::Skip.into());
+        request.opts = Some(CriuOpts { images_dir_fd: 7, network_lock, ..CriuOpts::default() });
         // type = 1; opts { images_dir_fd = 7; network_lock (64) = 3 }
         assert_eq!(request.encode_to_vec(), [0x08, 1, 0x12, 5, 0x08, 7, 0x80, 0x04, 3]);
     }

@@ -35,7 +35,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
 use crate::node::Node;
-use crate::services::status;
+use crate::status::{internal, status};
 use crate::{convert, networks};
 
 /// Events that wait for a slow reader; then the nodes' own queues fill, and they count what is lost.
@@ -89,7 +89,7 @@ pub(crate) async fn everywhere(
     node: &Arc<Node>,
     mut request: CaptureRequest,
 ) -> Result<mpsc::Receiver<Result<CaptureEvent, Status>>, Status> {
-    let placement = node.placement(&request.name).map_err(|error| status(Status::internal, &error))?;
+    let placement = node.placement(&request.name).map_err(internal)?;
     let placement = placement.ok_or_else(|| {
         Status::not_found(format!(
             "there is no service {}; `godwit ps -a` lists those there are",
@@ -119,7 +119,7 @@ pub(crate) async fn everywhere(
 
 /// The names of the other nodes.
 fn peers(node: &Node) -> Result<Vec<String>, Status> {
-    let members = node.state.members().map_err(|error| status(Status::internal, &error))?;
+    let members = node.state.members().map_err(internal)?;
     Ok(members.into_iter().map(|member| member.name).filter(|name| *name != node.name).collect())
 }
 

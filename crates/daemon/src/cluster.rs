@@ -12,14 +12,14 @@ use futures::future::join_all;
 use godwit_api::v1::{Member, NodeInfo, Placement, SyncMessage};
 use godwit_migration::journal::Stage;
 use godwit_migration::{Service, error_chain};
-use godwit_transfer::authority::CA_KEY_FILE;
 use prost::Message as _;
 
-use crate::join::IDENTITY;
-use crate::node::Node;
+use crate::directory::{UNREACHABLE_MS, own_info};
+use crate::node::{Claim, Conflict, Node};
+use crate::peers::MAX_SYNC;
 use crate::state::{StateError, now_ms};
 use crate::trust::{self, Belief, MAX_MEMBERS, MAX_SERVICES, Placements};
-use crate::{forward, keys, network, networks, removals};
+use crate::{forward, network, networks, removals};
 
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -27,12 +27,6 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Between two looks at all forwarding entries: what somebody else changed, or what could not be
 /// set while a service was arriving, is put right.
 const PUT_RIGHT: Duration = Duration::from_secs(10);
-
-/// Largest message of a peer: 16 MiB hold the placements of some 100,000 services.
-pub(crate) const MAX_SYNC: usize = 16 << 20;
-
-/// A peer not heard of for this long is shown as unreachable.
-const UNREACHABLE_MS: i64 = 5_000;
 
 /// Exchanges with all peers for as long as the node lives.
 pub(crate) async fn run(node: Arc<Node>) {
@@ -90,7 +84,9 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
                     if let Err(error) = take_in(&node, &member.name, answer.into_inner()).await {
                         tracing::error!(error = %error_chain(&error), "cannot record news of the cluster");
                     }
-                    keys::exchange(&node, &member).await;
+                    if let Some(keys) = node.network.keys() {
+                        keys.exchange(node.peers.get(&member.name, &member.address), &member).await;
+                    }
                 }
                 Err(status) => {
                     tracing::debug!(peer = %member.name, %status, "no exchange");
@@ -130,6 +126,22 @@ pub(crate) async fn hear(node: &Arc<Node>, from: &str) -> Result<bool, StateErro
             tracing::debug!(peer = %from, %status, "no exchange");
             Ok(false)
         }
+    }
+}
+
+/// What [`Node::conflict`] says, where another node is asked first that is said to have what is in the way: news of what it has
+/// removed may be on its way here.
+pub(crate) async fn settled_conflict(
+    node: &Arc<Node>,
+    name: &str,
+    claim: &Claim,
+    id: &str,
+    asker: &str,
+) -> Result<Option<Conflict>, StateError> {
+    let conflict = node.conflict(name, claim, id, asker)?;
+    match conflict.as_ref().and_then(|conflict| conflict.node.as_ref()) {
+        Some(other) if hear(node, other).await? => node.conflict(name, claim, id, asker),
+        _ => Ok(conflict),
     }
 }
 
@@ -279,60 +291,6 @@ pub(crate) fn put_own_right(node: &Node) -> Result<(), StateError> {
         }
     }
     Ok(())
-}
-
-/// What this node tells of itself.
-pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
-    let uname = nix::sys::utsname::uname();
-    let release = uname.map(|u| u.release().to_string_lossy().into_owned()).unwrap_or_default();
-    Ok(NodeInfo {
-        name: node.name.clone(),
-        address: node.member_address(&node.name)?.unwrap_or_default(),
-        state: "ready".into(),
-        reason: String::new(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        arch: std::env::consts::ARCH.into(),
-        kernel: release,
-        memory_bytes: total_memory(),
-        memory_available_bytes: godwit_migration::local::available_memory(),
-        cpus: std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
-        services: u32::try_from(node.state.services()?.len()).unwrap_or(u32::MAX),
-        last_seen_ms: now_ms(),
-        is_self: true,
-        network: Some(network::own(node)),
-        authority: node.local().layout.state.join(IDENTITY).join(CA_KEY_FILE).exists(),
-        clock_ahead_ms: 0,
-        criu: node.criu().known_version().map(|version| version.to_string()).unwrap_or_default(),
-    })
-}
-
-/// All nodes as this one sees them.
-pub(crate) fn nodes(node: &Node) -> Result<Vec<NodeInfo>, StateError> {
-    node.state
-        .members()?
-        .into_iter()
-        .map(|member| {
-            if member.name == node.name {
-                return own_info(node);
-            }
-            let silent = NodeInfo { name: member.name.clone(), ..NodeInfo::default() };
-            let mut info = node.heard(&member.name).unwrap_or(silent);
-            info.address = member.address;
-            let age = now_ms() - info.last_seen_ms;
-            if info.last_seen_ms == 0 {
-                info.state = "unreachable".into();
-                info.reason = "never heard of since godwitd was started".into();
-            } else if age > UNREACHABLE_MS {
-                info.state = "unreachable".into();
-                info.reason = format!("last heard of {} s ago", age / 1000);
-            }
-            Ok(info)
-        })
-        .collect()
-}
-
-pub(crate) fn total_memory() -> u64 {
-    nix::sys::sysinfo::sysinfo().map_or(0, |info| info.ram_total())
 }
 
 #[cfg(test)]

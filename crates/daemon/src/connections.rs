@@ -7,9 +7,10 @@ use godwit_network::Protocol;
 use godwit_network::connections::{self, Connection, Connections, MOST_LISTED};
 use tonic::Status;
 
-use crate::migrate::elsewhere;
+use crate::directory::elsewhere;
 use crate::node::Node;
-use crate::services::{owned, status};
+use crate::services::owned;
+use crate::status::internal;
 
 /// The longest answer taken of a peer: as many sockets as are listed, at some 200 bytes each.
 const MAX_ANSWER: usize = 16 << 20;
@@ -33,7 +34,7 @@ pub(crate) async fn anywhere(node: &Arc<Node>, name: &str) -> Result<api::Connec
 pub(crate) async fn here(node: &Node, name: &str) -> Result<api::ConnectionsResponse, Status> {
     let service = owned(node, name)?.service;
     let found = connections::inside(&node.local().config(&service).network_namespace).await;
-    Ok(shown(found.map_err(|error| status(Status::internal, &error))?))
+    Ok(shown(found.map_err(internal)?))
 }
 
 fn shown(found: Connections) -> api::ConnectionsResponse {

@@ -1,10 +1,11 @@
 //! Between the API's messages and the types inside; all checks of what users give are here.
 
 use std::collections::HashMap;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use godwit_api::v1 as api;
+use godwit_api::v1::{self as api, Network, Placement};
 use godwit_engine::confinement::ConfinementError;
 use godwit_engine::seccomp::Seccomp;
 use godwit_engine::{Confinement, Mount, MountKind, Ulimit};
@@ -13,6 +14,7 @@ use godwit_migration::restart::UnknownRestart;
 use godwit_migration::{
     Attachment, Compress, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
 };
+use godwit_network::{Mac, NetworkError, OverlayConfig, Prefix6};
 use tonic::Status;
 
 /// The smallest memory limit with which a container starts at all.
@@ -357,13 +359,87 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
 /// Most connections for pages: more than any machine has cores to fill them with.
 const MAX_STREAMS: u32 = 8;
 
+/// The addresses of a placement, in the order of its networks; none in a namespace of somebody else's.
+pub(crate) fn addresses_of(placement: &Placement) -> Vec<Ipv4Addr> {
+    let texts = std::iter::once(&placement.address).chain(&placement.more);
+    texts
+        .filter_map(|text| text.parse().ok())
+        .filter(|address: &Ipv4Addr| !address.is_unspecified())
+        .collect()
+}
+
+/// VXLAN network identifiers have 24 bits (RFC 7348).
+pub(crate) const MOST_VNI: u32 = (1 << 24) - 1;
+/// A network as it is to be brought up beside the first.
+pub(crate) fn overlay_config(
+    first: &OverlayConfig,
+    network: &Network,
+) -> Result<OverlayConfig, NetworkError> {
+    let prefix6 = Some(&network.subnet6).filter(|text| !text.is_empty());
+    let prefix6 = prefix6.map(|text| text.parse::<Prefix6>()).transpose()?;
+    if !(1..=MOST_VNI).contains(&network.vni) {
+        return Err(NetworkError::BadVni { vni: network.vni, most: MOST_VNI });
+    }
+    Ok(first.beside(network.subnet.parse()?, prefix6, network.vni))
+}
+
+/// A link-layer address as [`mac_to_string`] writes it.
+pub(crate) fn parse_mac(text: &str) -> Option<Mac> {
+    let bytes: Vec<u8> =
+        text.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect::<Result<_, _>>().ok()?;
+    bytes.try_into().ok()
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_network::mac_to_string;
+
     use super::*;
 
     #[test]
     fn times_are_told_to_the_microsecond() {
         assert_eq!(to_microseconds(140.461_258_000_000_02).to_string(), "140.461");
         assert_eq!(to_microseconds(0.0).to_string(), "0");
+    }
+
+    #[test]
+    fn a_link_layer_address_is_read_as_it_is_written() {
+        let mac = [0x02, 0x67, 0xff, 0, 0, 0x0a];
+        assert_eq!(parse_mac(&mac_to_string(mac)), Some(mac));
+        for bad in ["", "02:67", "02:67:ff:00:00:0a:01", "zz:67:ff:00:00:0a", "02-67-ff-00-00-0a"] {
+            assert_eq!(parse_mac(bad), None, "{bad}");
+        }
+    }
+
+    fn network(vni: u32) -> Network {
+        Network { name: "back".into(), subnet: "10.89.0.0/24".into(), vni, ..Network::default() }
+    }
+
+    #[test]
+    fn what_no_network_can_be_is_refused() {
+        let first = OverlayConfig::new("10.88.0.0/16".parse().unwrap(), "eth0", [10, 99, 0, 1].into());
+        let good = overlay_config(&first, &network(0x00ab_cdef)).unwrap();
+        assert_eq!((good.bridge.as_str(), good.vxlan.as_str()), ("gwabcdef", "gwvxabcdef"));
+        for bad in [
+            network(0),
+            network(MOST_VNI + 1),
+            Network { subnet: "10.89.0.1/24".into(), ..network(1) },
+            Network { subnet6: "fd00::/64".into(), ..network(1) },
+        ] {
+            assert!(overlay_config(&first, &bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_placement_has_an_address_for_each_network() {
+        let placement = |address: &str, more: &[&str]| Placement {
+            address: address.into(),
+            more: more.iter().map(ToString::to_string).collect(),
+            ..Placement::default()
+        };
+        let addresses = addresses_of(&placement("10.88.0.2", &["10.89.0.2", "nonsense"]));
+        assert_eq!(addresses, [Ipv4Addr::new(10, 88, 0, 2), Ipv4Addr::new(10, 89, 0, 2)]);
+        assert!(addresses_of(&placement("0.0.0.0", &[])).is_empty());
     }
 }

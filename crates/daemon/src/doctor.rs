@@ -9,7 +9,7 @@ use godwit_migration::error_chain;
 
 use crate::keys::Keys;
 use crate::node::Node;
-use crate::{cluster, network};
+use crate::{directory, network};
 
 /// Below this much free disk, images and changed files may not fit.
 const DISK_LOW: u64 = 1 << 30;
@@ -83,7 +83,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(guard(node).await);
     checks.push(encryption(node).await);
     checks.push(clock());
-    match cluster::nodes(node) {
+    match directory::nodes(node) {
         Ok(nodes) => checks.extend([clocks(&nodes), criu_of(&nodes)]),
         Err(error) => {
             checks.push(missing("clocks", error_chain(&error), "look at the disk of the state directory"))

@@ -15,7 +15,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use crate::node::Node;
-use crate::services::{DEFAULT_PATH, owned, status};
+use crate::services::{DEFAULT_PATH, owned};
+use crate::status::status;
 
 /// What is read from a pipe at once.
 const CHUNK: usize = 64 * 1024;

@@ -10,9 +10,9 @@ use godwit_api::v1::Placement;
 use godwit_migration::{Service, error_chain};
 use godwit_network::{NetworkError, Overlay, Published};
 
+use crate::convert::{self, addresses_of};
 use crate::node::Node;
 use crate::state::StateError;
-use crate::{convert, networks};
 
 /// Takes over what another node says of a placement.
 pub(crate) async fn learn(node: &Node, placement: &Placement) -> Result<(), StateError> {
@@ -43,7 +43,7 @@ pub(crate) async fn forward(node: &Node, placement: &Placement) -> Result<(), St
         return Ok(());
     }
     // None where its network is somebody else's.
-    lead(node, &networks::addresses_of(placement)).await
+    lead(node, &addresses_of(placement)).await
 }
 
 /// Points the overlay at whichever node has each of these addresses, if a node has.
@@ -83,7 +83,7 @@ async fn lead_to(
     let Some((placement, vtep)) = there else { return overlay.set_absent(address, mac).await };
     overlay.set_remote(address, mac, vtep).await?;
     // Published ports lead to the first of its addresses.
-    if networks::addresses_of(placement).first() == Some(&address) {
+    if addresses_of(placement).first() == Some(&address) {
         publish(placement, address, &overlay).await?;
     }
     Ok(())
@@ -114,7 +114,7 @@ pub(crate) fn shared_by(node: &Node, service: &Service) -> Result<Option<String>
 }
 
 fn shared(service: &Service, placement: &Placement) -> Option<String> {
-    let theirs = networks::addresses_of(placement);
+    let theirs = addresses_of(placement);
     let address = service.addresses().into_iter().find(|address| theirs.contains(address))?;
     (placement.id != service.id).then(|| {
         format!(

@@ -113,11 +113,11 @@ impl Host for NodeHost {
         node.let_leave(&service.name).await;
         node.settle(&service.name).await;
         let claim = Claim { addresses: service.addresses(), ports: service.publish.clone() };
-        let mut objections = match node.settled_conflict(&service.name, &claim, &service.id, &node.name).await
-        {
-            Ok(conflict) => conflict.into_iter().map(|conflict| conflict.sentence).collect::<Vec<_>>(),
-            Err(error) => vec![error_chain(&error)],
-        };
+        let mut objections =
+            match cluster::settled_conflict(&node, &service.name, &claim, &service.id, &node.name).await {
+                Ok(conflict) => conflict.into_iter().map(|conflict| conflict.sentence).collect::<Vec<_>>(),
+                Err(error) => vec![error_chain(&error)],
+            };
         if node.state.service(&service.name).ok().flatten().is_some() {
             objections.push(format!("node {} still holds a service {}", node.name, service.name));
         }

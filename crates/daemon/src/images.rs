@@ -12,7 +12,7 @@ use godwit_engine::image::{Collector, Digest, Store, StoredLayer};
 use tonic::Status;
 
 use crate::node::Node;
-use crate::services::status;
+use crate::status::internal;
 
 /// How often unused layers are looked for.
 const PERIOD: Duration = Duration::from_secs(600);
@@ -22,10 +22,6 @@ const LITTLE_FREE: f64 = 0.15;
 const ENOUGH_FREE: f64 = 0.20;
 /// How long a request to remove waits for services that are being created or arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-fn internal(error: impl std::error::Error + 'static) -> Status {
-    status(Status::internal, &error)
-}
 
 /// The layers that services and unfinished migrations of this node name, with the names of the services.
 fn used(node: &Node) -> Result<BTreeMap<Digest, BTreeSet<String>>, Status> {

@@ -17,11 +17,9 @@ use tonic::Status;
 
 use crate::encrypt::{Encrypt, setting};
 use crate::node::Node;
+use crate::peers::IDENTITY;
 use crate::removals;
 use crate::state::{State, now_ms};
-
-/// Where identities are, below the state directory.
-pub(crate) const IDENTITY: &str = "identity";
 
 /// How long a token is good for when the user does not say.
 const TOKEN_VALID: Duration = Duration::from_secs(3600);

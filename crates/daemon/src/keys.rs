@@ -12,12 +12,13 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::{Duration, SystemTime};
 
+use godwit_api::v1::peer_client::PeerClient;
 use godwit_api::v1::{KeysRequest, KeysResponse, Member};
 use godwit_migration::error_chain;
 use godwit_network::{NetworkError, Stopped, Tunnel, WireGuard};
 use tonic::Status;
+use tonic::transport::Channel;
 
-use crate::node::Node;
 use publics::Publics;
 use secrets::{RENEW, Secrets};
 
@@ -77,6 +78,38 @@ impl Keys {
             Self::WireGuard(publics) => publics.wireguard.look().await,
         };
         Looked { keys: self, wireguard }
+    }
+
+    /// Agrees on keys with another node.
+    pub(crate) async fn exchange(&self, mut peer: PeerClient<Channel>, member: &Member) {
+        let Some(vtep) = vtep_of(member) else { return };
+        match self {
+            Self::Tunnel(secrets) => {
+                let (own, request) = match secrets.request(&member.name, vtep, |age| age >= RENEW) {
+                    Ok(request) => request,
+                    Err(error) => {
+                        tracing::error!(%error, "no keys can be made");
+                        return;
+                    }
+                };
+                let answer = peer.keys(request).await;
+                let answered = answer
+                    .and_then(|answer| secrets.answered(&own, &member.name, vtep, &answer.into_inner()));
+                if let Err(status) = answered {
+                    secrets.failed(&member.name, status.message());
+                }
+            }
+            Self::WireGuard(publics) => {
+                let installed = match peer.keys(publics.request().await).await {
+                    Ok(answer) => {
+                        let KeysResponse { public_key, port, .. } = answer.into_inner();
+                        publics.install(vtep, port, &public_key).await
+                    }
+                    Err(status) => Err(status),
+                };
+                publics.noted(&member.name, installed.err().as_ref().map_or("", Status::message));
+            }
+        }
     }
 
     fn trouble(&self, other: &str) -> String {
@@ -145,54 +178,24 @@ pub(crate) fn vtep_of(member: &Member) -> Option<Ipv4Addr> {
     member.vtep.parse().ok()
 }
 
-/// Agrees on keys with another node, if this one encrypts at all.
-pub(crate) async fn exchange(node: &Node, member: &Member) {
-    let Some(keys) = node.network.keys() else { return };
-    let Some(vtep) = vtep_of(member) else { return };
-    let peer = node.peers.get(&member.name, &member.address);
-    match keys {
-        Keys::Tunnel(secrets) => {
-            let (own, request) = match secrets.request(&member.name, vtep, |age| age >= RENEW) {
-                Ok(request) => request,
-                Err(error) => {
-                    tracing::error!(%error, "no keys can be made");
-                    return;
-                }
-            };
-            let answer = { peer }.keys(request).await;
-            let answered =
-                answer.and_then(|answer| secrets.answered(&own, &member.name, vtep, &answer.into_inner()));
-            if let Err(status) = answered {
-                secrets.failed(&member.name, status.message());
-            }
-        }
-        Keys::WireGuard(publics) => {
-            let installed = match { peer }.keys(publics.request().await).await {
-                Ok(answer) => {
-                    let KeysResponse { public_key, port, .. } = answer.into_inner();
-                    publics.install(vtep, port, &public_key).await
-                }
-                Err(status) => Err(status),
-            };
-            publics.noted(&member.name, installed.err().as_ref().map_or("", Status::message));
-        }
-    }
-}
-
-/// Answers a node that wants to agree on keys.
-pub(crate) async fn answer(node: &Node, from: &str, request: &KeysRequest) -> Result<KeysResponse, Status> {
+/// Answers node `from`, which wants to agree on keys with node `own`.
+pub(crate) async fn answer(
+    keys: Option<&Keys>,
+    own: &str,
+    members: &[Member],
+    from: &str,
+    request: &KeysRequest,
+) -> Result<KeysResponse, Status> {
     let differs = |how: &str| {
         Status::failed_precondition(format!(
-            "node {} {how}; start godwitd on all nodes with the same --encrypt",
-            node.name
+            "node {own} {how}; start godwitd on all nodes with the same --encrypt"
         ))
     };
-    let keys = node.network.keys().ok_or_else(|| differs("does not encrypt what it sends"))?;
-    let members = node.state.members().map_err(|e| Status::internal(e.to_string()))?;
+    let keys = keys.ok_or_else(|| differs("does not encrypt what it sends"))?;
     let member = members.iter().find(|member| member.name == from);
-    let vtep = member.and_then(vtep_of).ok_or_else(|| {
-        Status::unavailable(format!("node {} has not heard yet where node {from} is", node.name))
-    })?;
+    let vtep = member
+        .and_then(vtep_of)
+        .ok_or_else(|| Status::unavailable(format!("node {own} has not heard yet where node {from} is")))?;
     match keys {
         Keys::Tunnel(_) if request.secret.is_empty() => Err(differs("encrypts by godwit's own tunnel")),
         Keys::WireGuard(_) if request.public_key.is_empty() => Err(differs("encrypts by WireGuard")),

@@ -10,8 +10,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::convert;
+use crate::directory::elsewhere;
 use crate::node::{Migrating, Node};
-use crate::services::status;
+use crate::status::internal;
 
 /// Progress that waits for a slow reader; more is merged, only the report must not be lost.
 const QUEUE: usize = 64;
@@ -30,7 +31,7 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
             request.name, request.to
         )));
     }
-    let known = node.member_address(&request.to).map_err(|e| status(Status::internal, &e))?;
+    let known = node.member_address(&request.to).map_err(internal)?;
     if known.is_none() {
         return Err(Status::not_found(format!(
             "there is no node {}; `godwit nodes` lists those there are",
@@ -152,17 +153,6 @@ fn stream(
     stream
 }
 
-/// The node that has the service, when that is another one.
-pub(crate) fn elsewhere(node: &Node, name: &str) -> Result<Option<(String, String)>, Status> {
-    let internal = |e: crate::state::StateError| status(Status::internal, &e);
-    if node.state.service(name).map_err(internal)?.is_some() {
-        return Ok(None);
-    }
-    let Some(placement) = node.placement(name).map_err(internal)? else { return Ok(None) };
-    let address = node.member_address(&placement.node).map_err(internal)?;
-    Ok(address.filter(|_| placement.node != node.name).map(|address| (placement.node, address)))
-}
-
 /// Starts a migration here or at the node that has the service.
 pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) -> Result<Stream, Status> {
     let mut there = elsewhere(node, &request.name)?;
@@ -249,7 +239,7 @@ pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelRe
         // Its end may be far: pages may follow for a long time.
         Ok(_) = migrating.progress.wait_for(Progress::is_committed) => {}
     }
-    let entry = node.local().journal.get(&migrating.id).map_err(|e| status(Status::internal, &e))?;
+    let entry = node.local().journal.get(&migrating.id).map_err(internal)?;
     let aborted = entry.is_some_and(|entry| entry.stage == godwit_migration::journal::Stage::Aborted);
     let reason = if aborted {
         format!("service {name} runs on node {} as before", node.name)

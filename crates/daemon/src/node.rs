@@ -17,13 +17,13 @@ use godwit_transfer::ClusterAuthority;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::convert;
 use crate::events::Events;
 use crate::introduced::Introduced;
-use crate::network::{self, Network};
 use crate::peers::Peers;
 use crate::state::{State, StateError};
+use crate::surroundings::Surroundings;
 use crate::tombstones::Tombstones;
-use crate::{cluster, convert, networks};
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
 const LEAVE: Duration = Duration::from_secs(15);
@@ -94,6 +94,8 @@ pub(crate) struct Means {
     pub networks: Arc<Networks>,
     /// CRIU, for whoever examines it.
     pub criu: Criu,
+    /// Starts a service again that has ended after so long, if its policy wants that.
+    pub by_policy: fn(&Arc<Node>, &Service, Duration),
 }
 
 /// One node.
@@ -107,7 +109,7 @@ pub(crate) struct Node {
     /// The other nodes.
     pub peers: Peers,
     /// What is around its overlay.
-    pub network: Network,
+    pub network: Surroundings,
     /// Held by who looks whether a name, addresses and ports are free, and takes them.
     pub claiming: Mutex<()>,
     /// It has been told that this node knows more than fits into a message.
@@ -130,7 +132,7 @@ pub(crate) struct Node {
 
 impl Node {
     /// A node whose means are given later by [`Node::equip`].
-    pub(crate) fn new(name: &str, state: Arc<State>, peers: Peers, network: Network) -> Self {
+    pub(crate) fn new(name: &str, state: Arc<State>, peers: Peers, network: Surroundings) -> Self {
         let events = Events::new(name, Arc::clone(&state));
         Self {
             name: name.to_string(),
@@ -174,6 +176,11 @@ impl Node {
     /// Its CRIU.
     pub(crate) fn criu(&self) -> &Criu {
         &self.means().criu
+    }
+
+    /// Starts a service again that has ended after so long, if its policy wants that.
+    pub(crate) fn by_policy(self: &Arc<Self>, service: &Service, ran: Duration) {
+        (self.means().by_policy)(self, service, ran);
     }
 
     fn transient(&self) -> MutexGuard<'_, Transient> {
@@ -298,7 +305,7 @@ impl Node {
     pub(crate) fn known_macs(&self) -> Vec<Mac> {
         let transient = self.transient();
         let told = transient.heard.values().filter_map(|info| info.network.as_ref());
-        told.filter_map(|network| network::parse_mac(&network.uplink_mac)).collect()
+        told.filter_map(|network| convert::parse_mac(&network.uplink_mac)).collect()
     }
 
     /// Takes a name for an operation as soon as nobody else has it.
@@ -389,7 +396,7 @@ impl Node {
             if service == name {
                 return with(format!("the name {name} is taken by a service on node {node}"), None);
             }
-            let theirs = networks::addresses_of(&placement);
+            let theirs = convert::addresses_of(&placement);
             if let Some(address) = addresses.iter().find(|address| theirs.contains(*address)) {
                 return with(
                     format!("the address {address} is taken by service {service} on node {node}"),
@@ -427,22 +434,6 @@ impl Node {
             }
         }
         Ok(None)
-    }
-
-    /// The same, where another node is asked first that is said to have what is in the way: news of what it has
-    /// removed may be on its way here.
-    pub(crate) async fn settled_conflict(
-        self: &Arc<Self>,
-        name: &str,
-        claim: &Claim,
-        id: &str,
-        asker: &str,
-    ) -> Result<Option<Conflict>, StateError> {
-        let conflict = self.conflict(name, claim, id, asker)?;
-        match conflict.as_ref().and_then(|conflict| conflict.node.as_ref()) {
-            Some(other) if cluster::hear(self, other).await? => self.conflict(name, claim, id, asker),
-            _ => Ok(conflict),
-        }
     }
 }
 

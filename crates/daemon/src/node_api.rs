@@ -11,10 +11,11 @@ use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::node::Node;
-use crate::services::{self, status};
+use crate::services;
+use crate::status::internal;
 use crate::{
-    capture, cluster, connections, doctor, exec, images, join, logs, migrate, network, networks, removals,
-    restart,
+    capture, connections, directory, doctor, exec, images, join, logs, migrate, network_changes,
+    network_info, networks, removals, restart,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -24,10 +25,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct NodeService(pub Arc<Node>);
 
 type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-fn internal(error: impl std::error::Error + 'static) -> Status {
-    status(Status::internal, &error)
-}
 
 fn stop_timeout(request: &api::StopRequest) -> Duration {
     match request.timeout_ms {
@@ -145,7 +142,7 @@ impl NodeApi for NodeService {
     }
 
     async fn nodes(&self, _: Request<api::NodesRequest>) -> Result<Response<api::NodesResponse>, Status> {
-        let nodes = cluster::nodes(&self.0).map_err(internal)?;
+        let nodes = directory::nodes(&self.0).map_err(internal)?;
         Ok(Response::new(api::NodesResponse { nodes }))
     }
 
@@ -183,7 +180,7 @@ impl NodeApi for NodeService {
         &self,
         request: Request<api::NetworkInspectRequest>,
     ) -> Result<Response<api::NetworkInfo>, Status> {
-        Ok(Response::new(network::inspect(&self.0, &request.into_inner().name).await?))
+        Ok(Response::new(network_info::inspect(&self.0, &request.into_inner().name).await?))
     }
 
     async fn network_create(
@@ -192,7 +189,7 @@ impl NodeApi for NodeService {
     ) -> Result<Response<api::Network>, Status> {
         // In a task of its own: a client that goes away must not leave a network half made.
         let node = Arc::clone(&self.0);
-        let made = tokio::spawn(async move { networks::create(&node, request.into_inner()).await });
+        let made = tokio::spawn(async move { network_changes::create(&node, request.into_inner()).await });
         Ok(Response::new(made.await.map_err(internal)??))
     }
 
@@ -208,7 +205,8 @@ impl NodeApi for NodeService {
         request: Request<api::NetworkRemoveRequest>,
     ) -> Result<Response<api::NetworkRemoveResponse>, Status> {
         let node = Arc::clone(&self.0);
-        let removed = tokio::spawn(async move { networks::remove(&node, &request.into_inner().name).await });
+        let removed =
+            tokio::spawn(async move { network_changes::remove(&node, &request.into_inner().name).await });
         removed.await.map_err(internal)??;
         Ok(Response::new(api::NetworkRemoveResponse {}))
     }

@@ -12,7 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::node::{Claim, Node};
-use crate::services::status;
+use crate::status::internal;
 use crate::{capture, cluster, connections, keys, migrate, networks, renew};
 
 /// Serves the peer API.
@@ -64,10 +64,6 @@ impl PeerService {
              --verbs-from {from}"
         ))
     }
-}
-
-fn internal(error: impl std::error::Error + 'static) -> Status {
-    status(Status::internal, &error)
 }
 
 /// The node that calls, as its certificate says.
@@ -138,7 +134,8 @@ impl Peer for PeerService {
         let addresses = request.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ports = crate::convert::ports(&request.publish)?;
         let claim = Claim { addresses, ports };
-        let conflict = self.0.settled_conflict(&request.name, &claim, "", &from).await.map_err(internal)?;
+        let conflict =
+            cluster::settled_conflict(&self.0, &request.name, &claim, "", &from).await.map_err(internal)?;
         let address = conflict.as_ref().and_then(|conflict| conflict.address);
         Ok(Response::new(api::CheckResponse {
             conflict: conflict.map(|conflict| conflict.sentence).unwrap_or_default(),
@@ -160,7 +157,9 @@ impl Peer for PeerService {
 
     async fn keys(&self, request: Request<api::KeysRequest>) -> Result<Response<api::KeysResponse>, Status> {
         let from = caller(&request)?;
-        Ok(Response::new(keys::answer(&self.0, &from, &request.into_inner()).await?))
+        let (node, request) = (&self.0, request.into_inner());
+        let members = node.state.members().map_err(|e| Status::internal(e.to_string()))?;
+        Ok(Response::new(keys::answer(node.network.keys(), &node.name, &members, &from, &request).await?))
     }
 
     async fn migrate(

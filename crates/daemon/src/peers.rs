@@ -10,7 +10,11 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::cluster;
+/// Where identities are, below the state directory.
+pub(crate) const IDENTITY: &str = "identity";
+
+/// Largest message of a peer: 16 MiB hold the placements of some 100,000 services.
+pub(crate) const MAX_SYNC: usize = 16 << 20;
 
 /// How long a peer may take to accept a connection.
 pub(crate) const CONNECT: Duration = Duration::from_secs(3);
@@ -62,8 +66,7 @@ impl Peers {
         clients
             .entry(key)
             .or_insert_with(|| {
-                PeerClient::new(self.channel(node, address, Some(ANSWER)))
-                    .max_decoding_message_size(cluster::MAX_SYNC)
+                PeerClient::new(self.channel(node, address, Some(ANSWER))).max_decoding_message_size(MAX_SYNC)
             })
             .clone()
     }

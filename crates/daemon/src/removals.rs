@@ -12,10 +12,10 @@ use godwit_transfer::removal::MAX_SIGNATURE;
 use godwit_transfer::{ClusterAuthority, NodeName, Removal};
 use tonic::Status;
 
-use crate::join::IDENTITY;
 use crate::node::Node;
-use crate::services::status;
+use crate::peers::IDENTITY;
 use crate::state::{State, StateError};
+use crate::status::internal;
 use crate::{forward, network};
 
 /// Refuses from the start on what an earlier life has heard of.
@@ -109,7 +109,6 @@ pub(crate) fn authority(node: &Node) -> Result<ClusterAuthority, Status> {
 
 /// Removes a node from the cluster; the services that were there.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str) -> Result<Vec<String>, Status> {
-    let internal = |error: StateError| status(Status::internal, &error);
     let parsed = NodeName::new(name).map_err(|error| Status::invalid_argument(error_chain(&error)))?;
     let authority = authority(node)?;
     if name == node.name {
@@ -123,7 +122,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str) -> Result<Vec<String>, 
             "there is no node {name}; `godwit nodes` lists those there are"
         )));
     }
-    let removal = authority.remove(&parsed).map_err(|error| status(Status::internal, &error))?;
+    let removal = authority.remove(&parsed).map_err(internal)?;
     apply(node, &removal).await.map_err(internal)?;
     node.state.remove_member(name).map_err(internal)?;
     let placements = node.state.placements().map_err(internal)?;

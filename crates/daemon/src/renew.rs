@@ -10,9 +10,9 @@ use godwit_migration::error_chain;
 use godwit_transfer::{ClusterAuthority, Identity, NodeName};
 use tonic::Status;
 
-use crate::join::IDENTITY;
 use crate::node::Node;
-use crate::services::status;
+use crate::peers::IDENTITY;
+use crate::status::{internal, status};
 
 /// Between two looks at the clock, which may be set meanwhile.
 const LOOK: Duration = Duration::from_secs(600);
@@ -59,7 +59,7 @@ async fn renew(node: &Node) -> Result<(), String> {
 }
 
 async fn ask(node: &Node, request: String) -> Result<String, Status> {
-    let members = node.state.members().map_err(|error| status(Status::internal, &error))?;
+    let members = node.state.members().map_err(internal)?;
     let has_key = |name: &str| node.heard(name).is_some_and(|info| info.authority);
     let holder = members.into_iter().find(|member| has_key(&member.name)).ok_or_else(|| {
         Status::unavailable("the node with the key of the cluster's CA has not been heard of; start it")

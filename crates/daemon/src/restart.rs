@@ -19,8 +19,9 @@ use tonic::Status;
 
 use crate::cluster;
 use crate::node::Node;
-use crate::services::{self, internal};
+use crate::services;
 use crate::state::{Owned, StateError, now_ms};
+use crate::status::internal;
 
 /// First and last pause between two looks whether a migration of a service has come to its end.
 const LOOK_FIRST: Duration = Duration::from_millis(100);
@@ -71,7 +72,7 @@ async fn start_ended(node: &Arc<Node>, owned: Owned) -> Result<api::Service, Sta
         refuse(node, &owned.service).await?;
         node.forget_pause(&owned.service.id);
         node.end_plan(&owned.service.id);
-        live(node, &owned, 0).await.map_err(|error| services::status(Status::internal, &error))?;
+        live(node, &owned, 0).await.map_err(internal)?;
         node.events.tell("service", "started", &owned.service.name, "again, with its files");
     }
     services::show(node, services::owned(node, &owned.service.name)?).await

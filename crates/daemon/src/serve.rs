@@ -56,15 +56,15 @@ use tonic::transport::server::Connected;
 
 use crate::encrypt::{self, Encrypt};
 use crate::host::NodeHost;
-use crate::network::Network;
 use crate::node::{Means, Node};
 use crate::node_api::NodeService;
 use crate::notify::Manager;
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::peers::Peers;
 use crate::state::{State, now_ms};
+use crate::surroundings::Surroundings;
 use crate::verbs::Listed;
-use crate::{cluster, images, join, networks, removals, renew, services};
+use crate::{cluster, directory, images, join, networks, peers, removals, renew, restart, services};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -271,7 +271,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
         bail!("godwitd must run as root: it makes containers, mounts and network devices");
     }
     allow_open_files();
-    let identity = Arc::new(Identity::load(&args.state.join(join::IDENTITY)).context(
+    let identity = Arc::new(Identity::load(&args.state.join(peers::IDENTITY)).context(
         "this node has no identity; found a cluster with `godwit cluster init` or join one with `godwit cluster join`",
     )?);
     if identity.node().as_str() != args.node {
@@ -310,7 +310,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
 
     let (peers, incoming) = mpsc::channel(BACKLOG);
     let peer_api = PeerService(Arc::clone(&node), VerbsFrom(args.verbs_from.clone()));
-    let peer_api = PeerServer::new(peer_api).max_decoding_message_size(cluster::MAX_SYNC);
+    let peer_api = PeerServer::new(peer_api).max_decoding_message_size(peers::MAX_SYNC);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let ended = tokio::select! {
@@ -371,7 +371,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
     };
     // Before the overlay takes its first frame.
     let (tunnel_port, probes) = (args.listen.port().checked_add(2), args.address_probe == AddressProbe::Auto);
-    let network = Network::raise(&config, &args.node, tunnel_port, probes, &state).await?;
+    let network = Surroundings::raise(&config, &args.node, tunnel_port, probes, &state).await?;
     let overlay = Overlay::up(config).await?;
     let store = Store::open(&args.state.join("images"))?;
     let engine = Runc::new(RuncConfig {
@@ -432,7 +432,7 @@ async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<
         fatal: tokio::sync::watch::channel(None).0,
         criu: Arc::new(criu.clone()),
     };
-    node.equip(Means { local: Arc::new(local), networks, criu });
+    node.equip(Means { local: Arc::new(local), networks, criu, by_policy: restart::by_policy });
     Ok(node)
 }
 
@@ -579,7 +579,7 @@ async fn ends_at_once(node: &Node) -> String {
 
 /// Gives memory back that only makes later migrations shorter, when the machine runs short of it.
 async fn relieve(node: &Node) {
-    let total = cluster::total_memory();
+    let total = directory::total_memory();
     let mut clock = tokio::time::interval(Duration::from_secs(1));
     loop {
         clock.tick().await;

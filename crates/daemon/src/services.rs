@@ -15,23 +15,11 @@ use tonic::Status;
 
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
-use crate::{cluster, convert, forward, networks, removals, restart};
+use crate::status::{internal, invalid};
+use crate::{cluster, convert, forward, networks, removals};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Turns an error with its causes into a status of the given kind.
-pub(crate) fn status(kind: fn(String) -> Status, error: &(dyn std::error::Error + 'static)) -> Status {
-    kind(error_chain(error))
-}
-
-pub(crate) fn internal(error: impl std::error::Error + 'static) -> Status {
-    status(Status::internal, &error)
-}
-
-fn invalid(error: impl std::error::Error + 'static) -> Status {
-    status(Status::invalid_argument, &error)
-}
 
 /// The service this node owns, or the sentence that says where it is.
 pub(crate) fn owned(node: &Node, name: &str) -> Result<Owned, Status> {
@@ -384,7 +372,7 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
     }
     for placement in node.state.placements().map_err(internal)? {
         if !placement.removed && placement.node != node.name && names.insert(placement.service.clone()) {
-            let addresses = networks::addresses_of(&placement);
+            let addresses = convert::addresses_of(&placement);
             shown.push(api::Service {
                 networks: networks::shown(node, &addresses).map_err(internal)?,
                 reason: removals::gone(node, &placement.node).map_err(internal)?.unwrap_or_default(),
@@ -503,7 +491,7 @@ async fn forget(node: &Arc<Node>, name: &str) -> Result<(), Status> {
         )));
     }
     local.clear_left(name, &placement.id).await.map_err(internal)?;
-    let addresses = networks::addresses_of(&placement);
+    let addresses = convert::addresses_of(&placement);
     node.state.put_placement(&api::Placement { removed: true, ..placement }).map_err(internal)?;
     forward::lead(node, &addresses).await.map_err(internal)?;
     node.news.notify_one();
@@ -535,7 +523,7 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
         let service = owned.service;
         if owned.exit_code.is_some() {
             // Its next start may have been due.
-            restart::by_policy(node, &service, Duration::ZERO);
+            node.by_policy(&service, Duration::ZERO);
             continue;
         }
         let config = node.local().config(&service);
@@ -558,7 +546,7 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
                 let code = state.exit_code.unwrap_or(-1);
                 node.state.set_exit(&service, code, "ended while godwitd was not running")?;
                 node.events.tell("service", "died", &service.name, "while godwitd was not running");
-                restart::by_policy(node, &service, Duration::ZERO);
+                node.by_policy(&service, Duration::ZERO);
             }
             Err(EngineError::NotFound(_)) => {
                 let reason =
@@ -566,7 +554,7 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
                 node.state.set_exit(&service, -1, reason)?;
                 node.state.forget_restarts(&service)?;
                 node.events.tell("service", "died", &service.name, reason);
-                restart::by_policy(node, &service, Duration::ZERO);
+                node.by_policy(&service, Duration::ZERO);
             }
             Err(error) => return Err(error.into()),
         }

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::v1::{Event, Member, Network, Placement};
 use godwit_migration::Service;
 use godwit_migration::blocking::off_worker;
+pub(crate) use godwit_migration::journal::now_ms;
 use godwit_migration::schema::{self, SchemaError};
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
@@ -501,13 +501,6 @@ fn json_column<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> Result<T, r
     serde_json::from_str(&text).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, error.into())
     })
-}
-
-/// Milliseconds since the epoch.
-pub(crate) fn now_ms() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
 }
 
 #[cfg(test)]

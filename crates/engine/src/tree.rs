@@ -40,6 +40,8 @@ pub use snapshot::{Changes, Snapshot};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::beneath::{Links, Root};
+
 /// Why a tree could not be read, or an item not be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
@@ -115,4 +117,14 @@ pub fn sync(root: &Path) -> Result<(), TreeError> {
     };
     let directory = std::fs::File::open(root).map_err(fault)?;
     rustix::fs::syncfs(&directory).map_err(|error| fault(error.into()))
+}
+
+/// Opens the root directory of a tree, beneath which no link is followed.
+fn open_root(root: &Path) -> Result<Root, TreeError> {
+    Root::open(root, Links::Refused).map_err(|source| TreeError::Io {
+        root: root.to_path_buf(),
+        action: "open the directory".into(),
+        path: "/".into(),
+        source,
+    })
 }

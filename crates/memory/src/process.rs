@@ -9,13 +9,14 @@ mod read;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 
 pub use maps::{Area, AreaKind};
@@ -77,12 +78,7 @@ impl Process {
             Errno::ESRCH | Errno::ENOENT => ProcessError::Gone { pid },
             errno => ProcessError::Io { pid, action: action.into(), source: errno.into() },
         };
-        // SAFETY: pidfd_open takes two integers and touches no memory of ours.
-        let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
-            .map_err(|errno| failed("open a handle of it", errno))?;
-        let fd = i32::try_from(fd).map_err(|_| failed("open a handle of it", Errno::EBADF))?;
-        // SAFETY: the kernel has just returned this descriptor; nobody else owns it.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let pidfd = pidfd(pid).map_err(|errno| failed("open a handle of it", errno))?;
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let directory = open(format!("/proc/{pid}").as_str(), flags, Mode::empty())
             .map_err(|errno| failed("open its directory in /proc", errno))?;
@@ -306,4 +302,11 @@ impl Process {
     fn unparsed(&self, file: &'static str, line: &str) -> ProcessError {
         ProcessError::Parse { pid: self.pid, file, line: line.to_owned() }
     }
+}
+
+/// A handle of the process with this PID, which becomes readable when the process ends.
+pub(crate) fn pidfd(pid: i32) -> Result<OwnedFd, Errno> {
+    // The kernel refuses those below 1 too.
+    let pid = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or(Errno::EINVAL)?;
+    pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
 }

@@ -17,39 +17,16 @@ mod system;
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use async_trait::async_trait;
 use godwit_criu::obstacles::UnixSockets;
 use godwit_network::{Handed, NetworkError};
-use serde::{Deserialize, Serialize};
 
 use crate::listeners::Listening;
 use crate::service::Service;
 use crate::terms::OverlayTerms;
 pub use system::SystemNetwork;
-
-/// What a service is plugged into.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Attachment {
-    /// Networks of godwit's, on each of which it has an address that moves with it.
-    #[default]
-    Overlay,
-    /// The network namespace that is mounted here, which is somebody else's.
-    Namespace(PathBuf),
-}
-
-impl Attachment {
-    /// The namespace, if it is somebody else's.
-    #[must_use]
-    pub fn namespace(&self) -> Option<&Path> {
-        match self {
-            Self::Overlay => None,
-            Self::Namespace(path) => Some(path),
-        }
-    }
-}
 
 /// What a node does to its network for services.
 #[async_trait]

@@ -14,75 +14,19 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use godwit_engine::ContainerStatus;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use crate::local::Local;
 use crate::service::Service;
+pub use crate::service::{HookPoint, Hooks};
 
 /// How long a hook may take: the service may be waiting for it.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// How much of what it says of a failure is kept, bytes.
 const MOST_WORDS: u64 = 4 << 10;
-
-/// The moments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HookPoint {
-    /// The service runs at the source, and will be frozen next.
-    PreFreeze,
-    /// It runs at the destination.
-    PostResume,
-    /// It was to move, and runs at the source.
-    Aborted,
-}
-
-/// The hooks of a service, by their names in the operator's directory; empty where there is none.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hooks {
-    /// For [`HookPoint::PreFreeze`].
-    pub pre_freeze: String,
-    /// For [`HookPoint::PostResume`].
-    pub post_resume: String,
-    /// For [`HookPoint::Aborted`].
-    // The word of version 0.1, which nodes tell each other.
-    #[serde(rename = "kept")]
-    pub aborted: String,
-}
-
-impl Hooks {
-    /// The one for a moment.
-    #[must_use]
-    pub fn of(&self, moment: HookPoint) -> &str {
-        match moment {
-            HookPoint::PreFreeze => &self.pre_freeze,
-            HookPoint::PostResume => &self.post_resume,
-            HookPoint::Aborted => &self.aborted,
-        }
-    }
-
-    /// Those that are there.
-    pub fn named(&self) -> impl Iterator<Item = &str> {
-        [&self.pre_freeze, &self.post_resume, &self.aborted]
-            .into_iter()
-            .map(String::as_str)
-            .filter(|n| !n.is_empty())
-    }
-}
-
-impl HookPoint {
-    /// Its name, as users write it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PreFreeze => "pre-freeze",
-            Self::PostResume => "post-resume",
-            Self::Aborted => "aborted",
-        }
-    }
-}
 
 /// Why a hook did not do its work.
 #[derive(Debug, thiserror::Error)]

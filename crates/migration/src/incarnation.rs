@@ -12,11 +12,9 @@ use std::path::{Path, PathBuf};
 use godwit_engine::{Confinement, User};
 use serde::{Deserialize, Serialize};
 
-use crate::attach::Attachment;
-use crate::hooks::Hooks;
-use crate::local::LocalError;
+use crate::error::LocalError;
 use crate::restart::Restart;
-use crate::service::Service;
+use crate::service::{Attachment, Hooks, Service};
 
 /// The record's name in the service's directory.
 const FILE: &str = "incarnation";

@@ -12,6 +12,7 @@ pub mod converge;
 pub mod cpu;
 pub mod destination;
 pub mod doubt;
+pub mod error;
 pub mod failpoint;
 pub mod half_made;
 pub mod hooks;
@@ -23,6 +24,7 @@ pub(crate) mod listeners;
 pub mod local;
 #[cfg(test)]
 mod loopback;
+pub mod machine;
 pub mod message;
 pub mod mounts;
 pub mod options;
@@ -43,13 +45,12 @@ pub mod task;
 pub mod terms;
 pub mod waits;
 
-pub use attach::Attachment;
 pub use doubt::{Doubt, Doubts, Verdict};
 pub use local::{Decision, Host, HostError, Known, Local, LocalError};
 pub use options::{Compress, Mode, Options};
 pub use report::{Outcome, Report};
 pub use restart::Restart;
-pub use service::{Layout, Port, Service};
+pub use service::{Attachment, Layout, Port, Service};
 pub use source::{Progress, Source};
 pub use waits::{Wait, Waits};
 

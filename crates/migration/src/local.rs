@@ -10,7 +10,6 @@ use godwit_engine::image::{Digest, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{ContainerConfig, Engine, EngineError};
 use godwit_memory::tracker::Detected;
-use godwit_network::NetworkError;
 use godwit_transfer::Connection;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -19,11 +18,12 @@ use crate::arrivals::Arrivals;
 use crate::attach::Attach;
 use crate::binds::Binds;
 use crate::checkpoint::Checkpoint;
-use crate::destination::intake::IntakeError;
 use crate::doubt::Doubts;
-use crate::images;
+pub(crate) use crate::error::from_local_causes;
+pub use crate::error::{HostError, LocalError};
 use crate::incarnation::Incarnation;
-use crate::journal::{Journal, JournalError};
+use crate::journal::Journal;
+use crate::machine::available_memory;
 use crate::mounts::Mounts;
 use crate::pagers::Pagers;
 use crate::promised::{Promised, Reservation};
@@ -91,92 +91,6 @@ pub trait Host: Send + Sync {
     /// Says that a service that arrived here waits for its source's decision ([`Local::doubts`]).
     async fn in_doubt(&self, service: &Service, source: &str);
 }
-
-/// The daemon's sentence about what it could not do.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct HostError(pub String);
-
-/// Why this node could not prepare or clear the place of a service.
-#[derive(Debug, thiserror::Error)]
-pub enum LocalError {
-    /// The container engine.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The network.
-    #[error(transparent)]
-    Network(#[from] NetworkError),
-    /// Root filesystem or layers.
-    #[error(transparent)]
-    Root(#[from] godwit_engine::rootfs::RootfsError),
-    /// Image store.
-    #[error(transparent)]
-    Image(#[from] godwit_engine::image::ImageError),
-    /// A layer's name.
-    #[error(transparent)]
-    Digest(#[from] godwit_engine::image::DigestError),
-    /// Memory for images.
-    #[error(transparent)]
-    Images(#[from] images::ImagesError),
-    /// The journal.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-    /// The daemon.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// The pages of a service on its way here.
-    #[error(transparent)]
-    Intake(Box<IntakeError>),
-    /// A file operation.
-    #[error("cannot {action} {path}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: std::io::Error,
-    },
-    /// What is in a service's place is another's, or a later life of it.
-    #[error(
-        "{path} belongs to the service with id {id}, epoch {epoch}, of which this node still has a migration to end; try again in a moment"
-    )]
-    InTheWay {
-        /// The directory.
-        path: PathBuf,
-        /// Whose it is.
-        id: String,
-        /// At which epoch.
-        epoch: u64,
-    },
-    /// Whether the service has moved stands in a journal that can neither be written nor read.
-    #[error(
-        "whether service {service} has moved is not known, as the journal can neither be written nor read; it stays frozen, and godwitd ends: mend the disk that holds its state directory, and start it again"
-    )]
-    Undecided {
-        /// The service.
-        service: String,
-        /// What the disk said.
-        #[source]
-        source: JournalError,
-    },
-    /// A task of ours ended by a panic.
-    #[error("an internal task failed; godwitd's log tells more")]
-    Task(#[from] tokio::task::JoinError),
-}
-
-/// Lets `?` turn what a [`LocalError`] is made of into an error that has it as its variant `Local`.
-macro_rules! from_local_causes {
-    ($target:ty: $($cause:ty),* $(,)?) => {$(
-        impl From<$cause> for $target {
-            fn from(cause: $cause) -> Self {
-                Self::Local(cause.into())
-            }
-        }
-    )*};
-}
-pub(crate) use from_local_causes;
 
 /// This node's means.
 pub struct Local {
@@ -437,20 +351,4 @@ impl Again<'_> {
             () = self.local.ending.cancelled() => false,
         }
     }
-}
-
-/// `MemAvailable` of this machine, bytes; 0 when the kernel does not tell.
-#[must_use]
-pub fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    text.lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
-        .map_or(0, |kib| kib << 10)
-}
-
-/// This machine's instruction set as `uname -m` names it.
-#[must_use]
-pub fn machine() -> String {
-    nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default()
 }

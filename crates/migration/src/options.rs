@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use crate::source::pace::Compress;
-
 /// How the memory moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
@@ -42,6 +40,21 @@ impl Mode {
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
+}
+
+/// What the user asks of compression.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compress {
+    /// As measured.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always LZ4.
+    Lz4,
+    /// Always Zstandard.
+    Zstd,
 }
 
 /// All of it.

@@ -16,7 +16,7 @@ use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, Space};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::local::available_memory;
+use crate::machine::available_memory;
 use crate::message::RetainedPages;
 use crate::page_hash::{Hashes, PageKey, ZERO, no_hashes};
 use crate::page_map::{LEAF_PAGES, PageMap};

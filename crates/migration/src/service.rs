@@ -8,8 +8,6 @@ use godwit_engine::{Confinement, ContainerConfig, Mount, User};
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
 
-use crate::attach::Attachment;
-use crate::hooks::Hooks;
 use crate::restart::Restart;
 
 /// One service: the same on whatever node it is, but for paths, which [`Layout`] gives.
@@ -67,6 +65,84 @@ pub struct Service {
     pub created_ms: i64,
     /// When its main process was started, milliseconds since the epoch.
     pub started_ms: i64,
+}
+
+/// What a service is plugged into.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Attachment {
+    /// Networks of godwit's, on each of which it has an address that moves with it.
+    #[default]
+    Overlay,
+    /// The network namespace that is mounted here, which is somebody else's.
+    Namespace(PathBuf),
+}
+
+impl Attachment {
+    /// The namespace, if it is somebody else's.
+    #[must_use]
+    pub fn namespace(&self) -> Option<&Path> {
+        match self {
+            Self::Overlay => None,
+            Self::Namespace(path) => Some(path),
+        }
+    }
+}
+
+/// The moments of a move at which a hook runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HookPoint {
+    /// The service runs at the source, and will be frozen next.
+    PreFreeze,
+    /// It runs at the destination.
+    PostResume,
+    /// It was to move, and runs at the source.
+    Aborted,
+}
+
+/// The hooks of a service, by their names in the operator's directory; empty where there is none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hooks {
+    /// For [`HookPoint::PreFreeze`].
+    pub pre_freeze: String,
+    /// For [`HookPoint::PostResume`].
+    pub post_resume: String,
+    /// For [`HookPoint::Aborted`].
+    // The word of version 0.1, which nodes tell each other.
+    #[serde(rename = "kept")]
+    pub aborted: String,
+}
+
+impl Hooks {
+    /// The one for a moment.
+    #[must_use]
+    pub fn of(&self, moment: HookPoint) -> &str {
+        match moment {
+            HookPoint::PreFreeze => &self.pre_freeze,
+            HookPoint::PostResume => &self.post_resume,
+            HookPoint::Aborted => &self.aborted,
+        }
+    }
+
+    /// Those that are there.
+    pub fn named(&self) -> impl Iterator<Item = &str> {
+        [&self.pre_freeze, &self.post_resume, &self.aborted]
+            .into_iter()
+            .map(String::as_str)
+            .filter(|n| !n.is_empty())
+    }
+}
+
+impl HookPoint {
+    /// Its name, as users write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PreFreeze => "pre-freeze",
+            Self::PostResume => "post-resume",
+            Self::Aborted => "aborted",
+        }
+    }
 }
 
 /// A published port.

@@ -21,8 +21,7 @@ use godwit_criu::images::{Unacknowledged, unacknowledged};
 use godwit_network::{InDoubt, NetworkError, Resend, Standing, forget_standing};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::attach::Attachment;
-use crate::service::{Layout, Service};
+use crate::service::{Attachment, Layout, Service};
 
 /// What a node does about what a service's sockets say while it stands still.
 #[async_trait]

@@ -4,7 +4,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::packet::{OFFLOAD_HEADER, PacketSocket};
+use crate::packet::PacketSocket;
 use crate::{Mac, NetworkError};
 
 const BROADCAST: Mac = [0xff; 6];
@@ -29,7 +29,7 @@ pub(crate) fn announce(
     mac: Mac,
 ) -> Result<(), NetworkError> {
     for form in [Form::Request, Form::Reply] {
-        let sent = send(socket, index, &frame(form, address, address, mac));
+        let sent = socket.send_whole(index, &frame(form, address, address, mac));
         sent.map_err(NetworkError::system(format!("announce the address {address} on {name}")))?;
     }
     Ok(())
@@ -37,7 +37,7 @@ pub(crate) fn announce(
 
 /// Asks on the interface whether anybody has `address`, without saying who asks: a probe.
 pub(crate) fn probe(socket: &PacketSocket, index: u32, address: Ipv4Addr, mac: Mac) -> std::io::Result<()> {
-    send(socket, index, &frame(Form::Request, Ipv4Addr::UNSPECIFIED, address, mac))
+    socket.send_whole(index, &frame(Form::Request, Ipv4Addr::UNSPECIFIED, address, mac))
 }
 
 /// The link-layer address whose owner says in this frame that it has `address`, in an answer or a
@@ -50,17 +50,10 @@ pub(crate) fn claims(frame: &[u8], address: Ipv4Addr) -> Option<Mac> {
     (asks_or_answers && sender == address.octets()).then(|| mac.try_into().ok()).flatten()
 }
 
-fn send(socket: &PacketSocket, index: u32, frame: &[u8; FRAME_LENGTH]) -> std::io::Result<()> {
-    let mut packet = [0; OFFLOAD_HEADER + FRAME_LENGTH];
-    packet[OFFLOAD_HEADER..].copy_from_slice(frame);
-    socket.send(index, &packet)
-}
-
 /// What `sender` says about `address`, which is its own when it announces. The target's link-layer address of a reply is the sender's own: Linux takes
 /// only such a reply for a gratuitous one (`arp_is_garp`), and believes it at once.
-fn frame(form: Form, sender: Ipv4Addr, address: Ipv4Addr, mac: Mac) -> [u8; FRAME_LENGTH] {
+fn frame(form: Form, sender: Ipv4Addr, address: Ipv4Addr, mac: Mac) -> Vec<u8> {
     let target = if form == Form::Reply { mac } else { [0; 6] };
-    let mut frame = [0; FRAME_LENGTH];
     let parts: [&[u8]; 11] = [
         &BROADCAST,
         &mac,
@@ -74,12 +67,8 @@ fn frame(form: Form, sender: Ipv4Addr, address: Ipv4Addr, mac: Mac) -> [u8; FRAM
         &target,
         &address.octets(),
     ];
-    let mut rest = frame.as_mut_slice();
-    for part in parts {
-        let (place, after) = rest.split_at_mut(part.len());
-        place.copy_from_slice(part);
-        rest = after;
-    }
+    let mut frame = parts.concat();
+    frame.resize(FRAME_LENGTH, 0);
     frame
 }
 

@@ -5,10 +5,14 @@
 //! answer its clients with resets. An nftables table of its own drops everything but the loopback's.
 
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+
+use nix::errno::Errno;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::TcpRepair;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::netns::{self, Found};
 use crate::{NetworkError, enter};
@@ -83,13 +87,8 @@ pub fn forget_connections(pids: &[u32]) -> Result<(), NetworkError> {
 }
 
 fn forget_connections_of(pid: u32) -> io::Result<()> {
-    let owned = |fd: libc::c_long| {
-        let fd = i32::try_from(fd).map_err(io::Error::other)?;
-        // SAFETY: a descriptor that the kernel has just made for this process is nobody else's.
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
-    };
-    // SAFETY: it takes two integers.
-    let process = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    let id = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::EINVAL)?;
+    let process = pidfd_open(id, PidfdFlags::empty())?;
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let entry = entry?;
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -100,27 +99,12 @@ fn forget_connections_of(pid: u32) -> io::Result<()> {
         if !is_socket {
             continue;
         }
-        // SAFETY: it takes three integers.
-        let socket = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
-        let socket = owned(socket)?;
-        let on = 1_i32;
-        // SAFETY: `on` is readable for its size during the call.
-        let set = unsafe {
-            let length = libc::socklen_t::try_from(size_of_val(&on)).unwrap_or_default();
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_REPAIR,
-                (&raw const on).cast(),
-                length,
-            )
-        };
-        if set < 0 {
-            let error = io::Error::last_os_error();
+        let socket = pidfd_getfd(&process, number, PidfdGetfdFlags::empty())?;
+        if let Err(error) = setsockopt(&socket, TcpRepair, &1) {
             // Not TCP; or listening, or not connected, with nobody to tell.
-            let other = [libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::EINVAL, libc::EPERM];
-            if !error.raw_os_error().is_some_and(|errno| other.contains(&errno)) {
-                return Err(error);
+            let other = [Errno::ENOPROTOOPT, Errno::EOPNOTSUPP, Errno::EINVAL, Errno::EPERM];
+            if !other.contains(&error) {
+                return Err(error.into());
             }
         }
     }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::netlink::{Link, Netlink};
 use crate::netns::set_sysctl;
 use crate::overlay::GATEWAY_MAC;
-use crate::packet::{OFFLOAD_HEADER, PacketSocket};
+use crate::packet::PacketSocket;
 use crate::{Mac, NetworkError, OverlayConfig};
 
 /// What of an IPv6 address is the cluster's.
@@ -188,17 +188,12 @@ pub(crate) fn announce(
     address: Ipv6Addr,
     mac: Mac,
 ) -> Result<(), NetworkError> {
-    let mut packet = [0; OFFLOAD_HEADER + ADVERTISEMENT];
-    packet[OFFLOAD_HEADER..].copy_from_slice(&advertisement(address, mac));
-    let sent = socket.send(index, &packet);
+    let sent = socket.send_whole(index, &advertisement(address, mac));
     sent.map_err(NetworkError::system(format!("announce the address {address} on {name}")))
 }
 
-/// Ethernet, IPv6, and the advertisement with its one option.
-const ADVERTISEMENT: usize = 14 + 40 + 32;
-
 /// An unsolicited neighbour advertisement (RFC 4861, section 4.4) that overrides what is known.
-fn advertisement(address: Ipv6Addr, mac: Mac) -> [u8; ADVERTISEMENT] {
+fn advertisement(address: Ipv6Addr, mac: Mac) -> Vec<u8> {
     let mut message = [0; 32];
     // Type 136; the flag that says: override.
     message[0] = 136;
@@ -210,7 +205,6 @@ fn advertisement(address: Ipv6Addr, mac: Mac) -> [u8; ADVERTISEMENT] {
     let sum = checksum(address, ALL_NODES, &message);
     message[2..4].copy_from_slice(&sum.to_be_bytes());
 
-    let mut frame = [0; ADVERTISEMENT];
     let parts: [&[u8]; 7] = [
         &ALL_NODES_MAC,
         &mac,
@@ -221,13 +215,7 @@ fn advertisement(address: Ipv6Addr, mac: Mac) -> [u8; ADVERTISEMENT] {
         &ALL_NODES.octets(),
         &message,
     ];
-    let mut rest = frame.as_mut_slice();
-    for part in parts {
-        let (place, after) = rest.split_at_mut(part.len());
-        place.copy_from_slice(part);
-        rest = after;
-    }
-    frame
+    parts.concat()
 }
 
 /// The check sum of an ICMPv6 message (RFC 4443, section 2.3).

@@ -27,6 +27,7 @@ use rtnetlink::packet_route::neighbour::{
 use rtnetlink::packet_route::route::RouteType;
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{Handle, IpVersion, LinkUnspec, MulticastGroup};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{Mac, NetworkError, mac_to_string};
 
@@ -124,13 +125,7 @@ pub(crate) struct Netlink {
     pub(crate) handle: Handle,
     /// The kernel lists one thing at a time for a socket, and refuses a second one meanwhile (EBUSY).
     pub(crate) listing: tokio::sync::Mutex<()>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Drop for Netlink {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _connection: AbortOnDropHandle<()>,
 }
 
 impl Netlink {
@@ -138,7 +133,8 @@ impl Netlink {
     pub(crate) fn new() -> Result<Self, NetworkError> {
         let (connection, handle, _) =
             rtnetlink::new_connection().map_err(NetworkError::system("open a netlink socket"))?;
-        Ok(Self { handle, listing: tokio::sync::Mutex::default(), task: tokio::spawn(connection) })
+        let connection = AbortOnDropHandle::new(tokio::spawn(connection));
+        Ok(Self { handle, listing: tokio::sync::Mutex::default(), _connection: connection })
     }
 
     /// The interface of that name, if there is one.
@@ -382,20 +378,14 @@ impl Netlink {
 /// Notifications about interfaces, from the moment it is made.
 pub(crate) struct LinkEvents {
     messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, rtnetlink::sys::SocketAddr)>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Drop for LinkEvents {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _connection: AbortOnDropHandle<()>,
 }
 
 impl LinkEvents {
     pub(crate) fn new() -> Result<Self, NetworkError> {
         let (connection, _, messages) = rtnetlink::new_multicast_connection(&[MulticastGroup::Link])
             .map_err(NetworkError::system("listen for changes of interfaces"))?;
-        Ok(Self { messages, task: tokio::spawn(connection) })
+        Ok(Self { messages, _connection: AbortOnDropHandle::new(tokio::spawn(connection)) })
     }
 
     /// Waits for the next notification about one of these interfaces; says which.

@@ -128,19 +128,7 @@ impl PacketSocket {
 
     /// Frames for which the queue had no room, since it was asked last.
     pub(crate) fn dropped(&self) -> io::Result<u64> {
-        let mut figures = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
-        let mut length = mem::size_of_val(&figures).try_into().map_err(io::Error::other)?;
-        // SAFETY: `figures` is writable for `length` bytes during the call.
-        let got = unsafe {
-            libc::getsockopt(
-                self.0.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                (&raw mut figures).cast(),
-                &raw mut length,
-            )
-        };
-        if got < 0 { Err(io::Error::last_os_error()) } else { Ok(figures.tp_drops.into()) }
+        Ok(statistics(self.0.as_raw_fd())?.tp_drops.into())
     }
 
     /// Takes the oldest frame out of the queue; `None` when it is empty.
@@ -187,6 +175,11 @@ impl PacketSocket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Sends a frame that leaves nothing to do for offloading.
+    pub(crate) fn send_whole(&self, index: u32, frame: &[u8]) -> io::Result<()> {
+        self.send(index, &[&[0; OFFLOAD_HEADER][..], frame].concat())
+    }
+
     fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         let len = program.len().try_into().map_err(io::Error::other)?;
         let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
@@ -202,6 +195,23 @@ impl PacketSocket {
         };
         if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
+}
+
+/// What came since it was asked last, and how much of that was dropped because the queue was full.
+fn statistics(socket: RawFd) -> io::Result<libc::tpacket_stats> {
+    let mut figures = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+    let mut length = mem::size_of_val(&figures).try_into().map_err(io::Error::other)?;
+    // SAFETY: `figures` is writable for `length` bytes during the call, and plain old data.
+    let got = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            (&raw mut figures).cast(),
+            &raw mut length,
+        )
+    };
+    if got < 0 { Err(io::Error::last_os_error()) } else { Ok(figures) }
 }
 
 impl AsRawFd for PacketSocket {

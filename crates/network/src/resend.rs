@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
-use rtnetlink::sys::Socket;
+use godwit_sockets::SockDiag;
 
 use crate::connections::{self, TcpSocket};
 use crate::raw::RawSocket;
@@ -76,7 +76,7 @@ pub struct Resent {
 pub struct Resend {
     /// Each with what its socket was before its port opened.
     connections: Vec<(InDoubt, TcpSocket)>,
-    kernel: Socket,
+    sockets: SockDiag,
     raw: RawSocket,
     since: Instant,
 }
@@ -89,10 +89,10 @@ impl Resend {
     /// When the namespace cannot be entered, or the kernel refuses.
     pub async fn prepare(netns: &Path, all: Vec<InDoubt>) -> Result<Self, NetworkError> {
         let look = move || {
-            let (kernel, raw) = (connections::ask_about_sockets()?, RawSocket::new()?);
+            let (sockets, raw) = (SockDiag::open()?, RawSocket::new()?);
             let mut connections = Vec::new();
             for connection in all {
-                let socket = connections::look_up(&kernel, connection.local, connection.remote)?;
+                let socket = connections::look_up(&sockets, connection.local, connection.remote)?;
                 let length = connection.bytes.len() + usize::from(connection.finished);
                 match socket {
                     Some(socket) if socket.queue as usize == length => {
@@ -107,7 +107,7 @@ impl Resend {
                     ),
                 }
             }
-            Ok(Self { connections, kernel, raw, since: Instant::now() })
+            Ok(Self { connections, sockets, raw, since: Instant::now() })
         };
         let failed = NetworkError::system(format!("look at the connections in {}", netns.display()));
         enter(netns, look).await?.map_err(failed)
@@ -126,7 +126,7 @@ impl Resend {
     pub fn send(&self) -> io::Result<Resent> {
         let mut resent = Resent::default();
         for (connection, before) in &self.connections {
-            let Some(socket) = connections::look_up(&self.kernel, connection.local, connection.remote)?
+            let Some(socket) = connections::look_up(&self.sockets, connection.local, connection.remote)?
             else {
                 continue;
             };

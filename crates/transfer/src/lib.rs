@@ -7,7 +7,7 @@
 //!   tls                   which certificates are believed, and for what
 //!   listen, room, socket  TCP and TLS connections, made and accepted
 //!   gauge                 what the kernel knows of a connection, and its rate
-//!   frame, region         the data plane's frames on such a connection
+//!   frame                 the data plane's frames on such a connection
 //!   connection            a data connection: peer, reader, writer, traffic
 //! ```
 //!
@@ -24,7 +24,6 @@ pub mod identity;
 pub mod join;
 pub mod listen;
 pub mod node;
-pub mod region;
 pub mod removal;
 mod room;
 pub mod socket;

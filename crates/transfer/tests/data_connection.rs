@@ -3,13 +3,10 @@
 
 mod support;
 
-use std::io::Write;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use godwit_transfer::connection::OpenError;
-use godwit_transfer::region::{REGION_FRAME, RegionError, send_region};
 use godwit_transfer::{Alpn, Connection, ConnectionOptions, FrameError, LinkOptions, Listener};
 use support::{Cluster, in_time, listen, node};
 
@@ -131,39 +128,6 @@ async fn an_address_where_nobody_listens_is_named() {
         Connection::open(&cluster.a, &address, &node("b"), &ConnectionOptions::default()).await.unwrap_err();
     assert!(matches!(error, OpenError::Connect(_)));
     assert!(error.to_string().contains(&address) && error.to_string().contains("`b`"), "{error}");
-}
-
-#[tokio::test]
-async fn a_part_of_a_file_arrives_as_it_is() {
-    let (mut from, mut to) = pair(&Cluster::found()).await;
-    let contents: Vec<u8> = (0..=250).cycle().take(3 * REGION_FRAME + 12_345).collect();
-    let mut file = tempfile::tempfile().unwrap();
-    file.write_all(&contents).unwrap();
-    let file = Arc::new(file);
-    let (offset, length) = (1000, 2 * REGION_FRAME + 77);
-    let send = async {
-        send_region(&mut from.writer, 5, file.clone(), offset as u64, length as u64).await.unwrap();
-        send_region(&mut from.writer, 5, file.clone(), 5, 0).await.unwrap();
-        let beyond = send_region(&mut from.writer, 5, file.clone(), contents.len() as u64 - 10, 20).await;
-        assert!(matches!(beyond, Err(RegionError::Read { .. })), "{beyond:?}");
-        from.writer.finish().await.unwrap();
-    };
-    let receive = async {
-        let mut received = Vec::new();
-        loop {
-            match to.reader.recv().await {
-                Ok(frame) => {
-                    assert_eq!(frame.kind, 5);
-                    assert!(frame.payload.len() <= REGION_FRAME, "memory is bounded");
-                    received.extend_from_slice(&frame.payload);
-                }
-                Err(error) => break assert!(error.is_closed(), "{error:?}"),
-            }
-        }
-        assert_eq!(received.len(), length);
-        assert!(received == contents[offset..offset + length]);
-    };
-    in_time(async { tokio::join!(send, receive) }).await;
 }
 
 /// Prints the speed; asserts only that all arrives. `cargo test -p godwit-transfer speed -- --nocapture`

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 
 use super::rights::{Allowed, MountEntry, TMPFS, all_mounts};
-use super::{ImageError, ImageKind, read_image, split};
+use super::{FileEntry, ImageError, ImageKind, RegularFile, records};
 
 /// `MS_NODEV`.
 const NO_DEVICES: u32 = 4;
@@ -67,26 +67,6 @@ impl std::fmt::Display for Device {
     }
 }
 
-/// `file_entry`.
-#[derive(Clone, PartialEq, Eq, Message)]
-struct FileEntry {
-    #[prost(uint32, required, tag = "1")]
-    kind: u32,
-    #[prost(uint32, required, tag = "2")]
-    id: u32,
-    #[prost(message, optional, tag = "3")]
-    regular: Option<Regular>,
-}
-
-/// `reg_file_entry`.
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Regular {
-    #[prost(bytes = "vec", required, tag = "6")]
-    name: Vec<u8>,
-    #[prost(uint32, optional, tag = "10")]
-    mode: Option<u32>,
-}
-
 /// `ghost_file_entry`.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 struct Ghost {
@@ -101,16 +81,12 @@ pub(super) fn excess(images: &Path, allowed: &Allowed) -> Result<Vec<String>, Im
     let holds = |capability: u32| allowed.capabilities >> capability & 1 != 0;
     let mut found = Vec::new();
     let path = images.join("files.img");
-    let damaged = |reason: String| ImageError::Damaged { path: path.clone(), reason };
-    let bytes = read_image(&path, ImageKind::Files)?;
-    let (_, records) = split(&bytes, ImageKind::Files).map_err(damaged)?;
-    if records.is_empty() {
+    let files: Vec<FileEntry> = records(&path, ImageKind::Files)?;
+    if files.is_empty() {
         // Then a restore would look for the images of a CRIU of before 2018.
-        return Err(damaged("it has no files".into()));
+        return Err(ImageError::Damaged { path, reason: "it has no files".into() });
     }
-    for record in records {
-        let FileEntry { kind, id, regular } =
-            FileEntry::decode(record).map_err(|error| damaged(error.to_string()))?;
+    for FileEntry { kind, id, regular } in files {
         let why = match kind {
             TUN if !holds(NET_ADMIN) => Some("is a network device, which takes CAP_NET_ADMIN"),
             BPF_MAP if !holds(BPF) && !holds(SYS_ADMIN) => Some("is a BPF map, which takes CAP_BPF"),
@@ -119,7 +95,7 @@ pub(super) fn excess(images: &Path, allowed: &Allowed) -> Result<Vec<String>, Im
             _ => None,
         };
         found.extend(why.map(|why| format!("the open file {id} {why}")));
-        if let Some(Regular { name, mode: Some(mode) }) = regular
+        if let Some(RegularFile { name, mode: Some(mode) }) = regular
             && mode & KIND == BLOCK
             && !holds(MKNOD)
         {
@@ -195,7 +171,7 @@ pub(super) mod tests {
     use super::*;
 
     fn entry(kind: u32, mode: u32) -> FileEntry {
-        FileEntry { kind, id: 7, regular: Some(Regular { name: b"/dev/x".to_vec(), mode: Some(mode) }) }
+        FileEntry { kind, id: 7, regular: Some(RegularFile { name: b"/dev/x".to_vec(), mode: Some(mode) }) }
     }
 
     /// An image of the files with one of the most ordinary kind.

@@ -8,10 +8,13 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::Obstacle;
 use super::tasks::{self, Task};
@@ -248,13 +251,11 @@ impl Files<'_> {
         let pidfd = match &self.pidfd {
             Some(pidfd) => pidfd,
             None => {
-                // SAFETY: a call without pointers.
-                let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid.cast_signed(), 0) };
-                self.pidfd.insert(owned(opened)?)
+                let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+                self.pidfd.insert(pidfd_open(pid, PidfdFlags::empty())?)
             }
         };
-        // SAFETY: a call without pointers, on a descriptor that is open.
-        let socket = owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), number, 0) })?;
+        let socket = pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?;
         let mut corked = 0_i32;
         let mut length = libc::socklen_t::try_from(size_of::<i32>()).map_err(io::Error::other)?;
         // SAFETY: a number and its length, which live in this frame. UDP_CORK is 1; libc does not have it.
@@ -265,14 +266,5 @@ impl Files<'_> {
             0 => Ok(corked != 0),
             _ => Err(io::Error::last_os_error()),
         }
-    }
-}
-
-/// A descriptor that a system call made.
-fn owned(made: libc::c_long) -> io::Result<OwnedFd> {
-    match i32::try_from(made) {
-        // SAFETY: it is new, and nobody else's.
-        Ok(made) if made >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(made) }),
-        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -12,7 +12,7 @@ use nix::sys::stat::fstatat;
 use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 use prost::Message;
 
-use crate::images::{ImageError, ImageKind, decode};
+use crate::images::{FileEntry, ImageError, ImageKind, decode};
 use crate::linked::{NOTE, is_name_of_criu, open_beneath, open_root, parse};
 
 /// `LINKED` of CRIU's `remap_type`.
@@ -30,22 +30,6 @@ struct Remap {
     name: u32,
     #[prost(uint32, optional, tag = "3")]
     kind: Option<u32>,
-}
-
-/// `file_entry` of a regular file.
-#[derive(Clone, PartialEq, Eq, Message)]
-struct FileEntry {
-    #[prost(uint32, required, tag = "2")]
-    id: u32,
-    #[prost(message, optional, tag = "3")]
-    regular: Option<Regular>,
-}
-
-/// `reg_file_entry`.
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Regular {
-    #[prost(bytes = "vec", required, tag = "6")]
-    name: Vec<u8>,
 }
 
 /// Names that are there for a restore. They are removed when this is dropped, unless the restore has done so.
@@ -150,6 +134,7 @@ fn messages<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<Vec<M>
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::images::RegularFile;
 
     fn image<M: Message>(kind: ImageKind, messages: &[M]) -> Vec<u8> {
         let mut bytes = [0x5456_4319_u32, kind as u32].map(u32::to_le_bytes).concat();
@@ -169,8 +154,10 @@ mod tests {
         fs::create_dir(&images).unwrap();
         fs::create_dir_all(root.join("data")).unwrap();
         fs::write(root.join("data/other"), "content").unwrap();
-        let file =
-            |id, name: &str| FileEntry { id, regular: Some(Regular { name: name.as_bytes().to_vec() }) };
+        let file = |id, name: &str| {
+            let regular = Some(RegularFile { name: name.as_bytes().to_vec(), mode: None });
+            FileEntry { kind: 1, id, regular }
+        };
         let files = [file(5, "/data/gone"), file(6, name)];
         // The kind of the file stands before its id.
         let files = image(ImageKind::Files, &files);

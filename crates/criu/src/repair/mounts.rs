@@ -8,13 +8,14 @@
 //! What covers files of `/proc` is dumped under the key `/dev/null`, under which runc's restore brings the
 //! node's own device. It gets a key of its own.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use prost::Message;
 
-use crate::images::{ImageError, ImageKind, split};
+use crate::images::{ImageError, ImageKind, rewrite};
 
 /// What images of mounts are called; the rest is the number of the namespace.
 const PREFIX: &str = "mountpoints-";
@@ -49,17 +50,13 @@ pub fn external_mounts(images: &Path, covered: &[&str], cover: &str) -> Result<(
         if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX)) {
             continue;
         }
-        let failed = |source| ImageError::Read { path: path.clone(), source };
-        let bytes = fs::read(&path).map_err(failed)?;
-        let repaired = repaired(&bytes, covered, cover)
-            .map_err(|reason| ImageError::Damaged { path: path.clone(), reason })?;
-        fs::write(&path, repaired).map_err(failed)?;
+        rewrite(&path, ImageKind::Mountpoints, |records| repaired(records, covered, cover).map(Some))?;
     }
     Ok(())
 }
 
-fn repaired(image: &[u8], covered: &[&str], cover: &str) -> Result<Vec<u8>, String> {
-    let (head, records) = split(image, ImageKind::Mountpoints)?;
+/// The records of an image, each with the fields that overrule some of its own.
+fn repaired<'a>(records: &[&'a [u8]], covered: &[&str], cover: &str) -> Result<Vec<Cow<'a, [u8]>>, String> {
     let mounts = records
         .iter()
         .map(|record| Mount::decode(*record).map_err(|error| error.to_string()))
@@ -67,15 +64,11 @@ fn repaired(image: &[u8], covered: &[&str], cover: &str) -> Result<Vec<u8>, Stri
     // A mount that the container made of one from outside is a copy, and found by the root.
     let copied: BTreeSet<_> =
         mounts.iter().filter(|mount| mount.key.is_none()).map(|mount| mount.device).collect();
-    let mut bytes = head.to_vec();
-    for (record, mount) in records.iter().zip(&mounts) {
+    let repaired = records.iter().zip(&mounts).map(|(record, mount)| {
         let changed = change(mount, covered, cover, copied.contains(&mount.device)).encode_to_vec();
-        let length = u32::try_from(record.len() + changed.len()).map_err(|_| "a record is too long")?;
-        bytes.extend(length.to_le_bytes());
-        bytes.extend(*record);
-        bytes.extend(changed);
-    }
-    Ok(bytes)
+        Cow::Owned([*record, &changed].concat())
+    });
+    Ok(repaired.collect())
 }
 
 /// The fields that overrule those of a mount.
@@ -99,6 +92,7 @@ fn change(mount: &Mount, covered: &[&str], cover: &str, copied: bool) -> Mount {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::images::split;
 
     fn mount(id: u32, device: u32, root: &str, place: &str, key: Option<&str>) -> Mount {
         Mount {

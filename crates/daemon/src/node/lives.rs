@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::Node;
-use crate::restart;
 
 /// Why a service has ended that a user stopped.
 const STOPPED: &str = "stopped by `godwit stop`";
@@ -159,7 +158,7 @@ impl Node {
         }
         let detail = if reason.is_empty() { format!("exit code {code}") } else { reason.to_string() };
         self.events.tell("service", "died", &service.name, &detail);
-        restart::by_policy(self, service, ran);
+        self.by_policy(service, ran);
     }
 }
 

@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use godwit_criu::images::Device;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
-use super::TreeError;
 use super::item::{Data, End, Entry, Item, Kind, MAX_DATA, Remove};
 use super::send::MAX_XATTR_TOTAL;
-use crate::beneath::{self, Attributes, Links, MAX_NAME, MAX_PATH, Node, Root, SetFault};
+use super::{TreeError, open_root};
+use crate::beneath::{self, Attributes, MAX_NAME, MAX_PATH, Node, Root, SetFault};
 
 /// Longest value of an extended attribute, in bytes: the kernel's `XATTR_SIZE_MAX`.
 const MAX_XATTR_VALUE: usize = 64 << 10;
@@ -82,12 +82,7 @@ struct OpenFile {
 impl Receiver {
     /// For one round into the directory `root`, which holds what earlier rounds brought.
     pub fn new(root: &Path, limits: Limits) -> Result<Self, TreeError> {
-        let opened = Root::open(root, Links::Refused).map_err(|source| TreeError::Io {
-            root: root.to_path_buf(),
-            action: "open the directory".into(),
-            path: "/".into(),
-            source,
-        })?;
+        let opened = open_root(root)?;
         Ok(Self {
             path: root.to_path_buf(),
             root: opened,

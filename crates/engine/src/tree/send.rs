@@ -16,8 +16,8 @@ use rustix::io::Errno;
 
 use super::item::{Data, End, Entry, Item, Kind, MAX_DATA, Remove, Xattr};
 use super::snapshot::{Changes, Record, Snapshot, has_gone};
-use super::{TreeError, writeback};
-use crate::beneath::{self, Links, Node, Root};
+use super::{TreeError, open_root, writeback};
+use crate::beneath::{self, Node, Root};
 
 /// Most bytes of names and values of one path's extended attributes: sixteen of the largest the
 /// kernel allows, and half of an item.
@@ -93,12 +93,7 @@ pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let mut sink = |item: Item| {
         sink(item).map_err(|error| TreeError::Sink { root: root.to_path_buf(), source: error.into() })
     };
-    let top = Root::open(root, Links::Refused).map_err(|source| TreeError::Io {
-        root: root.to_path_buf(),
-        action: "open the directory".into(),
-        path: "/".into(),
-        source,
-    })?;
+    let top = open_root(root)?;
     let mut sender = Sender {
         root,
         top,

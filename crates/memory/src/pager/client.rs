@@ -81,7 +81,6 @@ pub struct Client {
     slots: u64,
     next_number: AtomicU64,
     shared: Arc<Shared>,
-    state: State,
 }
 
 /// What the reader thread shares with the client and the receiver of events.
@@ -115,8 +114,8 @@ pub struct Events {
 
 impl Client {
     /// Connects to the pager that lives in the directory, in place of any other client of it, which must
-    /// not store pages any more: what was stored and not put is thrown away. What happened before is in
-    /// [`Client::state_at_connect`]; faults that wait for pages come as events.
+    /// not store pages any more: what was stored and not put is thrown away. Faults that
+    /// wait for pages come as events.
     ///
     /// # Errors
     /// [`PagerError::Version`] when a pager lives there that no version of the protocol is shared with. It goes on
@@ -130,7 +129,7 @@ impl Client {
             waiting: Mutex::new(Some(HashMap::new())),
             events: Mutex::new(Queue::default()),
             signal,
-            failed: Mutex::new(Some(state.failed.clone()).filter(|reason| !reason.is_empty())),
+            failed: Mutex::new(Some(state.failed).filter(|reason| !reason.is_empty())),
         });
         let socket = Arc::new(socket);
         let reader = Reader { socket: socket.clone(), shared: shared.clone() };
@@ -146,14 +145,8 @@ impl Client {
             slots: welcome.slots,
             next_number: AtomicU64::new(2),
             shared: shared.clone(),
-            state,
         };
         Ok((client, Events { shared }))
-    }
-
-    /// Where the pager was when this client connected.
-    pub fn state_at_connect(&self) -> &State {
-        &self.state
     }
 
     /// Writes whole pages into slots that follow each other, and answers the first. The pager knows of
@@ -192,11 +185,6 @@ impl Client {
     /// These pages are zero or not mapped at the source. Not answered.
     pub fn zero(&self, entries: &[Extent]) -> Result<(), PagerError> {
         self.each(entries, Request::Zero)
-    }
-
-    /// The process ended before the freeze: nothing of it is wanted. Not answered.
-    pub fn forget(&self, space: Space) -> Result<(), PagerError> {
-        self.tell(Request::Forget(space))
     }
 
     /// These pages are at the source only and will come by [`put`](Self::put). Not answered.
@@ -281,11 +269,6 @@ impl Client {
             bytes: length,
             source,
         })
-    }
-
-    /// Ends a pager that is done; refused before.
-    pub fn finish(&self) -> Result<(), PagerError> {
-        self.ask_simply(Request::Finish(Nothing {}))
     }
 
     /// Ends the pager whatever it holds. Processes that lack pages must have been killed, or be about to
@@ -410,12 +393,6 @@ impl Events {
     /// The next event if there is one, without waiting.
     pub fn try_next(&self) -> Option<Event> {
         self.pop(&mut lock(&self.shared.events))
-    }
-
-    /// The connection is gone and all events have been taken.
-    pub fn is_over(&self) -> bool {
-        let queue = lock(&self.shared.events);
-        queue.closed && queue.events.is_empty()
     }
 
     fn pop(&self, queue: &mut Queue) -> Option<Event> {

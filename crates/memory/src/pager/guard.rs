@@ -23,10 +23,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid};
 
 use super::uffd::Uffd;
 use super::{GUARD, PagerError};
+use crate::process::pidfd;
 
 /// Between two looks whether the processes live: the kernel has no event for the end of an address
 /// space, and nobody waits for the guard's.
@@ -43,7 +44,7 @@ impl Guard {
     pub fn start(directory: &Path) -> Result<Self, PagerError> {
         let system = |action| move |source| PagerError::System { action, source };
         let mut lock = super::server::take_lock(directory, GUARD)?;
-        let guarded = pidfd(std::process::id()).map_err(system("look at itself"))?;
+        let guarded = pidfd(getpid().as_raw()).map_err(|errno| system("look at itself")(errno.into()))?;
         let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
         // SAFETY: without CLONE_VM this is fork(2), in a process with one thread; the child shares
         // nothing but the table of files.
@@ -70,15 +71,6 @@ impl Guard {
         let _ = kill(self.0, Signal::SIGKILL);
         let _ = waitpid(self.0, None);
     }
-}
-
-/// A descriptor that becomes readable when the process ends.
-pub(super) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open takes two integers and touches no memory of ours.
-    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: the call has just returned it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Returns when the process behind the descriptor has ended.

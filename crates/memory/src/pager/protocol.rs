@@ -118,7 +118,8 @@ pub(crate) struct ToPager {
     /// The number that the answer bears.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    #[prost(oneof = "Request", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
+    // 5 and 12 are taken: pagers that live have other requests there.
+    #[prost(oneof = "Request", tags = "2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 15")]
     pub request: Option<Request>,
 }
 
@@ -130,8 +131,6 @@ pub(crate) enum Request {
     Put(StoredList),
     #[prost(message, tag = "4")]
     Zero(ExtentList),
-    #[prost(uint32, tag = "5")]
-    Forget(Space),
     #[prost(message, tag = "6")]
     Pending(ExtentList),
     #[prost(message, tag = "7")]
@@ -144,8 +143,6 @@ pub(crate) enum Request {
     Missing(Nothing),
     #[prost(message, tag = "11")]
     Index(Nothing),
-    #[prost(message, tag = "12")]
-    Finish(Nothing),
     #[prost(message, tag = "13")]
     Abandon(Nothing),
     #[prost(message, tag = "14")]

@@ -277,10 +277,6 @@ impl Server {
                 let verified = self.with_state(|state| state.verify(&list.entries, !list.more));
                 vec![verified.map_or_else(Answer::Refused, |()| Answer::Taken(Nothing {}))]
             }
-            Request::Forget(space) => {
-                self.with_state(|state| state.forget(space));
-                return Ok(false);
-            }
             Request::Listen(listen) => vec![self.listen(listen.directory)],
             Request::Push(_) => {
                 self.with_state(State::start_push);
@@ -295,11 +291,10 @@ impl Server {
                 let entries = self.with_state(|state| state.stored());
                 packets(&entries, |entries, more| Answer::Stored(StoredList { entries, more }))
             }
-            Request::Finish(_) => {
-                let done = self.with_state(|state| state.is_done());
-                return Ok(self.farewell(number, done, "not every page is in its place yet"));
+            Request::Abandon(_) => {
+                self.farewell(number);
+                return Ok(true);
             }
-            Request::Abandon(_) => return Ok(self.farewell(number, true, "")),
         };
         if let Some(client) = self.client.as_mut() {
             for answer in answers {
@@ -382,16 +377,12 @@ impl Server {
     }
 
     /// Answers the last request at once, and says whether it was the last.
-    fn farewell(&mut self, number: u64, granted: bool, reason: &str) -> bool {
+    fn farewell(&mut self, number: u64) {
         if let Some(client) = self.client.as_mut() {
-            client.send(
-                number,
-                if granted { Answer::Taken(Nothing {}) } else { Answer::Refused(reason.into()) },
-            );
+            client.send(number, Answer::Taken(Nothing {}));
             // If the socket is full the client sees the end of file instead.
             let _ = client.flush();
         }
-        granted
     }
 
     fn admit(&mut self) {

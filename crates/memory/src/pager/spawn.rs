@@ -2,16 +2,17 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use rustix::process::{Signal, pidfd_send_signal};
 
-use super::guard::{pidfd, wait};
+use super::guard::wait;
 use super::{GUARD, LOCK, PagerError};
+use crate::process::pidfd;
 
 /// How long a pager may take from its lock to its number in there.
 const STARTING: Duration = Duration::from_secs(1);
@@ -94,23 +95,18 @@ fn end_holder(directory: &Path, lock: &str) -> Result<(), PagerError> {
         there = holder(directory, lock)?;
     }
     let Some(there) = there else { return Ok(()) };
-    let pidfd = match pidfd(there) {
+    let pidfd = match pidfd(i32::try_from(there).map_err(|_| failed(Errno::EINVAL.into()))?) {
         Ok(pidfd) => pidfd,
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
-        Err(error) => return Err(failed(error)),
+        Err(Errno::ESRCH) => return Ok(()),
+        Err(errno) => return Err(failed(errno.into())),
     };
     // Still the same: then the number was not given to another process before it was opened.
     if holder(directory, lock)? != Some(there) {
         return Ok(());
     }
-    // SAFETY: pidfd_send_signal reads only its integers where the signal's info is null.
-    let sent = Errno::result(unsafe {
-        let info = std::ptr::null::<libc::siginfo_t>();
-        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), libc::SIGKILL, info, 0)
-    });
-    match sent {
-        Ok(_) => wait(&pidfd).map_err(failed),
-        Err(Errno::ESRCH) => Ok(()),
+    match pidfd_send_signal(&pidfd, Signal::KILL) {
+        Ok(()) => wait(&pidfd).map_err(failed),
+        Err(rustix::io::Errno::SRCH) => Ok(()),
         Err(errno) => Err(failed(errno.into())),
     }
 }

@@ -213,17 +213,9 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn forget(&mut self, space: Space) {
-        self.forget_range(space, &EVERYTHING);
-    }
-
     pub(crate) fn start_push(&mut self) {
         self.push = true;
         self.check_done();
-    }
-
-    pub(crate) fn is_done(&self) -> bool {
-        self.done
     }
 
     pub(crate) fn end(&mut self) {

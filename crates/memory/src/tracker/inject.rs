@@ -38,10 +38,11 @@ mod stopped;
 mod tests;
 mod tracee;
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use libc::user_regs_struct;
 use nix::errno::Errno;
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use self::dispatch::Dispatch;
 use self::stopped::{Stopped, Tracing, in_tracer};
@@ -244,12 +245,8 @@ impl Injection<'_> {
 
 /// Takes over the descriptor that a thread has just got.
 fn take(process: &Process, fd: i32) -> Result<OwnedFd, InjectError> {
-    // SAFETY: pidfd_getfd takes three integers and touches no memory of ours.
-    let taken = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.pidfd().as_raw_fd(), fd, 0) };
-    let taken = Errno::result(taken).map_err(step("take over the descriptor"))?;
-    let taken = i32::try_from(taken).map_err(|_| refused("pidfd_getfd(2) returned no descriptor"))?;
-    // SAFETY: the kernel has just returned this descriptor; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(taken) })
+    pidfd_getfd(process.pidfd(), fd, PidfdGetfdFlags::empty())
+        .map_err(|errno| step("take over the descriptor")(Errno::from_raw(errno.raw_os_error())))
 }
 
 /// The thread that is least disturbed by a stop: the first one unless it is worse off than another.

@@ -60,7 +60,7 @@ fn every_page_arrives_and_the_store_empties() {
     assert!(state.done && state.restore_finished);
     assert_eq!((state.installed, state.stored, state.spaces), (2000, 0, 0));
     pager.wait_for_empty_store();
-    pager.client.finish().unwrap();
+    pager.client.abandon().unwrap();
     pager.wait_for_end();
 }
 

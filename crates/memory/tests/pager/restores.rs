@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use godwit_memory::pager::Event;
+use godwit_memory::pager::{Event, Extent};
 
 use crate::child::{Child, Op, P};
 use crate::service::{Criu, Pager, tags};
@@ -14,7 +14,7 @@ fn several_processes_and_zombies_are_restored_over_one_connection() {
     for space in [1, 2, 3, 900] {
         pager.put(space, BASE, &tags(space, BASE, 500, 0));
     }
-    pager.client.forget(3).unwrap();
+    pager.client.zero(&[Extent { space: 3, addr: BASE, pages: 500 }]).unwrap();
     let children: Vec<_> = [1, 2, 3, 900].map(|space| (space, Child::new())).into();
     let mut criu = Criu::connect(&pager);
     criu.zombie(4);

@@ -576,6 +576,6 @@ async fn remove(directory: PathBuf) -> Result<(), IntakeError> {
 
 impl From<IntakeError> for LocalError {
     fn from(error: IntakeError) -> Self {
-        Self::Intake(Box::new(error))
+        Self::Pages(Box::new(error))
     }
 }

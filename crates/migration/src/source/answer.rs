@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
 use super::governor::keep_short;
-use super::pace::{Compress, Pacer, Packer};
+use super::pace::{Pacer, Packer};
 use super::pages::{PagesError, is_empty};
 use super::residual::{Open, Residual};
 use super::serve::ServeError;
@@ -20,6 +20,7 @@ use super::streams::Streams;
 use crate::failpoint;
 use crate::link::Link;
 use crate::message::{FaultRequest, Message};
+use crate::options::Compress;
 use crate::page_hash::EarlierVisit;
 
 const PAGE: usize = 4096;

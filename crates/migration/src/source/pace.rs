@@ -7,20 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use godwit_memory::batch::{Builder, Codec};
 
-/// What the user asks of compression.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Compress {
-    /// As measured.
-    #[default]
-    Auto,
-    /// Never.
-    Off,
-    /// Always LZ4.
-    Lz4,
-    /// Always Zstandard.
-    Zstd,
-}
+use crate::options::Compress;
 
 /// Batches between two decisions: 8 MiB of pages.
 const WINDOW: u32 = 32;

@@ -25,8 +25,9 @@ use tokio::sync::mpsc;
 
 use crate::failpoint;
 use crate::message::Message;
+use crate::options::Compress;
 use crate::page_hash::{EarlierVisit, Hashes, PageKey, ZERO, no_hashes};
-use crate::source::pace::{Compress, Pacer, Packer};
+use crate::source::pace::{Pacer, Packer};
 use remaining::within;
 pub(crate) use remaining::{Leaving, Remaining, pages_of};
 

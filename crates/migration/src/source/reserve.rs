@@ -11,17 +11,16 @@ use super::files::next_round;
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::{Source, SourceError};
-use crate::attach::Attachment;
 use crate::cpu::cpu_flags;
 use crate::images::KERNEL_STATE_BYTES;
 use crate::journal::now_ms;
 use crate::link::{Link, LinkError};
-use crate::local::machine;
+use crate::machine::machine;
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::ms_since;
 use crate::retained;
-use crate::service::Service;
+use crate::service::{Attachment, Service};
 
 /// What the two nodes agree on for one migration.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg};
 use nix::sys::time::TimeSpec;
 
-use super::PacketSocket;
+use super::{PacketSocket, statistics};
 
 /// What [`PacketSocket::see`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,19 +96,8 @@ impl PacketSocket {
     /// Frames that the filter took since this was last asked, and how many of them were dropped
     /// because the queue was full.
     pub(crate) fn counts(&self) -> io::Result<(u32, u32)> {
-        let mut counts = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
-        let mut length = mem::size_of_val(&counts).try_into().map_err(io::Error::other)?;
-        // SAFETY: `counts` is writable for `length` bytes during the call, and plain old data.
-        let got = unsafe {
-            libc::getsockopt(
-                self.0.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                (&raw mut counts).cast(),
-                &raw mut length,
-            )
-        };
-        if got < 0 { Err(io::Error::last_os_error()) } else { Ok((counts.tp_packets, counts.tp_drops)) }
+        let libc::tpacket_stats { tp_packets, tp_drops } = statistics(self.0.as_raw_fd())?;
+        Ok((tp_packets, tp_drops))
     }
 
     /// Whether the interface that the socket was bound to is no more.

@@ -1,0 +1,95 @@
+//! Why a node could not do its part for a service: the error that both ends of a migration share.
+
+use std::path::PathBuf;
+
+use godwit_engine::EngineError;
+use godwit_network::NetworkError;
+
+use crate::images::ImagesError;
+use crate::journal::JournalError;
+
+/// The daemon's sentence about what it could not do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct HostError(pub String);
+
+/// Why this node could not prepare or clear the place of a service.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The container engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// Root filesystem or layers.
+    #[error(transparent)]
+    Root(#[from] godwit_engine::rootfs::RootfsError),
+    /// Image store.
+    #[error(transparent)]
+    Image(#[from] godwit_engine::image::ImageError),
+    /// A layer's name.
+    #[error(transparent)]
+    Digest(#[from] godwit_engine::image::DigestError),
+    /// Memory for images.
+    #[error(transparent)]
+    Images(#[from] ImagesError),
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The daemon.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The pages of a service on its way here; what went wrong with them is the destination's to say.
+    #[error(transparent)]
+    Pages(Box<dyn std::error::Error + Send + Sync>),
+    /// A file operation.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// What is in a service's place is another's, or a later life of it.
+    #[error(
+        "{path} belongs to the service with id {id}, epoch {epoch}, of which this node still has a migration to end; try again in a moment"
+    )]
+    InTheWay {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is.
+        id: String,
+        /// At which epoch.
+        epoch: u64,
+    },
+    /// Whether the service has moved stands in a journal that can neither be written nor read.
+    #[error(
+        "whether service {service} has moved is not known, as the journal can neither be written nor read; it stays frozen, and godwitd ends: mend the disk that holds its state directory, and start it again"
+    )]
+    Undecided {
+        /// The service.
+        service: String,
+        /// What the disk said.
+        #[source]
+        source: JournalError,
+    },
+    /// A task of ours ended by a panic.
+    #[error("an internal task failed; godwitd's log tells more")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Lets `?` turn what a [`LocalError`] is made of into an error that has it as its variant `Local`.
+macro_rules! from_local_causes {
+    ($target:ty: $($cause:ty),* $(,)?) => {$(
+        impl From<$cause> for $target {
+            fn from(cause: $cause) -> Self {
+                Self::Local(cause.into())
+            }
+        }
+    )*};
+}
+pub(crate) use from_local_causes;
