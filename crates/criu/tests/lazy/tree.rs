@@ -20,6 +20,9 @@ impl Tree {
     /// go on. Its output goes to a file in the directory.
     pub(crate) fn start(role: &str, directory: &Path) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
+        // A restored process has the PIDs that it had. With the kernel's 32,768 they come round within seconds on a busy
+        // machine; this is what systemd sets.
+        fs::write("/proc/sys/kernel/pid_max", "4194304").unwrap();
         // SAFETY: a call without pointers. What is orphaned here is reaped here.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
         let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
