@@ -1,5 +1,11 @@
 //! CRIU as a program that answers over its RPC, and its image files as typed values.
 //!
+//! ```text
+//!  obstacles: can it be dumped? ──▶ Prepared ──▶ dump ──▶ CRIU ──▶ image files ──▶ repair ──▶ (the engine restores)
+//!                                                 │        └─ killed: remains        └──▶ images: what godwit looks into
+//!                                                 └─ watches, linked, limits: what CRIU has to be told or given
+//! ```
+//!
 //! - [`Criu`]: one CRIU binary. Asks its version and features, runs its self check, and dumps a
 //!   process tree ([`Criu::dump`]), with its memory or without ([`Memory`]); [`Prepared`] is one that
 //!   has started before there is something to dump.

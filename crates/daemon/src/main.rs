@@ -1,4 +1,18 @@
 //! `godwitd`: one node of a cluster. Founds or joins a cluster, and serves the node.
+//!
+//! ```text
+//!  godwit ── unix socket ──▶ node_api ─┐            ┌▶ services, restart, exec, logs   services of this node
+//!                                      ├─▶ verbs ───┼▶ migrate, host                   moves (godwit-migration)
+//!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ networks, network, forward      the overlay (godwit-network)
+//!                                                   ├▶ cluster, join, removals, renew  the members
+//!  data connections ────────▶ serve ──────────────▶ └▶ images, capture, doctor, …
+//!
+//!  node: what all of these share ──▶ directory: what is known of the cluster ──▶ state: the same on disk
+//! ```
+//!
+//! [`node_api`] and [`peer_api`] are thin: each verb's work is in the module of its name, and [`verbs`] says who may ask for
+//! it. What users give is checked in [`convert`], what other nodes say in [`trust`]. How pages move, what CRIU does and
+//! how the kernel's tables look is not known here.
 
 mod capture;
 mod cluster;

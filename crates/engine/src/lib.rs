@@ -1,9 +1,17 @@
-//! Containers: one trait, [`Engine`], with runc behind it, and what containers stand on:
-//! images and layers ([`image`]), root filesystems ([`rootfs`]), and trees of changed files
-//! that can be sent elsewhere ([`tree`]).
+//! Containers: one trait, [`Engine`], with runc behind it, and what containers stand on.
 //!
-//! Nothing here knows of migrations or networks: a container is given a network namespace by
-//! path, and can be frozen, described for a dump, and restored from a directory of images.
+//! ```text
+//!  OCI archive ──▶ image: layers in a store ──▶ rootfs: layers + changed files = overlayfs ──▶ runc ──▶ godwit-shim
+//!                        │                                   │                                  │
+//!                        └── blobs to another node           └── tree: changed files to         └── freezer, dump target,
+//!                                                                another node, in rounds           restore from images
+//! ```
+//!
+//! - [`Engine`] (`container.rs`): run, stop, freeze, describe for a dump, restore, recover. `runc.rs` is the real one.
+//! - [`image`]: images and layers; [`rootfs`]: root filesystems; [`tree`]: trees of changed files that can be sent.
+//! - `confinement.rs`, `seccomp.rs`: what a container may do.
+//!
+//! A container is given a network namespace by path. Nothing here knows of migrations, networks or pages.
 
 mod beneath;
 pub mod confinement;

@@ -1,6 +1,28 @@
-//! Moving a service: the state machines of [`source`] and [`destination`], the conversation
-//! between them ([`message`], [`link`]), the [`journal`] that makes the commit a single instant,
-//! what is done after a crash ([`recovery`]), and the [`report`] every migration ends in.
+//! Moving a service from one node to another.
+//!
+//! ```text
+//!  source                                                     destination
+//!  reserve ── Open ──────────────────────────────────────────▶ admit, accept
+//!  root ───── layers, files, log ────────────────────────────▶ receive
+//!  precopy ── pages, in rounds ─────(streams)────────────────▶ intake ──▶ godwit-pager
+//!  freeze, dump ── last pages, images ───────────────────────▶ receive, restore
+//!  journal: committed                                          journal: restored
+//!  commit ─── Commit ────────────────────────────────────────▶ own: the service runs
+//!  serve ──── pages that stayed, answers to page faults ─────▶ intake ──▶ godwit-pager
+//! ```
+//!
+//! - [`source`], [`destination`]: the two state machines. The destination imports nothing of the source.
+//! - [`message`], [`link`]: what they say to each other, and the connection that carries it; [`step`] and [`terms`] are
+//!   parts of it.
+//! - [`journal`]: what a node has promised, on disk before it acts on it: the commit is one line in it. [`recovery`]
+//!   does after a crash what it says; [`doubt`] keeps what waits for the other node's journal.
+//! - [`local`]: the node as both ends see it: engine, network, CRIU ([`checkpoint`]), pagers, store, journal, and the host above.
+//! - [`converge`]: when to stop copying and freeze. [`report`]: what a move came to.
+//! - [`retained`]: pages of a service that has left, for when it comes back.
+//! - [`failpoint`]: where a test can make a node die or wait. `loopback` runs both ends in one process against each fault.
+//!
+//! What happens here in which order is told in `docs/migration.md`, and the commit in `docs/commit.md`. The crate does not
+//! know the API, the command line, or how nodes find each other: that is [`local::Host`]'s.
 
 pub mod arrivals;
 pub mod attach;
