@@ -1,13 +1,14 @@
 //! `godwit`, the user's command: reads the command line, asks the node's daemon, prints. What it shares with
-//! `godwit-lab` (`crates/lab-cli`), which performs `godwit lab` and `godwit bench`, is public.
+//! `godwit-lab` (`crates/lab-cli`), which performs `godwit lab` and `godwit bench`, is public. Of the workspace it depends on
+//! `godwit-api` alone.
 //!
 //! ```text
 //!   cli.rs          what can be typed: flags and verbs
 //!   verbs/          one file per verb
-//!   companion.rs    the programs that a verb becomes: godwitd, godwit-lab
+//!   companion.rs    the programs that a verb executes: godwitd, godwit-lab
 //!
 //!   shared with godwit-lab:
-//!   program.rs      around a verb: the command line, the runtime, the error
+//!   program.rs      runs a verb: reads the command line, starts the runtime, prints the error
 //!   global.rs       the flags that every verb takes
 //!   client.rs       which daemon, and the connection to it
 //!   migration.rs    a migration: its flags, its request, its events, its outcome
@@ -16,7 +17,7 @@
 //!   values.rs       sizes, mounts, ports, times: text from the user to the API's types
 //!   output.rs       tables, JSON, sizes and times: the API's types to text for the user
 //!   generate.rs     completions and man pages from a clap definition
-//!   documented.rs   whether pages tell of all flags, for tests
+//!   documented.rs   tests that the documents list every flag
 //! ```
 
 mod cli;

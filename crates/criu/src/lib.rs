@@ -11,8 +11,8 @@
 //!   has started before there is something to dump.
 //! - [`images`]: reads the few image files that godwit itself looks into, and puts memory into those
 //!   of a lazy dump.
-//! - [`repair`]: puts right what a dump of frozen processes gets wrong.
-//! - [`remains`]: puts right what a CRIU that was killed has left in them.
+//! - [`repair`]: corrects images of frozen processes.
+//! - [`remains`]: puts processes right whose CRIU was killed.
 //! - [`obstacles`]: what of a process tree cannot be dumped, told before anything is done.
 //! - [`log`]: finds the reason of a failure in CRIU's log and says what it means to a user.
 //!

@@ -11,8 +11,10 @@
 //! ```
 //!
 //! [`node_api`] and [`peer_api`] are thin: each verb's work is in the module of its name, and [`verbs`] says who may ask for
-//! it. What users give is checked in [`convert`], what other nodes say in [`trust`]. How pages move, what CRIU does and
-//! how the kernel's tables look is not known here.
+//! it. Data connections need no verb: a member's certificate opens them, and what comes over one is `godwit-migration`'s to
+//! judge. What users give is checked in [`convert`], what other nodes say in [`trust`]. At its start [`services`] finds the
+//! node's services again, which have run on with their shims and pagers, and [`serve`] calls
+//! `godwit_migration::recovery`. How pages move, what CRIU does and how the kernel's tables look is not known here.
 
 mod capture;
 mod cluster;

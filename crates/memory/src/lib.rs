@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - [`process`]: one process's address space from outside: its areas, reading its pages.
-//! - [`tracker`]: what was written since the last look, without stopping anyone.
+//! - [`tracker`]: which pages were written since the last scan, without stopping a process.
 //! - [`batch`]: pages as bytes for the wire: zero runs, data, checksum, compression.
 //! - [`pager`]: the small process that holds the page store and the userfaultfds at the
 //!   destination, and outlives the daemon; its protocol and its client.

@@ -11,18 +11,25 @@
 //!  serve ──── pages that stayed, answers to page faults ─────▶ intake ──▶ godwit-pager
 //! ```
 //!
-//! - [`source`], [`destination`]: the two state machines. The destination imports nothing of the source.
-//! - [`message`], [`link`]: what they say to each other, and the connection that carries it; [`step`] and [`terms`] are
-//!   parts of it.
-//! - [`journal`]: what a node has promised, on disk before it acts on it: the commit is one line in it. [`recovery`]
-//!   does after a crash what it says; [`doubt`] keeps what waits for the other node's journal.
-//! - [`local`]: the node as both ends see it: engine, network, CRIU ([`checkpoint`]), pagers, store, journal, and the host above.
+//! - [`source`], [`destination`]: the two state machines. The source checks first that the service is eligible; then its
+//!   `reserve` asks the destination, whose `admit` answers. The source's `dump` runs CRIU on the frozen service
+//!   ([`checkpoint`]), and the destination's `receive` has the engine restore it. The cut-over is done on the way: the source
+//!   steers frames to the destination at the freeze, and the destination's `own` opens the port. The destination imports
+//!   nothing of the source.
+//! - [`message`]: the messages; [`link`]: the connection that carries them. [`step`]: how far a destination is whose source
+//!   waits for it; [`terms`]: what the overlays of both nodes must have in common.
+//! - [`journal`]: what a node has promised, on disk before it acts on it. The commit is one line in it.
+//! - [`recovery`]: finishes or undoes the moves in the journal; the daemon calls it at its start. [`doubt`]: services in
+//!   doubt. Their node asks the source for its journal, and runs or removes the service according to the answer.
+//! - [`local`]: the node as both ends see it: engine, network, CRIU, pagers, store, journal, and the host above.
+//!   [`incarnation`]: id and epoch, which it compares before it removes anything of a service.
 //! - [`converge`]: when to stop copying and freeze. [`report`]: what a move came to.
 //! - [`retained`]: pages of a service that has left, for when it comes back.
-//! - [`failpoint`]: where a test can make a node die or wait. `loopback` runs both ends in one process against each fault.
+//! - [`failpoint`]: where a test can make a node die or wait. `loopback` runs both ends in one process, without root, CRIU
+//!   or a network, and lets each step and connection fail.
 //!
-//! What happens here in which order is told in `docs/migration.md`, and the commit in `docs/commit.md`. The crate does not
-//! know the API, the command line, or how nodes find each other: that is [`local::Host`]'s.
+//! `docs/migration.md` describes the order of the steps, `docs/commit.md` the commit. The crate does not know the API, the
+//! command line, or how nodes find each other: its caller provides the latter as [`local::Host`].
 
 pub mod arrivals;
 pub mod attach;

@@ -13,15 +13,14 @@
 //! - [`Overlay::create_endpoint`] makes a service's network namespace and its veth, closed: not a
 //!   frame passes. [`Overlay::open`] lets frames through, takes the address over and announces it;
 //!   [`Overlay::close`] stops them again without the service seeing its link go down.
-//! - [`Overlay::steer`] sends what comes for a service on to the node that it goes to, and
-//!   [`Overlay::hold`] keeps it there until [`Overlay::open`] hands it in. [`Overlay::collect_newcomers`]
-//!   and [`bar_newcomers`] come before, so that no connection is frozen while it is being made.
-//! - [`Standing`] holds back what a frozen service's sockets say, to each other too; [`Resend`] sends again what
-//!   was in doubt, so that nobody waits for a timer that ran on in the pause.
+//! - [`Overlay::steer`] forwards a service's frames to its destination; there [`Overlay::hold`] holds them until
+//!   [`Overlay::open`] delivers them. Before the freeze [`Overlay::collect_newcomers`] and [`bar_newcomers`] keep new
+//!   connections from beginning, so that no TCP handshake is frozen half done. Together this is the cut-over.
+//! - [`Standing`] holds the packets of a frozen service's sockets, on the loopback too. [`Resend`] sends again what the peer
+//!   may not have, so that no peer waits for a retransmission timer that ran on during the frozen time.
 //! - [`Networks`] are those of a node, and tell which one an address is of.
-//! - [`Guard`] lets frames in from known nodes only and keeps networks apart, [`WireGuard`] or [`Tunnel`] makes
-//!   what nodes send each other private; they are made before the overlay. [`Overlay::mend`] makes again what
-//!   somebody removed.
+//! - [`Guard`] accepts frames from known nodes only and isolates networks. [`WireGuard`] or [`Tunnel`] encrypts the traffic
+//!   between nodes. Both are made before the overlay. [`Overlay::mend`] makes again what somebody removed.
 //! - [`Overlay::find_foreign`] asks whether somebody else has a service's address.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.

@@ -17,12 +17,12 @@
 //! ended writes `D/exit.json` = `{"code":N,"time_ns":N}` and ends.
 //!
 //! On SIGUSR1 it writes all that it has of the output into the log, the beginning of a line too, and then
-//! a byte into the FIFO `D/log.settled`, if somebody has that open: so a log is complete that is to go
-//! elsewhere with its frozen container.
+//! a byte into the FIFO `D/log.settled`, if somebody has that open. This completes the log of a frozen
+//! container before it moves.
 //!
-//! While it lives it holds a lock (flock) on `D/shim.lock`, which contains its PID: who finds the
-//! lock free knows that there is no shim. The file is never removed. The daemon takes the lock and
-//! hands it over as an open descriptor, so that there is no instant at which a shim lives without.
+//! While it lives it holds a lock (flock) on `D/shim.lock`, which contains its PID: a free lock means
+//! that no shim runs. The file is never removed. The daemon takes the lock and hands it over as an open
+//! descriptor, so that a shim never runs without the lock.
 //!
 //! `godwit-shim --cover EMPTY ROOT PATH…` is a hook of the engine: see [`cover`].
 //!
