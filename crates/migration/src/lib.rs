@@ -12,20 +12,22 @@
 //! ```
 //!
 //! - [`source`], [`destination`]: the two state machines. The source checks first that the service is eligible; then its
-//!   `reserve` asks the destination, whose `admit` answers. The source's `dump` runs CRIU on the frozen service
-//!   ([`checkpoint`]), and the destination's `receive` has the engine restore it. The cut-over is done on the way: the source
-//!   steers frames to the destination at the freeze, and the destination's `own` opens the port. The destination imports
-//!   nothing of the source.
+//!   `reserve` asks the destination, whose `admit` answers. `precopy` sends pages to the destination's `intake` while the
+//!   service runs. `freeze` has the engine freeze it, `dump` runs CRIU on it ([`checkpoint`]), and the destination's `receive`
+//!   has the engine restore it. `serve` sends the pages that stayed. The cut-over is done on the way: `freeze` has the overlay
+//!   steer frames to the destination, and the destination's `own` has it open the port there. The destination imports nothing
+//!   of the source.
 //! - [`message`]: the messages; [`link`]: the connection that carries them. [`step`]: how far a destination is whose source
 //!   waits for it; [`terms`]: what the overlays of both nodes must have in common.
 //! - [`journal`]: what a node has promised, on disk before it acts on it. The commit is one line in it.
 //! - [`recovery`]: finishes or undoes the moves in the journal; the daemon calls it at its start. [`doubt`]: services in
-//!   doubt. Their node asks the source for its journal, and runs or removes the service according to the answer.
+//!   doubt. Their node asks the source for its journal until it answers, or an operator decides, and runs or removes the
+//!   service according to that.
 //! - [`local`]: the node as both ends see it: engine, network, CRIU, pagers, store, journal, and the host above.
 //!   [`incarnation`]: id and epoch, which it compares before it removes anything of a service.
 //! - [`converge`]: when to stop copying and freeze. [`report`]: what a move came to.
 //! - [`retained`]: pages of a service that has left, for when it comes back.
-//! - [`failpoint`]: where a test can make a node die or wait. `loopback` runs both ends in one process, without root, CRIU
+//! - [`failpoint`]: where a test can make a node die or wait. The module `loopback` (of tests) runs both ends in one process, without root, CRIU
 //!   or a network, and lets each step and connection fail.
 //!
 //! `docs/migration.md` describes the order of the steps, `docs/commit.md` the commit. The crate does not know the API, the
