@@ -27,8 +27,8 @@
 //!   [`incarnation`]: id and epoch, which it compares before it removes anything of a service.
 //! - [`converge`]: when to stop copying and freeze. [`report`]: what a move came to.
 //! - [`retained`]: pages of a service that has left, for when it comes back.
-//! - [`failpoint`]: where a test can make a node die or wait. The module `loopback` (of tests) runs both ends in one process, without root, CRIU
-//!   or a network, and lets each step and connection fail.
+//! - [`failpoint`]: where a test can make a node die or wait. The module `loopback` (of tests) runs both ends in one
+//!   process, without root, CRIU or a network, and lets each step and connection fail.
 //!
 //! `docs/migration.md` describes the order of the steps, `docs/commit.md` the commit. The crate does not know the API, the
 //! command line, or how nodes find each other: its caller provides the latter as [`local::Host`].
