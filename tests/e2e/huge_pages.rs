@@ -57,5 +57,5 @@ fn every_kind_of_mapping_moves_in_every_mode_where_huge_pages_are_always() {
     {
         return;
     }
-    move_both("huge");
+    move_both("eager");
 }

@@ -50,9 +50,12 @@ pub struct Torture {
 impl Torture {
     /// Runs a process for each pair of case and seed on node `a`.
     pub fn start(test: &str, programs: &[(&str, u64)]) -> Self {
+        const MEMORY: u64 = 16 << 30;
         let mut points = None;
         let bed = Bed::up_with(test, |config| {
             points = Some(Points::among(config, &[FROZEN, RESTORED]));
+            // Under eager huge pages the programs have gigabytes, and other labs have most of the machine's memory.
+            config.programs.serve_arguments.extend(["--incoming-memory".to_owned(), MEMORY.to_string()]);
             config.programs.criu = env::var_os("GODWIT_TORTURE_CRIU").map(PathBuf::from);
         });
         let root = bed.scratch().join("root");
