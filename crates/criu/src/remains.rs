@@ -32,16 +32,19 @@ struct Sockets {
 /// A socket could not be taken from its process, or did not leave repair mode.
 pub fn clear(processes: &[u32]) -> io::Result<usize> {
     let mut sockets = Sockets::default();
+    // What cannot be done for one is done for the others all the same.
+    let mut failed = None;
     for &process in processes {
-        sockets.look_at(process)?;
+        if let Err(error) = sockets.look_at(process) {
+            failed.get_or_insert(error);
+        }
     }
     for socket in &sockets.in_repair {
-        setsockopt(socket, TcpRepair, &0)?;
-        // Repair mode has overwritten it. A connection that was accepted had that of its listener.
-        let reuse = port(socket)?.and_then(|port| sockets.listening.get(&port)).copied();
-        setsockopt(socket, ReuseAddr, &reuse.unwrap_or(false))?;
+        if let Err(error) = sockets.let_go(socket) {
+            failed.get_or_insert(error);
+        }
     }
-    Ok(sockets.in_repair.len())
+    failed.map_or(Ok(sockets.in_repair.len()), Err)
 }
 
 impl Sockets {
@@ -65,6 +68,13 @@ impl Sockets {
             }
         }
         Ok(())
+    }
+
+    fn let_go(&self, socket: &OwnedFd) -> io::Result<()> {
+        setsockopt(socket, TcpRepair, &0)?;
+        // Repair mode has overwritten it. A connection that was accepted had that of its listener.
+        let reuse = port(socket)?.and_then(|port| self.listening.get(&port)).copied();
+        Ok(setsockopt(socket, ReuseAddr, &reuse.unwrap_or(false))?)
     }
 
     fn sort(&mut self, socket: OwnedFd) -> io::Result<()> {
