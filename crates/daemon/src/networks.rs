@@ -28,6 +28,13 @@ const MOST_NETWORKS: usize = 16;
 
 /// Brings up what is not up yet, and takes down what was removed; why not, network by network.
 pub(crate) async fn reconcile(node: &Arc<Node>) -> Result<Vec<(Network, String)>, StateError> {
+    // One at a time: what was wanted at the start of another may be unwanted by now.
+    let _alone = node.reconciling_networks.lock().await;
+    reconcile_alone(node).await
+}
+
+/// The same, for who holds [`Node::reconciling_networks`].
+async fn reconcile_alone(node: &Arc<Node>) -> Result<Vec<(Network, String)>, StateError> {
     let networks = node.networks();
     let mut failed = Vec::new();
     let wanted: Vec<_> = known_networks(node)?.into_iter().skip(1).collect();
@@ -71,14 +78,22 @@ pub(crate) async fn reconcile(node: &Arc<Node>) -> Result<Vec<(Network, String)>
 
 /// The same, where what fails is for the log: it is tried again.
 pub(crate) async fn keep(node: &Arc<Node>) -> Result<(), StateError> {
-    for (network, reason) in reconcile(node).await? {
-        tracing::error!(network = network.name, %reason, "the network cannot be brought up");
-    }
+    log_failed(reconcile(node).await?);
     Ok(())
 }
 
-/// Takes over what another node says of a network.
+fn log_failed(failed: Vec<(Network, String)>) {
+    for (network, reason) in failed {
+        tracing::error!(network = network.name, %reason, "the network cannot be brought up");
+    }
+}
+
+/// Takes over what another node says of a network, and acts on it.
+///
+/// Who tells something that is no news waits until it was acted on all the same: a node that has told all others
+/// says to its user that a network is there, or gone.
 pub(crate) async fn learn(node: &Arc<Node>, told: &[Network]) -> Result<(), StateError> {
+    let _alone = node.reconciling_networks.lock().await;
     let mut news = false;
     let known = node.state.networks()?;
     for network in told {
@@ -95,7 +110,10 @@ pub(crate) async fn learn(node: &Arc<Node>, told: &[Network]) -> Result<(), Stat
             node.events.tell("network", action, &network.name, &network.subnet);
         }
     }
-    if news { keep(node).await } else { Ok(()) }
+    if news {
+        log_failed(reconcile_alone(node).await?);
+    }
+    Ok(())
 }
 
 fn is_on(service: &Service, subnet: Subnet) -> bool {

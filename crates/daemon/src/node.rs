@@ -122,6 +122,8 @@ pub(crate) struct Node {
     pub certificate_validity: Option<Duration>,
     /// Held by who makes or removes a network.
     pub changing_networks: tokio::sync::Mutex<()>,
+    /// Held by who brings this node's networks in line with those there should be.
+    pub reconciling_networks: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
     pub news: Notify,
     /// Raised when a name is no longer occupied.
@@ -146,6 +148,7 @@ impl Node {
             introduced: Introduced::default(),
             certificate_validity: None,
             changing_networks: tokio::sync::Mutex::default(),
+            reconciling_networks: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
             means: std::sync::OnceLock::new(),
