@@ -1,0 +1,142 @@
+//! A CRIU that is killed while it dumps leaves a process as it was, whatever it was doing. Needs root.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use godwit_criu::Criu;
+
+/// The series of patches since which that is so.
+const SERIES: u32 = 3;
+/// Moments of one dump at which it is killed.
+const KILLS: usize = 40;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Threads that wait, and one that counts in a file.
+const VICTIM: &str = "
+import sys, threading, time
+never = threading.Event()
+for _ in range(8): threading.Thread(target=never.wait, daemon=True).start()
+counts = 0
+with open(sys.argv[1], 'w') as file:
+    while True:
+        counts += 1
+        file.seek(0); file.write('%d\\n' % counts); file.flush()
+        time.sleep(0.001)
+";
+
+struct Victim {
+    process: Child,
+    counter: PathBuf,
+}
+
+impl Victim {
+    fn start(directory: &Path) -> Self {
+        let counter = directory.join("counter");
+        let mut command = Command::new("setsid");
+        command.args(["python3", "-c", VICTIM]).arg(&counter);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let victim = Self { process: command.spawn().unwrap(), counter };
+        victim.counts_on(0);
+        victim
+    }
+
+    fn count(&self) -> u64 {
+        fs::read_to_string(&self.counter).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// Waits until it has counted further than that.
+    fn counts_on(&self, than: u64) {
+        let start = Instant::now();
+        while self.count() <= than {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "it does not count on from {than}: {}",
+                self.status(&["State", "Sig", "TracerPid"]).join(", ")
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        Path::new("/proc").join(self.process.id().to_string()).join(name)
+    }
+
+    /// Lines of `/proc` of all threads that begin with one of these names.
+    fn status(&self, names: &[&str]) -> Vec<String> {
+        let threads = fs::read_dir(self.path("task")).unwrap();
+        let texts = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap());
+        let is_asked = |line: &&str| names.iter().any(|name| line.starts_with(name));
+        texts.flat_map(|text| text.lines().filter(is_asked).map(str::to_owned).collect::<Vec<_>>()).collect()
+    }
+
+    /// Its mappings of files and of code, its open files, and the signal masks of its threads.
+    fn holds(&self) -> (Vec<String>, Vec<PathBuf>, Vec<String>) {
+        let maps = fs::read_to_string(self.path("maps")).unwrap();
+        let is_told = |line: &&str| line.contains('/') || line.contains('x');
+        let maps = maps.lines().filter(is_told).map(str::to_owned).collect();
+        let files =
+            fs::read_dir(self.path("fd")).unwrap().map(|file| fs::read_link(file.unwrap().path()).unwrap());
+        (maps, files.collect(), self.status(&["SigBlk"]))
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn lines(log: &Path) -> usize {
+    fs::read_to_string(log).map_or(0, |text| text.lines().count())
+}
+
+#[tokio::test]
+async fn a_process_is_as_it_was_when_criu_is_killed_at_whatever_moment() {
+    let path = std::env::var_os("GODWIT_CRIU").unwrap_or("/usr/local/lib/godwit/bin/criu".into());
+    if Criu::new(&path).version().await.unwrap().series < SERIES {
+        println!("{} lacks the patch killed-tracer", path.display());
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let victim = Victim::start(directory.path());
+    let images = directory.path().join("images");
+    let log = images.join("dump.log");
+    let dump = || {
+        let _ = fs::remove_dir_all(&images);
+        fs::create_dir(&images).unwrap();
+        let mut command = Command::new(&path);
+        command.args(["dump", "--leave-running", "--network-lock", "skip", "-v4", "--log-file", "dump.log"]);
+        command.arg("--tree").arg(victim.process.id().to_string()).arg("--images-dir").arg(&images);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    assert!(dump().wait().unwrap().success(), "{}", fs::read_to_string(&log).unwrap());
+    let text = fs::read_to_string(&log).unwrap();
+    let begin = text.lines().position(|line| line.contains("Parasite syscall_ip")).unwrap();
+    let end = text.lines().count();
+    let before = victim.holds();
+
+    let mut killed = 0;
+    for kill in 0..KILLS {
+        let moment = begin + (end - begin) * kill / KILLS;
+        let mut criu = dump();
+        while lines(&log) < moment && criu.try_wait().unwrap().is_none() {}
+        criu.kill().unwrap();
+        killed += usize::from(!criu.wait().unwrap().success());
+        victim.counts_on(victim.count());
+        // CRIU's guard takes a moment.
+        let start = Instant::now();
+        while victim.holds() != before {
+            let log = fs::read_to_string(&log).unwrap();
+            assert!(start.elapsed() < PATIENCE, "killed at line {moment} of\n{log}\n{:?}", victim.holds());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(killed > KILLS / 2, "only {killed} of {KILLS} were killed before their end");
+    println!("{killed} of {KILLS} were killed before their end");
+}
