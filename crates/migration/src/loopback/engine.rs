@@ -97,7 +97,10 @@ impl Engine for Containers {
     }
 
     async fn recover(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        self.step(config, "recover", || self.find(config).map(drop))
+        let recovered = self.step(config, "recover", || self.find(config).map(drop));
+        // Where it cannot be done the service goes on all the same.
+        self.change(config, |container| container.in_repair = false);
+        recovered
     }
 
     async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError> {
@@ -283,10 +286,16 @@ struct Started(Arc<Machine>);
 #[async_trait]
 impl Dump for Started {
     async fn dump(self: Box<Self>, options: DumpOptions) -> Result<DumpResult, CriuError> {
+        let in_repair = |is: bool| {
+            let mut there = self.0.there();
+            let mut containers = there.containers.values_mut();
+            let container = containers.find(|container| container.process.pid() == options.pid).unwrap();
+            container.in_repair = is;
+            container.clone()
+        };
+        in_repair(true);
         let dumped = self.0.script.step("criu.dump", || {
-            let containers = self.0.there().containers.values().cloned().collect::<Vec<_>>();
-            let container =
-                containers.iter().find(|container| container.process.pid() == options.pid).unwrap();
+            let container = in_repair(false);
             assert!(container.frozen && !container.process.runs(), "a process is dumped that runs");
             write_images(&container.process, &options.images, self.0.lazy);
             DumpResult {

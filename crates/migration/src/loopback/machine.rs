@@ -22,6 +22,8 @@ pub(super) struct Container {
     pub(super) frozen: bool,
     /// Restored, and not let run.
     pub(super) stopped: bool,
+    /// A checkpointer that did not end its work has left connections in repair mode.
+    pub(super) in_repair: bool,
     pub(super) ended: watch::Sender<bool>,
 }
 
@@ -112,7 +114,8 @@ impl Machine {
     /// A container comes to be.
     pub(super) fn add(&self, config: &ContainerConfig, process: Arc<Process>, stopped: bool) {
         self.census.add(&process);
-        let container = Container { process, frozen: false, stopped, ended: watch::channel(false).0 };
+        let (frozen, in_repair, ended) = (false, false, watch::channel(false).0);
+        let container = Container { process, frozen, stopped, in_repair, ended };
         self.there().containers.insert(config.name.clone(), container);
     }
 

@@ -69,6 +69,9 @@ impl Attach for Network {
         let opened = self.change("open", service, |plug| {
             (plug.open, plug.held, plug.steered) = (true, false, false);
         });
+        if self.0.there().containers.get(&service.name).is_some_and(|container| container.in_repair) {
+            self.0.accuse("the port is open while connections are in repair mode".into());
+        }
         opened.map(|()| Handed::default())
     }
 
