@@ -111,7 +111,7 @@ impl Source {
             true => self.learn_retained(link, &accepted.key).await?,
             false => EarlierVisit::none(),
         };
-        let layers = self.missing(&accepted, &layers)?;
+        let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
         Ok(Reserved { agreed, plan, visit, layers, tree, first })
     }
 
@@ -144,17 +144,6 @@ impl Source {
         }
     }
 
-    /// The layers that the destination asks for, which can only be the service's.
-    fn missing(&self, accepted: &Accepted, layers: &[Layer]) -> Result<Vec<Layer>, LinkError> {
-        let of = |digest: &String| layers.iter().find(|layer| layer.digest == *digest).cloned();
-        let missing = accepted.missing_layers.iter().map(of).collect::<Option<Vec<_>>>();
-        missing.ok_or_else(|| LinkError::Unexpected {
-            node: self.destination.clone(),
-            got: "a layer of something else",
-            wanted: "layers of the service",
-        })
-    }
-
     /// Which pages the destination has retained of an earlier visit.
     async fn learn_retained(&self, link: &mut Link, key: &[u8]) -> Result<EarlierVisit, SourceError> {
         let key = PageKey::told(key).ok_or_else(|| LinkError::Unexpected {
@@ -170,5 +159,35 @@ impl Source {
                 other => return Err(link.unexpected(&other, "RetainedPages").into()),
             }
         }
+    }
+}
+
+/// The layers that a destination asks for, which can only be the service's.
+fn missing(destination: &str, asked: &[String], layers: &[Layer]) -> Result<Vec<Layer>, LinkError> {
+    let of = |digest: &String| layers.iter().find(|layer| layer.digest == *digest).cloned();
+    let missing = asked.iter().map(of).collect::<Option<Vec<_>>>();
+    missing.ok_or_else(|| LinkError::Unexpected {
+        node: destination.to_owned(),
+        got: "a layer of something else",
+        wanted: "layers of the service",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_destination_gets_no_layer_but_the_services_own() {
+        let layers = ["sha256:1", "sha256:2"].map(|digest| Layer { digest: digest.into(), bytes: 7 });
+        let asked = |digests: &[&str]| {
+            let digests: Vec<_> = digests.iter().map(|digest| (*digest).to_owned()).collect();
+            missing("b", &digests, &layers)
+        };
+        assert_eq!(asked(&[]).unwrap(), []);
+        assert_eq!(asked(&["sha256:2"]).unwrap(), layers[1..]);
+        let refused = asked(&["sha256:1", "sha256:3"]).unwrap_err();
+        assert!(refused.to_string().contains("a layer of something else"), "{refused}");
     }
 }
