@@ -74,6 +74,7 @@ test-full: ## make test in all combinations, then under eager huge pages, and pr
 	@GODWIT_TEST_FULL=1 $(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit
 	@$(CLIPPY_COMPILES) scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
+	@scripts/timed "fuzz targets" cargo check --manifest-path fuzz/Cargo.toml
 	$(SAY) "all tests passed"
 
 check: ## formatting, clippy and what needs neither root nor set-up: minutes
