@@ -269,7 +269,7 @@ impl Prepared {
     ///
     /// Dropping the future does not stop the dump: CRIU works on in the background until the tree
     /// is back in the state in which it found it. A CRIU that is killed instead would leave tasks
-    /// that run although their freezer was frozen, with its own code mapped in them. Whoever thaws
+    /// that run although their freezer was frozen. Whoever thaws
     /// the tree after giving up must first wait: see [`settled`].
     ///
     /// # Errors
@@ -331,7 +331,7 @@ impl Prepared {
         };
         let answer = match answer {
             Some(answer) => answer,
-            None => Err(service.kill()),
+            None => Err(service.kill().await),
         };
         let ended = service.end().await;
         drop((images_dir, work_dir, raised));

@@ -67,8 +67,8 @@ pub enum CriuError {
         log: PathBuf,
     },
     /// CRIU ended without an answer: it was killed, or crashed. The process tree may run although
-    /// its freezer was frozen, hold remains of CRIU's work, or have ended: tried here, a tree
-    /// survived a killed CRIU in most cases, not in all.
+    /// its freezer was frozen, and connections may be in repair mode ([`remains`](crate::remains)). Without the
+    /// patch `killed-tracer` it may also have ended, or have CRIU's code in it.
     #[error(
         "CRIU ended ({status}) while it dumped process {pid}; look whether it still runs; CRIU's log is {log}"
     )]

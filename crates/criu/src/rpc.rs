@@ -7,6 +7,9 @@
 //!   │ ── end of file ──────────────▶ │   CRIU ends
 //! ```
 //!
+//! A CRIU that is killed while it dumps leaves a guard, which ends when the processes are as they were
+//! (`packaging/criu/killed-tracer.patch`). It has the socket open as long.
+//!
 //! The messages are generated from `proto/rpc.proto`, the part of CRIU's file of that name that godwit uses.
 
 use std::io;
@@ -151,10 +154,14 @@ impl Service {
         process.child.wait().await
     }
 
-    /// Kills CRIU; what its requests end with.
-    pub(crate) fn kill(&mut self) -> CriuError {
+    /// Kills CRIU, and waits for the guard that puts its processes right and has the socket open until then; what
+    /// its requests end with.
+    pub(crate) async fn kill(&mut self) -> CriuError {
         // It cannot have been reaped: nobody has waited for it.
         let killed = self.process.child.start_kill();
+        let mut answer = [0; 1];
+        // An answer may have been on its way.
+        while killed.is_ok() && self.socket.recv(&mut answer).await.is_ok_and(|length| length > 0) {}
         self.broken("waiting for its answer", killed.err().unwrap_or(io::ErrorKind::UnexpectedEof.into()))
     }
 

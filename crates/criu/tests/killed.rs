@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use godwit_criu::Criu;
+use godwit_criu::{Criu, DumpOptions};
 
 /// The series of patches since which that is so.
 const SERIES: u32 = 3;
@@ -96,7 +96,7 @@ fn lines(log: &Path) -> usize {
     fs::read_to_string(log).map_or(0, |text| text.lines().count())
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_is_as_it_was_when_criu_is_killed_at_whatever_moment() {
     let path = std::env::var_os("GODWIT_CRIU").unwrap_or("/usr/local/lib/godwit/bin/criu".into());
     if Criu::new(&path).version().await.unwrap().series < SERIES {
@@ -105,17 +105,16 @@ async fn a_process_is_as_it_was_when_criu_is_killed_at_whatever_moment() {
     }
     let directory = tempfile::tempdir().unwrap();
     let victim = Victim::start(directory.path());
-    let images = directory.path().join("images");
-    let log = images.join("dump.log");
+    let criu = Criu::new(&path);
     let dump = || {
-        let _ = fs::remove_dir_all(&images);
-        fs::create_dir(&images).unwrap();
-        let mut command = Command::new(&path);
-        command.args(["dump", "--leave-running", "--network-lock", "skip", "-v4", "--log-file", "dump.log"]);
-        command.arg("--tree").arg(victim.process.id().to_string()).arg("--images-dir").arg(&images);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        let images = tempfile::tempdir().unwrap();
+        let mut options = DumpOptions::new(victim.process.id(), "/", images.path(), images.path());
+        options.log_level = 4;
+        let (criu, log) = (criu.clone(), options.log());
+        (tokio::spawn(async move { criu.dump(options).await }), log, images)
     };
-    assert!(dump().wait().unwrap().success(), "{}", fs::read_to_string(&log).unwrap());
+    let (whole, log, _images) = dump();
+    whole.await.unwrap().unwrap();
     let text = fs::read_to_string(&log).unwrap();
     let begin = text.lines().position(|line| line.contains("Parasite syscall_ip")).unwrap();
     let end = text.lines().count();
@@ -124,18 +123,15 @@ async fn a_process_is_as_it_was_when_criu_is_killed_at_whatever_moment() {
     let mut killed = 0;
     for kill in 0..KILLS {
         let moment = begin + (end - begin) * kill / KILLS;
-        let mut criu = dump();
-        while lines(&log) < moment && criu.try_wait().unwrap().is_none() {}
-        criu.kill().unwrap();
-        killed += usize::from(!criu.wait().unwrap().success());
-        victim.counts_on(victim.count());
-        // CRIU's guard takes a moment.
-        let start = Instant::now();
-        while victim.holds() != before {
-            let log = fs::read_to_string(&log).unwrap();
-            assert!(start.elapsed() < PATIENCE, "killed at line {moment} of\n{log}\n{:?}", victim.holds());
-            std::thread::sleep(Duration::from_millis(1));
+        let (dumping, log, _images) = dump();
+        while lines(&log) < moment && !dumping.is_finished() {
+            tokio::task::yield_now().await;
         }
+        godwit_criu::kill(victim.process.id());
+        killed += usize::from(dumping.await.unwrap().is_err());
+        let text = fs::read_to_string(&log).unwrap();
+        assert_eq!(victim.holds(), before, "killed at line {moment} of\n{text}");
+        victim.counts_on(victim.count());
     }
     assert!(killed > KILLS / 2, "only {killed} of {KILLS} were killed before their end");
     println!("{killed} of {KILLS} were killed before their end");
