@@ -231,6 +231,8 @@ void gw_leave_world(struct gw_thread *thread) {
 void gw_forked_world(struct gw_thread *thread) {
     for (uint32_t slot = 0; slot < world.slots; slot++)
         gw_native_threads[slot].live = slot == thread->slot;
+    // Who waits for the program that forked reads them, and not of its children.
+    gw_settings.messages = 0;
     world.lock = 0;
     world.live = 1;
     world.parked = 0;
