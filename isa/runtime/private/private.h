@@ -68,7 +68,8 @@ void __gw_lock(uint32_t *word);
 void __gw_unlock(uint32_t *word);
 void gw_wait(uint32_t *word, uint32_t value, int operation);
 void gw_wake(uint32_t *word, int operation);
-enum { GW_FUTEX_WAIT = 0, GW_FUTEX_WAKE = 1, GW_FUTEX_PRIVATE = 128 };
+void gw_clear_and_wake(uint32_t *word);
+enum { GW_FUTEX_WAIT = 0, GW_FUTEX_WAKE = 1, GW_FUTEX_WAKE_OP = 5, GW_FUTEX_PRIVATE = 128 };
 
 // world.c: all threads stop for a capture, and go on.
 void gw_arm(void);

@@ -172,10 +172,8 @@ _Noreturn static void end(struct gw_thread *thread, int status, int free_slot) {
         __gw_threads.used[slot] = 0;
         __gw_unlock(&slots_lock);
     }
-    if (word) {
-        __atomic_store_n(word, 0, __ATOMIC_SEQ_CST);
-        gw_wake(word, 0);
-    }
+    if (word)
+        gw_clear_and_wake(word);
     gw_leave_world(thread);
     for (;;)
         gw_call(GW_NR_exit, status, 0, 0, 0, 0, 0);

@@ -91,6 +91,25 @@ static void answered(void *bad)
     }
 }
 
+/* The kernel cannot clear this word when the thread ends, and says nothing. */
+static void *end_with_bad_word(void *number)
+{
+    *(atomic_int *)number = (int)syscall(SYS_set_tid_address, (void *)8);
+    syscall(SYS_exit, 0);
+    return 0;
+}
+
+static void end_a_thread(void)
+{
+    static atomic_int number;
+    pthread_t thread;
+
+    CHECK(!pthread_create(&thread, 0, end_with_bad_word, &number));
+    while (!number || !syscall(SYS_tgkill, getpid(), number, 0))
+        ;
+    CHECK(errno == ESRCH);
+}
+
 int main(void)
 {
     static long in_data[16];
@@ -106,6 +125,7 @@ int main(void)
         translated(pages, bad[i]);
         interrupted(bad[i]);
     }
+    end_a_thread();
     FAULTS(SYS_timer_create, MONOTONIC, NONE, pages + PAGE);
     FAULTS(SYS_timer_create, MONOTONIC, NONE, (void *)8);
     /* And where something is, in the data and at the end of a page. */
