@@ -264,7 +264,7 @@ void __gw_deliver(void) {
         d.data_stack = *data_stack;
         if (!gw_off_own_stack(thread))
             own()->own_stack = d.data_stack;
-        *data_stack = (char *)((d.alternate[0] + d.alternate[1]) & ~15UL);
+        *data_stack = (char *)((d.alternate[0] + d.alternate[1] - GW_STACK_GAP) & ~15UL);
     }
     if (d.action.flags & GW_SA_SIGINFO)
         ((void (*)(int, void *, void *))d.action.handler)(d.information.signal, &d.information, &d.context);

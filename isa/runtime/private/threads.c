@@ -77,7 +77,7 @@ void *__gw_thread_new(void) {
     thread->tid = generation << GW_TID_SLOT_BITS | slot;
     thread->state = GW_IDLE;
     thread->continuation = (char *)gw_quarter_begin(slot, GW_CONTINUATION);
-    thread->data_stack = (char *)gw_quarter_end(slot, GW_DATA_STACK);
+    thread->data_stack = (char *)gw_quarter_end(slot, GW_DATA_STACK) - GW_STACK_GAP;
     if (__gw_tls_size > (uintptr_t)gw_signals_of(thread) - (uintptr_t)thread - GW_TLS_OFFSET)
         gw_fail("the thread-local variables are larger than a thread's slot", 0, 0);
     __builtin_memcpy((char *)thread + GW_TLS_OFFSET, __gw_tls_image, __gw_tls_image_size);

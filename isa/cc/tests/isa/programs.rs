@@ -106,3 +106,9 @@ fn pointers_to_nothing_give_an_error_and_not_a_crash_of_the_runtime() {
     // Captures are asked for at any moment of a call.
     holds_when("pointers", &[], Some("100"));
 }
+
+#[test]
+fn the_first_function_on_a_stack_may_call_one_that_reads_arguments_nobody_has_passed() {
+    holds("tops", &["--plain"]);
+    holds("tops", &[]);
+}
