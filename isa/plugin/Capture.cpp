@@ -203,7 +203,8 @@ void Capture::choose(Site &S, const Liveness &Live, Refusals &Refused) const {
   std::vector<Value *> Saved;
   for (Value *V : All) {
     auto *I = dyn_cast<Instruction>(V);
-    // Every operand is live as well, so it is either saved or derived itself; SSA form knows no circles without phis.
+    // Every operand is live as well, so it is either saved or derived itself: in SSA form every cycle of definitions
+    // and uses passes through a phi, which is saved.
     bool Derived = I && isDerivable(*I) && all_of(I->operands(), [&](const Use &U) {
                      return isa<Constant>(U.get()) || Known.contains(U.get());
                    });

@@ -41,7 +41,7 @@ static long refuse_executable(void) {
     return -GW_EACCES;
 }
 
-/* The kernel reads a signal set before it finds that there is no such operation, and writes one for who asks. */
+/* The kernel reads a new signal mask before it finds that there is no such operation, and it writes the old mask. */
 static long touch(const char *at, int writes) {
     enum { RT_SIGPROCMASK = 135, BYTES = 8, SIG_BLOCK = 0, NO_OPERATION = 1 << 20 };
     long result = writes ? __gw_kernel(RT_SIGPROCMASK, SIG_BLOCK, 0, (long)at, BYTES, 0, 0)

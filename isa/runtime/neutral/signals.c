@@ -67,7 +67,7 @@ NOSUSPEND static int is_local(const void *address, unsigned long size) {
     return !gw_off_own_stack(thread) && begin >= (uintptr_t)thread->data_stack && begin <= end && size <= end - begin;
 }
 
-// Not given up for a request: that would be no answer.
+// No request may end the kernel call: that would be no answer.
 NOSUSPEND static int reach(void *address, unsigned long size, int writes) {
     struct gw_thread *thread = gw_self();
     if (is_local(address, size))
@@ -140,7 +140,7 @@ NOSUSPEND long gw_sigprocmask(int how, const uint64_t *wanted, uint64_t *old, un
 
 NOSUSPEND long gw_sigpending(uint64_t *pending, unsigned long size) {
     long result = __gw_kernel(NR_rt_sigpending, (long)pending, (long)size, 0, 0, 0, 0);
-    // The kernel gives those who ask for less the first bytes, in which none of these is.
+    // A shorter set is the first bytes of a whole one, in which none of these is.
     if (result == 0 && size == SIGNAL_SET_BYTES)
         *pending &= ~GW_NEVER_BLOCKED;
     return result;

@@ -231,7 +231,7 @@ void gw_leave_world(struct gw_thread *thread) {
 void gw_forked_world(struct gw_thread *thread) {
     for (uint32_t slot = 0; slot < world.slots; slot++)
         gw_native_threads[slot].live = slot == thread->slot;
-    // Who waits for the program that forked reads them, and not of its children.
+    // They are for the process that started the program, and it does not wait for this child.
     gw_settings.messages = 0;
     world.lock = 0;
     world.live = 1;

@@ -108,7 +108,7 @@ fn pointers_to_nothing_give_an_error_and_not_a_crash_of_the_runtime() {
 }
 
 #[test]
-fn the_first_function_on_a_stack_may_call_one_that_reads_arguments_nobody_has_passed() {
+fn the_first_function_on_a_stack_may_call_one_that_reads_more_arguments_than_were_passed() {
     holds("tops", &["--plain"]);
     holds("tops", &[]);
 }

@@ -1,4 +1,4 @@
-/* Functions such as syscall, fcntl and prctl read arguments that nobody has passed: on other machines those are
+/* Functions such as syscall, fcntl and prctl read more arguments than were passed: on other machines those are
  * registers. The first function on a stack calls them here, where the stack ends behind the arguments. */
 #define _GNU_SOURCE
 #include "check.h"
