@@ -16,6 +16,7 @@
 #include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/PostOrderIterator.h"
 #include "llvm/ADT/SetVector.h"
+#include "llvm/ADT/StringSwitch.h"
 #include "llvm/IR/InstIterator.h"
 #include "llvm/IR/Instructions.h"
 #include "llvm/IR/MDBuilder.h"
@@ -43,9 +44,7 @@ public:
 private:
   void findSuspendable();
   bool maySuspend(const CallBase &Call) const;
-  AttributeList passing(const AttributeList &Of, unsigned Arguments) const;
-  void cleanAttributes(Function &F) const;
-  void cleanAttributes(CallBase &Call) const;
+  AttributeList withoutFacts(const AttributeList &Of, unsigned Arguments) const;
   std::vector<Site> findSites(Function &F);
   void choose(Site &S, const Liveness &Live, Refusals &Refused) const;
   void putCommonFirst(MutableArrayRef<Site> Sites) const;
@@ -107,9 +106,21 @@ void Capture::findSuspendable() {
   }
 }
 
-// The attributes of a function that say how it is made, and nothing of what it does.
-bool saysHowToMakeCode(Attribute::AttrKind Kind) {
-  switch (Kind) {
+// The attributes that say how code is made, and nothing of what it does.
+bool saysHowToMakeCode(Attribute A) {
+  if (A.isStringAttribute()) {
+    StringRef Kind = A.getKindAsString();
+    return Kind.starts_with("no-builtin") ||
+           StringSwitch<bool>(Kind)
+               .Cases("approx-func-fp-math", "denormal-fp-math", "denormal-fp-math-f32", "less-precise-fpmad",
+                      "no-infs-fp-math", true)
+               .Cases("no-jump-tables", "no-nans-fp-math", "no-signed-zeros-fp-math", "no-trapping-math",
+                      "patchable-function-entry", true)
+               .Cases("prefer-vector-width", "reciprocal-estimates", "strict-float-cast-overflow", "unsafe-fp-math",
+                      "zero-call-used-regs", true)
+               .Default(false);
+  }
+  switch (A.getKindAsEnum()) {
   case Attribute::AlwaysInline:
   case Attribute::Cold:
   case Attribute::Hot:
@@ -129,35 +140,22 @@ bool saysHowToMakeCode(Attribute::AttrKind Kind) {
   }
 }
 
-// Those of the arguments that say how they are passed.
-AttributeList Capture::passing(const AttributeList &Of, unsigned Arguments) const {
-  AttributeList Clean;
+// What the optimiser has found out about a function or a call holds for a whole run, not for one that returns early. So
+// only what is known to say nothing of that is kept, and how arguments are passed: a fact of a later LLVM is left out.
+AttributeList Capture::withoutFacts(const AttributeList &Of, unsigned Arguments) const {
+  AttrBuilder Kept(C);
+  for (Attribute A : Of.getFnAttrs())
+    if (saysHowToMakeCode(A))
+      Kept.addAttribute(A);
+  AttributeList Clean = AttributeList().addFnAttributes(C, Kept);
   for (unsigned I = 0; I < Arguments; ++I) {
-    AttrBuilder Kept(C);
+    AttrBuilder Passing(C);
     for (Attribute::AttrKind Kind : {Attribute::ZExt, Attribute::SExt, Attribute::InReg})
       if (Of.hasParamAttr(I, Kind))
-        Kept.addAttribute(Kind);
-    Clean = Clean.addParamAttributes(C, I, Kept);
+        Passing.addAttribute(Kind);
+    Clean = Clean.addParamAttributes(C, I, Passing);
   }
   return Clean;
-}
-
-// What the optimiser has found out about a function holds for its whole run, not for one that returns early. So only
-// what is known to say nothing of that is kept: an attribute of a later LLVM is none of it.
-void Capture::cleanAttributes(Function &F) const {
-  AttrBuilder Kept(C);
-  for (Attribute A : F.getAttributes().getFnAttrs())
-    if (A.isStringAttribute() ? A.getKindAsString() != "alloc-family" : saysHowToMakeCode(A.getKindAsEnum()))
-      Kept.addAttribute(A);
-  AttributeList Clean = passing(F.getAttributes(), F.arg_size());
-  F.setAttributes(Clean.addFnAttributes(C, Kept));
-}
-
-void Capture::cleanAttributes(CallBase &Call) const {
-  Call.setAttributes(passing(Call.getAttributes(), Call.arg_size()));
-  Call.setMetadata(LLVMContext::MD_range, nullptr);
-  Call.setMetadata(LLVMContext::MD_nonnull, nullptr);
-  Call.setMetadata(LLVMContext::MD_noundef, nullptr);
 }
 
 std::vector<Site> Capture::findSites(Function &F) {
@@ -167,7 +165,9 @@ std::vector<Site> Capture::findSites(Function &F) {
     if (auto *Call = dyn_cast<CallInst>(&I); Call && maySuspend(*Call))
       Calls.push_back(Call);
   for (CallInst *Call : Calls) {
-    cleanAttributes(*Call);
+    Call->setAttributes(withoutFacts(Call->getAttributes(), Call->arg_size()));
+    // Metadata of a call are facts as well.
+    Call->dropUnknownNonDebugMetadata();
     Instruction *Next = Call->getNextNonDebugInstruction();
     auto *Return = dyn_cast<ReturnInst>(Next);
     if (Return && (!Return->getReturnValue() || Return->getReturnValue() == Call)) {
@@ -203,7 +203,8 @@ void Capture::choose(Site &S, const Liveness &Live, Refusals &Refused) const {
   std::vector<Value *> Saved;
   for (Value *V : All) {
     auto *I = dyn_cast<Instruction>(V);
-    // Every operand is live as well, so it is either saved or derived itself; SSA form knows no circles without phis.
+    // Every operand is live as well, so it is either saved or derived itself: in SSA form every cycle of definitions
+    // and uses passes through a phi, which is saved.
     bool Derived = I && isDerivable(*I) && all_of(I->operands(), [&](const Use &U) {
                      return isa<Constant>(U.get()) || Known.contains(U.get());
                    });
@@ -344,7 +345,7 @@ void Capture::run() {
   if (Wanted != Amount::Nothing)
     findSuspendable();
   for (Function *F : Suspendable)
-    cleanAttributes(*F);
+    F->setAttributes(withoutFacts(F->getAttributes(), F->arg_size()));
 
   for (Function *F : Suspendable) {
     std::vector<Site> Sites = findSites(*F);

@@ -18,6 +18,7 @@ enum {
     GW_NR_write = 64,
     GW_NR_pread64 = 67,
     GW_NR_pwrite64 = 68,
+    GW_NR_ppoll = 73,
     GW_NR_readlinkat = 78,
     GW_NR_exit = 93,
     GW_NR_exit_group = 94,

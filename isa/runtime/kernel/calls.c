@@ -41,6 +41,26 @@ static long refuse_executable(void) {
     return -GW_EACCES;
 }
 
+/* The kernel reads a new signal mask before it finds that there is no such operation, and it writes the old mask. */
+static long touch(const char *at, int writes) {
+    enum { RT_SIGPROCMASK = 135, BYTES = 8, SIG_BLOCK = 0, NO_OPERATION = 1 << 20 };
+    long result = writes ? __gw_kernel(RT_SIGPROCMASK, SIG_BLOCK, 0, (long)at, BYTES, 0, 0)
+                         : __gw_kernel(RT_SIGPROCMASK, NO_OPERATION, (long)at, 0, BYTES, 0, 0);
+
+    return result == -GW_EINVAL ? 0 : result;
+}
+
+long __gw_reach(void *address, unsigned long size, int writes) {
+    enum { BYTES = 8, PAGE = 4096 };
+    char *begin = address, *last = begin + size - BYTES;
+    long result = touch(begin, writes);
+
+    /* Two pages at most: what is there at both ends is there in between. */
+    if (result == 0 && (unsigned long)begin / PAGE != ((unsigned long)begin + size - 1) / PAGE)
+        result = touch(last, writes);
+    return result;
+}
+
 /* Installs the set's own way back from a handler, and hides it from who asks. */
 static long set_action(long number, const long arguments[6]) {
     const struct gw_sigaction *wanted = (const struct gw_sigaction *)arguments[1];
@@ -49,6 +69,9 @@ static long set_action(long number, const long arguments[6]) {
     long result;
 
     if (wanted) {
+        result = __gw_reach((void *)arguments[1], sizeof action, 0);
+        if (result != 0)
+            return result;
         action = *wanted;
         action.flags |= GW_SA_RESTORER;
         action.restorer = __gw_sigreturn;

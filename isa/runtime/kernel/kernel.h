@@ -12,6 +12,12 @@ long __gw_kernel(long number, long a, long b, long c, long d, long e, long f);
 /* The instruction itself, with the set's own number. The runtime has it. */
 long __gw_native(long number, long a, long b, long c, long d, long e, long f);
 
+/*
+ * Is there memory of the program's behind a pointer that it has handed over? 0 or -EFAULT, as the kernel would answer;
+ * or GW_ABANDONED. `size` is 8 bytes to a page. When it is to be written, its first and its last 8 bytes may be.
+ */
+long __gw_reach(void *address, unsigned long size, int writes);
+
 /* What the kernel returns to from a signal handler. */
 void __gw_sigreturn(void);
 

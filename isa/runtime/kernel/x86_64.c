@@ -50,12 +50,16 @@ static long call_openat2(long number, const long a[6]) {
     enum { ROOM = 64, FLAGS = 8 };
     char how[ROOM];
     u64 size = (u64)a[3], flags;
+    long result;
 
     if (size < FLAGS)
         return -GW_EINVAL;
     /* The kernel knows 24 bytes; longer ones of zeros it would take, and no program passes them. */
     if (size > ROOM)
         return -GW_E2BIG;
+    result = __gw_reach((void *)a[2], size, 0);
+    if (result != 0)
+        return result;
     copy(how, (const void *)a[2], size);
     copy(&flags, how, sizeof flags);
     flags = own_open_flags(flags);
@@ -107,10 +111,11 @@ static long call_stat(long number, const long arguments[6], int place) {
     copy(a, arguments, sizeof a);
     a[place] = (long)&own;
     result = gw_native6(number, a);
-    if (gw_failed(result))
+    /* Only now: a call that fails leaves what is there as it is. */
+    if (result == 0)
+        result = __gw_reach(generic, sizeof *generic, 1);
+    if (result != 0)
         return result;
-    if (!generic)
-        return -GW_EFAULT;
     *generic = (struct generic_stat){
         .device = own.device,
         .inode = own.inode,
@@ -140,10 +145,15 @@ struct generic_event {
 
 static long call_epoll_ctl(long number, const long a[6]) {
     const struct generic_event *generic = (const struct generic_event *)a[3];
+    enum { DELETE = 2 };
     struct own_event own;
+    long result;
 
-    if (!generic)
+    if (a[1] == DELETE)
         return gw_native6(number, a);
+    result = __gw_reach((void *)a[3], sizeof *generic, 0);
+    if (result != 0)
+        return result;
     own = (struct own_event){generic->events, generic->data};
     return __gw_native(number, a[0], a[1], a[2], (long)&own, 0, 0);
 }
@@ -187,11 +197,12 @@ static long call_semctl(long number, const long a[6]) {
     enum { IPC_SET = 1, IPC_STAT = 2, SEM_STAT = 18, SEM_STAT_ANY = 20 };
     struct generic_semaphores *generic = (struct generic_semaphores *)a[3];
     struct own_semaphores own = {0};
-    long result;
+    long result, reached;
 
     if (a[2] == IPC_SET) {
-        if (!generic)
-            return -GW_EFAULT;
+        result = __gw_reach(generic, sizeof *generic, 0);
+        if (result != 0)
+            return result;
         own.permissions = generic->permissions;
         return __gw_native(number, a[0], a[1], a[2], (long)&own, 0, 0);
     }
@@ -200,8 +211,9 @@ static long call_semctl(long number, const long a[6]) {
     result = __gw_native(number, a[0], a[1], a[2], (long)&own, 0, 0);
     if (gw_failed(result))
         return result;
-    if (!generic)
-        return -GW_EFAULT;
+    reached = __gw_reach(generic, sizeof *generic, 1);
+    if (reached != 0)
+        return reached;
     *generic = (struct generic_semaphores){
         .permissions = own.permissions,
         .operated = own.operated,

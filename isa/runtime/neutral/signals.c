@@ -13,6 +13,7 @@ void __gw_kernel_mask(long mask);
 long __gw_listen(long signal, long handling, long flags);
 long __gw_inherited(long signal);
 void __gw_put_back(void *information);
+long __gw_reach(void *address, unsigned long size, int writes);
 void __gw_lock(uint32_t *word);
 void __gw_unlock(uint32_t *word);
 int fegetenv(void *environment);
@@ -66,24 +67,21 @@ NOSUSPEND static int is_local(const void *address, unsigned long size) {
     return !gw_off_own_stack(thread) && begin >= (uintptr_t)thread->data_stack && begin <= end && size <= end - begin;
 }
 
-// Neither the first nor the last 8 bytes lie where nothing is, so nothing between does: all that is asked for is
-// shorter than a page.
-NOSUSPEND int gw_is_readable(const void *address, unsigned long size) {
-    // The kernel reads the set before it finds that there is no such operation.
-    enum { NO_OPERATION = 1 << 20 };
-    const char *last = (const char *)address + size - SIGNAL_SET_BYTES;
-    return is_local(address, size) ||
-           (__gw_kernel(NR_rt_sigprocmask, NO_OPERATION, (long)address, 0, SIGNAL_SET_BYTES, 0, 0) != -EFAULT &&
-            __gw_kernel(NR_rt_sigprocmask, NO_OPERATION, (long)last, 0, SIGNAL_SET_BYTES, 0, 0) != -EFAULT);
+// No request may end the kernel call: that would be no answer.
+NOSUSPEND static int reach(void *address, unsigned long size, int writes) {
+    struct gw_thread *thread = gw_self();
+    if (is_local(address, size))
+        return 1;
+    thread->uninterrupted++;
+    long result = __gw_reach(address, size, writes);
+    thread->uninterrupted--;
+    return result == 0;
 }
 
+NOSUSPEND int gw_is_readable(const void *address, unsigned long size) { return reach((void *)address, size, 0); }
+
 // What is there is overwritten, which the caller is about to do.
-NOSUSPEND int gw_is_writable(void *address, unsigned long size) {
-    char *last = (char *)address + size - SIGNAL_SET_BYTES;
-    return is_local(address, size) ||
-           (__gw_kernel(NR_rt_sigprocmask, SIG_BLOCK, 0, (long)address, SIGNAL_SET_BYTES, 0, 0) != -EFAULT &&
-            __gw_kernel(NR_rt_sigprocmask, SIG_BLOCK, 0, (long)last, SIGNAL_SET_BYTES, 0, 0) != -EFAULT);
-}
+NOSUSPEND int gw_is_writable(void *address, unsigned long size) { return reach(address, size, 1); }
 
 NOSUSPEND long gw_sigaction(int signal, const void *wanted, void *old, unsigned long size) {
     if (gw_must_settle())
@@ -142,7 +140,8 @@ NOSUSPEND long gw_sigprocmask(int how, const uint64_t *wanted, uint64_t *old, un
 
 NOSUSPEND long gw_sigpending(uint64_t *pending, unsigned long size) {
     long result = __gw_kernel(NR_rt_sigpending, (long)pending, (long)size, 0, 0, 0, 0);
-    if (result == 0)
+    // A shorter set is the first bytes of a whole one, in which none of these is.
+    if (result == 0 && size == SIGNAL_SET_BYTES)
         *pending &= ~GW_NEVER_BLOCKED;
     return result;
 }
@@ -265,7 +264,7 @@ void __gw_deliver(void) {
         d.data_stack = *data_stack;
         if (!gw_off_own_stack(thread))
             own()->own_stack = d.data_stack;
-        *data_stack = (char *)((d.alternate[0] + d.alternate[1]) & ~15UL);
+        *data_stack = (char *)((d.alternate[0] + d.alternate[1] - GW_STACK_GAP) & ~15UL);
     }
     if (d.action.flags & GW_SA_SIGINFO)
         ((void (*)(int, void *, void *))d.action.handler)(d.information.signal, &d.information, &d.context);

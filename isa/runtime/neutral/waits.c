@@ -248,11 +248,16 @@ NOSUSPEND static void leave_mask(struct gw_signals *signals) {
     __gw_kernel_mask((long)gw_kernel_mask(signals));
 }
 
-NOSUSPEND static void tell_rest(const struct wait *w) {
+// The result of a call that a handler has ended.
+NOSUSPEND static long tell_rest(const struct wait *w) {
     if (!w->is_timed || w->absolute || w->shape.left == None || w->arguments[w->shape.left] == 0)
-        return;
+        return -EINTR;
+    void *place = (void *)w->arguments[w->shape.left];
     struct gw_time left = rest(w);
-    __builtin_memcpy((void *)w->arguments[w->shape.left], &left, sizeof left);
+    if (!gw_is_writable(place, sizeof left))
+        return -EFAULT;
+    __builtin_memcpy(place, &left, sizeof left);
+    return -EINTR;
 }
 
 long gw_waiting_call(volatile int *cancel, long nr, long a, long b, long c, long d, long e, long f) {
@@ -271,9 +276,7 @@ long gw_waiting_call(volatile int *cancel, long nr, long a, long b, long c, long
         leave_mask(signals);
         if (result != GW_ABANDONED)
             return result;
-        if (gw_ends(signals, nr, entered)) {
-            tell_rest(&w);
-            return -EINTR;
-        }
+        if (gw_ends(signals, nr, entered))
+            return tell_rest(&w);
     }
 }

@@ -12,6 +12,12 @@ void gw_wake(uint32_t *word, int operation) {
     (void)gw_call(GW_NR_futex, (long)word, GW_FUTEX_WAKE | operation, INT32_MAX, 0, 0, 0);
 }
 
+// By the kernel, to which it does not matter where the program's word is.
+void gw_clear_and_wake(uint32_t *word) {
+    enum { SET_TO_ZERO = 0 };
+    (void)gw_call(GW_NR_futex, (long)word, GW_FUTEX_WAKE_OP, INT32_MAX, 0, (long)word, SET_TO_ZERO);
+}
+
 // 0: free, 1: held, 2: held, and somebody may be waiting.
 void __gw_lock(uint32_t *word) {
     uint32_t found = 0;

@@ -26,10 +26,11 @@ extern char __gw_neutral_data_begin[], __gw_neutral_bss_begin[], __gw_neutral_da
 struct gw_settings {
     const char *save;
     const char *resume;
-    const char *next;   // the variable that names the command to become when the state is written; null: end
-    char **environment; // what the process was started with, without settings; room for one variable more
-    uint64_t polls;     // capture at this poll; 0: do not count
-    uint64_t timer;     // microseconds; 0: none
+    const char *messages; // a file for what gw_fail says, since standard error is the program's; null: standard error
+    const char *next;     // the variable that names the command to become when the state is written; null: end
+    char **environment;   // what the process was started with, without settings; room for one variable more
+    uint64_t polls;       // capture at this poll; 0: do not count
+    uint64_t timer;       // microseconds; 0: none
     uint64_t signal;
     int turn;   // go on in place instead of leaving
     int kept;   // on resume: the process is the one that was captured, with all its descriptors
@@ -67,7 +68,8 @@ void __gw_lock(uint32_t *word);
 void __gw_unlock(uint32_t *word);
 void gw_wait(uint32_t *word, uint32_t value, int operation);
 void gw_wake(uint32_t *word, int operation);
-enum { GW_FUTEX_WAIT = 0, GW_FUTEX_WAKE = 1, GW_FUTEX_PRIVATE = 128 };
+void gw_clear_and_wake(uint32_t *word);
+enum { GW_FUTEX_WAIT = 0, GW_FUTEX_WAKE = 1, GW_FUTEX_WAKE_OP = 5, GW_FUTEX_PRIVATE = 128 };
 
 // world.c: all threads stop for a capture, and go on.
 void gw_arm(void);
@@ -170,7 +172,7 @@ uint64_t gw_nanoseconds(void);
 // report.c: the times of a capture on standard error.
 void gw_report_capture(uint64_t requested, uint64_t parked, uint64_t saved);
 
-// report.c: "godwit: <what> <object>: <why>" on standard error, then exit with 125.
+// report.c: "godwit: <what> <object>: <why>" where GODWIT_STATE_MESSAGES says or on standard error, then exit with 125.
 _Noreturn void gw_fail(const char *what, const char *object, long error);
 _Noreturn void gw_exit(int status);
 extern int gw_messages; // the number of standard error, which is another while descriptors are restored

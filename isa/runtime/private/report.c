@@ -15,11 +15,42 @@ _Noreturn void gw_exit(int status) {
         gw_call(GW_NR_exit_group, status, 0, 0, 0, 0, 0);
 }
 
-// A message that cannot be written has nowhere else to go, so the result is not looked at.
 int gw_messages = 2;
 
+// The program may have told its standard error not to wait for room. Is there some within ten seconds?
+static int has_room(void) {
+    enum { POLLOUT = 4, SECONDS = 10 };
+    struct {
+        int descriptor;
+        int16_t wanted, found;
+    } of = {gw_messages, POLLOUT, 0};
+    int64_t time[2] = {SECONDS, 0};
+    return gw_call(GW_NR_ppoll, (long)&of, 1, (long)time, 0, 0, 0) > 0;
+}
+
+// A message that cannot be written has nowhere else to go.
 static void say(const char *text) {
-    (void)gw_call(GW_NR_write, gw_messages, (long)text, (long)gw_string_length(text), 0, 0, 0);
+    enum { EINTR = 4, EAGAIN = 11 };
+    uint64_t length = gw_string_length(text);
+    while (length > 0) {
+        long done = gw_call(GW_NR_write, gw_messages, (long)text, (long)length, 0, 0, 0);
+        if (done == -EINTR || (done == -EAGAIN && has_room()))
+            continue;
+        if (done <= 0)
+            return;
+        text += done;
+        length -= (uint64_t)done;
+    }
+}
+
+// Standard error is the program's, which may have closed it or made another file of it.
+static void open_messages(void) {
+    enum { AT_FDCWD = -100, O_WRONLY_APPEND_CLOEXEC = 02002001 };
+    long file = gw_settings.messages
+                    ? gw_call(GW_NR_openat, AT_FDCWD, (long)gw_settings.messages, O_WRONLY_APPEND_CLOEXEC, 0, 0, 0)
+                    : -1;
+    if (file >= 0)
+        gw_messages = (int)file;
 }
 
 static void say_number(unsigned long number) {
@@ -34,6 +65,7 @@ static void say_number(unsigned long number) {
 }
 
 _Noreturn void gw_fail(const char *what, const char *object, long error) {
+    open_messages();
     say("godwit: ");
     say(what);
     if (object) {

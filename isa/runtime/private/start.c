@@ -64,6 +64,8 @@ static int take_setting(const char *variable) {
         gw_settings.save = value;
     else if ((value = value_of(variable, "GODWIT_STATE_RESUME")))
         gw_settings.resume = value;
+    else if ((value = value_of(variable, "GODWIT_STATE_MESSAGES")))
+        gw_settings.messages = value;
     else if ((value = value_of(variable, "GODWIT_STATE_POLLS")))
         gw_settings.polls = number(variable, value);
     else if ((value = value_of(variable, "GODWIT_STATE_TURN"))) {

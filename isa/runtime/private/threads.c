@@ -77,7 +77,7 @@ void *__gw_thread_new(void) {
     thread->tid = generation << GW_TID_SLOT_BITS | slot;
     thread->state = GW_IDLE;
     thread->continuation = (char *)gw_quarter_begin(slot, GW_CONTINUATION);
-    thread->data_stack = (char *)gw_quarter_end(slot, GW_DATA_STACK);
+    thread->data_stack = (char *)gw_quarter_end(slot, GW_DATA_STACK) - GW_STACK_GAP;
     if (__gw_tls_size > (uintptr_t)gw_signals_of(thread) - (uintptr_t)thread - GW_TLS_OFFSET)
         gw_fail("the thread-local variables are larger than a thread's slot", 0, 0);
     __builtin_memcpy((char *)thread + GW_TLS_OFFSET, __gw_tls_image, __gw_tls_image_size);
@@ -172,10 +172,8 @@ _Noreturn static void end(struct gw_thread *thread, int status, int free_slot) {
         __gw_threads.used[slot] = 0;
         __gw_unlock(&slots_lock);
     }
-    if (word) {
-        __atomic_store_n(word, 0, __ATOMIC_SEQ_CST);
-        gw_wake(word, 0);
-    }
+    if (word)
+        gw_clear_and_wake(word);
     gw_leave_world(thread);
     for (;;)
         gw_call(GW_NR_exit, status, 0, 0, 0, 0, 0);

@@ -28,12 +28,13 @@ static struct {
     uint32_t bell;      // changes when parked threads have to look again
     uint32_t slots;     // all live ones are below
     uint32_t stopping;  // requests have been sent
+    uint32_t left_out;  // the child of a fork: a state is of one process, so this one is not captured
     uint32_t wanted;    // a handler has seen a request for a capture that no stop has taken up yet
     uint64_t polls;     // counted since the last stop
     uint64_t requested; // when the capture was asked for; 0: not
 } world;
 
-static uint32_t lasting_request(void) { return gw_settings.polls != 0 ? GW_REQUEST_COUNT : 0; }
+static uint32_t lasting_request(void) { return gw_settings.polls != 0 && !world.left_out ? GW_REQUEST_COUNT : 0; }
 
 static void note_time(void) {
     if (!gw_settings.report)
@@ -47,7 +48,7 @@ static void on_request(int signal, void *information, void *context) {
     struct gw_thread *thread = gw_this_thread();
     int code = ((const int *)information)[2];
     // Who stops the world has set the request already.
-    if (signal != GW_SIGNAL || code != SI_TKILL) {
+    if (!world.left_out && (signal != GW_SIGNAL || code != SI_TKILL)) {
         note_time();
         __atomic_store_n(&world.wanted, 1, __ATOMIC_SEQ_CST);
         __atomic_fetch_or(&thread->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
@@ -231,12 +232,17 @@ void gw_leave_world(struct gw_thread *thread) {
 void gw_forked_world(struct gw_thread *thread) {
     for (uint32_t slot = 0; slot < world.slots; slot++)
         gw_native_threads[slot].live = slot == thread->slot;
+    // They are for the process that started the program, and it does not wait for this child.
+    gw_settings.messages = 0;
+    // Captures in place write no state.
+    world.left_out = !gw_settings.turn;
     world.lock = 0;
     world.live = 1;
     world.parked = 0;
     world.stopping = 0;
     world.wanted = 0;
-    __atomic_fetch_and(&thread->request, ~(uint32_t)GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
+    uint32_t stays = GW_REQUEST_SIGNAL | lasting_request();
+    __atomic_fetch_and(&thread->request, stays, __ATOMIC_SEQ_CST);
 }
 
 static void start_timer(uint64_t microseconds) {

@@ -41,6 +41,7 @@ enum {
     GW_NR_exit_group = 231,
     GW_NR_tgkill = 234,
     GW_NR_openat = 257,
+    GW_NR_ppoll = 271,
     GW_NR_rt_tgsigqueueinfo = 297,
     GW_NR_readlinkat = 267,
     GW_NR_dup3 = 292,

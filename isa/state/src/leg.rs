@@ -18,6 +18,7 @@ use tokio::signal::unix::{SignalKind, signal as listen};
 use tokio::sync::mpsc;
 
 use crate::machine::Startable;
+use crate::messages;
 
 /// When to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub(crate) struct Leg<'a> {
     pub(crate) capture: Option<(Request, &'a Path)>,
     /// What the process becomes when it was captured, instead of ending.
     pub(crate) next: Option<&'a Path>,
+    /// A file for what the runtime says when the program cannot go on. Without one it goes to standard error.
+    pub(crate) messages: Option<&'a Path>,
 }
 
 /// The variables that ask the runtime for a capture.
@@ -70,6 +73,14 @@ const FORWARDED: [Signal; 6] =
 impl Leg<'_> {
     /// Runs it.
     pub(crate) async fn run(&self) -> Result<Ending> {
+        let ending = self.run_silently().await;
+        if let Some(file) = self.messages {
+            messages::repeat(file);
+        }
+        ending
+    }
+
+    async fn run_silently(&self) -> Result<Ending> {
         let path = self.executable.program.path().display();
         let mut command = self.executable.command().with_context(|| format!("cannot find {path}"))?;
         command.args(self.arguments);
@@ -83,6 +94,9 @@ impl Leg<'_> {
         }
         if let Some(next) = self.next {
             command.env("GODWIT_STATE_NEXT", next);
+        }
+        if let Some(messages) = self.messages {
+            command.env(messages::VARIABLE, messages);
         }
         let before = self.state_identity()?;
         // From here on no signal ends this process alone and leaves the program behind.

@@ -5,6 +5,7 @@
 //!   verbs/      one file per verb
 //!   journey.rs  one process through many sets, and its plan
 //!   leg.rs      one process of a program, from its start to its end or its capture
+//!   messages.rs why a program could not go on, although its standard error is its own
 //!   machine.rs  how an executable of a set is started on this machine
 //!   values.rs   times, signals, sets: text from the user to types
 //!   output.rs   what is said, as sentences, tables and JSON
@@ -14,6 +15,7 @@ mod cli;
 mod journey;
 mod leg;
 mod machine;
+mod messages;
 mod output;
 mod values;
 mod verbs;
@@ -31,7 +33,7 @@ fn main() -> ExitCode {
     // This one is the program's process, in which nothing may be left open.
     if let Verb::Next(args) = &cli.verb {
         let Err(error) = verbs::next::run(args);
-        output::note(&format!("Error: {error:#}"));
+        messages::add(&messages::beside(&args.file), &format!("Error: {error:#}"));
         return exit_code(EXIT_FAILED);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -196,15 +196,14 @@ fn a_hop_does_not_begin_where_it_could_not_go_on() {
     }
 }
 
-#[test]
-fn a_hop_whose_program_is_taken_away_keeps_the_last_state() {
-    let own = Own::new();
+/// A journey of `travels` with this argument loses an executable; what the journey said, and where its state is.
+fn taken_away(own: &Own, argument: &str) -> (Output, PathBuf) {
     let states = own.directory.path().join("states");
     fs::create_dir(&states).expect("it is ours");
     let mut child = godwit_state()
         .args(["hop", "--every", "2s"])
         .arg(&own.program)
-        .args(["--", "wait"])
+        .args(["--", argument])
         // Where it makes its directory.
         .env("TMPDIR", &states)
         .stdout(Stdio::piped())
@@ -220,7 +219,13 @@ fn a_hop_whose_program_is_taken_away_keeps_the_last_state() {
     let output = child.wait_with_output().expect("it ends");
     let kept =
         fs::read_dir(&states).expect("it is there").next().expect("a directory is left").expect("readable");
-    let state = kept.path().join("state");
+    (output, kept.path().join("state"))
+}
+
+#[test]
+fn a_hop_whose_program_is_taken_away_keeps_the_last_state() {
+    let own = Own::new();
+    let (output, state) = taken_away(&own, "wait");
     refused(
         &output,
         "taken away",
@@ -235,4 +240,54 @@ fn a_hop_whose_program_is_taken_away_keeps_the_last_state() {
         .arg(&program("travels").prog)
         .arg(&state));
     assert_eq!(output.status.code(), Some(86), "{}", stderr(&output));
+}
+
+#[test]
+fn a_hop_says_why_it_cannot_go_on_when_the_program_has_closed_its_standard_error() {
+    let (output, _) = taken_away(&Own::new(), "silent");
+    refused(&output, "closed", &["has no executable for aarch64"]);
+    assert_eq!(stderr(&output).matches("has no executable for aarch64").count(), 1, "{}", stderr(&output));
+}
+
+#[test]
+fn a_run_says_why_it_cannot_go_on_when_the_program_has_closed_its_standard_error() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for set in Set::ALL {
+        let output = run(godwit_state()
+            .args(["run", "--after", "300ms", "--set", set.name(), "--state"])
+            .arg(directory.path().join("nowhere/state"))
+            .arg(&program("travels").prog)
+            .args(["--", "silent"]));
+        refused(
+            &output,
+            set.name(),
+            &["godwit: cannot create the state file", "nowhere/state.part (error 2)"],
+        );
+    }
+}
+
+#[test]
+fn a_full_standard_error_is_waited_for() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for set in Set::ALL {
+        let mut child = program("travels")
+            .command(set)
+            .arg("full")
+            .env("GODWIT_STATE_SAVE", directory.path().join("nowhere/state"))
+            .env("GODWIT_STATE_TIMER", "300000")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut line = String::new();
+        let said = child.stdout.as_mut().expect("it is a pipe");
+        BufReader::new(said).read_line(&mut line).expect("it speaks");
+        // The program computes until it is captured: when it does not any more, the pipe was full for the runtime.
+        while fs::read_to_string(format!("/proc/{}/stat", child.id())).is_ok_and(|stat| stat.contains(") R "))
+        {
+            std::thread::yield_now();
+        }
+        let output = child.wait_with_output().expect("it ends");
+        refused(&output, set.name(), &["godwit: cannot create the state file"]);
+    }
 }

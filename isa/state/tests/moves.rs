@@ -347,3 +347,21 @@ fn variables_of_the_runtime_that_are_set_outside_do_not_reach_the_program() {
     assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
     assert_eq!(output.stdout, whole("travels", &["5"]).stdout);
 }
+
+#[test]
+fn the_children_that_a_program_forks_stay_out_of_its_journey() {
+    let forks = program("forks");
+    let expected = whole("forks", &[]);
+    assert_eq!(expected.status.code(), Some(7));
+    // Children count their polls, too, and come to as many.
+    for polls in ["3000", "20000"] {
+        let output = run(godwit_state().args(["--json", "hop", "--every-polls", polls]).arg(&forks.prog));
+        assert_eq!(output.status.code(), Some(7), "{polls}: {}", stderr(&output));
+        assert_eq!(output.stdout, expected.stdout, "{polls}: {}", stderr(&output));
+        assert!(
+            report(&output)["changes"].as_u64().is_some_and(|changes| changes > 3),
+            "{}",
+            stderr(&output)
+        );
+    }
+}

@@ -150,6 +150,27 @@ pub fn program(source: &Path) -> Result<Program> {
     Ok(Program { directory, report })
 }
 
+/// What passes of the plugin, by name, make of LLVM IR.
+///
+/// # Errors
+/// When the tool chain cannot be built, or the passes refuse the text.
+pub fn optimised(text: &str, passes: &str) -> Result<String> {
+    let toolchain = &parts()?.toolchain;
+    let directory = tempfile::Builder::new().prefix("godwit-isa-").tempdir()?;
+    let input = directory.path().join("input.ll");
+    std::fs::write(&input, text)?;
+    let run = Command::new(toolchain.llvm.join("opt"))
+        .arg("-load-pass-plugin")
+        .arg(&toolchain.plugin)
+        .arg(format!("-passes={passes}"))
+        .args(["-S", "-o", "-"])
+        .arg(&input)
+        .output()
+        .context("cannot run opt; install the packages with scripts/setup --isa")?;
+    ensure!(run.status.success(), "opt failed: {}", String::from_utf8_lossy(&run.stderr));
+    Ok(String::from_utf8(run.stdout)?)
+}
+
 /// As [`program`], with the link's refusal as a value.
 ///
 /// # Errors

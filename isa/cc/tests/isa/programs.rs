@@ -5,6 +5,11 @@ use crate::common::{SETS, cc, executable, isa, scratch, succeed};
 
 /// Builds a program of `programs/` with the options, and runs it.
 fn holds(name: &str, options: &[&str]) {
+    holds_when(name, options, None);
+}
+
+/// The same, captured in place every so many polls.
+fn holds_when(name: &str, options: &[&str], turn: Option<&str>) {
     let directory = scratch();
     let source = isa().join("cc/tests/programs").join(name).with_extension("c");
     succeed(
@@ -17,7 +22,9 @@ fn holds(name: &str, options: &[&str]) {
     let program = directory.path().join("program");
     let outputs = SETS.map(|(set, runner)| {
         let mut command = executable(&program, set, runner);
-        let output = succeed(command.args(["one", "two words"]).env("GODWIT_TEST", "value"));
+        command.args(["one", "two words"]).env("GODWIT_TEST", "value");
+        command.envs(turn.map(|polls| ("GODWIT_STATE_TURN", polls)));
+        let output = succeed(&mut command);
         assert!(output.contains("all checks hold"), "{name} on {set}:\n{output}");
         output
     });
@@ -94,5 +101,14 @@ fn a_program_leaves_in_the_middle_of_the_library_and_ends_on_the_other_set() {
 
 #[test]
 fn pointers_to_nothing_give_an_error_and_not_a_crash_of_the_runtime() {
+    holds("pointers", &["--plain"]);
     holds("pointers", &[]);
+    // Captures are asked for at any moment of a call.
+    holds_when("pointers", &[], Some("100"));
+}
+
+#[test]
+fn the_first_function_on_a_stack_may_call_one_that_reads_more_arguments_than_were_passed() {
+    holds("tops", &["--plain"]);
+    holds("tops", &[]);
 }

@@ -39,6 +39,24 @@ fn a_jump_out_of_the_handler_of_a_fault_ends_the_program_with_a_sentence() {
 }
 
 #[test]
+fn a_fault_meets_an_action_whole_while_another_thread_changes_it() {
+    let (_directory, program) = build("actions");
+    for (set, runner) in SETS {
+        let output = succeed(&mut executable(&program, set, runner));
+        assert!(output.contains("all checks hold"), "on {set}: {output}");
+    }
+}
+
+#[test]
+fn a_thread_that_waits_for_the_actions_lets_their_holder_run() {
+    let (_directory, program) = build("actions");
+    let program = executable(&program, SETS[0].0, SETS[0].1);
+    // Two threads of real time on one processor: where one of them spins, the other does not go on.
+    let output = succeed(Command::new("timeout").arg("60").arg(program.get_program()).arg("real-time"));
+    assert!(output.contains("all checks hold"), "{output}");
+}
+
+#[test]
 fn a_sleep_a_timer_and_the_clocks_go_on_where_clocks_show_something_else() {
     // Where the machine has been up for months more.
     const ELSEWHERE: [&str; 7] =

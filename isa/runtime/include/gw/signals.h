@@ -89,7 +89,7 @@ struct gw_pending {
 // One for the program.
 struct gw_signal_table {
     struct gw_action actions[GW_SIGNALS]; // signal n at n - 1
-    uint32_t lock;                        // held for a few instructions, never across a poll
+    uint32_t lock;                        // across a kernel call at most (__gw_lock), never across a poll
     uint32_t pending_count;
     // What the program's clocks that count from the machine's start are ahead of the kernel's, in nanoseconds; and
     // what the program's showed when a state was written: CLOCK_MONOTONIC, CLOCK_BOOTTIME.

@@ -67,6 +67,10 @@ _Static_assert(sizeof(struct gw_thread) <= 256, "the C library's part begins at 
 #define GW_MAP_END 0x7000000000UL
 
 // A slot's quarters, low to high. Each begins with a guard that is never mapped.
+// Left free at the top of a data stack. Functions such as syscall and fcntl read more arguments than were passed: on
+// other machines those are registers, here they lie behind the arguments in memory.
+#define GW_STACK_GAP 64
+
 enum gw_quarter { GW_NATIVE_STACK, GW_CONTINUATION, GW_DATA_STACK, GW_CONTROL };
 
 static inline uintptr_t gw_slot_size(uint32_t slot) { return slot == 0 ? GW_MAIN_SLOT_SIZE : GW_SLOT_SIZE; }

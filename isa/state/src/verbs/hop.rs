@@ -11,7 +11,7 @@ use crate::journey::{self, Length};
 use crate::leg::{Ending, Leg};
 use crate::machine::Startable;
 use crate::output::{self, Journey, Outcome};
-use crate::{values, verbs};
+use crate::{messages, values, verbs};
 
 /// Run a program to its end, changing the instruction set again and again
 ///
@@ -64,12 +64,19 @@ pub(crate) async fn run(args: &Args, json: bool) -> Result<u8> {
 
     let own = std::env::current_exe().context("cannot tell where godwit-state is")?;
     let executable = Startable::find(&args.program, plan.set()?)?;
-    let capture = Some((plan.request(), state.as_path()));
-    let leg =
-        Leg { executable: &executable, arguments: &args.arguments, resume: None, capture, next: Some(&own) };
+    let messages = messages::beside(&state);
+    std::fs::write(&messages, "").with_context(|| format!("cannot write {}", messages.display()))?;
+    let leg = Leg {
+        executable: &executable,
+        arguments: &args.arguments,
+        resume: None,
+        capture: Some((plan.request(), &state)),
+        next: Some(&own),
+        messages: Some(&messages),
+    };
     let ending = leg.run().await?;
     if matches!(ending, Ending::Exited(EXIT_FAILED)) && state.exists() {
-        // What it has told on standard error may have been that it cannot go on, and this is all that is left of it.
+        // It could not go on, or ended with that status by itself; this is all that is left of it.
         let kept = directory.keep().join("state");
         output::note(&format!(
             "the last state of {} is kept in {}; if it is not needed, remove its directory",

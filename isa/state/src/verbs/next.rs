@@ -13,13 +13,14 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use crate::journey::Journey;
 use crate::leg::capture_variables;
 use crate::machine::Startable;
+use crate::messages;
 
 /// Become the next leg of a journey (the runtime executes this)
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The state that was just written
     #[arg(value_name = "FILE")]
-    file: PathBuf,
+    pub(crate) file: PathBuf,
 }
 
 pub(crate) fn run(args: &Args) -> Result<Infallible> {
@@ -58,6 +59,7 @@ fn become_leg(args: &Args, journey: &Journey, executable: &Startable) -> Result<
         ("GODWIT_STATE_RESUME", file.to_owned()),
         ("GODWIT_STATE_KEPT", "1".into()),
         ("GODWIT_STATE_NEXT", own.into_os_string()),
+        (messages::VARIABLE, messages::beside(&args.file).into_os_string()),
     ];
     settings.extend(capture_variables(journey.request(), &args.file));
     for (name, value) in settings {

@@ -35,7 +35,15 @@ pub(crate) async fn run(args: &Args, json: bool) -> Result<u8> {
     accepted(&executable, &args.file)?;
     let next = args.state.as_deref().unwrap_or(&args.file);
     let capture = args.when.request().map(|request| (request, next));
-    let leg = Leg { executable: &executable, arguments: &[], resume: Some(&args.file), capture, next: None };
+    let messages = tempfile::NamedTempFile::new().ok();
+    let leg = Leg {
+        executable: &executable,
+        arguments: &[],
+        resume: Some(&args.file),
+        capture,
+        next: None,
+        messages: messages.as_ref().map(tempfile::NamedTempFile::path),
+    };
     let ending = leg.run().await?;
     verbs::tell(&verbs::outcome(&ending, &executable, Some(next))?, &args.program, json)
 }

@@ -40,7 +40,15 @@ pub(crate) async fn run(args: &Args, json: bool) -> Result<u8> {
     };
     let set = args.set.map_or_else(machine::native, Ok)?;
     let executable = Startable::find(&args.program, set)?;
-    let leg = Leg { executable: &executable, arguments: &args.arguments, resume: None, capture, next: None };
+    let messages = tempfile::NamedTempFile::new().ok();
+    let leg = Leg {
+        executable: &executable,
+        arguments: &args.arguments,
+        resume: None,
+        capture,
+        next: None,
+        messages: messages.as_ref().map(tempfile::NamedTempFile::path),
+    };
     let ending = leg.run().await?;
     verbs::tell(&verbs::outcome(&ending, &executable, args.state.as_deref())?, &args.program, json)
 }

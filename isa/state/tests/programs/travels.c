@@ -1,12 +1,15 @@
 // Goes down a chain of calls, works at the bottom of it and comes up again; or ends in one of several ways.
 //     travels DEPTH WORDS…    prints its arguments and sums that depend on every frame; its status is 7
 //     travels wait            says "ready" and works until it is ended from outside, or captured and asked to go on
+//     travels silent          the same with standard error closed
+//     travels full            the same with a full pipe as standard error, which does not wait for a reader
 //     travels kill            ends itself by SIGABRT
 //     travels captured        ends with the status of a capture, without one
 #include "library.h"
 
 #define APART __attribute__((noinline))
 
+enum { NR_FCNTL = 25, NR_CLOSE = 57, NR_WRITE = 64, F_SETFL = 4, O_WRONLY_NONBLOCK = 04001, STDERR = 2 };
 enum { NR_KILL = 129, NR_GETPID = 172, SIGABRT = 6, ROUNDS = 16000 };
 
 static volatile unsigned long sink = 1;
@@ -41,7 +44,14 @@ static unsigned number(const char *text) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "0";
-    if (equal(what, "wait")) {
+    if (equal(what, "silent"))
+        __gw_syscall(NR_CLOSE, STDERR, 0, 0, 0, 0, 0);
+    if (equal(what, "full")) {
+        __gw_syscall(NR_FCNTL, STDERR, F_SETFL, O_WRONLY_NONBLOCK, 0, 0, 0);
+        while (__gw_syscall(NR_WRITE, STDERR, (long)".", 1, 0, 0, 0) == 1)
+            ;
+    }
+    if (equal(what, "wait") || equal(what, "silent") || equal(what, "full")) {
         print("ready\n");
         while (sink)
             sink = bottom(ROUNDS) | 1;
