@@ -322,11 +322,11 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
         })?,
     };
     let compress = match request.compress.as_str() {
-        "" | "auto" => Compress::Auto,
-        "off" => Compress::Off,
-        "lz4" => Compress::Lz4,
-        "zstd" => Compress::Zstd,
-        name => return Err(format!("compression {name:?} is not known; name auto, off, lz4 or zstd")),
+        "" => Compress::Auto,
+        name => Compress::parse(name).ok_or_else(|| {
+            let known = Compress::ALL.map(Compress::name).join(", ");
+            format!("compression {name:?} is not known; there are {known}")
+        })?,
     };
     if request.streams > MAX_STREAMS {
         return Err(format!("{} connections are too many; {MAX_STREAMS} are the most", request.streams));
