@@ -122,6 +122,9 @@ fn services_and_nodes_that_are_not_there() {
     for verb in ["inspect", "logs", "stop", "rm", "cancel"] {
         shell.fails("a", &[verb, "nothing"], 1, &unknown);
     }
+    for verb in ["inspect", "logs", "stop", "rm", "cancel"] {
+        shell.fails("a", &[verb, "../x"], 1, &["\"../x\" cannot be a service's name"]);
+    }
     shell.fails("a", &["exec", "nothing", "--", "ls"], 125, &unknown);
     shell.fails("a", &["migrate", "nothing", "--to", "b"], 1, &unknown);
     shell.fails(

@@ -56,7 +56,7 @@ type Events = mpsc::Sender<Result<CaptureEvent, Status>>;
 
 /// Captures on this node, for as long as the stream is read.
 pub(crate) async fn here(node: &Node, request: &CaptureRequest) -> Result<Batches, Status> {
-    convert::check_name(&request.name)?;
+    let name = convert::service_name(&request.name)?;
     let invalid = |error: NetworkError| status(Status::invalid_argument, &error);
     let address: Ipv4Addr = request.address.parse().map_err(|_| {
         Status::invalid_argument(format!("{:?} is not a valid IPv4 address", request.address))
@@ -65,7 +65,7 @@ pub(crate) async fn here(node: &Node, request: &CaptureRequest) -> Result<Batche
     let nth = u8::try_from(request.nth)
         .map_err(|_| Status::invalid_argument(format!("no service has a network number {}", request.nth)))?;
     let wanted = Wanted {
-        name: request.name.clone(),
+        name,
         address,
         nth,
         places: places(request)?,
@@ -89,17 +89,14 @@ pub(crate) async fn everywhere(
     node: &Arc<Node>,
     mut request: CaptureRequest,
 ) -> Result<mpsc::Receiver<Result<CaptureEvent, Status>>, Status> {
-    let placement = node.placement(&request.name).map_err(internal)?;
+    let name = convert::service_name(&request.name)?;
+    let placement = node.placement(&name).map_err(internal)?;
     let placement = placement.ok_or_else(|| {
-        Status::not_found(format!(
-            "there is no service {}; `godwit ps -a` lists those there are",
-            request.name
-        ))
+        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
     })?;
     let Some((address, nth)) = networks::address_on(node, &placement, &request.network)? else {
         return Err(Status::failed_precondition(format!(
-            "service {} is in a network namespace of somebody else's, whose packets are not godwit's to show; capture inside it with `nsenter --net=PATH tcpdump` (`godwit inspect {}` tells the path)",
-            request.name, request.name
+            "service {name} is in a network namespace of somebody else's, whose packets are not godwit's to show; capture inside it with `nsenter --net=PATH tcpdump` (`godwit inspect {name}` tells the path)"
         )));
     };
     (request.address, request.nth) = (address.to_string(), nth);
@@ -108,7 +105,7 @@ pub(crate) async fn everywhere(
     let own = here(node, &request).await?;
     let peers = peers(node)?;
     let start = CaptureStart {
-        name: request.name.clone(),
+        name: name.into(),
         address: request.address.clone(),
         nodes: [&node.name].into_iter().chain(&peers).cloned().collect(),
     };

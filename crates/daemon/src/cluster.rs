@@ -12,6 +12,7 @@ use futures::future::join_all;
 use godwit_api::v1::{Member, NodeInfo, Placement, SyncMessage};
 use godwit_migration::journal::Stage;
 use godwit_migration::{Service, error_chain};
+use godwit_names::ServiceName;
 use prost::Message as _;
 
 use crate::directory::{UNREACHABLE_MS, own_info};
@@ -133,7 +134,7 @@ pub(crate) async fn hear(node: &Arc<Node>, from: &str) -> Result<bool, StateErro
 /// removed may be on its way here.
 pub(crate) async fn settled_conflict(
     node: &Arc<Node>,
-    name: &str,
+    name: &ServiceName,
     claim: &Claim,
     id: &str,
     asker: &str,
@@ -284,7 +285,7 @@ pub(crate) fn put_own_right(node: &Node) -> Result<(), StateError> {
     let placements = node.state.placements()?;
     for owned in node.state.services()? {
         let service = owned.service;
-        let right = |p: &Placement| p.service == service.name && p.id == service.id && p.node == node.name;
+        let right = |p: &Placement| service.name == *p.service && p.id == service.id && p.node == node.name;
         if !placements.iter().any(|placement| right(placement) && !placement.removed) {
             node.state.forget_placement(&service.name)?;
             node.place(&service, &node.name, service.epoch, false)?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use godwit_api::v1 as api;
+use godwit_names::ServiceName;
 use godwit_network::Protocol;
 use godwit_network::connections::{self, Connection, Connections, MOST_LISTED};
 use tonic::Status;
@@ -20,10 +21,13 @@ const MOST_STATES: usize = 64;
 const LONGEST_WORD: usize = 56;
 
 /// The sockets of a service, wherever it is.
-pub(crate) async fn anywhere(node: &Arc<Node>, name: &str) -> Result<api::ConnectionsResponse, Status> {
+pub(crate) async fn anywhere(
+    node: &Arc<Node>,
+    name: &ServiceName,
+) -> Result<api::ConnectionsResponse, Status> {
     let Some((owner, address)) = elsewhere(node, name)? else { return here(node, name).await };
     let mut client = node.peers.get(&owner, &address).max_decoding_message_size(MAX_ANSWER);
-    let answer = client.connections(api::ServiceRequest { name: name.to_owned() }).await?.into_inner();
+    let answer = client.connections(api::ServiceRequest { name: name.to_string() }).await?.into_inner();
     if is_plain(&answer) {
         return Ok(answer);
     }
@@ -31,7 +35,7 @@ pub(crate) async fn anywhere(node: &Arc<Node>, name: &str) -> Result<api::Connec
 }
 
 /// The sockets of a service of this node.
-pub(crate) async fn here(node: &Node, name: &str) -> Result<api::ConnectionsResponse, Status> {
+pub(crate) async fn here(node: &Node, name: &ServiceName) -> Result<api::ConnectionsResponse, Status> {
     let service = owned(node, name)?.service;
     let found = connections::inside(&node.local().config(&service).network_namespace).await;
     Ok(shown(found.map_err(internal)?))

@@ -14,34 +14,26 @@ use godwit_migration::restart::UnknownRestart;
 use godwit_migration::{
     Attachment, Compress, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
 };
+use godwit_names::{ServiceName, ServiceNameError, is_name};
 use godwit_network::{Mac, NetworkError, OverlayConfig, Prefix6};
 use tonic::Status;
 
 /// The smallest memory limit with which a container starts at all.
 const MIN_MEMORY_BYTES: u64 = 4 << 20;
 
-/// Refuses names that could not be file names, interface labels and host names at once.
-pub(crate) fn check_name(name: &str) -> Result<(), Status> {
-    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
-    let good = (1..=63).contains(&name.len())
-        && name.as_bytes()[0].is_ascii_alphanumeric()
-        && name.bytes().all(allowed);
-    if good {
+/// A service's name.
+pub(crate) fn service_name(text: &str) -> Result<ServiceName, Status> {
+    text.parse().map_err(|error: ServiceNameError| Status::invalid_argument(error.to_string()))
+}
+
+/// Refuses what cannot be a network's name, which stands before a colon in the words for a service's networks.
+pub(crate) fn check_network_name(name: &str) -> Result<(), Status> {
+    if is_name(name) && name != "ns" {
         return Ok(());
     }
     Err(Status::invalid_argument(format!(
-        "{name:?} cannot be a service's name: use 1 to 63 letters, digits, '-', '_' or '.', and begin with a letter or digit"
+        "{name:?} cannot be a network's name: use 1 to 63 letters, digits, '-', '_' or '.', begin with a letter or digit, and not \"ns\""
     )))
-}
-
-/// The same of a network's name, which stands before a colon in the words for a service's networks.
-pub(crate) fn check_network_name(name: &str) -> Result<(), Status> {
-    match check_name(name) {
-        Ok(()) if name != "ns" => Ok(()),
-        _ => Err(Status::invalid_argument(format!(
-            "{name:?} cannot be a network's name: use 1 to 63 letters, digits, '-', '_' or '.', begin with a letter or digit, and not \"ns\""
-        ))),
-    }
 }
 
 /// The host name a service gets.
@@ -217,7 +209,7 @@ pub(crate) fn restart(text: &str) -> Result<Restart, Status> {
 /// A service as the API shows it; networks, state, process and memory are filled in by the caller.
 pub(crate) fn service(service: &Service, node: &str) -> api::Service {
     api::Service {
-        name: service.name.clone(),
+        name: service.name.to_string(),
         network: service.network.namespace().map(|path| format!("ns:{}", path.display())).unwrap_or_default(),
         hooks: shown_hooks(&service.hooks),
         node: node.to_string(),
@@ -278,7 +270,7 @@ pub(crate) fn to_microseconds(ms: f64) -> f64 {
 /// A report as the API shows it.
 pub(crate) fn report(report: Report) -> api::MigrationReport {
     api::MigrationReport {
-        name: report.name,
+        name: report.name.into(),
         mode: report.mode,
         source: report.source,
         destination: report.destination,
@@ -330,11 +322,11 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
         })?,
     };
     let compress = match request.compress.as_str() {
-        "" | "auto" => Compress::Auto,
-        "off" => Compress::Off,
-        "lz4" => Compress::Lz4,
-        "zstd" => Compress::Zstd,
-        name => return Err(format!("compression {name:?} is not known; name auto, off, lz4 or zstd")),
+        "" => Compress::Auto,
+        name => Compress::parse(name).ok_or_else(|| {
+            let known = Compress::ALL.map(Compress::name).join(", ");
+            format!("compression {name:?} is not known; there are {known}")
+        })?,
     };
     if request.streams > MAX_STREAMS {
         return Err(format!("{} connections are too many; {MAX_STREAMS} are the most", request.streams));

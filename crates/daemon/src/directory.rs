@@ -2,6 +2,7 @@
 
 use godwit_api::v1::{Network, NodeInfo, NodeNetwork};
 use godwit_migration::terms::OverlayTerms;
+use godwit_names::ServiceName;
 use godwit_network::mac_to_string;
 use godwit_transfer::authority::CA_KEY_FILE;
 use tonic::Status;
@@ -79,7 +80,7 @@ fn own_network(node: &Node) -> NodeNetwork {
 }
 
 /// The node that has the service, when that is another one.
-pub(crate) fn elsewhere(node: &Node, name: &str) -> Result<Option<(String, String)>, Status> {
+pub(crate) fn elsewhere(node: &Node, name: &ServiceName) -> Result<Option<(String, String)>, Status> {
     if node.state.service(name).map_err(internal)?.is_some() {
         return Ok(None);
     }

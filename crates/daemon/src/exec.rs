@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
+use crate::convert;
 use crate::node::Node;
 use crate::services::{DEFAULT_PATH, owned};
 use crate::status::status;
@@ -36,17 +37,15 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
             "there is no command to run; give one after the service's name",
         ));
     }
-    node.settle(&start.name).await;
-    let service = owned(node, &start.name)?;
+    let name = convert::service_name(&start.name)?;
+    node.settle(&name).await;
+    let service = owned(node, &name)?;
     if service.exit_code.is_some() {
-        return Err(Status::failed_precondition(format!("service {} is not running", start.name)));
+        return Err(Status::failed_precondition(format!("service {name} is not running")));
     }
     // A migration that began already must not meet a new process in the service.
-    let occupied = node.occupy(&start.name).ok_or_else(|| {
-        Status::aborted(format!(
-            "service {} is being created, removed or migrated; try again then",
-            start.name
-        ))
+    let occupied = node.occupy(&name).ok_or_else(|| {
+        Status::aborted(format!("service {name} is being created, removed or migrated; try again then"))
     })?;
     let request = ExecRequest {
         command: start.command,

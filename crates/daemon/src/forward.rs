@@ -10,7 +10,7 @@ use godwit_api::v1::Placement;
 use godwit_migration::{Service, error_chain};
 use godwit_network::{NetworkError, Overlay, Published};
 
-use crate::convert::{self, addresses_of};
+use crate::convert::{self, addresses_of, service_name};
 use crate::node::Node;
 use crate::state::StateError;
 
@@ -91,15 +91,16 @@ async fn lead_to(
 
 /// Ports of this node lead to a service that is elsewhere, as they do on every other.
 async fn publish(placement: &Placement, address: Ipv4Addr, overlay: &Overlay) -> Result<(), NetworkError> {
-    let ports = match convert::ports(&placement.publish) {
-        Ok(ports) => ports,
+    let name = service_name(&placement.service);
+    let (name, ports) = match name.and_then(|name| Ok((name, convert::ports(&placement.publish)?))) {
+        Ok(told) => told,
         Err(status) => {
-            tracing::warn!(service = %placement.service, reason = status.message(), "a peer told no ports");
-            Vec::new()
+            tracing::warn!(service = %placement.service, reason = status.message(), "its ports cannot be published");
+            return Ok(());
         }
     };
     let published: Vec<_> = ports.into_iter().map(Published::from).collect();
-    overlay.publish(&placement.service, address, &published).await
+    overlay.publish(&name, address, &published).await
 }
 
 /// With whom a service of this node shares an address, which nobody should, in a sentence.

@@ -9,6 +9,7 @@ use godwit_api::v1::{DecisionRequest, DecisionResponse};
 use godwit_migration::link;
 use godwit_migration::local::Place;
 use godwit_migration::{Decision, Host, HostError, Known, Progress, Service, error_chain};
+use godwit_names::ServiceName;
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +21,7 @@ use crate::{cluster, forward, network};
 /// A service whose pages are served by this life of the daemon, though an earlier one gave it away.
 struct Leaving {
     node: Arc<Node>,
-    name: String,
+    name: ServiceName,
     /// Its end is what others wait for.
     _end: watch::Sender<()>,
 }
@@ -161,7 +162,7 @@ impl Host for NodeHost {
         })
     }
 
-    fn occupy(&self, name: &str) -> Option<Place> {
+    fn occupy(&self, name: &ServiceName) -> Option<Place> {
         self.node().ok()?.occupy(name).map(|occupied| Box::new(occupied) as Place)
     }
 

@@ -32,7 +32,7 @@ fn used(node: &Node) -> Result<BTreeMap<Digest, BTreeSet<String>>, Status> {
     for service in services.chain(migrating) {
         for layer in &service.layers {
             let digest = layer.parse().map_err(internal)?;
-            used.entry(digest).or_default().insert(service.name.clone());
+            used.entry(digest).or_default().insert(service.name.to_string());
         }
     }
     Ok(used)

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
+use crate::convert;
 use crate::node::Node;
 use crate::services::owned;
 
@@ -20,7 +21,7 @@ type Entries = Pin<Box<dyn Stream<Item = Result<LogEntry, Status>> + Send>>;
 
 /// Streams the log of a service of this node.
 pub(crate) async fn stream(node: &Node, request: LogsRequest) -> Result<Entries, Status> {
-    let service = owned(node, &request.name)?;
+    let service = owned(node, &convert::service_name(&request.name)?)?;
     let path = Runc::log_path(&node.local().config(&service.service));
     let name = request.name.clone();
     let broken = move |error: std::io::Error| {

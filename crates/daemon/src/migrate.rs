@@ -5,6 +5,7 @@ use std::sync::Arc;
 use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
 use godwit_migration::source::is_committed;
 use godwit_migration::{LocalError, Outcome, Progress, Source, error_chain};
+use godwit_names::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -21,14 +22,18 @@ const QUEUE: usize = 64;
 pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
 
 /// Starts a migration of a service of this node. It goes on also when nobody reads the stream.
-pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<Stream, Status> {
+pub(crate) async fn start(
+    node: &Arc<Node>,
+    name: ServiceName,
+    request: &MigrateRequest,
+) -> Result<Stream, Status> {
     let options = convert::options(request).map_err(Status::invalid_argument)?;
-    node.settle(&request.name).await;
-    let owned = crate::services::owned(node, &request.name)?;
+    node.settle(&name).await;
+    let owned = crate::services::owned(node, &name)?;
     if request.to == node.name {
         return Err(Status::invalid_argument(format!(
-            "service {} is on node {} already; name another node (`godwit nodes` lists them)",
-            request.name, request.to
+            "service {name} is on node {} already; name another node (`godwit nodes` lists them)",
+            request.to
         )));
     }
     let known = node.member_address(&request.to).map_err(internal)?;
@@ -40,8 +45,7 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
     }
     if owned.exit_code.is_some() {
         return Err(Status::failed_precondition(format!(
-            "service {} is stopped; only a service that runs can be moved",
-            request.name
+            "service {name} is stopped; only a service that runs can be moved"
         )));
     }
     let id = ulid::Ulid::new().to_string();
@@ -55,8 +59,8 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
         progress: watching.clone(),
         ended,
     };
-    node.begin_migration(&request.name, migrating)
-        .map_err(|doing| Status::aborted(format!("service {} {doing}", request.name)))?;
+    node.begin_migration(&name, migrating)
+        .map_err(|doing| Status::aborted(format!("service {name} {doing}")))?;
     let source = Source::new(
         Arc::clone(node.local()),
         owned.service,
@@ -67,7 +71,7 @@ pub(crate) async fn start(node: &Arc<Node>, request: &MigrateRequest) -> Result<
         cancel,
     );
     let (finish, finished) = oneshot::channel();
-    let (name, to, local) = (request.name.clone(), request.to.clone(), node.local());
+    let (to, local) = (request.to.clone(), node.local());
     let node = Arc::clone(node);
     local.spawn(|_| async move {
         node.events.tell("migration", "started", &name, &format!("to node {to}"));
@@ -155,20 +159,20 @@ fn stream(
 
 /// Starts a migration here or at the node that has the service.
 pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) -> Result<Stream, Status> {
-    let mut there = elsewhere(node, &request.name)?;
+    let name = convert::service_name(&request.name)?;
+    let mut there = elsewhere(node, &name)?;
     if there.as_ref().is_some_and(|(owner, _)| *owner == request.to) {
         // It may have arrived here a moment ago and not stand in the books yet.
-        node.settle(&request.name).await;
-        there = elsewhere(node, &request.name)?;
+        node.settle(&name).await;
+        there = elsewhere(node, &name)?;
     }
-    let Some((owner, address)) = there else { return start(node, &request).await };
+    let Some((owner, address)) = there else { return start(node, name, &request).await };
     if owner == request.to {
         return Err(Status::invalid_argument(format!(
-            "service {} is on node {owner} already; name another node (`godwit nodes` lists them)",
-            request.name
+            "service {name} is on node {owner} already; name another node (`godwit nodes` lists them)"
         )));
     }
-    let (name, to) = (request.name.clone(), request.to.clone());
+    let to = request.to.clone();
     let asked = node.peers.get_patient(&owner, &address).migrate(request).await;
     let mut incoming = match asked {
         Ok(answer) => answer.into_inner(),
@@ -203,7 +207,7 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
 async fn broken(
     node: &Node,
     owner: &str,
-    (name, to): (&str, &str),
+    (name, to): (&ServiceName, &str),
     committed: bool,
     error: Status,
 ) -> Status {
@@ -226,7 +230,7 @@ async fn broken(
 }
 
 /// Cancels a migration from this node, and waits until the service is back, or will not be.
-pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelResponse, Status> {
+pub(crate) async fn cancel(node: &Arc<Node>, name: &ServiceName) -> Result<api::CancelResponse, Status> {
     let Some(mut migrating) = node.migration(name) else {
         crate::services::owned(node, name)?;
         let reason = format!("no migration of service {name} is under way");
@@ -250,7 +254,10 @@ pub(crate) async fn cancel(node: &Arc<Node>, name: &str) -> Result<api::CancelRe
 }
 
 /// Cancels a migration here or at the node that has the service.
-pub(crate) async fn cancel_anywhere(node: &Arc<Node>, name: &str) -> Result<api::CancelResponse, Status> {
+pub(crate) async fn cancel_anywhere(
+    node: &Arc<Node>,
+    name: &ServiceName,
+) -> Result<api::CancelResponse, Status> {
     // A service that has just committed is in nobody's books for a moment, but its migration is here.
     if node.migration(name).is_some() {
         return cancel(node, name).await;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use godwit_api::v1::{self as api, Network, NetworkEntry, RunRequest, ServiceNetwork};
 use godwit_migration::{Attachment, Service, error_chain};
+use godwit_names::is_name;
 use godwit_network::{OverlayConfig, Prefix6, Subnet, mac_of, mac_to_string};
 use tonic::Status;
 
@@ -97,7 +98,7 @@ pub(crate) async fn learn(node: &Arc<Node>, told: &[Network]) -> Result<(), Stat
     let mut news = false;
     let known = node.state.networks()?;
     for network in told {
-        let good = convert::check_name(&network.name).is_ok()
+        let good = is_name(&network.name)
             && network.name != FIRST
             && overlay_config(node.networks().first().config(), network).is_ok();
         if !good {
@@ -144,7 +145,8 @@ pub(crate) async fn conflict(node: &Node, network: &Network, asker: &str) -> Res
             Err(_) => Vec::new(),
         };
         let plugged = busy.into_iter().filter(|endpoint| endpoint.address.is_some());
-        let mut services: Vec<_> = services.into_iter().chain(plugged.map(|found| found.name)).collect();
+        let mut services: Vec<_> =
+            services.into_iter().chain(plugged.map(|found| found.name.into())).collect();
         services.sort_unstable();
         services.dedup();
         return Ok((!services.is_empty()).then(|| {

@@ -12,6 +12,7 @@ use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_criu::Criu;
 use godwit_migration::local::Local;
 use godwit_migration::{Port, Progress, Service};
+use godwit_names::ServiceName;
 use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
 use tokio::sync::{Notify, watch};
@@ -67,15 +68,15 @@ pub(crate) struct Conflict {
 #[derive(Default)]
 struct Transient {
     /// Names that are being created or removed, with what is kept for them until it is in the books.
-    busy: HashMap<String, Claim>,
+    busy: HashMap<ServiceName, Claim>,
     /// Migrations from here, by service.
-    migrating: HashMap<String, Migrating>,
+    migrating: HashMap<ServiceName, Migrating>,
     /// Tasks that wait for a service's end.
-    watchers: HashMap<String, lives::Watcher>,
+    watchers: HashMap<ServiceName, lives::Watcher>,
     /// How many there have been.
     watched: u64,
     /// Names of services that are being ended for a user.
-    ending: HashSet<String>,
+    ending: HashSet<ServiceName>,
     /// Services whose processes this daemon has seen run, by id.
     seen: HashSet<String>,
     /// Services that are started again in a moment, by id.
@@ -192,19 +193,19 @@ impl Node {
     }
 
     /// Takes a name for an operation that must not meet another one on it.
-    pub(crate) fn occupy(self: &Arc<Self>, name: &str) -> Option<Occupied> {
+    pub(crate) fn occupy(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
         self.claim(name, Claim::default())
     }
 
     /// The same with addresses and ports, which nobody else is given meanwhile; under [`Node::claiming`] from the
     /// look at what is free.
-    pub(crate) fn claim(self: &Arc<Self>, name: &str, claim: Claim) -> Option<Occupied> {
+    pub(crate) fn claim(self: &Arc<Self>, name: &ServiceName, claim: Claim) -> Option<Occupied> {
         let mut transient = self.transient();
         if transient.migrating.contains_key(name) || transient.busy.contains_key(name) {
             return None;
         }
-        transient.busy.insert(name.to_string(), claim);
-        Some(Occupied { node: Arc::clone(self), name: name.to_string() })
+        transient.busy.insert(name.clone(), claim);
+        Some(Occupied { node: Arc::clone(self), name: name.clone() })
     }
 
     /// Names being created or removed now.
@@ -223,7 +224,7 @@ impl Node {
     }
 
     /// Enters a migration; what the service is doing, if it cannot begin one.
-    pub(crate) fn begin_migration(&self, name: &str, migrating: Migrating) -> Result<(), String> {
+    pub(crate) fn begin_migration(&self, name: &ServiceName, migrating: Migrating) -> Result<(), String> {
         let mut transient = self.transient();
         if let Some(other) = transient.migrating.get(name) {
             return Err(format!("is on its way to node {} already", other.to));
@@ -231,12 +232,12 @@ impl Node {
         if transient.busy.contains_key(name) {
             return Err("is being started, stopped, removed or plugged in; try again in a moment".into());
         }
-        transient.migrating.insert(name.to_string(), migrating);
+        transient.migrating.insert(name.clone(), migrating);
         Ok(())
     }
 
     /// Forgets a migration that has ended.
-    pub(crate) fn end_migration(&self, name: &str) {
+    pub(crate) fn end_migration(&self, name: &ServiceName) {
         self.transient().migrating.remove(name);
     }
 
@@ -247,7 +248,7 @@ impl Node {
 
     /// Waits a while for what is ending on a name: who was told that an operation is over may start
     /// the next one before this node has put the last of it away.
-    pub(crate) async fn settle(&self, name: &str) {
+    pub(crate) async fn settle(&self, name: &ServiceName) {
         let free = async {
             loop {
                 let freed = self.freed.notified();
@@ -266,7 +267,7 @@ impl Node {
 
     /// Waits a while for the end of a migration from here that has committed: a service that comes
     /// straight back finds the last of it being let go.
-    pub(crate) async fn let_leave(&self, name: &str) {
+    pub(crate) async fn let_leave(&self, name: &ServiceName) {
         if let Some(mut leaving) = self.migration(name)
             && leaving.progress.borrow().is_committed()
         {
@@ -312,7 +313,7 @@ impl Node {
     }
 
     /// Takes a name for an operation as soon as nobody else has it.
-    pub(crate) async fn wait_to_occupy(self: &Arc<Self>, name: &str) -> Occupied {
+    pub(crate) async fn wait_to_occupy(self: &Arc<Self>, name: &ServiceName) -> Occupied {
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
@@ -338,7 +339,7 @@ impl Node {
     }
 
     /// Where a service is, if any node has it.
-    pub(crate) fn placement(&self, name: &str) -> Result<Option<Placement>, StateError> {
+    pub(crate) fn placement(&self, name: &ServiceName) -> Result<Option<Placement>, StateError> {
         Ok(self.state.placement(name)?.filter(|placement| !placement.removed))
     }
 
@@ -351,7 +352,7 @@ impl Node {
         removed: bool,
     ) -> Result<(), StateError> {
         self.state.put_placement(&Placement {
-            service: service.name.clone(),
+            service: service.name.to_string(),
             address: service.address.to_string(),
             more: service.more.iter().map(ToString::to_string).collect(),
             node: node.to_string(),
@@ -368,7 +369,7 @@ impl Node {
     /// nothing if there can. Of what node `asker` has, that knows more.
     pub(crate) fn conflict(
         &self,
-        name: &str,
+        name: &ServiceName,
         Claim { addresses, ports }: &Claim,
         id: &str,
         asker: &str,
@@ -396,7 +397,7 @@ impl Node {
                 let node = Some(node.clone()).filter(|node| *node != self.name);
                 Ok(Some(Conflict { sentence, address, node }))
             };
-            if service == name {
+            if name == service.as_str() {
                 return with(format!("the name {name} is taken by a service on node {node}"), None);
             }
             let theirs = convert::addresses_of(&placement);
@@ -461,7 +462,7 @@ impl Node {
 /// A name that is taken for an operation; free again when this is dropped.
 pub(crate) struct Occupied {
     node: Arc<Node>,
-    name: String,
+    name: ServiceName,
 }
 
 impl Drop for Occupied {

@@ -10,6 +10,7 @@ use godwit_api::v1::node_server::Node as NodeApi;
 use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::convert::service_name;
 use crate::node::Node;
 use crate::services;
 use crate::status::internal;
@@ -54,14 +55,16 @@ impl NodeApi for NodeService {
     }
 
     async fn inspect(&self, request: Request<api::ServiceRequest>) -> Result<Response<api::Service>, Status> {
-        Ok(Response::new(services::inspect(&self.0, &request.into_inner().name).await?))
+        let name = service_name(&request.into_inner().name)?;
+        Ok(Response::new(services::inspect(&self.0, &name).await?))
     }
 
     async fn connections(
         &self,
         request: Request<api::ServiceRequest>,
     ) -> Result<Response<api::ConnectionsResponse>, Status> {
-        Ok(Response::new(connections::anywhere(&self.0, &request.into_inner().name).await?))
+        let name = service_name(&request.into_inner().name)?;
+        Ok(Response::new(connections::anywhere(&self.0, &name).await?))
     }
 
     async fn capture(
@@ -85,23 +88,24 @@ impl NodeApi for NodeService {
 
     async fn stop(&self, request: Request<api::StopRequest>) -> Result<Response<api::Service>, Status> {
         let request = request.into_inner();
-        let timeout = stop_timeout(&request);
+        let (name, timeout) = (service_name(&request.name)?, stop_timeout(&request));
         let node = Arc::clone(&self.0);
-        let ended = tokio::spawn(async move { services::stop(&node, &request.name, timeout).await });
+        let ended = tokio::spawn(async move { services::stop(&node, &name, timeout).await });
         Ok(Response::new(ended.await.map_err(internal)??))
     }
 
     async fn start(&self, request: Request<api::ServiceRequest>) -> Result<Response<api::Service>, Status> {
+        let name = service_name(&request.into_inner().name)?;
         let node = Arc::clone(&self.0);
-        let started = tokio::spawn(async move { restart::start(&node, &request.into_inner().name).await });
+        let started = tokio::spawn(async move { restart::start(&node, &name).await });
         Ok(Response::new(started.await.map_err(internal)??))
     }
 
     async fn restart(&self, request: Request<api::StopRequest>) -> Result<Response<api::Service>, Status> {
         let request = request.into_inner();
-        let timeout = stop_timeout(&request);
+        let (name, timeout) = (service_name(&request.name)?, stop_timeout(&request));
         let node = Arc::clone(&self.0);
-        let started = tokio::spawn(async move { restart::restart(&node, &request.name, timeout).await });
+        let started = tokio::spawn(async move { restart::restart(&node, &name, timeout).await });
         Ok(Response::new(started.await.map_err(internal)??))
     }
 
@@ -109,10 +113,10 @@ impl NodeApi for NodeService {
         &self,
         request: Request<api::RemoveRequest>,
     ) -> Result<Response<api::RemoveResponse>, Status> {
-        let request = request.into_inner();
+        let api::RemoveRequest { name, force } = request.into_inner();
+        let name = service_name(&name)?;
         let node = Arc::clone(&self.0);
-        let removed =
-            tokio::spawn(async move { services::remove(&node, &request.name, request.force).await });
+        let removed = tokio::spawn(async move { services::remove(&node, &name, force).await });
         removed.await.map_err(internal)??;
         Ok(Response::new(api::RemoveResponse {}))
     }
@@ -129,7 +133,8 @@ impl NodeApi for NodeService {
         &self,
         request: Request<api::ServiceRequest>,
     ) -> Result<Response<api::CancelResponse>, Status> {
-        Ok(Response::new(migrate::cancel_anywhere(&self.0, &request.into_inner().name).await?))
+        let name = service_name(&request.into_inner().name)?;
+        Ok(Response::new(migrate::cancel_anywhere(&self.0, &name).await?))
     }
 
     async fn resolve(
@@ -137,7 +142,7 @@ impl NodeApi for NodeService {
         request: Request<api::ResolveRequest>,
     ) -> Result<Response<api::ResolveResponse>, Status> {
         let request = request.into_inner();
-        services::resolve(&self.0, &request.name, request.own)?;
+        services::resolve(&self.0, &service_name(&request.name)?, request.own)?;
         Ok(Response::new(api::ResolveResponse {}))
     }
 

@@ -7,10 +7,12 @@ use futures::{Stream, StreamExt};
 use godwit_api::v1 as api;
 use godwit_api::v1::peer_server::Peer;
 use godwit_migration::{Decision, recovery};
+use godwit_names::ServiceName;
 use godwit_transfer::NodeName;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::convert::service_name;
 use crate::node::{Claim, Node};
 use crate::status::internal;
 use crate::{capture, cluster, connections, keys, migrate, networks, renew};
@@ -32,12 +34,12 @@ impl VerbsFrom {
 
 impl PeerService {
     /// Lets a verb of another node's user pass, and notes whose it was.
-    fn pass(&self, from: &str, verb: &str, service: &str) -> Result<(), Status> {
+    fn pass(&self, from: &str, verb: &str, service: &ServiceName) -> Result<(), Status> {
         let placement = self.0.placement(service).map_err(internal)?;
         if !self.1.allows(from, placement.map(|placement| placement.node).as_deref()) {
             return Err(self.refusal(from, verb));
         }
-        tracing::info!(from, verb, service = crate::trust::shortened(service), "a verb was passed on");
+        tracing::info!(from, verb, %service, "a verb was passed on");
         Ok(())
     }
 
@@ -134,8 +136,9 @@ impl Peer for PeerService {
         let addresses = request.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ports = crate::convert::ports(&request.publish)?;
         let claim = Claim { addresses, ports };
+        let name = service_name(&request.name)?;
         let conflict =
-            cluster::settled_conflict(&self.0, &request.name, &claim, "", &from).await.map_err(internal)?;
+            cluster::settled_conflict(&self.0, &name, &claim, "", &from).await.map_err(internal)?;
         let address = conflict.as_ref().and_then(|conflict| conflict.address);
         Ok(Response::new(api::CheckResponse {
             conflict: conflict.map(|conflict| conflict.sentence).unwrap_or_default(),
@@ -167,9 +170,11 @@ impl Peer for PeerService {
         request: Request<api::MigrateRequest>,
     ) -> Result<Response<Self::MigrateStream>, Status> {
         let from = caller(&request)?;
-        self.pass(&from, "migrate", &request.get_ref().name)?;
+        let request = request.into_inner();
+        let name = service_name(&request.name)?;
+        self.pass(&from, "migrate", &name)?;
         // Not passed on again: two nodes that know different things must not send it in circles.
-        let events = migrate::start(&self.0, &request.into_inner()).await?;
+        let events = migrate::start(&self.0, name, &request).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 
@@ -178,8 +183,9 @@ impl Peer for PeerService {
         request: Request<api::ServiceRequest>,
     ) -> Result<Response<api::CancelResponse>, Status> {
         let from = caller(&request)?;
-        self.pass(&from, "cancel", &request.get_ref().name)?;
-        Ok(Response::new(migrate::cancel(&self.0, &request.into_inner().name).await?))
+        let name = service_name(&request.into_inner().name)?;
+        self.pass(&from, "cancel", &name)?;
+        Ok(Response::new(migrate::cancel(&self.0, &name).await?))
     }
 
     async fn connections(
@@ -187,8 +193,9 @@ impl Peer for PeerService {
         request: Request<api::ServiceRequest>,
     ) -> Result<Response<api::ConnectionsResponse>, Status> {
         let from = caller(&request)?;
-        self.pass(&from, "inspect", &request.get_ref().name)?;
-        Ok(Response::new(connections::here(&self.0, &request.into_inner().name).await?))
+        let name = service_name(&request.into_inner().name)?;
+        self.pass(&from, "inspect", &name)?;
+        Ok(Response::new(connections::here(&self.0, &name).await?))
     }
 
     async fn capture(
@@ -196,9 +203,10 @@ impl Peer for PeerService {
         request: Request<api::CaptureRequest>,
     ) -> Result<Response<Self::CaptureStream>, Status> {
         let from = caller(&request)?;
-        self.pass(&from, "capture", &request.get_ref().name)?;
-        self.shows(&from, &request.get_ref().address)?;
-        Ok(Response::new(capture::here(&self.0, &request.into_inner()).await?))
+        let request = request.into_inner();
+        self.pass(&from, "capture", &service_name(&request.name)?)?;
+        self.shows(&from, &request.address)?;
+        Ok(Response::new(capture::here(&self.0, &request).await?))
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use godwit_api::v1::{self as api, Placement};
 use godwit_migration::error_chain;
+use godwit_names::ServiceName;
 use godwit_transfer::removal::MAX_SIGNATURE;
 use godwit_transfer::{ClusterAuthority, NodeName, Removal};
 use tonic::Status;
@@ -141,7 +142,7 @@ pub(crate) fn gone(node: &Node, name: &str) -> Result<Option<String>, StateError
 }
 
 /// Forgets a service on a removed node; whether there was one.
-pub(crate) async fn forget_service(node: &Arc<Node>, name: &str) -> Result<bool, StateError> {
+pub(crate) async fn forget_service(node: &Arc<Node>, name: &ServiceName) -> Result<bool, StateError> {
     let Some(placement) = node.placement(name)? else { return Ok(false) };
     if gone(node, &placement.node)?.is_none() {
         return Ok(false);

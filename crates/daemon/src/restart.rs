@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use godwit_api::v1 as api;
 use godwit_migration::{LocalError, Service, error_chain};
+use godwit_names::ServiceName;
 use tonic::Status;
 
 use crate::cluster;
@@ -45,7 +46,7 @@ impl Objection {
 }
 
 /// Starts a service that has ended, with its files; one that runs is left alone.
-pub(crate) async fn start(node: &Arc<Node>, name: &str) -> Result<api::Service, Status> {
+pub(crate) async fn start(node: &Arc<Node>, name: &ServiceName) -> Result<api::Service, Status> {
     node.settle(name).await;
     services::owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| services::occupied(name))?;
@@ -53,7 +54,11 @@ pub(crate) async fn start(node: &Arc<Node>, name: &str) -> Result<api::Service, 
 }
 
 /// Ends a service, if it runs, and starts it with its files.
-pub(crate) async fn restart(node: &Arc<Node>, name: &str, timeout: Duration) -> Result<api::Service, Status> {
+pub(crate) async fn restart(
+    node: &Arc<Node>,
+    name: &ServiceName,
+    timeout: Duration,
+) -> Result<api::Service, Status> {
     node.settle(name).await;
     services::owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| services::occupied(name))?;

@@ -10,6 +10,7 @@ use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_re
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerConfig, ContainerStatus, EngineError, MountKind, rootfs};
 use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, failpoint, hooks};
+use godwit_names::ServiceName;
 use godwit_network::NetworkError;
 use tonic::Status;
 
@@ -22,7 +23,7 @@ use crate::{cluster, convert, forward, networks, removals};
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The service this node owns, or the sentence that says where it is.
-pub(crate) fn owned(node: &Node, name: &str) -> Result<Owned, Status> {
+pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
     if let Some(owned) = node.state.service(name).map_err(internal)? {
         return Ok(owned);
     }
@@ -43,7 +44,7 @@ pub(crate) fn owned(node: &Node, name: &str) -> Result<Owned, Status> {
     }
 }
 
-pub(crate) fn occupied(name: &str) -> Status {
+pub(crate) fn occupied(name: &ServiceName) -> Status {
     Status::aborted(format!(
         "service {name} is being created, started, stopped, removed or migrated; try again when that has ended"
     ))
@@ -51,17 +52,17 @@ pub(crate) fn occupied(name: &str) -> Status {
 
 /// Creates and starts a service.
 pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Service, Status> {
-    convert::check_name(&request.name)?;
+    let name = convert::service_name(&request.name)?;
     // Said before an image is unpacked.
     convert::confinement(&request)?;
     convert::restart(&request.restart)?;
     let ports = convert::ports(&request.publish)?;
-    let (network, addresses, _occupied) = reserve(node, &request, ports).await?;
+    let (network, addresses, _occupied) = reserve(node, &name, &request, ports).await?;
 
     // Its layers are in no table before the service is.
     let _hold = node.local().store.hold();
     let (image, origin) = import(node, &request).await?;
-    let mut service = describe(node, &request, (network, addresses), &image, origin)?;
+    let mut service = describe(node, name, &request, (network, addresses), &image, origin)?;
     let user = if request.user.is_empty() { image.config.user } else { request.user };
     match start(node, &mut service, &user).await {
         Ok(()) => {}
@@ -90,6 +91,7 @@ const TRIES: usize = 8;
 /// Keeps a name, addresses and published ports for a new service, until what is returned last is dropped.
 async fn reserve(
     node: &Arc<Node>,
+    name: &ServiceName,
     request: &RunRequest,
     ports: Vec<Port>,
 ) -> Result<(Attachment, Vec<Ipv4Addr>, Occupied), Status> {
@@ -97,13 +99,13 @@ async fn reserve(
     let mut tries = 0;
     loop {
         tries += 1;
-        let reserved = match claim(node, request, &ports, &refused)? {
+        let reserved = match claim(node, name, request, &ports, &refused)? {
             Ok(reserved) => reserved,
             // It may have been removed there a moment ago.
             Err(Conflict { node: Some(other), .. })
                 if cluster::hear(node, &other).await.map_err(internal)? =>
             {
-                claim(node, request, &ports, &refused)?
+                claim(node, name, request, &ports, &refused)?
                     .map_err(|conflict| Status::already_exists(conflict.sentence))?
             }
             Err(conflict) => return Err(Status::already_exists(conflict.sentence)),
@@ -128,6 +130,7 @@ async fn reserve(
 #[allow(clippy::type_complexity)]
 fn claim(
     node: &Arc<Node>,
+    name: &ServiceName,
     request: &RunRequest,
     ports: &[Port],
     refused: &HashSet<Ipv4Addr>,
@@ -135,10 +138,10 @@ fn claim(
     let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
     let (network, addresses) = networks::attach(node, request, refused)?;
     let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec() };
-    if let Some(conflict) = node.conflict(&request.name, &claim, "", &node.name).map_err(internal)? {
+    if let Some(conflict) = node.conflict(name, &claim, "", &node.name).map_err(internal)? {
         return Ok(Err(conflict));
     }
-    let occupied = node.claim(&request.name, claim).ok_or_else(|| occupied(&request.name))?;
+    let occupied = node.claim(name, claim).ok_or_else(|| occupied(name))?;
     Ok(Ok((network, addresses, occupied)))
 }
 
@@ -196,6 +199,7 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
 
 fn describe(
     node: &Node,
+    name: ServiceName,
     request: &RunRequest,
     (network, addresses): (Attachment, Vec<Ipv4Addr>),
     image: &Image,
@@ -225,12 +229,12 @@ fn describe(
     let now = now_ms();
     let service = Service {
         id: ulid::Ulid::new().to_string(),
-        name: request.name.clone(),
+        epoch: node.state.next_epoch(&name).map_err(internal)?,
+        name,
         address: addresses.first().copied().unwrap_or(Ipv4Addr::UNSPECIFIED),
         more: addresses.get(1..).unwrap_or_default().to_vec(),
         network,
         hooks: convert::hooks(&request.hooks)?,
-        epoch: node.state.next_epoch(&request.name).map_err(internal)?,
         image: origin,
         layers: image.layers.iter().map(ToString::to_string).collect(),
         command,
@@ -354,14 +358,14 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
     let mut shown = Vec::new();
     let mut names = HashSet::new();
     for owned in node.state.services().map_err(internal)? {
-        names.insert(owned.service.name.clone());
+        names.insert(owned.service.name.to_string());
         if all || owned.exit_code.is_none() || node.due(&owned.service.id).is_some() {
             shown.push(show(node, owned).await?);
         }
     }
     for doubt in node.local().doubts.all() {
         let service = &doubt.service;
-        if !names.insert(service.name.clone()) {
+        if !names.insert(service.name.to_string()) {
             // It has just become this node's.
             continue;
         }
@@ -390,14 +394,18 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
 }
 
 /// One service, wherever it is.
-pub(crate) async fn inspect(node: &Node, name: &str) -> Result<api::Service, Status> {
-    list(node, true).await?.into_iter().find(|service| service.name == name).ok_or_else(|| {
+pub(crate) async fn inspect(node: &Node, name: &ServiceName) -> Result<api::Service, Status> {
+    list(node, true).await?.into_iter().find(|service| service.name == name.as_str()).ok_or_else(|| {
         Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
     })
 }
 
 /// Ends a service: SIGTERM, then after the time-out SIGKILL. Its policy does not start it again.
-pub(crate) async fn stop(node: &Arc<Node>, name: &str, timeout: Duration) -> Result<api::Service, Status> {
+pub(crate) async fn stop(
+    node: &Arc<Node>,
+    name: &ServiceName,
+    timeout: Duration,
+) -> Result<api::Service, Status> {
     node.settle(name).await;
     owned(node, name)?;
     let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
@@ -449,7 +457,7 @@ async fn send(node: &Node, config: &ContainerConfig, signal: i32) -> Result<(), 
 }
 
 /// Removes a stopped service and all of its files.
-pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), Status> {
+pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) -> Result<(), Status> {
     node.settle(name).await;
     if removals::forget_service(node, name).await.map_err(internal)? {
         return Ok(());
@@ -477,7 +485,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
 }
 
 /// Takes a service off the cluster's list that the list has on this node, and this node has not.
-async fn forget(node: &Arc<Node>, name: &str) -> Result<(), Status> {
+async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let placement = node.placement(name).map_err(internal)?;
     let Some(placement) = placement.filter(|placement| placement.node == node.name) else {
         return owned(node, name).map(drop);
@@ -500,7 +508,7 @@ async fn forget(node: &Arc<Node>, name: &str) -> Result<(), Status> {
 }
 
 /// Decides a doubt by hand.
-pub(crate) fn resolve(node: &Node, name: &str, own: bool) -> Result<(), Status> {
+pub(crate) fn resolve(node: &Node, name: &ServiceName, own: bool) -> Result<(), Status> {
     let verdict = if own { Verdict::Own } else { Verdict::Drop };
     node.local().doubts.decide(name, verdict).map_err(Status::failed_precondition)?;
     let decided = if own { "it is this node's" } else { "it is not this node's" };

@@ -13,6 +13,7 @@ use godwit_migration::Service;
 use godwit_migration::blocking::off_worker;
 pub(crate) use godwit_migration::journal::now_ms;
 use godwit_migration::schema::{self, SchemaError};
+use godwit_names::ServiceName;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
 
@@ -36,7 +37,7 @@ pub(crate) enum StateError {
     Schema(#[from] SchemaError),
     /// A name is another service's.
     #[error("this node has another service {0} already, or a later life of it")]
-    Another(String),
+    Another(ServiceName),
 }
 
 /// A service this node owns, and how its main process ended, if it did.
@@ -126,7 +127,7 @@ impl State {
                     restarts = 0, stopped = service.stopped AND json_extract(service.service, '$.epoch') = ?2
                  WHERE {UP_TO}"
                 ),
-                params![service.id, epoch(service), service.name, text],
+                params![service.id, epoch(service), service.name.as_str(), text],
             )?;
             if rows == 1 { Ok(()) } else { Err(StateError::Another(service.name.clone())) }
         })
@@ -137,7 +138,7 @@ impl State {
         off_worker(|| {
             self.lock().execute(
                 &format!("UPDATE service SET stopped = 1 WHERE name = ?3 AND {UP_TO}"),
-                params![service.id, epoch(service), service.name],
+                params![service.id, epoch(service), service.name.as_str()],
             )?;
             Ok(())
         })
@@ -152,7 +153,7 @@ impl State {
                 "UPDATE service SET service = ?4, exit_code = NULL, reason = '', stopped = 0, restarts = ?5
                  WHERE name = ?3 AND exit_code IS NOT NULL
                     AND json_extract(service.service, '$.id') = ?1 AND json_extract(service.service, '$.epoch') = ?2",
-                params![service.id, epoch(service), service.name, text, restarts],
+                params![service.id, epoch(service), service.name.as_str(), text, restarts],
             )?;
             Ok(rows == 1)
         })
@@ -163,7 +164,7 @@ impl State {
         off_worker(|| {
             self.lock().execute(
                 &format!("UPDATE service SET restarts = 0 WHERE name = ?3 AND {UP_TO}"),
-                params![service.id, epoch(service), service.name],
+                params![service.id, epoch(service), service.name.as_str()],
             )?;
             Ok(())
         })
@@ -174,7 +175,7 @@ impl State {
         off_worker(|| {
             self.lock().execute(
                 &format!("UPDATE service SET exit_code = ?4, reason = ?5 WHERE name = ?3 AND {UP_TO}"),
-                params![service.id, epoch(service), service.name, code, reason],
+                params![service.id, epoch(service), service.name.as_str(), code, reason],
             )?;
             Ok(())
         })
@@ -185,15 +186,15 @@ impl State {
         off_worker(|| {
             let rows = self.lock().execute(
                 &format!("DELETE FROM service WHERE name = ?3 AND {UP_TO}"),
-                params![service.id, epoch(service), service.name],
+                params![service.id, epoch(service), service.name.as_str()],
             )?;
             Ok(rows > 0)
         })
     }
 
     /// One service this node owns.
-    pub(crate) fn service(&self, name: &str) -> Result<Option<Owned>, StateError> {
-        Ok(self.select_services("name = ?1", params![name])?.pop())
+    pub(crate) fn service(&self, name: &ServiceName) -> Result<Option<Owned>, StateError> {
+        Ok(self.select_services("name = ?1", params![name.as_str()])?.pop())
     }
 
     /// All services this node owns, by name.
@@ -247,14 +248,14 @@ impl State {
     }
 
     /// The epoch for a new service of a name: above those of all that had it before.
-    pub(crate) fn next_epoch(&self, name: &str) -> Result<u64, StateError> {
+    pub(crate) fn next_epoch(&self, name: &ServiceName) -> Result<u64, StateError> {
         let known = self.placement(name)?;
         Ok(known.map_or(1, |placement| placement.epoch.saturating_add(1)))
     }
 
     /// Where the service of a name is, or was, if it was removed.
-    pub(crate) fn placement(&self, name: &str) -> Result<Option<Placement>, StateError> {
-        Ok(self.select_placements("service = ?1", params![name])?.pop())
+    pub(crate) fn placement(&self, name: &ServiceName) -> Result<Option<Placement>, StateError> {
+        Ok(self.select_placements("service = ?1", params![name.as_str()])?.pop())
     }
 
     /// Where all services are, including those removed.

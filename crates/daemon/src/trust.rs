@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use godwit_api::v1::{Member, NodeInfo, Placement};
+use godwit_names::is_name;
 use godwit_transfer::NodeName;
 
 use crate::convert;
@@ -72,7 +73,7 @@ pub(crate) fn is_plain(info: &NodeInfo) -> bool {
 /// Whether an entry about a service can be at all.
 pub(crate) fn is_sound(placement: &Placement) -> bool {
     let address = |text: &String| text.is_empty() || text.parse::<Ipv4Addr>().is_ok();
-    convert::check_name(&placement.service).is_ok()
+    is_name(&placement.service)
         && NodeName::new(&placement.node).is_ok()
         && placement.epoch <= MAX_EPOCH
         && placement.id.len() <= MAX_ID

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
+use godwit_names::ServiceName;
 use serde::{Deserialize, Serialize};
 
 use crate::confinement::{Confinement, ConfinementError};
@@ -54,8 +55,8 @@ pub struct User {
 /// All that is needed to make a container; says nothing of images (see [`crate::image`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerConfig {
-    /// Name within the engine, `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}`.
-    pub name: String,
+    /// Name within the engine: the service's.
+    pub name: ServiceName,
     /// Directory of this container that the engine may write: bundle, log, exit record, sockets.
     pub directory: PathBuf,
     /// The mounted root filesystem.
@@ -169,14 +170,14 @@ pub struct ExecIo {
 pub enum EngineError {
     /// The named container is not there.
     #[error("container {0} does not exist in the engine")]
-    NotFound(String),
+    NotFound(ServiceName),
     /// The container has no such command.
     #[error(
         "container {name}: {command} cannot be started: {reason}; give a command that exists in its root filesystem"
     )]
     Command {
         /// Container.
-        name: String,
+        name: ServiceName,
         /// First word of the command.
         command: String,
         /// What the engine said.
@@ -186,7 +187,7 @@ pub enum EngineError {
     #[error("container {name} cannot be held as it asks to be")]
     Confinement {
         /// Container.
-        name: String,
+        name: ServiceName,
         /// What is wrong.
         #[source]
         source: ConfinementError,
@@ -199,7 +200,7 @@ pub enum EngineError {
         /// What it was asked to do.
         verb: String,
         /// Container.
-        name: String,
+        name: ServiceName,
         /// The last lines it printed, as one line.
         reason: String,
     },
@@ -207,7 +208,7 @@ pub enum EngineError {
     #[error("container {name} has {commands} further commands running in it; wait until they have ended")]
     Occupied {
         /// Container.
-        name: String,
+        name: ServiceName,
         /// How many.
         commands: usize,
     },
@@ -217,7 +218,7 @@ pub enum EngineError {
     )]
     Vfork {
         /// Container.
-        name: String,
+        name: ServiceName,
         /// The process, as the node sees it.
         pid: u32,
     },
@@ -225,7 +226,7 @@ pub enum EngineError {
     #[error("CRIU cannot restore container {name}: {reason}; its log is {log}")]
     Restore {
         /// Container.
-        name: String,
+        name: ServiceName,
         /// The first error in CRIU's log, or what the engine printed.
         reason: String,
         /// Path of CRIU's log.
@@ -235,7 +236,7 @@ pub enum EngineError {
     #[error("container {name}: cannot {action}")]
     Io {
         /// Container.
-        name: String,
+        name: ServiceName,
         /// What was tried, on which path.
         action: String,
         /// The system's answer.

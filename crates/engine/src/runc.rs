@@ -35,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use async_trait::async_trait;
+use godwit_names::ServiceName;
 use serde::Deserialize;
 use tokio::process::Command;
 
@@ -120,28 +121,23 @@ impl Runc {
     }
 
     /// Runs a runc command to its end.
-    async fn run_runc(&self, name: &str, words: &[&str]) -> Result<Output, EngineError> {
+    async fn run_runc(&self, name: &ServiceName, words: &[&str]) -> Result<Output, EngineError> {
         let action = || format!("run {}", self.config.runc.display());
         self.runc(words).output().await.map_err(|source| io_error(name, action(), source))
     }
 
     /// The directory in which runc keeps a container.
-    fn state_directory(&self, name: &str) -> PathBuf {
+    fn state_directory(&self, name: &ServiceName) -> PathBuf {
         self.config.root.join(name)
     }
 
     /// The container's main process as runc recorded it.
-    fn runc_state(&self, name: &str) -> Result<RuncState, EngineError> {
-        if !is_name(name) {
-            return Err(EngineError::NotFound(name.to_owned()));
-        }
+    fn runc_state(&self, name: &ServiceName) -> Result<RuncState, EngineError> {
         let path = self.state_directory(name).join("state.json");
         let failed = |source| io_error(name, format!("read {}", path.display()), source);
         match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| failed(error.into())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(EngineError::NotFound(name.to_owned()))
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(EngineError::NotFound(name.clone())),
             Err(error) => Err(failed(error)),
         }
     }
@@ -313,7 +309,7 @@ impl Engine for Runc {
         if let Some(workdir) = &request.workdir {
             command.arg("--cwd").arg(workdir);
         }
-        command.arg("--").arg(name).args(&request.command);
+        command.arg("--").arg(name.as_str()).args(&request.command);
         let child = command
             .stdin(stdin_read)
             .stdout(stdout_write)
@@ -359,11 +355,11 @@ impl Engine for Runc {
 
     async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         let charged = self.memory_current(config).await?;
-        let (members, config) = (self.members(config)?, config.clone());
+        let (members, of) = (self.members(config)?, config.clone());
         // A service may have thousands of processes.
-        let read = tokio::task::spawn_blocking(move || statuses(&config, members));
+        let read = tokio::task::spawn_blocking(move || statuses(&of, members));
         let statuses = read.await.map_err(|error| {
-            io_error("a thread", "look at the processes of a service".into(), io::Error::other(error))
+            io_error(&config.name, "look at its processes".into(), io::Error::other(error))
         })??;
         Ok(process::unshared_bytes(&statuses, charged))
     }
@@ -375,20 +371,12 @@ fn statuses(config: &ContainerConfig, members: Vec<u32>) -> Result<Vec<process::
         .map_err(|source| io_error(&config.name, "look at its processes".into(), source))
 }
 
-/// The trait's words on names; they become file names here.
-fn is_name(name: &str) -> bool {
-    let mut characters = name.chars();
-    name.len() <= 63
-        && characters.next().is_some_and(|c| c.is_ascii_alphanumeric())
-        && characters.all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+fn io_error(name: &ServiceName, action: String, source: io::Error) -> EngineError {
+    EngineError::Io { name: name.clone(), action, source }
 }
 
-fn io_error(name: &str, action: String, source: io::Error) -> EngineError {
-    EngineError::Io { name: name.to_owned(), action, source }
-}
-
-fn program_error(name: &str, verb: &str, reason: String) -> EngineError {
-    EngineError::Program { program: "runc".into(), verb: verb.into(), name: name.to_owned(), reason }
+fn program_error(name: &ServiceName, verb: &str, reason: String) -> EngineError {
+    EngineError::Program { program: "runc".into(), verb: verb.into(), name: name.clone(), reason }
 }
 
 /// The last error in runc's messages, or all of them as one line.
@@ -433,13 +421,5 @@ mod tests {
             "reset by peer; criu failed"
         );
         assert_eq!(message(b""), "it gave no reason");
-    }
-
-    #[test]
-    fn a_name_that_is_a_path_is_no_name() {
-        for name in ["", "..", "a/b", "-a", ".a", &"x".repeat(64)] {
-            assert!(!is_name(name), "{name}");
-        }
-        assert!(is_name("web-1.a_b"));
     }
 }

@@ -2,9 +2,8 @@
 //! read as zero, or that the receiver retained from an earlier visit; one checksum over all of it, and
 //! compression where the link is slower than the compressor.
 //!
-//! A batch belongs to one space and carries at most [`MAX_PAGES`] pages of data, so that a receiver
-//! needs one buffer of a known size. What a batch says replaces what earlier batches said of the
-//! same pages.
+//! A batch belongs to one space and carries at most [`MAX_PAGES`] pages of data, so that a receiver needs one buffer of a
+//! known size. What a batch says replaces what earlier batches said of the same pages.
 //!
 //! ```text
 //!   +-----------------+-------+-------------------------------------------+
@@ -16,7 +15,7 @@
 //! is appended when it is known. The checksum is over what the batch means, and over the hashes of its
 //! pages in place of the pages.
 
-use std::sync::{Arc, Mutex, PoisonError};
+mod pool;
 
 use prost::Message;
 use prost::bytes::Bytes;
@@ -24,6 +23,8 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
 use crate::{PAGE_SIZE, Range, Space};
+use pool::Lent;
+pub use pool::Pool;
 
 /// Most pages of data in a batch: 256 KiB keep a wire busy and leave it free for others soon.
 pub const MAX_PAGES: usize = 64;
@@ -36,59 +37,15 @@ const ADDRESS_LIMIT: u64 = 1 << 57;
 
 const PAGE: usize = 4096;
 
+/// Where data begin in a buffer: behind their tag and length, on a boundary that copies like.
+const FRONT: usize = 64;
+
 /// Before each difference: its packed length (u16, little-endian), and the hash of the page that it
 /// makes (u64, little-endian).
 const DELTA_HEAD: usize = 10;
 
 /// A difference that packs worse is not worth its page's place in the sender's memory.
 const DELTA_LIMIT: usize = PAGE / 2;
-
-/// Where data begin in a buffer: behind their tag and length, on a boundary that copies like.
-const FRONT: usize = 64;
-
-/// Most buffers that a pool keeps: as many as are under way between a sender and its connection.
-const POOLED: usize = 24;
-
-/// Buffers that were sent, for the batches to come: the first use of fresh memory costs as much as
-/// copying the pages.
-#[derive(Debug, Clone, Default)]
-pub struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
-
-impl Pool {
-    fn take(&self) -> Vec<u8> {
-        // Nothing can panic while the list is changed.
-        let pooled = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut buffer = pooled.unwrap_or_else(|| Vec::with_capacity(FRONT + MAX_PAGES * PAGE + PAGE));
-        buffer.clear();
-        buffer.resize(FRONT, 0);
-        buffer
-    }
-
-    fn give(&self, buffer: Vec<u8>) {
-        let mut pooled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if pooled.len() < POOLED {
-            pooled.push(buffer);
-        }
-    }
-}
-
-/// A buffer on the wire, which goes back to its pool after that.
-struct Lent {
-    buffer: Vec<u8>,
-    pool: Pool,
-}
-
-impl AsRef<[u8]> for Lent {
-    fn as_ref(&self) -> &[u8] {
-        &self.buffer
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        self.pool.give(std::mem::take(&mut self.buffer));
-    }
-}
 
 /// How the data of a batch is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, prost::Enumeration)]
@@ -626,22 +583,6 @@ mod tests {
             length: u32::try_from(PAGE).unwrap(),
         };
         assert!(matches!(Batch::decode(bytes.encode_to_vec().into()), Err(BatchError::Packed(_))));
-    }
-
-    #[test]
-    fn buffers_go_round_between_builder_and_wire() {
-        let pool = Pool::default();
-        let mut builder = Builder::with(1, &pool);
-        let mut place = None;
-        for _ in 0..3 {
-            builder.page(0x1000, &page(1));
-            let sent = builder.finish(Codec::Raw);
-            let at = sent.as_ptr();
-            Batch::decode(sent).unwrap();
-            builder.page(0x2000, &page(2));
-            drop(builder.finish(Codec::Raw));
-            assert_eq!(*place.get_or_insert(at), at, "the buffer that came back is used again");
-        }
     }
 
     proptest! {

@@ -70,6 +70,9 @@ pub enum DestinationError {
     /// CRIU hangs.
     #[error("the restore took longer than {} s", RESTORE_LIMIT.as_secs())]
     Slow,
+    /// The description of the service is not one, or its name is not.
+    #[error("the source sent a service that cannot be read")]
+    Service(#[source] serde_json::Error),
     /// The source broke the rules of the conversation.
     #[error("the source sent {0}")]
     Protocol(&'static str),

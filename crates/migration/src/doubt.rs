@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use godwit_names::ServiceName;
 use tokio::sync::watch;
 
 use crate::service::Service;
@@ -53,10 +54,10 @@ struct Entry {
 
 /// All of them, by the service's name.
 #[derive(Debug, Default)]
-pub struct Doubts(Mutex<HashMap<String, Entry>>);
+pub struct Doubts(Mutex<HashMap<ServiceName, Entry>>);
 
 impl Doubts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ServiceName, Entry>> {
         // Every change under this lock is a single one.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

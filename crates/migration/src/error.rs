@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use godwit_engine::EngineError;
+use godwit_names::ServiceName;
 use godwit_network::NetworkError;
 
 use crate::images::ImagesError;
@@ -72,7 +73,7 @@ pub enum LocalError {
     )]
     Undecided {
         /// The service.
-        service: String,
+        service: ServiceName,
         /// What the disk said.
         #[source]
         source: JournalError,

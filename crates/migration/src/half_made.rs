@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::Path;
 
+use godwit_names::ServiceName;
+
 use crate::incarnation::Incarnation;
 use crate::local::{Local, LocalError};
 use crate::service::Service;
@@ -36,25 +38,32 @@ impl Local {
         };
         for entry in entries {
             let entry = entry.map_err(io_error("list", &all))?;
-            let (directory, name) = (entry.path(), entry.file_name());
-            let Some(name) = name.to_str().filter(|_| directory.join(MARK).exists()) else { continue };
-            if let Err(error) = self.clear_if_half_made(&directory, name).await {
-                tracing::error!(service = name, error = %crate::error_chain(&error), "a service that was being made when godwitd ended cannot be removed");
+            let directory = entry.path();
+            if !directory.join(MARK).exists() {
+                continue;
+            }
+            if let Err(error) = self.clear_if_half_made(&directory).await {
+                let directory = directory.display();
+                tracing::error!(%directory, error = %crate::error_chain(&error), "a service that was being made when godwitd ended cannot be removed");
             }
         }
         Ok(())
     }
 
-    async fn clear_if_half_made(&self, directory: &Path, name: &str) -> Result<(), LocalError> {
+    async fn clear_if_half_made(&self, directory: &Path) -> Result<(), LocalError> {
+        let name = directory.file_name().unwrap_or_default().to_string_lossy().parse::<ServiceName>();
+        let name = name.map_err(|error| {
+            io_error("take the name of a service from", directory)(std::io::Error::other(error))
+        })?;
         let Some(left) = Incarnation::read(directory)? else {
             return Incarnation::remove(directory).map_err(io_error("remove", directory));
         };
-        let service = left.as_service(name);
+        let service = left.as_service(&name);
         if self.host.known(&service)?.here.is_some() {
             // It had all but lost its mark.
             return unmark(directory);
         }
-        tracing::warn!(service = name, id = left.id, "it was being made when godwitd ended, and is removed");
+        tracing::warn!(service = %name, id = left.id, "it was being made when godwitd ended, and is removed");
         self.clear(&service).await
     }
 }

@@ -10,6 +10,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use godwit_engine::{Confinement, User};
+use godwit_names::ServiceName;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LocalError;
@@ -46,7 +47,7 @@ impl Incarnation {
     }
 
     /// As much of a service of this name as clearing it takes.
-    pub(crate) fn as_service(&self, name: &str) -> Service {
+    pub(crate) fn as_service(&self, name: &ServiceName) -> Service {
         let Self { id, epoch, address, more, network } = self.clone();
         Service {
             id,
@@ -54,7 +55,7 @@ impl Incarnation {
             address,
             more,
             network,
-            name: name.to_owned(),
+            name: name.clone(),
             hooks: Hooks::default(),
             image: String::new(),
             layers: Vec::new(),
@@ -140,7 +141,7 @@ mod tests {
         let here = Incarnation::of(&service());
         here.write(&directory).unwrap();
         assert_eq!(Incarnation::read(&directory).unwrap().as_ref(), Some(&here));
-        let cleared = here.as_service("redis");
+        let cleared = here.as_service(&service().name);
         assert_eq!((Incarnation::of(&cleared), cleared.addresses()), (here, service().addresses()));
         fs::write(directory.join(FILE), "half of it").unwrap();
         assert!(Incarnation::read(&directory).is_err(), "it is nobody's to remove");

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use godwit_names::ServiceName;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::blocking::off_worker;
@@ -104,7 +105,7 @@ pub enum JournalError {
     )]
     Unsettled {
         /// The service.
-        service: String,
+        service: ServiceName,
         /// The earlier migration.
         id: String,
         /// How far that is.

@@ -29,6 +29,18 @@ fn stage(journal: &Journal, id: &str) -> Stage {
 }
 
 #[test]
+fn an_entry_with_a_name_that_is_a_path_is_damaged_and_the_file_is_named() {
+    let (directory, journal) = journal();
+    begin(&journal, "01A", Role::Source, "b", &service()).unwrap();
+    let other = Connection::open(directory.path().join("journal.db")).unwrap();
+    other
+        .execute("UPDATE migration SET service = replace(service, '\"name\":\"', '\"name\":\"../')", [])
+        .unwrap();
+    let error = journal.unfinished().unwrap_err().to_string();
+    assert!(error.contains("01A is damaged") && error.contains("journal.db"), "{error}");
+}
+
+#[test]
 fn a_migration_is_found_again_as_it_was_left() {
     let (directory, journal) = journal();
     begin(&journal, "01A", Role::Source, "b", &service()).unwrap();

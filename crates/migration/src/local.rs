@@ -10,6 +10,7 @@ use godwit_engine::image::{Digest, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{ContainerConfig, Engine, EngineError};
 use godwit_memory::tracker::Detected;
+use godwit_names::ServiceName;
 use godwit_transfer::Connection;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -68,7 +69,7 @@ pub trait Host: Send + Sync {
     fn known(&self, service: &Service) -> Result<Known, HostError>;
     /// Keeps others from using a name on this node, until what is returned is dropped; nothing if somebody does
     /// already.
-    fn occupy(&self, name: &str) -> Option<Place>;
+    fn occupy(&self, name: &ServiceName) -> Option<Place>;
     /// This node owns the service from now on and it runs here. Called again after a crash.
     async fn adopt(&self, service: &Service) -> Result<(), HostError>;
     /// This node does not own the service any more; `to` does. Called again after a crash.
@@ -213,7 +214,7 @@ impl Local {
 
     /// Removes what is left under a name of the service with this id, which is nobody's any more. The caller has
     /// the name, and this node owns no service of that.
-    pub async fn clear_left(&self, name: &str, id: &str) -> Result<(), LocalError> {
+    pub async fn clear_left(&self, name: &ServiceName, id: &str) -> Result<(), LocalError> {
         match Incarnation::read(&self.layout.service(name))? {
             Some(left) if left.id == id => self.clear(&left.as_service(name)).await,
             _ => Ok(()),

@@ -57,6 +57,28 @@ pub enum Compress {
     Zstd,
 }
 
+impl Compress {
+    /// Every choice, in the order in which they are told.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Off, Self::Lz4, Self::Zstd];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Off => "off",
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    /// The choice of this name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|compress| compress.name() == name)
+    }
+}
+
 /// All of it.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -128,5 +150,20 @@ impl Default for Options {
             streams: STREAMS,
             network: None,
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_and_the_journal_name_compression_alike() {
+        for compress in Compress::ALL {
+            assert_eq!(Compress::parse(compress.name()), Some(compress));
+            assert_eq!(serde_json::to_value(compress).unwrap(), compress.name());
+        }
+        assert_eq!(Compress::parse("gzip"), None);
     }
 }

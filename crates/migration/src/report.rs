@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use godwit_names::ServiceName;
 use serde::{Deserialize, Serialize};
 
 /// How a migration ended.
@@ -34,7 +35,7 @@ pub struct Report {
     /// Identifies the migration in both journals.
     pub id: String,
     /// The service.
-    pub name: String,
+    pub name: ServiceName,
     /// `cold`, `precopy`, `postcopy` or `hybrid`: the one that was used.
     pub mode: String,
     /// Why this mode, where the user left the choice.
@@ -107,10 +108,10 @@ pub struct Report {
 impl Report {
     /// The report of a migration of which nothing is known yet but who takes part.
     #[must_use]
-    pub fn begin(id: &str, name: &str, source: &str, destination: &str) -> Self {
+    pub fn begin(id: &str, name: &ServiceName, source: &str, destination: &str) -> Self {
         Self {
             id: id.into(),
-            name: name.into(),
+            name: name.clone(),
             mode: String::new(),
             why: String::new(),
             tracker: String::new(),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_engine::rootfs::Overlay as RootOverlay;
 use godwit_engine::{Confinement, ContainerConfig, Mount, User};
+use godwit_names::ServiceName;
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +17,7 @@ pub struct Service {
     /// Unique id, made once when the service is created.
     pub id: String,
     /// Name, unique in the cluster.
-    pub name: String,
+    pub name: ServiceName,
     /// Address that moves with it, on the first of its networks; `0.0.0.0` in a network namespace of
     /// somebody else's.
     pub address: Ipv4Addr,
@@ -213,19 +214,19 @@ pub struct Layout {
 impl Layout {
     /// Directory of everything a service has on disk.
     #[must_use]
-    pub fn service(&self, name: &str) -> PathBuf {
+    pub fn service(&self, name: &ServiceName) -> PathBuf {
         self.state.join("services").join(name)
     }
 
     /// The directory that takes the changes to the root filesystem.
     #[must_use]
-    pub fn upper(&self, name: &str) -> PathBuf {
+    pub fn upper(&self, name: &ServiceName) -> PathBuf {
         self.service(name).join("upper")
     }
 
     /// The engine's directory of a service.
     #[must_use]
-    pub fn container(&self, name: &str) -> PathBuf {
+    pub fn container(&self, name: &ServiceName) -> PathBuf {
         self.service(name).join("container")
     }
 
@@ -243,7 +244,7 @@ impl Layout {
 
     /// The root filesystem of a service on this node, given the directories of its layers.
     #[must_use]
-    pub fn root(&self, name: &str, layers: Vec<PathBuf>) -> RootOverlay {
+    pub fn root(&self, name: &ServiceName, layers: Vec<PathBuf>) -> RootOverlay {
         let directory = self.service(name);
         RootOverlay {
             lower: layers,
@@ -291,7 +292,7 @@ pub(crate) mod tests {
     pub(crate) fn service() -> Service {
         Service {
             id: "01SERVICE".into(),
-            name: "redis".into(),
+            name: "redis".parse().unwrap(),
             address: Ipv4Addr::new(10, 88, 0, 10),
             more: vec![Ipv4Addr::new(10, 89, 0, 10)],
             network: Attachment::Overlay,
@@ -309,7 +310,7 @@ pub(crate) mod tests {
             memory_bytes: 1 << 28,
             cpu_millis: 1500,
             publish: vec![Port { host: 16379, container: 6379, udp: false }],
-            hostname: "redis".into(),
+            hostname: "redis".parse().unwrap(),
             user: User { uid: 100, gid: 101, groups: vec![4] },
             workdir: "/data".into(),
             confinement: Confinement::default(),
@@ -324,6 +325,14 @@ pub(crate) mod tests {
     fn a_service_is_the_same_after_its_way_over_the_wire() {
         let text = serde_json::to_string(&service()).unwrap();
         assert_eq!(serde_json::from_str::<Service>(&text).unwrap(), service());
+    }
+
+    #[test]
+    fn a_service_with_a_name_that_is_a_path_is_not_read() {
+        let mut other = serde_json::to_value(service()).unwrap();
+        other["name"] = "../x".into();
+        let error = serde_json::from_value::<Service>(other).unwrap_err().to_string();
+        assert!(error.contains(r#""../x" cannot be a service's name"#), "{error}");
     }
 
     #[test]

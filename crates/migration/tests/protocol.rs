@@ -180,7 +180,7 @@ fn row(node: &mut Node, migration: u8) -> Option<&mut Row> {
 fn entry(row: &Row) -> Entry {
     let service = Service {
         id: "1".into(),
-        name: "s".into(),
+        name: "s".parse().unwrap(),
         address: Ipv4Addr::UNSPECIFIED,
         more: Vec::new(),
         network: Attachment::Overlay,

@@ -26,12 +26,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use godwit_names::ServiceName;
 use nix::net::if_::if_nametoindex;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::mpsc;
 
-use crate::endpoint::{check_name, port_name};
+use crate::endpoint::port_name;
 use crate::filter::Filter;
 use crate::inside;
 use crate::netns::{self, Found};
@@ -84,7 +85,7 @@ impl Place {
 #[derive(Debug, Clone)]
 pub struct Wanted {
     /// The service, which need not be on this node.
-    pub name: String,
+    pub name: ServiceName,
     /// Its address on this network.
     pub address: Ipv4Addr,
     /// Which of its networks that is ([`crate::ServiceEndpoint::nth`]).
@@ -160,10 +161,10 @@ impl Captures {
         Ok(())
     }
 
-    fn of(&self, name: &str, address: Ipv4Addr) -> Vec<Arc<Running>> {
+    fn of(&self, name: &ServiceName, address: Ipv4Addr) -> Vec<Arc<Running>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let running = all.iter().filter_map(Weak::upgrade);
-        running.filter(|one| one.wanted.name == name && one.wanted.address == address).collect()
+        running.filter(|one| one.wanted.name == *name && one.wanted.address == address).collect()
     }
 }
 
@@ -171,9 +172,8 @@ impl Overlay {
     /// Begins to capture packets of a service on this node, wherever it is now.
     ///
     /// # Errors
-    /// When the name or address cannot be a service's, too many captures run, or the kernel refuses.
+    /// When the address cannot be a service's, too many captures run, or the kernel refuses.
     pub async fn capture(&self, wanted: Wanted) -> Result<Capture, NetworkError> {
-        check_name(&wanted.name)?;
         self.config.subnet.check(wanted.address)?;
         let (name, address) = (wanted.name.clone(), wanted.address);
         let (nth, port) = (wanted.nth, port_name(address));
@@ -223,7 +223,13 @@ impl Overlay {
 
     /// Lets the captures of a service look at its endpoint here. What cannot be looked at is told by
     /// the capture; it is no reason against the endpoint.
-    pub(crate) async fn plug_captures_in(&self, name: &str, address: Ipv4Addr, netns: &Path, port: &str) {
+    pub(crate) async fn plug_captures_in(
+        &self,
+        name: &ServiceName,
+        address: Ipv4Addr,
+        netns: &Path,
+        port: &str,
+    ) {
         let captures = self.shared.captures.of(name, address);
         if captures.is_empty() {
             return;

@@ -4,6 +4,8 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
+use godwit_names::ServiceName;
+
 use crate::Subnet;
 
 /// A failed operation on the overlay. The message names the object and what to do about it; the
@@ -60,12 +62,6 @@ pub enum NetworkError {
         role: &'static str,
         /// The services' subnet.
         subnet: Subnet,
-    },
-    /// A service's name cannot be a file name.
-    #[error("\"{name}\" cannot name a service's network namespace; use letters, digits, '.', '_' and '-'")]
-    BadName {
-        /// The name given.
-        name: String,
     },
     /// No interface has this name.
     #[error(
@@ -172,7 +168,7 @@ pub enum NetworkError {
     )]
     OtherAddress {
         /// The service.
-        name: String,
+        name: ServiceName,
         /// The address it has.
         existing: Ipv4Addr,
         /// The address asked for.
@@ -184,13 +180,13 @@ pub enum NetworkError {
         /// The address asked for.
         address: Ipv4Addr,
         /// The service that has it.
-        owner: String,
+        owner: ServiceName,
     },
     /// The service has no endpoint on this node.
     #[error("the service {name} has no network endpoint on this node; create it first")]
     NoEndpoint {
         /// The service.
-        name: String,
+        name: ServiceName,
     },
     /// A service cannot be remote at this node's own address.
     #[error(

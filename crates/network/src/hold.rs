@@ -34,6 +34,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use godwit_names::ServiceName;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
@@ -66,7 +67,7 @@ pub struct Handed {
 
 /// Frames that are held and passed on, by the service's name.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(Mutex<HashMap<String, Hold>>);
+pub(crate) struct Holds(Mutex<HashMap<ServiceName, Hold>>);
 
 #[derive(Debug)]
 struct Hold {
@@ -85,15 +86,15 @@ struct Passing {
 }
 
 impl Holds {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Hold>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ServiceName, Hold>> {
         // Each change is one call.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, name: &str, store: Arc<PacketSocket>, passing: Option<Passing>) {
+    fn put(&self, name: &ServiceName, store: Arc<PacketSocket>, passing: Option<Passing>) {
         let mut all = self.lock();
         all.retain(|_, hold| hold.passing.as_ref().is_none_or(|passing| !passing.task.is_finished()));
-        all.insert(name.to_owned(), Hold { store: Some(store), passing });
+        all.insert(name.clone(), Hold { store: Some(store), passing });
     }
 }
 
@@ -144,7 +145,7 @@ impl Overlay {
         let passing = pass_on(passing, Arc::clone(&self.shared), self.vxlan, left.clone());
         let task = tokio::spawn(async move {
             if let Err(error) = passing.await {
-                tracing::warn!(service, %error, "frames that still come here for the service are not passed on");
+                tracing::warn!(%service, %error, "frames that still come here for the service are not passed on");
             }
         });
         let task = AbortOnDropHandle::new(task);
@@ -156,7 +157,7 @@ impl Overlay {
     /// still go elsewhere; `take_over` changes that.
     pub(crate) async fn hand_in(
         &self,
-        name: &str,
+        name: &ServiceName,
         port: u32,
         take_over: impl Future<Output = Result<(), NetworkError>>,
     ) -> Result<Handed, NetworkError> {
@@ -181,7 +182,7 @@ impl Overlay {
         handed.dropped = store.dropped().map_err(refused())?;
         if handed.dropped > 0 {
             tracing::warn!(
-                service = name,
+                service = %name,
                 ?handed,
                 "more came for the service in the pause than could be held"
             );
@@ -192,7 +193,7 @@ impl Overlay {
 
     /// The service is not here any more: what was held of it is elsewhere too, and what still comes is
     /// passed on for a while.
-    pub(crate) fn let_go(&self, name: &str) {
+    pub(crate) fn let_go(&self, name: &ServiceName) {
         self.newcomers.forget(name);
         let mut holds = self.holds.lock();
         match holds.get_mut(name) {

@@ -19,6 +19,8 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use godwit_names::ServiceName;
+
 use crate::endpoint::port_name;
 use crate::foreign::load;
 use crate::packet::PacketSocket;
@@ -40,7 +42,7 @@ const ADMIT: &str = "add table inet godwit-newcomers\ndelete table inet godwit-n
 
 /// First frames of connections, by the service's name.
 #[derive(Debug, Default)]
-pub(crate) struct Newcomers(Mutex<HashMap<String, Collected>>);
+pub(crate) struct Newcomers(Mutex<HashMap<ServiceName, Collected>>);
 
 #[derive(Debug)]
 struct Collected {
@@ -50,13 +52,13 @@ struct Collected {
 }
 
 impl Newcomers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Collected>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ServiceName, Collected>> {
         // Each change is one call.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends what is kept of the service from another socket on the interface, and keeps it.
-    pub(crate) fn send(&self, name: &str, sender: &PacketSocket, index: u32) -> io::Result<u64> {
+    pub(crate) fn send(&self, name: &ServiceName, sender: &PacketSocket, index: u32) -> io::Result<u64> {
         let mut all = self.lock();
         let Some(Collected { from, frames }) = all.get_mut(name) else { return Ok(0) };
         let mut buffer = Vec::new();
@@ -71,7 +73,7 @@ impl Newcomers {
         Ok(sent)
     }
 
-    pub(crate) fn forget(&self, name: &str) {
+    pub(crate) fn forget(&self, name: &ServiceName) {
         self.lock().remove(name);
     }
 }

@@ -18,6 +18,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Stdio;
 
+use godwit_names::ServiceName;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -115,7 +116,7 @@ impl Ports {
     pub(crate) async fn publish(
         &self,
         config: &OverlayConfig,
-        name: &str,
+        name: &ServiceName,
         leads: Leads,
         ports: &[Published],
     ) -> Result<(), NetworkError> {
@@ -213,9 +214,9 @@ async fn read(known: &mut Option<Vec<Element>>) -> Result<&mut Vec<Element>, Net
 }
 
 impl Element {
-    fn new(owner: &str, address: IpAddr, port: Published) -> Self {
+    fn new(owner: &ServiceName, address: IpAddr, port: Published) -> Self {
         Self {
-            owner: owner.to_owned(),
+            owner: owner.to_string(),
             protocol: port.protocol.name().to_owned(),
             host_port: port.host_port,
             address,

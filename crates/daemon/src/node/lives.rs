@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_migration::{Service, error_chain};
+use godwit_names::ServiceName;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -62,7 +63,7 @@ impl Node {
     }
 
     /// The watcher of this number has seen the end of what it watched; no if it was called off.
-    fn take_end(&self, name: &str, number: u64) -> bool {
+    fn take_end(&self, name: &ServiceName, number: u64) -> bool {
         let mut transient = self.transient();
         match transient.watchers.get_mut(name).filter(|watcher| watcher.number == number) {
             Some(watcher) => {
@@ -73,7 +74,7 @@ impl Node {
         }
     }
 
-    fn end_watch(&self, name: &str, number: u64) {
+    fn end_watch(&self, name: &ServiceName, number: u64) {
         let mut transient = self.transient();
         if transient.watchers.get(name).is_some_and(|watcher| watcher.number == number) {
             transient.watchers.remove(name);
@@ -81,7 +82,7 @@ impl Node {
     }
 
     /// Stops watching: the service leaves, or is being removed.
-    pub(crate) fn unwatch(&self, name: &str) {
+    pub(crate) fn unwatch(&self, name: &ServiceName) {
         let mut transient = self.transient();
         if transient.watchers.get(name).is_some_and(|watcher| !watcher.has_the_end)
             && let Some(watcher) = transient.watchers.remove(name)
@@ -91,14 +92,14 @@ impl Node {
     }
 
     /// Closed when the end of a service that is watched has been noted; nothing where none is.
-    pub(crate) fn noted(&self, name: &str) -> Option<watch::Receiver<()>> {
+    pub(crate) fn noted(&self, name: &ServiceName) -> Option<watch::Receiver<()>> {
         self.transient().watchers.get(name).map(|watcher| watcher.over.clone())
     }
 
     /// A user ends a service, until what is returned is dropped: its policy has nothing to say meanwhile.
-    pub(crate) fn ending(self: &Arc<Self>, name: &str) -> Ending {
-        self.transient().ending.insert(name.to_string());
-        Ending { node: Arc::clone(self), name: name.to_string() }
+    pub(crate) fn ending(self: &Arc<Self>, name: &ServiceName) -> Ending {
+        self.transient().ending.insert(name.clone());
+        Ending { node: Arc::clone(self), name: name.clone() }
     }
 
     /// A service is started by its policy after the pause that is returned; nothing if that is under way already.
@@ -165,7 +166,7 @@ impl Node {
 /// A service that is being ended for a user.
 pub(crate) struct Ending {
     node: Arc<Node>,
-    name: String,
+    name: ServiceName,
 }
 
 impl Drop for Ending {

@@ -3,11 +3,11 @@
 
 use godwit_api::v1::Placement;
 use godwit_migration::blocking::off_worker;
+use godwit_names::is_name;
 use godwit_transfer::{NodeName, Removal};
 use rusqlite::{Connection, params};
 
 use super::{State, StateError};
-use crate::convert;
 use crate::trust::MAX_EPOCH;
 
 /// The table of removals.
@@ -29,7 +29,7 @@ pub(super) fn put_right(database: &Connection) -> Result<(), StateError> {
         }
     }
     for name in names("SELECT service FROM placement")? {
-        if convert::check_name(&name).is_err() {
+        if !is_name(&name) {
             database.execute("DELETE FROM placement WHERE service = ?1", params![name])?;
         }
     }

@@ -47,7 +47,7 @@ fn service(id: &str, epoch: u64) -> Service {
 fn a_service_that_a_user_stopped_is_stopped_until_it_is_started_or_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let state = State::open(&dir.path().join("node.db")).unwrap();
-    let owned = || state.service("redis").unwrap().unwrap();
+    let owned = || state.service(&"redis".parse().unwrap()).unwrap().unwrap();
     state.put_service(&service("1", 3)).unwrap();
     state.set_stopped(&service("2", 3)).unwrap();
     assert!(!owned().stopped, "another one");
@@ -76,13 +76,25 @@ fn only_the_life_of_a_service_that_is_meant_is_forgotten_or_ends() {
         assert!(matches!(state.put_service(&other), Err(StateError::Another(_))), "{other:?}");
         state.set_exit(&other, 1, "").unwrap();
     }
-    let owned = state.service("redis").unwrap().unwrap();
+    let owned = state.service(&"redis".parse().unwrap()).unwrap().unwrap();
     assert_eq!((owned.service, owned.exit_code), (service("1", 3), None));
     state.put_service(&service("1", 5)).unwrap();
     state.set_exit(&service("1", 5), 7, "why").unwrap();
-    assert_eq!(state.service("redis").unwrap().unwrap().exit_code, Some(7));
+    assert_eq!(state.service(&"redis".parse().unwrap()).unwrap().unwrap().exit_code, Some(7));
     assert!(state.remove_service(&service("1", 5)).unwrap());
     assert!(state.services().unwrap().is_empty());
+}
+
+#[test]
+fn a_service_with_a_name_that_is_a_path_is_not_read_and_the_file_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("node.db");
+    let state = State::open(&path).unwrap();
+    state.put_service(&service("1", 3)).unwrap();
+    let other = Connection::open(&path).unwrap();
+    other.execute("UPDATE service SET service = replace(service, '\"redis\"', '\"../x\"')", []).unwrap();
+    let error = godwit_migration::error_chain(&state.services().unwrap_err());
+    assert!(error.contains("node.db") && error.contains("\"../x\" cannot be a service's name"), "{error}");
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Runc {
         };
         let files = self.prepare(config, None).await?;
         let mut command = self.shim_command(&files, &["run"]);
-        command.push(config.name.clone().into());
+        command.push(config.name.as_str().into());
         match self.start_shim(config, &files, false, &command).await {
             Ok(state) => Ok(state),
             Err(reason) => {
@@ -110,7 +110,7 @@ impl Runc {
         let words = ["restore", "--tcp-established", "--file-locks", "--auto-dedup"];
         let mut command = self.shim_command(&files, &words);
         command.extend(["--image-path".into(), request.images.clone().into()]);
-        command.extend(["--work-path".into(), request.work.clone().into(), config.name.clone().into()]);
+        command.extend(["--work-path".into(), request.work.clone().into(), config.name.as_str().into()]);
         // Names for the time of the restore.
         let _links = godwit_criu::repair::links(&request.images, &config.rootfs).map_err(refused)?;
         // One page that CRIU puts in place must not bring others with it that come later.
@@ -140,9 +140,6 @@ impl Runc {
     /// Kills and removes all there is of the container but its directory.
     pub(super) async fn remove(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let name = &config.name;
-        if !super::is_name(name) {
-            return Err(EngineError::NotFound(name.clone()));
-        }
         let files = Files::new(&config.directory);
         let cgroup = self.cgroup(config)?;
         let io = |action: &str| {

@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn the_set_is_the_definitions_own() {
         let config = ContainerConfig {
-            name: "web".into(),
+            name: "web".parse().unwrap(),
             directory: "/d".into(),
             rootfs: "/r".into(),
             network_namespace: "/run/netns/n".into(),

@@ -208,7 +208,7 @@ mod tests {
 
     fn config() -> ContainerConfig {
         ContainerConfig {
-            name: "web".into(),
+            name: "web".parse().unwrap(),
             directory: "/d".into(),
             rootfs: "/r".into(),
             network_namespace: "/run/netns/n".into(),

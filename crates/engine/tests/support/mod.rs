@@ -96,7 +96,7 @@ impl Node {
         let rootfs = directory.join("rootfs");
         make_rootfs(&rootfs);
         let config = ContainerConfig {
-            name: name.into(),
+            name: name.parse().unwrap(),
             directory,
             rootfs,
             network_namespace: format!("/run/netns/{}", self.namespace).into(),

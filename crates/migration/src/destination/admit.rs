@@ -8,6 +8,7 @@ use godwit_criu::obstacles;
 use godwit_engine::MountKind;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
+use godwit_names::is_name;
 
 use super::{DestinationError, announced};
 use crate::arrivals::Arrival;
@@ -70,9 +71,8 @@ pub(super) async fn admit(
             open.protocol
         )]));
     }
-    let mut service: Service = serde_json::from_str(&open.service)
-        .map_err(|_| DestinationError::Protocol("a service description that cannot be read"))?;
-    check_names(&service, &open)?;
+    let mut service: Service = serde_json::from_str(&open.service).map_err(DestinationError::Service)?;
+    check_ids(&service, &open)?;
     if open.now_ms != 0 {
         service.tell_by_clock_ahead(now_ms().saturating_sub(open.now_ms));
     }
@@ -210,25 +210,20 @@ pub(super) async fn accept(
     Ok(())
 }
 
-/// Most moves of one service: a number that can be counted on from.
-const MOST_EPOCH: u64 = 1 << 48;
+/// Longest identity of a journal that is taken, in bytes.
+const MAX_JOURNAL: usize = 64;
 
-/// Names become paths here: only plain ones are let in.
-fn check_names(service: &Service, open: &Open) -> Result<(), DestinationError> {
-    let plain = |name: &str| {
-        (1..=63).contains(&name.len())
-            && name.as_bytes()[0].is_ascii_alphanumeric()
-            && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
-    };
-    // The next owner's is one more.
+/// Ids become paths here, as the name does: only plain ones are let in.
+fn check_ids(service: &Service, open: &Open) -> Result<(), DestinationError> {
+    // The next owner's epoch is one more.
     if service.epoch >= MAX_EPOCH {
         return Err(DestinationError::Protocol("an epoch that leaves no room for another move"));
     }
-    if !plain(&service.name) || !plain(&open.migration) || !plain(&service.id) {
-        return Err(DestinationError::Protocol("a name that cannot be a file name"));
+    if !is_name(&open.migration) || !is_name(&service.id) {
+        return Err(DestinationError::Protocol("an id that cannot be a file name"));
     }
-    if service.epoch > MOST_EPOCH || open.journal.len() > 64 {
-        return Err(DestinationError::Protocol("an epoch or a journal that cannot be"));
+    if open.journal.len() > MAX_JOURNAL {
+        return Err(DestinationError::Protocol("an identity of a journal that is too long"));
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use godwit_engine::image::Store;
 use godwit_memory::tracker::Detected;
+use godwit_names::ServiceName;
 use godwit_transfer::{Connection, Identity, ListenOptions, Listener};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -120,7 +121,7 @@ impl Daemon {
     }
 
     /// The names that are taken.
-    pub(super) fn names(&self) -> BTreeSet<String> {
+    pub(super) fn names(&self) -> BTreeSet<ServiceName> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use godwit_names::ServiceName;
 use godwit_transfer::{Connection, Identity};
 
 use super::machine::Machine;
@@ -14,7 +15,7 @@ use crate::service::Service;
 use crate::{error_chain, link, recovery};
 
 /// The names that an operation of this daemon has.
-pub(super) type Names = Arc<Mutex<BTreeSet<String>>>;
+pub(super) type Names = Arc<Mutex<BTreeSet<ServiceName>>>;
 
 /// One daemon's.
 pub(super) struct Above {
@@ -25,7 +26,7 @@ pub(super) struct Above {
     pub(super) names: Names,
 }
 
-struct Occupied(Names, String);
+struct Occupied(Names, ServiceName);
 
 impl Drop for Occupied {
     fn drop(&mut self) {
@@ -39,11 +40,9 @@ impl Above {
         self.machine.script.step(&format!("host.{verb}"), work).unwrap_or_else(failed)
     }
 
-    fn take(&self, name: &str) -> Option<Place> {
+    fn take(&self, name: &ServiceName) -> Option<Place> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        names
-            .insert(name.to_owned())
-            .then(|| Box::new(Occupied(Arc::clone(&self.names), name.into())) as Place)
+        names.insert(name.clone()).then(|| Box::new(Occupied(Arc::clone(&self.names), name.clone())) as Place)
     }
 }
 
@@ -72,7 +71,7 @@ impl Host for Above {
         })
     }
 
-    fn occupy(&self, name: &str) -> Option<Place> {
+    fn occupy(&self, name: &ServiceName) -> Option<Place> {
         self.take(name)
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use godwit_engine::ContainerConfig;
+use godwit_names::ServiceName;
 use tokio::sync::watch;
 
 use super::process::Process;
@@ -41,8 +42,8 @@ pub(super) struct Plug {
 /// What there is.
 #[derive(Default)]
 pub(super) struct There {
-    pub(super) containers: BTreeMap<String, Container>,
-    pub(super) plugs: BTreeMap<String, Plug>,
+    pub(super) containers: BTreeMap<ServiceName, Container>,
+    pub(super) plugs: BTreeMap<ServiceName, Plug>,
     pub(super) roots: BTreeSet<PathBuf>,
     pub(super) memories: BTreeSet<PathBuf>,
     /// By the inodes of their directories, which may be renamed.

@@ -98,7 +98,7 @@ fn directory() -> TempDir {
 
 fn service() -> Service {
     Service {
-        name: "s".into(),
+        name: "s".parse().unwrap(),
         more: Vec::new(),
         layers: Vec::new(),
         mounts: Vec::new(),

@@ -1,38 +1,34 @@
 //! The service's memory at the source: looking for what was written, and sending it over streams.
 //!
 //! [`Pages::look`] notes what is to be sent; [`Pages::send`] sends it, each stream in a thread of its
-//! own. A page always goes over the same stream, so that a later content never arrives before an
+//! own ([`stream`]). A page always goes over the same stream, so that a later content never arrives before an
 //! earlier one. What a page held when it was sent last is remembered as a [hash](crate::page_hash): a page that was
 //! written with what it held before does not cross again. Of pages that are written again and again
 //! the content is remembered too, within a bound, and their differences are sent. Pages that the
 //! destination retained when the service left it are named, not sent.
 
 mod remaining;
+mod stream;
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_memory::batch::{Builder, Pool};
-use godwit_memory::process::{Piece, Process, ProcessError, Reader};
+use godwit_memory::process::{Process, ProcessError};
 use godwit_memory::tracker::{Backend, Round, TrackError, Tracker};
-use godwit_memory::{PAGE_SIZE, Range, Space};
-use lru::LruCache;
+use godwit_memory::{Range, Space};
 use rangemap::RangeSet;
 use tokio::sync::mpsc;
 
-use crate::failpoint;
 use crate::message::Message;
 use crate::options::Compress;
-use crate::page_hash::{EarlierVisit, Hashes, PageKey, ZERO, no_hashes};
-use crate::source::pace::{Pacer, Packer};
+use crate::page_hash::{EarlierVisit, Hashes, PageKey, no_hashes};
+use crate::source::pace::Pacer;
 use remaining::within;
-pub(crate) use remaining::{Leaving, Remaining, pages_of};
+use stream::{Sending, Stream};
 
-/// What decides about a page's stream: pages that lie beside each other stay together.
-const REGION: u64 = 2 << 20;
+pub(crate) use remaining::{Leaving, Remaining, pages_of};
 
 const PAGE: usize = 4096;
 
@@ -130,21 +126,6 @@ impl Sent {
     }
 }
 
-/// One stream's memory of what it sent, and its compressor.
-struct Stream {
-    known: Hashes,
-    /// What pages held that were sent more than once, the latest.
-    hot: LruCache<(Space, u64), Box<[u8; PAGE]>>,
-    packer: Packer,
-    pool: Pool,
-}
-
-/// Stands for a page of a process that has ended, which the destination still has here. No content has this hash in practice.
-const ANOTHERS: u128 = u128::MAX;
-
-/// What a page in a stream's memory takes, with its place.
-const HOT_BYTES: usize = PAGE + 64;
-
 /// The memory of a service that moves.
 pub(crate) struct Pages {
     tracker: Tracker,
@@ -192,13 +173,7 @@ impl Pages {
     ) -> Self {
         let EarlierVisit { hashes: retained, key } = EarlierVisit::none();
         let streams = streams.max(1);
-        let most = NonZeroUsize::new(remembered / streams / HOT_BYTES).unwrap_or(NonZeroUsize::MIN);
-        let stream = || Stream {
-            known: no_hashes(),
-            hot: LruCache::new(most),
-            packer: Packer::new(compress),
-            pool: Pool::default(),
-        };
+        let stream = || Stream::new(compress, remembered / streams);
         Self {
             tracker: Tracker::new(backend),
             todo: BTreeMap::new(),
@@ -421,185 +396,6 @@ impl Todo {
     }
 }
 
-/// A stream at work.
-struct Sending<'a> {
-    stream: &'a mut Stream,
-    index: usize,
-    count: usize,
-    sender: &'a mpsc::Sender<Message>,
-    retained: &'a Hashes,
-    key: &'a PageKey,
-    pacer: &'a Pacer,
-    heard: &'a Heard<'a>,
-    /// Also pages that the destination has as they are.
-    all: bool,
-    sent: Sent,
-}
-
-impl Sending<'_> {
-    fn work(&mut self, todo: &BTreeMap<Space, Todo>, ended: &[Ended]) -> Result<(), PagesError> {
-        for ended in ended {
-            self.end(ended)?;
-        }
-        let mut reader = Reader::new();
-        for (space, todo) in todo {
-            let mut batch = Builder::with(*space, &self.stream.pool);
-            for range in todo.zero.iter() {
-                for piece in self.mine(range) {
-                    self.forget(*space, &piece);
-                    batch.zero(&piece);
-                    if batch.is_full() {
-                        self.ship(&mut batch)?;
-                    }
-                }
-            }
-            for range in todo.data.iter() {
-                for piece in self.mine(range) {
-                    self.pages(*space, &todo.process, piece, &mut reader, &mut batch)?;
-                }
-            }
-            if !batch.is_empty() {
-                self.ship(&mut batch)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The parts of a range that are this stream's.
-    fn mine(&self, range: &Range) -> impl Iterator<Item = Range> + use<> {
-        let (index, count, range) = (self.index as u64, self.count as u64, range.clone());
-        (range.start / REGION..=(range.end - 1) / REGION).filter(move |region| region % count == index).map(
-            move |region| {
-                range.start.max(region * REGION)..range.end.min((region + 1).saturating_mul(REGION))
-            },
-        )
-    }
-
-    /// A process has ended: whoever has its number next starts from nothing. Pages that already live
-    /// again are still to come: who waits for one of them must not be given an empty one.
-    fn end(&mut self, ended: &Ended) -> Result<(), PagesError> {
-        let Ended { space, owed, lives } = ended;
-        let mut gone: RangeSet<u64> = owed.iter().flat_map(|range| self.mine(range)).collect();
-        let known = self.stream.known.change_all(*space, |page, known| {
-            if known != ZERO && lives.contains(&page) { ANOTHERS } else { ZERO }
-        });
-        for range in known {
-            for page in (range.start..range.end).step_by(PAGE) {
-                self.stream.hot.pop(&(*space, page / PAGE_SIZE));
-            }
-            gone.insert(range);
-        }
-        let mut batch = Builder::with(*space, &self.stream.pool);
-        for range in gone.iter().flat_map(|range| lives.gaps(range)) {
-            batch.zero(&range);
-            if batch.is_full() {
-                self.ship(&mut batch)?;
-            }
-        }
-        if batch.is_empty() { Ok(()) } else { self.ship(&mut batch) }
-    }
-
-    fn forget(&mut self, space: Space, piece: &Range) {
-        for page in (piece.start..piece.end).step_by(PAGE) {
-            self.stream.known.set(space, page, ZERO);
-        }
-    }
-
-    fn pages(
-        &mut self,
-        space: Space,
-        process: &Process,
-        range: Range,
-        reader: &mut Reader,
-        batch: &mut Builder,
-    ) -> Result<(), PagesError> {
-        let mut pieces = reader.pieces(process, range);
-        while let Some(piece) = pieces.next() {
-            match piece {
-                Ok(Piece::Data { start, bytes }) => {
-                    for (address, content) in (start..).step_by(PAGE).zip(bytes.as_chunks::<PAGE>().0) {
-                        self.page(space, address, content, batch)?;
-                    }
-                }
-                // No look follows, and the destination may have been told to wait for it.
-                Ok(Piece::Vanished(gone)) if self.all => {
-                    is_empty(process, &gone)?;
-                    self.forget(space, &gone);
-                    batch.zero(&gone);
-                    if batch.is_full() {
-                        self.ship(batch)?;
-                    }
-                }
-                // The next look finds it gone, or the whole process ended.
-                Ok(Piece::Vanished(_)) => {}
-                Err(ProcessError::Gone { .. }) if !self.all => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    fn page(
-        &mut self,
-        space: Space,
-        address: u64,
-        content: &[u8; PAGE],
-        batch: &mut Builder,
-    ) -> Result<(), PagesError> {
-        let hash = match godwit_memory::batch::is_zero(content) {
-            true => ZERO,
-            false => self.key.hash(content),
-        };
-        self.sent.found += u64::from(hash != ZERO);
-        let known = self.stream.known.set(space, address, hash);
-        if known == hash && !self.all {
-            self.sent.same += 1;
-            return Ok(());
-        }
-        let again = known != ZERO;
-        self.sent.pages += 1;
-        let place = (space, address / PAGE_SIZE);
-        let retained = hash != ZERO && self.retained.get(space, address) == hash;
-        if retained {
-            batch.retained(address);
-            self.stream.hot.pop(&place);
-        } else if hash == ZERO || self.all {
-            // What is announced is forgotten there: nothing is left that a difference could be to.
-            batch.page(address, content);
-        } else if again {
-            let before = self.stream.hot.get(&place);
-            if !before.is_some_and(|before| batch.delta(address, before, content)) {
-                batch.page(address, content);
-            }
-            self.stream.hot.put(place, Box::new(*content));
-        } else {
-            batch.page(address, content);
-            // What it held before it was zero, or another process's, is nothing to be different from.
-            self.stream.hot.pop(&place);
-        }
-        if batch.is_full() {
-            self.ship(batch)?;
-        }
-        Ok(())
-    }
-
-    fn ship(&mut self, batch: &mut Builder) -> Result<(), PagesError> {
-        let bytes = self.stream.packer.pack(batch);
-        let length = bytes.len() as u64;
-        self.pacer.wait(length);
-        let waiting = Instant::now();
-        self.sender.blocking_send(Message::Pages(bytes)).map_err(|_| PagesError::Closed)?;
-        self.stream.packer.waited(waiting.elapsed());
-        self.sent.bytes += length;
-        if (self.heard)(length).is_break() {
-            return Err(PagesError::Stopped);
-        }
-        let point = if self.all { "source.sending" } else { "source.copying" };
-        failpoint::blocking_point_until(point, || (self.heard)(0).is_break());
-        Ok(())
-    }
-}
-
 /// Fails where a page of a frozen process has content, and reading it found none.
 pub(super) fn is_empty(process: &Process, vanished: &Range) -> Result<(), PagesError> {
     match process.first_with_content(vanished)? {
@@ -608,7 +404,5 @@ pub(super) fn is_empty(process: &Process, vanished: &Range) -> Result<(), PagesE
     }
 }
 
-#[cfg(test)]
-mod differences;
 #[cfg(test)]
 mod tests;

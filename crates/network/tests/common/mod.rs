@@ -452,7 +452,8 @@ fn reachable(from: &Host, address: Ipv4Addr) {
 
 pub fn service(name: &str, last: u8) -> ServiceEndpoint {
     let address = Ipv4Addr::new(10, 88, 0, last);
-    ServiceEndpoint { name: name.into(), address, mac: mac_of(address), published: Vec::new(), nth: 0 }
+    let (name, mac) = (name.parse().unwrap(), mac_of(address));
+    ServiceEndpoint { name, address, mac, published: Vec::new(), nth: 0 }
 }
 
 pub fn published(name: &str, last: u8, host_port: u16, container_port: u16) -> ServiceEndpoint {

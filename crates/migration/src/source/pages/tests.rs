@@ -2,11 +2,13 @@
 //! other end: a model of the destination takes every batch. The memory is this process's own.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+
+use godwit_memory::PAGE_SIZE;
 use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
 use godwit_memory::tracker::SpaceRound;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
-
-use std::collections::HashMap;
 
 use super::*;
 

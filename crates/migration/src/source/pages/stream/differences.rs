@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use godwit_memory::batch::{Batch, Kind, apply_deltas};
 use proptest::prelude::*;

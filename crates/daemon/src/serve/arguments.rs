@@ -1,0 +1,203 @@
+//! What `godwitd serve` is called with.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use godwit_network::{Prefix6, Subnet};
+
+use crate::encrypt::Encrypt;
+
+/// How `godwitd serve` was called.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// Directory that survives a restart of the machine
+    #[arg(long, default_value = "/var/lib/godwit")]
+    pub state: PathBuf,
+    /// Directory that does not; the socket is in it
+    #[arg(long, default_value = "/run/godwit")]
+    pub run: PathBuf,
+    /// Name of this node
+    #[arg(long)]
+    pub node: String,
+    /// Address and port other nodes reach this one at; the next port serves new nodes
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// Interface that carries the overlay and on which clients reach services
+    #[arg(long, default_value = "eth0")]
+    pub uplink: String,
+    /// The switch that services are plugged into
+    #[arg(long, value_enum, default_value_t = NetworkBackend::Kernel)]
+    pub network_backend: NetworkBackend,
+    /// Addresses of services, the same on all nodes
+    #[arg(long, default_value = "10.88.0.0/16")]
+    pub subnet: Subnet,
+    /// Prefix of the IPv6 addresses that services have beside their IPv4 ones, the same on all nodes, such
+    /// as fd67:6f64::/96 [default: they have none]
+    #[arg(long, value_name = "PREFIX/96")]
+    pub subnet6: Option<Prefix6>,
+    /// UDP port at which nodes take the overlay's frames, the same on all nodes
+    #[arg(long, default_value_t = 4789, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub vxlan_port: u16,
+    /// Whether what nodes send each other for services is encrypted, the same on all nodes [default: as
+    /// the cluster was founded, or off]
+    #[arg(long, value_enum)]
+    pub encrypt: Option<Encrypt>,
+    /// Whether it is asked on the uplink who has the address of a service that is to come
+    #[arg(long, value_enum, default_value_t = AddressProbe::Auto)]
+    pub address_probe: AddressProbe,
+    /// CRIU
+    #[arg(long, default_value = "/usr/local/lib/godwit/bin/criu")]
+    pub criu: PathBuf,
+    /// runc
+    #[arg(long, default_value = "runc")]
+    pub runc: PathBuf,
+    /// cgroup below each hierarchy's root under which services live
+    #[arg(long, default_value = "/godwit")]
+    pub cgroup_parent: String,
+    /// The most memory that services on their way to this node may need, in MiB; 0: what is free
+    #[arg(long, default_value_t = 0, value_name = "MIB")]
+    pub incoming_memory: u64,
+    /// How long a destination may bring a frozen service no further before the service goes on here, in seconds
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub patience: u64,
+    /// Memory for the pages of each migration that are sent again and again, in MiB
+    #[arg(long, alias = "agent-memory", default_value_t = 256, value_name = "MIB")]
+    pub delta_cache: usize,
+    /// Memory for the pages of services that left, in MiB, so that they come back sooner [default: a
+    /// quarter of what is free]
+    #[arg(long, alias = "keep-memory", value_name = "MIB")]
+    pub retained_memory: Option<u64>,
+    /// How long image layers stay that no service uses, in hours, so that a service comes back sooner; they go
+    /// earlier when the disk runs short
+    #[arg(long, default_value_t = 168, value_name = "HOURS")]
+    pub keep_layers: u32,
+    /// How written pages are found: the best there is, or one of these
+    #[arg(long, value_enum, default_value_t = Track::Auto)]
+    pub tracker: Track,
+    /// Whether services may run here before their pages are in place
+    #[arg(long, value_enum, default_value_t = Userfaultfd::Auto)]
+    pub userfaultfd: Userfaultfd,
+    /// Whether CRIU is asked for what godwit's patches bring it
+    #[arg(long, value_enum, default_value_t = CriuPatches::Auto)]
+    pub criu_patches: CriuPatches,
+    /// Directory in which network namespaces of others are mounted that services may be plugged into
+    #[arg(long, default_value = "/run/netns", value_name = "DIR")]
+    pub namespaces: PathBuf,
+    /// Directory of the programs that services may name as hooks
+    #[arg(long, default_value = "/etc/godwit/hooks", value_name = "DIR")]
+    pub hooks: PathBuf,
+    /// Directory below which services from other nodes may have directories of this node mounted; may be given
+    /// several times [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub allow_bind: Vec<PathBuf>,
+    /// Whose users may migrate, cancel, capture and look at the connections of this node's services, beside its own:
+    /// those of all nodes, of none, or of these
+    #[arg(long, value_name = "all|none|NODE,...", default_value = "none", value_delimiter = ',')]
+    pub verbs_from: Vec<String>,
+    /// How long certificates last that this node issues, in seconds
+    #[arg(long, hide = true)]
+    pub certificate_validity: Option<u64>,
+    /// What becomes of frames for a service that is on its way from here: dropping them is for comparison
+    #[arg(long, value_enum, default_value_t = CutOver::Hold, hide = true)]
+    pub cutover: CutOver,
+    /// File descriptor that gets one byte when the node serves
+    #[arg(long, hide = true)]
+    pub ready_fd: Option<i32>,
+}
+
+/// The names of [`godwit_network::Backend`]s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum NetworkBackend {
+    /// The kernel's bridge
+    Kernel,
+    /// Open vSwitch, whose daemons run here already (their sockets: OVS_RUNDIR)
+    #[value(name = "openvswitch")]
+    OpenVswitch,
+}
+
+impl From<NetworkBackend> for godwit_network::Backend {
+    fn from(name: NetworkBackend) -> Self {
+        match name {
+            NetworkBackend::Kernel => Self::Kernel,
+            // The programs find the sockets by this process's environment.
+            NetworkBackend::OpenVswitch => Self::OpenVswitch { run: None },
+        }
+    }
+}
+
+/// The names of [`godwit_memory::tracker::Backend`]s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Track {
+    /// The best that this kernel has
+    Auto,
+    /// userfaultfd and PAGEMAP_SCAN (Linux 6.7 and newer)
+    Uffd,
+    /// The soft-dirty bit (x86-64, where the kernel was built with it)
+    SoftDirty,
+    /// None: only modes cold and postcopy
+    None,
+}
+
+/// Whether the uplink's hosts are asked for a service's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum AddressProbe {
+    /// Before a service is let in
+    Auto,
+    /// Never: there is a router that answers for addresses that nobody has
+    Off,
+}
+
+/// Whether userfaultfd is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Userfaultfd {
+    /// Where it works
+    Auto,
+    /// Never: services are restored from images
+    Off,
+}
+
+/// Whether patches of CRIU are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CriuPatches {
+    /// Where it has them
+    Auto,
+    /// Never: it is used as a stock CRIU
+    Off,
+}
+
+/// What becomes of frames for a service during the pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CutOver {
+    /// They are held, and handed in where it runs next
+    Hold,
+    /// They are dropped, as without godwit
+    Drop,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_is_in_the_documentation() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/install.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
+        let flags =
+            command.get_arguments().filter(|flag| !flag.is_hide_set()).filter_map(clap::Arg::get_long);
+        let missing: Vec<_> = flags
+            .filter(|flag| !page.contains(&format!("`--{flag}`")) && !page.contains(&format!("`--{flag} ")))
+            .collect();
+        assert!(missing.is_empty(), "not in docs/install.md: {missing:?}");
+    }
+
+    #[test]
+    fn flags_of_version_0_1_are_taken() {
+        let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
+        let line = "serve --node a --listen 192.0.2.1:7117 --agent-memory 5 --keep-memory 6";
+        let found = command.try_get_matches_from(line.split(' ')).unwrap();
+        let args = <ServeArgs as clap::FromArgMatches>::from_arg_matches(&found).unwrap();
+        assert_eq!((args.delta_cache, args.retained_memory), (5, Some(6)));
+    }
+}

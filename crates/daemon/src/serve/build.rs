@@ -1,0 +1,161 @@
+//! Builds a node out of its arguments: state, overlay, engine, CRIU, and what migrations work with.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use godwit_api::v1::Member;
+use godwit_criu::Criu;
+use godwit_engine::image::Store;
+use godwit_engine::runc::{Runc, RuncConfig};
+use godwit_memory::tracker::{self, Backend, Detected};
+use godwit_migration::arrivals::Arrivals;
+use godwit_migration::attach::SystemNetwork;
+use godwit_migration::binds::Binds;
+use godwit_migration::journal::Journal;
+use godwit_migration::local::Local;
+use godwit_migration::mounts::SystemMounts;
+use godwit_migration::pagers::PagerProgram;
+use godwit_migration::promised::Promised;
+use godwit_migration::retained::Retention;
+use godwit_migration::standstill::Standstills;
+use godwit_migration::{Doubts, Layout, Waits, error_chain};
+use godwit_network::{Networks, Overlay, OverlayConfig};
+use godwit_transfer::Identity;
+use tokio_util::sync::CancellationToken;
+
+use super::arguments::{AddressProbe, CriuPatches, CutOver, ServeArgs, Track, Userfaultfd};
+use crate::host::NodeHost;
+use crate::node::{Means, Node};
+use crate::peers::Peers;
+use crate::state::{State, now_ms};
+use crate::surroundings::Surroundings;
+use crate::{encrypt, removals, restart};
+
+/// VXLAN network id of the overlay.
+const VNI: u32 = 88;
+
+/// A node that nothing can reach yet. Its overlay is up.
+pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<Node>> {
+    let state = Arc::new(State::open(&args.state.join("node.db"))?);
+    removals::load(&state, &identity)?;
+    let vtep = godwit_network::underlay_address(&args.uplink).await?;
+    state.put_member(&Member {
+        name: args.node.clone(),
+        address: args.listen.to_string(),
+        vtep: vtep.to_string(),
+        revision: u64::try_from(now_ms()).unwrap_or(1),
+    })?;
+    let config = OverlayConfig {
+        vni: VNI,
+        port: args.vxlan_port,
+        prefix6: args.subnet6,
+        netns_dir: args.run.join("netns"),
+        encryption: encrypt::of_node(args.encrypt, &state)?,
+        backend: args.network_backend.into(),
+        ..OverlayConfig::new(args.subnet, &args.uplink, vtep)
+    };
+    // Before the overlay takes its first frame.
+    let (tunnel_port, probes) = (args.listen.port().checked_add(2), args.address_probe == AddressProbe::Auto);
+    let network = Surroundings::raise(&config, &args.node, tunnel_port, probes, &state).await?;
+    let overlay = Overlay::up(config).await?;
+    let store = Store::open(&args.state.join("images"))?;
+    let engine = Runc::new(RuncConfig {
+        runc: args.runc.clone(),
+        criu: args.criu.clone(),
+        root: args.run.join("runc"),
+        shim: beside_us("godwit-shim")?,
+    });
+    let criu = match args.criu_patches {
+        CriuPatches::Auto => Criu::new(&args.criu),
+        CriuPatches::Off => Criu::new(&args.criu).as_stock(),
+    };
+    if let Err(error) = criu.warm_up().await {
+        // It works without, only slower; a CRIU that does not work at all is said by the doctor.
+        tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");
+    }
+    let certificate_validity = args.certificate_validity.map(Duration::from_secs);
+    let mut node = Node::new(&args.node, state, Peers::new(identity), network);
+    node.certificate_validity = certificate_validity;
+    let node = Arc::new(node);
+    let holds = args.cutover == CutOver::Hold;
+    let layout = Layout {
+        state: args.state.clone(),
+        run: args.run.clone(),
+        netns: overlay.config().netns_dir.clone(),
+        cgroup_parent: args.cgroup_parent.clone(),
+    };
+    let networks = Arc::new(Networks::new(overlay));
+    let network = SystemNetwork {
+        networks: Arc::clone(&networks),
+        namespaces: args.namespaces.clone(),
+        layout: layout.clone(),
+        holds,
+    };
+    let local = Local {
+        node: args.node.clone(),
+        layout: layout.clone(),
+        engine: Arc::new(engine),
+        network: Arc::new(network),
+        standstills: Arc::new(Standstills::new(layout, holds)),
+        mounts: Arc::new(SystemMounts),
+        hooks: args.hooks.clone(),
+        binds: Binds { allowed: args.allow_bind.clone(), own: vec![args.state.clone(), args.run.clone()] },
+        store: Arc::new(store),
+        journal: Journal::open(&args.state.join("journal.db"))?,
+        host: Arc::new(NodeHost(Arc::downgrade(&node))),
+        promised: Promised::up_to(args.incoming_memory << 20),
+        patience: Duration::from_secs(args.patience),
+        remembered: args.delta_cache << 20,
+        arrivals: Arrivals::default(),
+        retention: Retention::new(args.retained_memory.map(|mib| mib << 20)),
+        pagers: Arc::new(PagerProgram(beside_us("godwit-pager")?)),
+        userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,
+        tracker: tracker(args.tracker),
+        ending: CancellationToken::new(),
+        doubts: Doubts::default(),
+        waits: Waits::default(),
+        fatal: tokio::sync::watch::channel(None).0,
+        criu: Arc::new(criu.clone()),
+    };
+    node.equip(Means { local: Arc::new(local), networks, criu, by_policy: restart::by_policy });
+    Ok(node)
+}
+
+/// A program of ours that lies beside this one.
+fn beside_us(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program's own path")?;
+    let path = own.with_file_name(name);
+    if path.exists() {
+        Ok(path)
+    } else {
+        bail!("{} is missing; install all of godwit's programs together", path.display())
+    }
+}
+
+/// What finds written pages here.
+fn tracker(wanted: Track) -> Detected {
+    let forced = |backend| Detected { backend, reasons: vec!["godwitd was told so (--tracker)".into()] };
+    match wanted {
+        Track::Auto => tracker::detect(),
+        Track::Uffd => forced(Backend::Uffd),
+        Track::SoftDirty => forced(Backend::SoftDirty),
+        Track::None => forced(Backend::None),
+    }
+}
+
+/// Whether processes can be restored here before their pages are in place.
+async fn can_restore_lazily(criu: &Criu) -> bool {
+    let reason = match tokio::time::timeout(CRIU_ANSWER, criu.features()).await {
+        Ok(Ok(features)) if features.lazy_pages => return true,
+        Ok(Ok(_)) => "this kernel does not allow userfaultfd, or CRIU was built without it".to_owned(),
+        Ok(Err(error)) => error_chain(&error),
+        Err(_) => "CRIU does not answer".to_owned(),
+    };
+    tracing::warn!(%reason, "services that arrive are restored from images, with all their pages");
+    false
+}
+
+/// How long CRIU may take to tell what it can do: it does so in milliseconds.
+const CRIU_ANSWER: Duration = Duration::from_secs(5);

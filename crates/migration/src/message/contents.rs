@@ -1,0 +1,316 @@
+//! What the messages of a migration carry.
+//!
+//! Fields are added and never change their meaning; of an older node those that it does not know have their default.
+
+use bytes::Bytes;
+use godwit_memory::{PAGE_SIZE, Range, Space};
+
+use crate::terms::OverlayTerms;
+
+/// The source's request.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Open {
+    /// [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION) of the source.
+    #[prost(uint32, tag = "1")]
+    pub protocol: u32,
+    /// The migration.
+    #[prost(string, tag = "2")]
+    pub migration: String,
+    /// The service ([`crate::Service`]) as JSON.
+    #[prost(string, tag = "3")]
+    pub service: String,
+    /// Resident memory now, bytes.
+    #[prost(uint64, tag = "4")]
+    pub memory_bytes: u64,
+    /// Upper bound of the images' size, bytes.
+    #[prost(uint64, tag = "5")]
+    pub images_bytes: u64,
+    /// Changed files, bytes.
+    #[prost(uint64, tag = "6")]
+    pub tree_bytes: u64,
+    /// Layers of the root filesystem, lowest first.
+    #[prost(message, repeated, tag = "7")]
+    pub layers: Vec<Layer>,
+    /// `uname -m` of the source.
+    #[prost(string, tag = "8")]
+    pub machine: String,
+    /// CPU feature flags of the source that programs may have chosen code by.
+    #[prost(string, repeated, tag = "9")]
+    pub cpu_flags: Vec<String>,
+    /// Connections that will bring pages.
+    #[prost(uint32, tag = "10")]
+    pub streams: u32,
+    /// The source's overlay; nothing from a node that cannot tell.
+    #[prost(message, optional, tag = "11")]
+    pub overlay: Option<OverlayTerms>,
+    /// The identity of the source's journal, by which a destination in doubt knows whom it asks; empty from a
+    /// node of an older version.
+    #[prost(string, tag = "12")]
+    pub journal: String,
+    /// The source's CRIU; nothing from a node that does not tell.
+    #[prost(message, optional, tag = "40")]
+    pub criu: Option<CriuVersion>,
+    /// The source's time of day, milliseconds since 1970; 0 from a node that does not tell.
+    #[prost(int64, tag = "41")]
+    pub now_ms: i64,
+    /// Whether the source understands [`Message::Step`](super::Message::Step).
+    #[prost(bool, tag = "42")]
+    pub steps: bool,
+}
+
+/// A release of CRIU: the dump of a newer one cannot be restored by an older one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, prost::Message)]
+pub struct CriuVersion {
+    /// Major number.
+    #[prost(uint32, tag = "1")]
+    pub major: u32,
+    /// Minor number.
+    #[prost(uint32, tag = "2")]
+    pub minor: u32,
+    /// Sublevel.
+    #[prost(uint32, tag = "3")]
+    pub sublevel: u32,
+}
+
+impl From<godwit_criu::Version> for CriuVersion {
+    fn from(version: godwit_criu::Version) -> Self {
+        Self { major: version.major, minor: version.minor, sublevel: version.sublevel }
+    }
+}
+
+impl CriuVersion {
+    /// Why images of this CRIU on node `theirs` cannot be restored by `other` on node `ours`, if they cannot.
+    #[must_use]
+    pub fn objection(self, theirs: &str, other: godwit_criu::Version, ours: &str) -> Option<String> {
+        let own =
+            godwit_criu::Version { major: self.major, minor: self.minor, sublevel: self.sublevel, series: 0 };
+        (Self::from(other) < self).then(|| {
+            format!(
+                "it has CRIU {other}, older than {own} on node {theirs}, whose dumps it cannot restore; run scripts/setup on node {ours}"
+            )
+        })
+    }
+}
+
+/// A layer the service stands on.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Layer {
+    /// `sha256:…`
+    #[prost(string, tag = "1")]
+    pub digest: String,
+    /// Size of the blob; 0 when the source cannot send it.
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+
+/// The destination holds room, and names what it lacks.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Accepted {
+    /// Digests to send.
+    #[prost(string, repeated, tag = "1")]
+    pub missing_layers: Vec<String>,
+    /// Whether processes can be restored here before their pages are in place.
+    #[prost(bool, tag = "2")]
+    pub userfaultfd: bool,
+    /// Whether the pages follow that were retained when the service left the destination.
+    #[prost(bool, tag = "3")]
+    pub retained: bool,
+    /// Whether the CRIU here finds TCP connections in the image of the files.
+    #[prost(bool, tag = "4")]
+    pub tcp_inline: bool,
+    /// The key of these pages' hashes: 192 bytes, or none where nothing was retained.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub key: Bytes,
+    /// Whether this node takes the log, and further rounds of files, while the service runs.
+    #[prost(bool, tag = "6")]
+    pub ahead: bool,
+    /// The most memory that its kernel gives a process in one piece, bytes; 0 where that has no bound, and from a
+    /// node that does not tell.
+    #[prost(uint64, tag = "40")]
+    pub most_at_once: u64,
+    /// Whether the CRIU here maps reservations as they were.
+    #[prost(bool, tag = "41")]
+    pub keeps_rights: bool,
+}
+
+/// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all
+/// zeroes where it has none.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RetainedPages {
+    /// The space.
+    #[prost(uint32, tag = "1")]
+    pub space: u32,
+    /// The first page's number, divided by 64.
+    #[prost(uint64, tag = "2")]
+    pub leaf: u64,
+    /// XXH3 with the key of [`Accepted`], 128 bits, little-endian.
+    #[prost(bytes = "vec", tag = "3")]
+    pub hashes: Vec<u8>,
+}
+
+/// First on a further connection of a migration.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Join {
+    /// The migration.
+    #[prost(string, tag = "1")]
+    pub migration: String,
+    /// What the connection is for.
+    #[prost(enumeration = "Purpose", tag = "2")]
+    pub purpose: i32,
+}
+
+/// What a further connection carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Purpose {
+    /// Nothing known.
+    Unknown = 0,
+    /// Pages, in order.
+    Pages = 1,
+    /// Pages that a process waits for.
+    Faults = 2,
+}
+
+/// First from the source after a break: it still has pages of this migration.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Resume {
+    /// The migration.
+    #[prost(string, tag = "1")]
+    pub migration: String,
+}
+
+/// Pages of one space, by number.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PageRanges {
+    /// The space.
+    #[prost(uint32, tag = "1")]
+    pub space: u32,
+    /// First page and number of pages of each range, one after the other.
+    #[prost(uint64, repeated, tag = "2")]
+    pub ranges: Vec<u64>,
+}
+
+impl PageRanges {
+    /// These ranges of addresses of a space.
+    pub fn encode(space: Space, ranges: impl IntoIterator<Item = Range>) -> Self {
+        let pair = |range: Range| [range.start / PAGE_SIZE, (range.end - range.start) / PAGE_SIZE];
+        Self { space, ranges: ranges.into_iter().flat_map(pair).collect() }
+    }
+
+    /// The ranges of addresses, if they are such.
+    #[must_use]
+    pub fn decode(&self) -> Option<Vec<Range>> {
+        let (pairs, []) = self.ranges.as_chunks::<2>() else { return None };
+        let range = |[page, pages]: &[u64; 2]| {
+            let start = page.checked_mul(PAGE_SIZE)?;
+            let end = start.checked_add(pages.checked_mul(PAGE_SIZE)?)?;
+            (start < end).then_some(start..end)
+        };
+        pairs.iter().map(range).collect()
+    }
+}
+
+/// A page that a process waits for.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct FaultRequest {
+    /// The space.
+    #[prost(uint32, tag = "1")]
+    pub space: u32,
+    /// The page's number.
+    #[prost(uint64, tag = "2")]
+    pub page: u64,
+}
+
+/// The destination will not take the service: every reason at once.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Refused {
+    /// Sentences.
+    #[prost(string, repeated, tag = "1")]
+    pub reasons: Vec<String>,
+}
+
+/// Part of a CRIU image file.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImageData {
+    /// File name inside the image directory.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Where the data belongs.
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+    /// The bytes.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub data: Bytes,
+}
+
+/// All images are sent.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImagesEnd {
+    /// Every file with its final length, so that nothing can be missing unseen.
+    #[prost(message, repeated, tag = "1")]
+    pub files: Vec<ImageFile>,
+    /// Processes that were stopped by a signal before the dump, by PID inside the container.
+    #[prost(uint32, repeated, tag = "2")]
+    pub keep_stopped: Vec<u32>,
+}
+
+/// One image file.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImageFile {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its length.
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+
+/// A sentence for the other side.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Reason {
+    /// Why.
+    #[prost(string, tag = "1")]
+    pub reason: String,
+}
+
+/// What the destination's network did when the service went on.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Running {
+    /// How long it took, microseconds.
+    #[prost(uint32, tag = "1")]
+    pub cutover_us: u32,
+    /// Frames that had come for it and were handed in.
+    #[prost(uint64, tag = "2")]
+    pub held_frames: u64,
+    /// Frames for which there was no room.
+    #[prost(uint64, tag = "3")]
+    pub held_dropped: u64,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_criu_at_the_destination_is_said_with_both_versions() {
+        let version = |major, minor, sublevel| godwit_criu::Version { major, minor, sublevel, series: 0 };
+        let source = CriuVersion::from(version(4, 2, 1));
+        assert_eq!(source.objection("a", version(4, 2, 1), "b"), None);
+        assert_eq!(source.objection("a", version(4, 10, 0), "b"), None);
+        let said = source.objection("a", version(4, 1, 1), "b").unwrap();
+        assert!(
+            said.contains("CRIU 4.1.1, older than 4.2.1 on node a") && said.contains("on node b"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn ranges_arrive_as_they_were_sent_and_others_are_refused() {
+        let ranges = [0x1000..0x3000, 0x9000..0xa000];
+        assert_eq!(PageRanges::encode(1, ranges.clone()).decode().unwrap(), ranges);
+        for bad in [&[1][..], &[1, 0], &[u64::MAX, 1], &[1, u64::MAX], &[1, 2, 3]] {
+            assert_eq!(PageRanges { space: 1, ranges: bad.to_vec() }.decode(), None, "{bad:?}");
+        }
+    }
+}
