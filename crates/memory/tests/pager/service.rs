@@ -104,11 +104,11 @@ impl Pager {
     }
 
     /// Waits until the store is empty. Where shared memory comes in huge pages, the kernel has made more of
-    /// them than was written, at the end and where a daemon went and another came.
+    /// them than was written: at the end, and wherever a daemon went and another came.
     pub(crate) fn wait_for_empty_store(&self) {
         let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
         let is_huge = setting.is_ok_and(|text| text.contains("[always]") || text.contains("[force]"));
-        let unwritten = if is_huge { 4 << 20 } else { 0 };
+        let unwritten = if is_huge { 16 << 20 } else { 0 };
         for _ in 0..1000 {
             if self.store_bytes() <= unwritten {
                 return;
