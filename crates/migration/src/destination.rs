@@ -275,19 +275,18 @@ impl Restored {
         let Self { admitted, keep_stopped, mut memory } = self;
         let (service, id) = (admitted.service.clone(), admitted.id.clone());
         let source = link.node().to_string();
-        let (started, running) = match start(local, &service, &id, &keep_stopped, &mut memory).await {
-            Ok(running) => (Ok(()), running),
-            Err(error) => (Err(error), Running::default()),
-        };
-        if started.is_ok() {
-            let word = match memory.lost() {
-                None => Message::Running(running),
-                Some(reason) => Message::Abort(Reason { reason }),
-            };
-            // The source learns it from the closed connection too, only later or less well.
-            let _ = link.send(word).await;
+        // The source sends the last pages when it has the word. It learns it from the closed connection too, only
+        // later or less well.
+        match start(local, &service, &id, &keep_stopped, &mut memory).await {
+            Ok(running) => {
+                let _ = link.send(word(&mut memory, running)).await;
+                adopt(local, &service, &id, &keep_stopped, &mut memory, Ok(())).await;
+            }
+            Err(error) => {
+                adopt(local, &service, &id, &keep_stopped, &mut memory, Err(error)).await;
+                let _ = link.send(word(&mut memory, Running::default())).await;
+            }
         }
-        adopt(local, &service, &id, &keep_stopped, &mut memory, started).await;
         // The name and the memory are the service's own from here on.
         drop(admitted);
         let telling = own::tell_hook(local, &service, &id, &source);
@@ -311,6 +310,14 @@ impl Restored {
         local.host.in_doubt(&admitted.service, &source).await;
         let from = Asked { source: &source, journal: &admitted.source_journal };
         resolve(local, &admitted.service, &admitted.id, from, &keep_stopped, memory).await;
+    }
+}
+
+/// What the source hears of a service that is this node's.
+fn word(memory: &mut Memory, running: Running) -> Message {
+    match memory.lost() {
+        None => Message::Running(running),
+        Some(reason) => Message::Abort(Reason { reason }),
     }
 }
 

@@ -20,7 +20,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use prost::Message;
 
 use super::machine::{Container, Machine};
-use super::process::{BASE, PAGES, Process, SEED};
+use super::process::{BASE, PAGES, Process};
 use crate::checkpoint::{Checkpoint, Dump};
 
 /// What a node runs containers with.
@@ -156,15 +156,7 @@ impl Engine for Containers {
             let container = self.find(config)?;
             self.change(config, |container| container.stopped = false);
             self.0.lets_run(&container.process);
-            if self.0.lazy {
-                let machine = Arc::clone(&self.0);
-                let reader = std::thread::spawn(move || {
-                    if let Some(what) = container.process.differs(SEED) {
-                        machine.accuse(what);
-                    }
-                });
-                self.0.there().readers.push(reader);
-            }
+            self.0.uses_its_memory(container.process);
             Ok(())
         })
     }

@@ -18,10 +18,12 @@ use super::wire::{Cut, Way as Along};
 use super::world::{Ended, Fault, Side, Way, play};
 use crate::options::Mode;
 
-const COLD: Way = Way { mode: Mode::Cold, lazy: false, tracker: Backend::None };
-const PRECOPY: Way = Way { mode: Mode::Precopy, lazy: false, tracker: Backend::Uffd };
-const POSTCOPY: Way = Way { mode: Mode::Postcopy, lazy: true, tracker: Backend::None };
-const HYBRID: Way = Way { mode: Mode::Hybrid, lazy: true, tracker: Backend::Uffd };
+const COLD: Way = Way { mode: Mode::Cold, lazy: false, reads: true, tracker: Backend::None };
+const PRECOPY: Way = Way { mode: Mode::Precopy, lazy: false, reads: true, tracker: Backend::Uffd };
+const POSTCOPY: Way = Way { mode: Mode::Postcopy, lazy: true, reads: true, tracker: Backend::None };
+const HYBRID: Way = Way { mode: Mode::Hybrid, lazy: true, reads: true, tracker: Backend::Uffd };
+/// Nobody asks for a page: all are pushed.
+const UNREAD: Way = Way { reads: false, ..POSTCOPY };
 
 /// Conversations at the same time: what one does after a fault is mostly to wait.
 const AT_ONCE: usize = 8;
@@ -193,6 +195,13 @@ fn postcopy_each_connection_may_be_cut_after_each_record() {
 fn postcopy_one_daemon_or_both_may_be_killed_at_each_record() {
     if is_lazy() {
         kills_at_records(POSTCOPY);
+    }
+}
+
+#[test]
+fn each_step_of_a_destination_may_fail_where_no_page_is_asked_for() {
+    if is_lazy() {
+        both(UNREAD, |step| Fault::Step(Side::Destination, step, Deed::Fail));
     }
 }
 

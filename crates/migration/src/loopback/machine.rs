@@ -10,8 +10,9 @@ use godwit_engine::ContainerConfig;
 use godwit_names::ServiceName;
 use tokio::sync::watch;
 
-use super::process::Process;
+use super::process::{Process, SEED};
 use super::script::Script;
+use super::world::Way;
 use crate::local::Local;
 use crate::service::{Layout, Service};
 
@@ -68,10 +69,12 @@ pub(super) struct Machine {
     census: Arc<Census>,
     /// Whether pages come after the restore.
     pub(super) lazy: bool,
+    /// Whether a service reads all its memory as soon as it is let run.
+    reads: bool,
 }
 
 impl Machine {
-    pub(super) fn new(name: &str, directory: &Path, census: &Arc<Census>, lazy: bool) -> Arc<Self> {
+    pub(super) fn new(name: &str, directory: &Path, census: &Arc<Census>, way: Way) -> Arc<Self> {
         let at = |part: &str| {
             let path = directory.join(name).join(part);
             std::fs::create_dir_all(&path).unwrap();
@@ -90,7 +93,8 @@ impl Machine {
             there: Mutex::default(),
             daemon: Mutex::default(),
             census: Arc::clone(census),
-            lazy,
+            lazy: way.lazy,
+            reads: way.reads,
         })
     }
 
@@ -129,6 +133,20 @@ impl Machine {
     pub(super) fn lets_run(&self, process: &Process) {
         process.go_on();
         self.census.look(&self.name);
+    }
+
+    /// A restored service runs, whose pages may still be on their way.
+    pub(super) fn uses_its_memory(self: &Arc<Self>, process: Arc<Process>) {
+        if !self.lazy || !self.reads {
+            return;
+        }
+        let machine = Arc::clone(self);
+        let reader = std::thread::spawn(move || {
+            if let Some(what) = process.differs(SEED) {
+                machine.accuse(what);
+            }
+        });
+        self.there().readers.push(reader);
     }
 }
 

@@ -56,6 +56,8 @@ pub(super) struct Way {
     pub(super) mode: Mode,
     /// Whether the destination restores before the pages are there.
     pub(super) lazy: bool,
+    /// Whether the service reads all its memory as soon as it runs at the destination.
+    pub(super) reads: bool,
     pub(super) tracker: Backend,
 }
 
@@ -153,7 +155,7 @@ pub(super) fn play(way: Way, fault: Fault) -> Result<Ended, String> {
 impl World {
     fn new(way: Way, fault: Fault) -> Self {
         let (directory, census, service) = (directory(), Arc::<Census>::default(), service());
-        let machines = ["a", "b"].map(|name| Machine::new(name, directory.path(), &census, way.lazy));
+        let machines = ["a", "b"].map(|name| Machine::new(name, directory.path(), &census, way));
         let [a, b] = &machines;
         settle(a, &service);
         let side = |side| if side == Side::Source { a } else { b };
