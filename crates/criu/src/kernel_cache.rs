@@ -7,16 +7,19 @@
 //! (containers, some test machines) the file is made here, on a tmpfs that stands in for `/run` in
 //! a mount namespace of its own, and is marked with the boot that it was made in.
 
-use std::ffi::CString;
 use std::fs;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::process::Stdio;
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsmount, fsopen, move_mount,
+};
 use tokio::process::Command;
 
 use crate::{Criu, CriuError};
@@ -57,12 +60,12 @@ impl Criu {
             }
             _ => {}
         }
-        let stand_in = StandIn::mount().map_err(failed("mount a tmpfs in", run))?;
-        self.probe(Some(&stand_in.place)).await?;
+        let stand_in = stand_in().map_err(failed("make a tmpfs for", run))?;
+        self.probe(Some(&stand_in)).await?;
         // In one step: another CRIU may be reading.
         let new = run.join("criu.kdat.new");
-        let made = stand_in.place.join(CACHE);
-        fs::copy(&made, &new).map_err(failed("copy", &made))?;
+        let made = read(&stand_in).map_err(failed("read what CRIU knows of the kernel for", &cache))?;
+        fs::write(&new, made).map_err(failed("write", &new))?;
         fs::rename(&new, &cache).map_err(failed("replace", &cache))?;
         fs::write(&mark, boot).map_err(failed("write", &mark))
     }
@@ -81,23 +84,22 @@ impl Criu {
         }
     }
 
-    /// Runs `criu check`, which fills the cache first of all; with a directory that it sees as
+    /// Runs `criu check`, which fills the cache first of all; with a filesystem that it sees as
     /// `/run`. What the check finds is not asked here.
-    async fn probe(&self, run: Option<&Path>) -> Result<(), CriuError> {
+    async fn probe(&self, run: Option<&OwnedFd>) -> Result<(), CriuError> {
         let mut command = Command::new(self.path());
         command.arg("check").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if let Some(run) = run {
-            let run = CString::new(run.as_os_str().as_bytes())
-                .map_err(io::Error::other)
-                .map_err(|source| CriuError::File { action: "use", path: run.to_owned(), source })?;
+            let run = run.as_raw_fd();
             let none: Option<&str> = None;
-            // SAFETY: between fork and exec only system calls are made, with strings that were
-            // made before the fork.
+            // SAFETY: between fork and exec only system calls are made, on a descriptor that lives until the
+            // program has ended.
             unsafe {
                 command.pre_exec(move || {
                     unshare(CloneFlags::CLONE_NEWNS)?;
                     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-                    mount(Some(run.as_c_str()), RUN, none, MsFlags::MS_BIND, none)?;
+                    let run = BorrowedFd::borrow_raw(run);
+                    move_mount(run, c"", CWD, RUN, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
                     Ok(())
                 });
             }
@@ -114,29 +116,22 @@ fn is_newer(cache: &Path, binary: &Path) -> bool {
     matches!((modified(cache), modified(binary)), (Ok(cache), Ok(binary)) if cache >= binary)
 }
 
-/// A tmpfs on a directory of its own; both go with the value.
-struct StandIn {
-    place: PathBuf,
+/// A tmpfs that is mounted nowhere: nothing of it is left, however this process ends.
+fn stand_in() -> io::Result<OwnedFd> {
+    let filesystem = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&filesystem)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    Ok(fsmount(&filesystem, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-impl StandIn {
-    fn mount() -> io::Result<Self> {
-        let place = Path::new(RUN).join(format!("godwit-criu-{}", std::process::id()));
-        fs::create_dir_all(&place)?;
-        let stand_in = Self { place };
-        let none: Option<&str> = None;
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        mount(Some("tmpfs"), &stand_in.place, Some("tmpfs"), flags, none)?;
-        Ok(stand_in)
-    }
-}
-
-impl Drop for StandIn {
-    fn drop(&mut self) {
-        // What cannot be undone here is empty and does no harm.
-        let _ = umount2(&self.place, MntFlags::MNT_DETACH);
-        let _ = fs::remove_dir(&self.place);
-    }
+/// The cache that was made there.
+fn read(stand_in: &OwnedFd) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let mut made = Vec::new();
+    fs::File::from(openat(stand_in, CACHE, flags, Mode::empty())?).read_to_end(&mut made)?;
+    Ok(made)
 }
 
 #[cfg(test)]

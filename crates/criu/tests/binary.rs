@@ -48,8 +48,6 @@ async fn the_cache_of_the_kernel_is_there_after_a_warm_up() {
     criu().warm_up().await.unwrap();
     criu().stay_warm().await.unwrap();
     assert_eq!(std::fs::metadata("/run/criu.kdat").unwrap().modified().unwrap(), made, "it was made twice");
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains("godwit-criu"), "{mounts}");
 }
 
 #[tokio::test]
