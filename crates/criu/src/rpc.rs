@@ -154,8 +154,8 @@ impl Service {
         process.child.wait().await
     }
 
-    /// Kills CRIU, and waits for the guard that puts its processes right and has the socket open until then; what
-    /// its requests end with.
+    /// Kills CRIU, and waits until its guard has put the processes right and closes the socket. Returns the error of the
+    /// request that was under way.
     pub(crate) async fn kill(&mut self) -> CriuError {
         // It cannot have been reaped: nobody has waited for it.
         let killed = self.process.child.start_kill();

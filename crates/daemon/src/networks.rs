@@ -91,8 +91,8 @@ fn log_failed(failed: Vec<(Network, String)>) {
 
 /// Takes over what another node says of a network, and acts on it.
 ///
-/// Who tells something that is no news waits until it was acted on all the same: a node that has told all others
-/// says to its user that a network is there, or gone.
+/// A node that repeats what is known waits, too, until this node has acted on it: when it has told all others, it says
+/// to its user that the network is there, or gone.
 pub(crate) async fn learn(node: &Arc<Node>, told: &[Network]) -> Result<(), StateError> {
     let _alone = node.reconciling_networks.lock().await;
     let mut news = false;
