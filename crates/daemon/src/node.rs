@@ -125,6 +125,8 @@ pub(crate) struct Node {
     pub changing_networks: tokio::sync::Mutex<()>,
     /// Held by who brings this node's networks in line with those there should be.
     pub reconciling_networks: tokio::sync::Mutex<()>,
+    /// Held while a member is removed, from the record to the packet filter.
+    pub applying_removals: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
     pub news: Notify,
     /// Raised when a name is no longer occupied.
@@ -150,6 +152,7 @@ impl Node {
             certificate_validity: None,
             changing_networks: tokio::sync::Mutex::default(),
             reconciling_networks: tokio::sync::Mutex::default(),
+            applying_removals: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
             means: std::sync::OnceLock::new(),

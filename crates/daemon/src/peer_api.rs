@@ -88,7 +88,7 @@ impl Peer for PeerService {
         if message.info.as_ref().is_some_and(|info| info.name != from) {
             return Err(Status::permission_denied(format!("node {from} may speak only for itself")));
         }
-        cluster::take_in(&self.0, &from, message).await.map_err(internal)?;
+        cluster::take_in_whole(&self.0, &from, message).await.map_err(internal)?;
         Ok(Response::new(cluster::what_we_know(&self.0).map_err(internal)?))
     }
 
