@@ -22,39 +22,15 @@ use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 use serde::{Deserialize, Serialize};
 
+use super::Overlay;
+use super::hold::Handed;
 use crate::datapath::Behind;
-use crate::hold::Handed;
 use crate::inside::{Inside, has_inside, inside, interface};
 use crate::netlink::{Link, LinkEvents, PortState};
 use crate::netns::{self, Found, set_sysctl};
-use crate::publish::Leads;
-use crate::{Mac, NetworkError, Overlay, arp, ipv6};
-
-/// The start of every bridge port's name; the service's address on that network follows, in hexadecimal.
-pub(crate) const PORT_PREFIX: &str = "gws";
-/// The start of every bridge port's alias.
-const ALIAS_PREFIX: &str = "godwit ";
-
-/// A transport protocol with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-}
-
-/// A port of the node that leads to a service's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Published {
-    /// The node's port.
-    pub host_port: u16,
-    /// The service's port.
-    pub container_port: u16,
-    /// Of which protocol.
-    pub protocol: Protocol,
-}
+use crate::port::{alias, marked, port_name};
+use crate::publish::{Leads, Published};
+use crate::{Mac, NetworkError, arp, ipv6};
 
 /// What a network needs to know of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -251,7 +227,7 @@ impl Overlay {
         let link = self.netlink.need_link(port).await?;
 
         inside(&endpoint.netns, service.nth, Inside::Up).await?;
-        let alias = format!("{ALIAS_PREFIX}{} {}", service.address, service.name);
+        let alias = alias(service.address, &service.name);
         let message = LinkUnspec::new_with_index(link.index)
             .append_extra_attribute(LinkAttribute::IfAlias(alias))
             .build();
@@ -535,26 +511,8 @@ enum Missing {
     Everything,
 }
 
-/// The bridge port's name, which goes by the address: the service's name may be longer than the 15 bytes
-/// an interface may have, and a service has a port for each of its networks.
-pub(crate) fn port_name(address: Ipv4Addr) -> String {
-    format!("{PORT_PREFIX}{:08x}", address.to_bits())
-}
-
-/// The address and the service of an endpoint's bridge port.
-fn marked(link: &Link) -> Option<(Ipv4Addr, ServiceName)> {
-    let (address, name) = link.alias.as_deref().and_then(parse_alias)?;
-    (link.name == port_name(address)).then_some((address, name))
-}
-
-fn parse_alias(alias: &str) -> Option<(Ipv4Addr, ServiceName)> {
-    let (address, name) = alias.strip_prefix(ALIAS_PREFIX)?.split_once(' ')?;
-    Some((address.parse().ok()?, name.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     /// A daemon moves these between its threads: that it compiles is the test.
@@ -570,27 +528,5 @@ mod tests {
         can_move(overlay.list_endpoints());
         can_move(overlay.follow_uplink());
         can_move(overlay);
-    }
-
-    #[test]
-    fn a_port_name_fits_an_interface_and_tells_the_address() {
-        assert_eq!(port_name(Ipv4Addr::new(10, 88, 0, 10)), "gws0a58000a");
-        assert!(port_name(Ipv4Addr::BROADCAST).len() <= 15);
-    }
-
-    #[test]
-    fn an_alias_tells_address_and_name() {
-        let found = parse_alias("godwit 10.88.0.10 redis").unwrap();
-        assert_eq!(found, (Ipv4Addr::new(10, 88, 0, 10), "redis".parse().unwrap()));
-        for other in [
-            "",
-            "godwit",
-            "godwit redis",
-            "godwit 10.88.0 redis",
-            "something 10.88.0.10 redis",
-            "godwit 10.88.0.10 ../x",
-        ] {
-            assert_eq!(parse_alias(other), None, "{other}");
-        }
     }
 }
