@@ -35,6 +35,7 @@
 
 pub mod arrivals;
 pub mod attach;
+pub mod backoff;
 pub mod binds;
 pub mod blocking;
 pub mod bulk;
@@ -76,6 +77,7 @@ pub mod task;
 pub mod terms;
 pub mod waits;
 
+pub use backoff::Backoff;
 pub use doubt::{Doubt, Doubts, Verdict};
 pub use local::{Decision, Host, HostError, Known, Local, LocalError};
 pub use options::{Compress, Mode, Options};
