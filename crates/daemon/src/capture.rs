@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use godwit_api::innermost;
 use godwit_api::v1::{
     self as api, CaptureBatch, CaptureCount, CaptureEvent, CaptureInterface, CaptureNote, CapturePlace,
     CaptureRequest, CaptureStart, CapturedPacket, capture_event::Kind,
@@ -217,12 +218,7 @@ fn reason(status: &Status) -> String {
     if status.code() == Code::Unimplemented {
         return "it runs a godwit that cannot capture; install the same one on all nodes".into();
     }
-    let mut innermost: &dyn std::error::Error = status;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    if std::error::Error::source(status).is_some() {
-        let cause = innermost.to_string();
+    if let Some(cause) = innermost(status) {
         // Some errors end with the address of a manual page about them.
         let cause = cause.split(": https://").next().unwrap_or_default();
         return format!("it cannot be reached: {cause}");

@@ -279,7 +279,7 @@ async fn ruleset_accepts(bridge: &str) -> bool {
         .any(|line| line.contains(&name) && line.contains("accept"))
 }
 
-/// An error with its sources.
+/// An error with its sources, as `error_chain` of `godwit-memory` has it: neither crate knows the other.
 fn describe(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {}", describe(source)),
