@@ -35,9 +35,10 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
+use crate::convert;
+use crate::network::attachment;
 use crate::node::Node;
 use crate::status::{internal, status};
-use crate::{convert, networks};
 
 /// Events that wait for a slow reader; then the nodes' own queues fill, and they count what is lost.
 const QUEUE: usize = 32;
@@ -95,7 +96,7 @@ pub(crate) async fn everywhere(
     let placement = placement.ok_or_else(|| {
         Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
     })?;
-    let Some((address, nth)) = networks::address_on(node, &placement, &request.network)? else {
+    let Some((address, nth)) = attachment::address_on(node, &placement, &request.network)? else {
         return Err(Status::failed_precondition(format!(
             "service {name} is in a network namespace of somebody else's, whose packets are not godwit's to show; capture inside it with `nsenter --net=PATH tcpdump` (`godwit inspect {name}` tells the path)"
         )));

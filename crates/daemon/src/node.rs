@@ -22,8 +22,8 @@ use crate::convert;
 use crate::events::Events;
 use crate::introduced::Introduced;
 use crate::peers::Peers;
+use crate::protection::Surroundings;
 use crate::state::{State, StateError};
-use crate::surroundings::Surroundings;
 use crate::tombstones::Tombstones;
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
