@@ -191,9 +191,7 @@ impl Overlay {
     /// # Errors
     /// When the kernel refuses; calling it again goes on.
     pub async fn down(&self) -> Result<(), NetworkError> {
-        for endpoint in self.list_endpoints().await? {
-            self.unplug(&endpoint).await?;
-        }
+        self.unplug_all().await?;
         for (address, _) in self.netlink.neighbours(self.uplink, true).await? {
             if self.config.subnet.contains(address) {
                 self.answer_no_more(address).await?;

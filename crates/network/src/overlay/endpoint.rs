@@ -89,20 +89,21 @@ impl Overlay {
         if namespace == Found::Other {
             return Err(NetworkError::FileInTheWay { path: endpoint.netns });
         }
-        let links = self.netlink.links().await?;
-        let plugged = || links.iter().filter_map(marked);
+        // A port's name goes by its address: whose that is, is asked of this one port.
+        let port = self.netlink.link(&endpoint.interface).await?.filter(|link| marked(link).is_some());
         if let Some((address, owner)) =
-            plugged().find(|(address, name)| *address == service.address && *name != service.name)
+            port.as_ref().and_then(marked).filter(|(_, name)| *name != service.name)
         {
             return Err(NetworkError::AddressTaken { address, owner });
         }
-        let ours = plugged().filter(|(_, name)| *name == service.name).map(|(address, _)| address);
-        let mut here = ours.filter(|address| self.config.subnet.contains(*address));
-        if let Some(existing) = here.find(|address| *address != service.address) {
+        // The last endpoint of a service takes the namespace with it: without one there is none.
+        if namespace == Found::Namespace
+            && let Some(existing) = self.other_address(service).await?
+        {
             let (name, wanted) = (service.name.clone(), service.address);
             return Err(NetworkError::OtherAddress { name, existing, wanted });
         }
-        let missing = self.missing(&endpoint, namespace, service.nth).await?;
+        let missing = self.missing(&endpoint, port, namespace, service.nth).await?;
         if let Err(error) = self.make(service, &endpoint, missing).await {
             let undone = match missing {
                 Missing::Everything => self.remove_own(&service.name, service.address).await,
@@ -119,14 +120,27 @@ impl Overlay {
         Ok(endpoint)
     }
 
-    /// What has to be made. A namespace that exists is kept, as the service may be running in it.
-    async fn missing(&self, endpoint: &Endpoint, namespace: Found, nth: u8) -> Result<Missing, NetworkError> {
+    /// An address that the service has on this network beside the one that it is to have.
+    async fn other_address(&self, service: &ServiceEndpoint) -> Result<Option<Ipv4Addr>, NetworkError> {
+        let links = self.netlink.links().await?;
+        let ours = links.iter().filter_map(marked).filter(|(_, name)| *name == service.name);
+        let mut here =
+            ours.map(|(address, _)| address).filter(|address| self.config.subnet.contains(*address));
+        Ok(here.find(|address| *address != service.address))
+    }
+
+    /// What has to be made where this port is there. A namespace that exists is kept, as the service may be running in it.
+    async fn missing(
+        &self,
+        endpoint: &Endpoint,
+        port: Option<Link>,
+        namespace: Found,
+        nth: u8,
+    ) -> Result<Missing, NetworkError> {
         if namespace != Found::Namespace {
             return Ok(Missing::Everything);
         }
-        let link = self.netlink.link(&endpoint.interface).await?;
-        let ours = link.filter(|link| marked(link).is_some());
-        let plugged = match ours {
+        let plugged = match port {
             Some(link) => self.datapath.is_plugged(&link).await?,
             None => false,
         };
@@ -448,12 +462,18 @@ impl Overlay {
         Ok(found)
     }
 
-    /// Only the veth and the namespace, for [`Overlay::down`], which removes the rest at once.
-    pub(crate) async fn unplug(&self, endpoint: &ExistingEndpoint) -> Result<(), NetworkError> {
-        if let Some(address) = endpoint.address {
+    /// Removes the veths of all endpoints and their namespaces, for [`Overlay::down`], which removes the rest at once.
+    pub(super) async fn unplug_all(&self) -> Result<(), NetworkError> {
+        let endpoints = self.list_endpoints().await?;
+        for address in endpoints.iter().filter_map(|endpoint| endpoint.address) {
             self.remove_port(&port_name(address)).await?;
         }
-        self.remove_namespace(&endpoint.name).await
+        let links = self.netlink.links().await?;
+        let plugged: HashSet<_> = links.iter().filter_map(marked).map(|(_, name)| name).collect();
+        for endpoint in endpoints.iter().filter(|endpoint| !plugged.contains(&endpoint.name)) {
+            netns::remove(&endpoint.netns)?;
+        }
+        Ok(())
     }
 
     /// Takes care, for as long as it is awaited, that the uplink answers for the open services
