@@ -16,11 +16,12 @@ use godwit_names::ServiceName;
 use prost::Message as _;
 
 use crate::directory::{UNREACHABLE_MS, own_info};
+use crate::network::{cluster_networks as networks, forward, overlay as network};
 use crate::node::{Claim, Conflict, Node};
 use crate::peers::MAX_SYNC;
+use crate::removals;
 use crate::state::{StateError, now_ms};
 use crate::trust::{self, Belief, MAX_MEMBERS, MAX_SERVICES, Placements};
-use crate::{forward, network, networks, removals};
 
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -14,9 +14,10 @@ use godwit_transfer::{Connection, NodeName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::cluster;
+use crate::network::{forward, overlay};
 use crate::node::{Claim, Migrating, Node};
 use crate::state::StateError;
-use crate::{cluster, forward, network};
 
 /// A service whose pages are served by this life of the daemon, though an earlier one gave it away.
 struct Leaving {
@@ -132,7 +133,7 @@ impl Host for NodeHost {
                 node.name
             ));
         }
-        objections.extend(network::objections(&node, service).await);
+        objections.extend(overlay::objections(&node, service).await);
         if !objections.is_empty() {
             return Err(objections);
         }

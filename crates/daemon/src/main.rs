@@ -3,7 +3,7 @@
 //! ```text
 //!  godwit ── unix socket ──▶ node_api ─┐            ┌▶ services, restart, exec, logs   services of this node
 //!                                      ├─▶ verbs ───┼▶ migrate, host                   moves (godwit-migration)
-//!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ networks, network, forward      the overlay (godwit-network)
+//!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ network, network_changes        the overlay (godwit-network)
 //!                                                   ├▶ cluster, join, removals, renew  the members
 //!  data connections ────────▶ serve ──────────────▶ └▶ images, capture, doctor, …
 //!
@@ -22,26 +22,22 @@ mod connections;
 mod convert;
 mod directory;
 mod doctor;
-mod encrypt;
 mod events;
 mod exec;
-mod forward;
 mod host;
 mod images;
 mod introduced;
 mod join;
-mod keys;
 mod logs;
 mod migrate;
 mod network;
 mod network_changes;
-mod network_info;
-mod networks;
 mod node;
 mod node_api;
 mod notify;
 mod peer_api;
 mod peers;
+mod protection;
 mod removals;
 mod renew;
 mod restart;
@@ -49,7 +45,6 @@ mod serve;
 mod services;
 mod state;
 mod status;
-mod surroundings;
 mod tombstones;
 mod trust;
 mod verbs;
@@ -93,7 +88,7 @@ enum Verb {
         listen: std::net::SocketAddr,
         /// Whether what nodes send each other for services is encrypted, on this node and on all that join
         #[arg(long, value_enum)]
-        encrypt: Option<encrypt::Encrypt>,
+        encrypt: Option<protection::encrypt::Encrypt>,
     },
     /// Join the cluster that a token invites to
     Join {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_criu::Criu;
 use godwit_migration::local::Local;
-use godwit_migration::{Port, Progress, Service};
+use godwit_migration::{Backoff, Port, Progress, Service};
 use godwit_names::ServiceName;
 use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
@@ -22,8 +22,8 @@ use crate::convert;
 use crate::events::Events;
 use crate::introduced::Introduced;
 use crate::peers::Peers;
+use crate::protection::Surroundings;
 use crate::state::{State, StateError};
-use crate::surroundings::Surroundings;
 use crate::tombstones::Tombstones;
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
@@ -81,8 +81,8 @@ struct Transient {
     seen: HashSet<String>,
     /// Services that are started again in a moment, by id.
     due: HashMap<String, Instant>,
-    /// The pause before the last start of a service by its policy, by id.
-    pauses: HashMap<String, Duration>,
+    /// The pauses before starts of a service by its policy, by id.
+    pauses: HashMap<String, Backoff>,
     /// What peers last told of themselves.
     heard: HashMap<String, NodeInfo>,
 }

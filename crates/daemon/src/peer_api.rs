@@ -13,9 +13,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::convert::service_name;
+use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
+use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, cluster, connections, keys, migrate, networks, renew};
+use crate::{capture, cluster, connections, migrate, renew};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -151,7 +153,7 @@ impl Peer for PeerService {
         request: Request<api::Network>,
     ) -> Result<Response<api::CheckResponse>, Status> {
         let from = caller(&request)?;
-        let conflict = networks::conflict(&self.0, &request.into_inner(), &from).await?;
+        let conflict = cluster_networks::conflict(&self.0, &request.into_inner(), &from).await?;
         Ok(Response::new(api::CheckResponse {
             conflict: conflict.unwrap_or_default(),
             address: String::new(),

@@ -13,11 +13,11 @@ use godwit_transfer::removal::MAX_SIGNATURE;
 use godwit_transfer::{ClusterAuthority, NodeName, Removal};
 use tonic::Status;
 
+use crate::network::{forward, overlay as network};
 use crate::node::Node;
 use crate::peers::IDENTITY;
 use crate::state::{State, StateError};
 use crate::status::internal;
-use crate::{forward, network};
 
 /// Refuses from the start on what an earlier life has heard of.
 pub(crate) fn load(state: &State, identity: &godwit_transfer::Identity) -> Result<(), StateError> {

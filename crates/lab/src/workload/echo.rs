@@ -31,7 +31,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::{redis::failed, stream};
-use crate::{error::LabError, lab::Lab};
+use crate::{error::LabError, handle::Lab};
 
 /// Bytes of a request and of its answer.
 const REQUEST: usize = 64;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::foreign::Foreign;
 use super::intake::{self, Intake};
-use super::own::{ASK_FIRST, ASK_LAST, adopt, fill, start, tell_hook};
+use super::own::{PAUSES, adopt, fill, start, tell_hook};
 use super::{Memory, drop_copy, drop_in_the_end};
 use crate::arrivals::Arrival;
 use crate::doubt::Verdict;
@@ -97,7 +97,7 @@ pub(crate) async fn resolve(
     memory: Memory,
 ) {
     let mut verdict = local.doubts.begin(service, id, source);
-    let mut pause = ASK_FIRST;
+    let mut pauses = PAUSES;
     let aborted = loop {
         let stuck = match local.host.decision(source, id, journal).await {
             Ok(Decision::Committed) => break None,
@@ -115,7 +115,7 @@ pub(crate) async fn resolve(
             local.host.told(service, &sentence).await;
         }
         let decided = tokio::select! {
-            () = tokio::time::sleep(pause) => None,
+            () = pauses.wait() => None,
             Ok(()) = verdict.changed() => *verdict.borrow_and_update(),
         };
         match decided {
@@ -126,7 +126,6 @@ pub(crate) async fn resolve(
             }
             Some(Verdict::Drop) => break Some("an operator decided that it is not this node's".to_owned()),
         }
-        pause = (pause * 2).min(ASK_LAST);
     };
     match aborted {
         None => {
