@@ -224,7 +224,7 @@ fn a_third_member_can_do_nothing_to_a_service_that_moves_between_two_others() {
     victim.ends_at_b();
 }
 
-/// The only service in a node's books, as JSON.
+/// The only service in a node's state, as JSON.
 fn service_in(database: &std::path::Path) -> Value {
     let said = std::process::Command::new("python3")
         .args(["-c", "import sqlite3, sys; print(sqlite3.connect('file:' + sys.argv[1] + '?mode=ro', uri=True).execute(sys.argv[2]).fetchone()[0])"])

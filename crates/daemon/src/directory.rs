@@ -52,7 +52,7 @@ pub(crate) fn nodes(node: &Node) -> Result<Vec<NodeInfo>, StateError> {
                 return own_info(node);
             }
             let silent = NodeInfo { name: member.name.clone(), ..NodeInfo::default() };
-            let mut info = node.heard(&member.name).unwrap_or(silent);
+            let mut info = node.last_seen(&member.name).unwrap_or(silent);
             info.address = member.address;
             let age = now_ms() - info.last_seen_ms;
             if info.last_seen_ms == 0 {

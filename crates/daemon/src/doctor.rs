@@ -178,7 +178,7 @@ fn tracker(tracker: &Detected) -> Check {
         Backend::Uffd => ok(name, "uffd: writes are followed without stopping the service"),
         Backend::SoftDirty => degraded(
             name,
-            "soft-dirty: the service stands still for a moment at each look",
+            "soft-dirty: the service stands still for a moment at each scan",
             tracker.reasons.join("; "),
         ),
         Backend::None => degraded(

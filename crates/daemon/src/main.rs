@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  godwit ── unix socket ──▶ node_api ─┐            ┌▶ services, restart, exec, logs   services of this node
-//!                                      ├─▶ verbs ───┼▶ migrate, host                   moves (godwit-migration)
+//!                                      ├─▶ verbs ───┼▶ migrate, cluster_view    moves (godwit-migration)
 //!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ networks, network, forward      the overlay (godwit-network)
 //!                                                   ├▶ cluster, join, removals, renew  the members
 //!  data connections ────────▶ serve ──────────────▶ └▶ images, capture, doctor, …
@@ -18,6 +18,7 @@
 
 mod capture;
 mod cluster;
+mod cluster_view;
 mod connections;
 mod convert;
 mod directory;
@@ -26,7 +27,6 @@ mod encrypt;
 mod events;
 mod exec;
 mod forward;
-mod host;
 mod images;
 mod introduced;
 mod join;

@@ -162,7 +162,7 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
     let name = convert::service_name(&request.name)?;
     let mut there = elsewhere(node, &name)?;
     if there.as_ref().is_some_and(|(owner, _)| *owner == request.to) {
-        // It may have arrived here a moment ago and not stand in the books yet.
+        // It may have arrived here just now, and not be in the state yet.
         node.settle(&name).await;
         there = elsewhere(node, &name)?;
     }
@@ -258,7 +258,7 @@ pub(crate) async fn cancel_anywhere(
     node: &Arc<Node>,
     name: &ServiceName,
 ) -> Result<api::CancelResponse, Status> {
-    // A service that has just committed is in nobody's books for a moment, but its migration is here.
+    // A service that has just committed is for a short time in no node's state, but its migration is here.
     if node.migration(name).is_some() {
         return cancel(node, name).await;
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_criu::Criu;
-use godwit_migration::local::Local;
+use godwit_migration::resources::NodeResources;
 use godwit_migration::{Port, Progress, Service};
 use godwit_names::ServiceName;
 use godwit_network::{Mac, Networks};
@@ -44,7 +44,7 @@ pub(crate) struct Migrating {
     pub ended: watch::Receiver<()>,
 }
 
-/// What is kept for a service that is being made, or on its way here.
+/// What is reserved for a service that is being created, or on its way here.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim {
     /// Its addresses.
@@ -67,7 +67,7 @@ pub(crate) struct Conflict {
 /// What changes while the node runs and is not worth a disk.
 #[derive(Default)]
 struct Transient {
-    /// Names that are being created or removed, with what is kept for them until it is in the books.
+    /// Names that are being created or removed, with what is reserved for them until it is in the state.
     busy: HashMap<ServiceName, Claim>,
     /// Migrations from here, by service.
     migrating: HashMap<ServiceName, Migrating>,
@@ -79,18 +79,18 @@ struct Transient {
     ending: HashSet<ServiceName>,
     /// Services whose processes this daemon has seen run, by id.
     seen: HashSet<String>,
-    /// Services that are started again in a moment, by id.
+    /// Services that wait to be started again, by id.
     due: HashMap<String, Instant>,
     /// The pause before the last start of a service by its policy, by id.
     pauses: HashMap<String, Duration>,
     /// What peers last told of themselves.
-    heard: HashMap<String, NodeInfo>,
+    last_seen: HashMap<String, NodeInfo>,
 }
 
 /// What a node works with.
 pub(crate) struct Means {
     /// For migrations: engine, network, images and journal.
-    pub local: Arc<Local>,
+    pub local: Arc<NodeResources>,
     /// The networks that are up, for whoever makes, shows or captures them.
     pub networks: Arc<Networks>,
     /// CRIU, for whoever examines it.
@@ -168,7 +168,7 @@ impl Node {
     }
 
     /// What it moves services with.
-    pub(crate) fn local(&self) -> &Arc<Local> {
+    pub(crate) fn local(&self) -> &Arc<NodeResources> {
         &self.means().local
     }
 
@@ -213,7 +213,7 @@ impl Node {
         self.transient().busy.contains_key(name)
     }
 
-    /// Addresses that are kept for services that are not in the books yet.
+    /// Addresses that are reserved for services that are not in the state yet.
     pub(crate) fn claimed_addresses(&self) -> Vec<Ipv4Addr> {
         self.transient().busy.values().flat_map(|claim| claim.addresses.clone()).collect()
     }
@@ -283,12 +283,12 @@ impl Node {
 
     /// Remembers what a peer told of itself.
     pub(crate) fn hear(&self, info: NodeInfo) {
-        self.transient().heard.insert(info.name.clone(), info);
+        self.transient().last_seen.insert(info.name.clone(), info);
     }
 
     /// Forgets a node that was removed.
     pub(crate) fn forget(&self, name: &str) {
-        self.transient().heard.remove(name);
+        self.transient().last_seen.remove(name);
         self.peers.forget(name);
     }
 
@@ -301,14 +301,14 @@ impl Node {
     }
 
     /// What a peer last told of itself.
-    pub(crate) fn heard(&self, name: &str) -> Option<NodeInfo> {
-        self.transient().heard.get(name).cloned()
+    pub(crate) fn last_seen(&self, name: &str) -> Option<NodeInfo> {
+        self.transient().last_seen.get(name).cloned()
     }
 
     /// The link-layer addresses with which nodes answer for their services.
     pub(crate) fn known_macs(&self) -> Vec<Mac> {
         let transient = self.transient();
-        let told = transient.heard.values().filter_map(|info| info.network.as_ref());
+        let told = transient.last_seen.values().filter_map(|info| info.network.as_ref());
         told.filter_map(|network| convert::parse_mac(&network.uplink_mac)).collect()
     }
 

@@ -14,8 +14,8 @@ use crate::node::Node;
 use crate::peers::IDENTITY;
 use crate::status::{internal, status};
 
-/// Between two looks at the clock, which may be set meanwhile.
-const LOOK: Duration = Duration::from_secs(600);
+/// Longest pause between two readings of the clock, which may be set meanwhile.
+const INTERVAL: Duration = Duration::from_secs(600);
 /// Between two attempts.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -25,7 +25,7 @@ pub(crate) async fn run(node: &Node) {
     loop {
         let due = node.peers.identity().renew_at();
         if let Ok(wait) = due.duration_since(SystemTime::now()) {
-            tokio::time::sleep(wait.min(LOOK)).await;
+            tokio::time::sleep(wait.min(INTERVAL)).await;
             continue;
         }
         match renew(node).await {
@@ -60,7 +60,7 @@ async fn renew(node: &Node) -> Result<(), String> {
 
 async fn ask(node: &Node, request: String) -> Result<String, Status> {
     let members = node.state.members().map_err(internal)?;
-    let has_key = |name: &str| node.heard(name).is_some_and(|info| info.authority);
+    let has_key = |name: &str| node.last_seen(name).is_some_and(|info| info.authority);
     let holder = members.into_iter().find(|member| has_key(&member.name)).ok_or_else(|| {
         Status::unavailable("the node with the key of the cluster's CA has not been heard of; start it")
     })?;

@@ -24,9 +24,9 @@ use crate::services;
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::internal;
 
-/// First and last pause between two looks whether a migration of a service has come to its end.
-const LOOK_FIRST: Duration = Duration::from_millis(100);
-const LOOK_LAST: Duration = Duration::from_secs(5);
+/// First and last pause between two checks whether a migration of a service has come to its end.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+const PAUSE_LAST: Duration = Duration::from_secs(5);
 
 /// Why a service is not started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,14 +105,14 @@ async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objecti
             node.name
         )))
     };
-    if local.host.known(service)?.elsewhere.is_some_and(|epoch| epoch >= service.epoch) {
+    if local.cluster.known(service)?.elsewhere.is_some_and(|epoch| epoch >= service.epoch) {
         return Ok(elsewhere("on another node, or was removed there"));
     }
     if node.has_run(&service.id) {
         // So this disk is not one of before it left, and nobody needs to be waited for who does not answer.
         return Ok(None);
     }
-    let failed = |error: StateError| LocalError::Host(godwit_migration::HostError(error_chain(&error)));
+    let failed = |error: StateError| LocalError::Cluster(godwit_migration::ClusterError(error_chain(&error)));
     Ok(cluster::claimed(node, service)
         .await
         .map_err(failed)?
@@ -122,12 +122,12 @@ async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objecti
 /// Starts a service of this node that has ended. The caller has its name. If it fails, the service stays ended, and
 /// the reason is kept with it.
 async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), LocalError> {
-    let failed = |error: StateError| LocalError::Host(godwit_migration::HostError(error_chain(&error)));
+    let failed = |error: StateError| LocalError::Cluster(godwit_migration::ClusterError(error_chain(&error)));
     let mut service = owned.service.clone();
     service.started_ms = now_ms();
-    // First in the books: what they say to run and does not is found by the next life of this daemon.
+    // First in the state: the next start of this daemon finds a service that should run and does not.
     if !node.state.set_started(&service, restarts).map_err(failed)? {
-        return Err(LocalError::Host(godwit_migration::HostError(format!(
+        return Err(LocalError::Cluster(godwit_migration::ClusterError(format!(
             "service {} is not what it was a moment ago; try again",
             service.name
         ))));
@@ -172,7 +172,7 @@ pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
     });
 }
 
-/// The service as it is in the books, if it is this life of it, has ended, and its policy wants it to be started.
+/// The service as it is in the state, if it is this life of it, has ended, and its policy wants it to be started.
 fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {
     let owned = match node.state.service(&service.name) {
         Ok(owned) => owned?,
@@ -198,7 +198,7 @@ enum Followed {
 
 async fn follow_policy(node: &Arc<Node>, service: &Service) -> Followed {
     let name = &service.name;
-    let mut look = LOOK_FIRST;
+    let mut pause = PAUSE_FIRST;
     let (_occupied, owned, code) = loop {
         let occupied = node.wait_to_occupy(name).await;
         // Whoever had the name may have started, stopped, moved or removed it.
@@ -221,8 +221,8 @@ async fn follow_policy(node: &Arc<Node>, service: &Service) -> Followed {
             }
         }
         drop(occupied);
-        tokio::time::sleep(look).await;
-        look = (look * 2).min(LOOK_LAST);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_LAST);
     };
     // It may end at once: that end is to be planned for.
     node.end_plan(&service.id);

@@ -76,7 +76,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     failpoint::point("service.started").await;
     node.state.put_service(&service).map_err(internal)?;
     if let Err(error) = node.local().made(&service) {
-        // The books are asked before the mark is believed.
+        // The state is read before the mark is believed.
         tracing::warn!(service = %service.name, error = %error_chain(&error), "the mark of a service that is being made stays");
     }
     node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
@@ -309,7 +309,7 @@ fn described(node: &Node, service: &Service) -> Result<api::Service, StateError>
     })
 }
 
-/// A service of this node as the API shows it: books and processes of one life, though it may be started again
+/// A service of this node as the API shows it: state and processes of one life, though it may be started again
 /// while they are read.
 pub(crate) async fn show(node: &Node, mut owned: Owned) -> Result<api::Service, Status> {
     let life = |owned: &Owned| (owned.service.started_ms, owned.exit_code, owned.restarts);

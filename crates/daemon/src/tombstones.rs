@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_api::v1::{Network, Placement, SyncMessage};
-use godwit_migration::local::Local;
+use godwit_migration::resources::NodeResources;
 
 use crate::state::{State, StateError};
 
@@ -84,7 +84,7 @@ impl Tombstones {
     }
 
     /// Forgets the tombstones that nobody needs. To be called each second.
-    pub(crate) fn collect(&self, own: &str, state: &State, local: &Local) -> Result<(), StateError> {
+    pub(crate) fn collect(&self, own: &str, state: &State, local: &NodeResources) -> Result<(), StateError> {
         let members = state.members()?.into_iter().map(|member| member.name);
         let others: Vec<_> = members.filter(|name| name != own).collect();
         let placements = state.placements()?.into_iter().filter(|placement| placement.removed);

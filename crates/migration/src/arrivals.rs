@@ -15,7 +15,7 @@ const MOST_WAITING: usize = 256;
 
 /// A further connection of a migration.
 #[derive(Debug)]
-pub(crate) enum Further {
+pub(crate) enum FurtherConnection {
     /// A stream.
     Stream(Purpose, Link),
     /// The conversation, after a break.
@@ -26,7 +26,7 @@ pub(crate) enum Further {
 struct Entry {
     source: String,
     service: String,
-    further: mpsc::Sender<Further>,
+    connections: mpsc::Sender<FurtherConnection>,
     ended: watch::Receiver<Option<String>>,
 }
 
@@ -37,7 +37,7 @@ pub struct Arrivals(Mutex<HashMap<String, Entry>>);
 /// A service on its way; it is no longer when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    pub(crate) further: mpsc::Receiver<Further>,
+    pub(crate) connections: mpsc::Receiver<FurtherConnection>,
     /// Its end is what others wait for; or why it does not come by itself.
     stuck: watch::Sender<Option<String>>,
 }
@@ -57,22 +57,22 @@ impl Arrivals {
 
     /// From now on connections of `source` for this migration are taken.
     pub(crate) fn expect(&self, migration: &str, source: &str, service: &str) -> Arrival {
-        let (sender, further) = mpsc::channel(MOST_WAITING);
+        let (sender, connections) = mpsc::channel(MOST_WAITING);
         let (stuck, ended) = watch::channel(None);
-        let entry = Entry { source: source.into(), service: service.into(), further: sender, ended };
+        let entry = Entry { source: source.into(), service: service.into(), connections: sender, ended };
         let mut entries = self.lock();
-        entries.retain(|_, entry| !entry.further.is_closed());
+        entries.retain(|_, entry| !entry.connections.is_closed());
         entries.insert(migration.into(), entry);
-        Arrival { further, stuck }
+        Arrival { connections, stuck }
     }
 
     /// Gives a connection from `node` to its migration; returns it when there is none such, or too many wait there.
-    pub(crate) fn give(&self, migration: &str, node: &str, further: Further) -> Option<Further> {
+    pub(crate) fn give(&self, migration: &str, node: &str, connection: FurtherConnection) -> Option<FurtherConnection> {
         match self.lock().get(migration) {
             Some(entry) if entry.source == node => {
-                entry.further.try_send(further).err().map(mpsc::error::TrySendError::into_inner)
+                entry.connections.try_send(connection).err().map(mpsc::error::TrySendError::into_inner)
             }
-            _ => Some(further),
+            _ => Some(connection),
         }
     }
 
@@ -85,7 +85,7 @@ impl Arrivals {
             let ended = self
                 .lock()
                 .values()
-                .find(|entry| entry.service == service && !entry.further.is_closed())
+                .find(|entry| entry.service == service && !entry.connections.is_closed())
                 .map(|entry| entry.ended.clone());
             let Some(mut ended) = ended else { return Ok(()) };
             // An error is the end of the sender.

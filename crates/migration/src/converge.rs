@@ -1,6 +1,6 @@
 //! When to stop copying and freeze: a pure function of what the rounds so far measured.
 //!
-//! After each look at what was written, the frozen time is predicted as the time that the kernel's
+//! After each scan of what was written, the frozen time is predicted as the time that the kernel's
 //! state needs, plus the pages left at the measured bandwidth. Copying goes on while a round gains
 //! at least a tenth; then it is stopped, slowed down, or finished from the other side (hybrid), as
 //! the user allowed. Where the rest follows after the resume in any case, a round has to leave
@@ -109,7 +109,7 @@ pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
         // No round and no link changes that.
         return Next::Keep(fixed);
     }
-    // The first look finds all there is, and nothing has been measured.
+    // The first scan finds all there is, and nothing has been measured.
     let [.., before, last] = rounds else { return Next::Copy };
     // Nothing had to be sent so far: the service has next to no memory.
     let Some(predicted) = predict(rounds, fixed) else { return Next::Freeze };

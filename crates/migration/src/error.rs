@@ -12,7 +12,7 @@ use crate::journal::JournalError;
 /// The daemon's sentence about what it could not do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct HostError(pub String);
+pub struct ClusterError(pub String);
 
 /// Why this node could not prepare or clear the place of a service.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub enum LocalError {
     Journal(#[from] JournalError),
     /// The daemon.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Cluster(#[from] ClusterError),
     /// The pages of a service on its way here; what went wrong with them is the destination's to say.
     #[error(transparent)]
     Pages(Box<dyn std::error::Error + Send + Sync>),

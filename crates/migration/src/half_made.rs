@@ -1,5 +1,5 @@
 //! Services that are being made on this node: a mark in their directory, there before anything else of them and until
-//! the node's books have them. A daemon that starts clears what its last life was still making.
+//! the node's state has them. A daemon that starts clears what its last life was still making.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -8,13 +8,13 @@ use std::path::Path;
 use godwit_names::ServiceName;
 
 use crate::incarnation::Incarnation;
-use crate::local::{Local, LocalError};
+use crate::resources::{NodeResources, LocalError};
 use crate::service::Service;
 
 /// The mark's name in the service's directory.
 const MARK: &str = "being-made";
 
-impl Local {
+impl NodeResources {
     /// A new service is made next.
     pub fn begin_making(&self, service: &Service) -> Result<(), LocalError> {
         let directory = self.layout.service(&service.name);
@@ -23,7 +23,7 @@ impl Local {
         File::create(&path).map(drop).map_err(io_error("create", &path))
     }
 
-    /// The books of this node have it.
+    /// The state of this node has it.
     pub fn made(&self, service: &Service) -> Result<(), LocalError> {
         unmark(&self.layout.service(&service.name))
     }
@@ -59,7 +59,7 @@ impl Local {
             return Incarnation::remove(directory).map_err(io_error("remove", directory));
         };
         let service = left.as_service(&name);
-        if self.host.known(&service)?.here.is_some() {
+        if self.cluster.known(&service)?.here.is_some() {
             // It had all but lost its mark.
             return unmark(directory);
         }

@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
-use crate::local::Local;
+use crate::resources::NodeResources;
 use crate::service::Service;
 pub use crate::service::{HookPoint, Hooks};
 
@@ -95,7 +95,7 @@ pub fn check(directory: &Path, name: &str) -> Result<(), HookError> {
 
 /// Runs the service's hook for this moment, if it has one.
 pub(crate) async fn run(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     moment: HookPoint,
     (migration, source, destination): (&str, &str, &str),

@@ -74,7 +74,7 @@ pub struct Advance {
     /// Where on the wire the last message of this node ends that is not a heartbeat.
     said: AtomicU64,
     /// How many messages came that are not heartbeats; of steps, those that lead on.
-    heard: AtomicU64,
+    received: AtomicU64,
     /// The last step that the other node has told of.
     step: AtomicI32,
 }
@@ -89,8 +89,8 @@ impl Advance {
 
     /// How many messages came.
     #[must_use]
-    pub fn heard(&self) -> u64 {
-        self.heard.load(Ordering::Relaxed)
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 
     /// What the other node has said that it does.
@@ -183,10 +183,10 @@ impl<S: Carrier> Link<S> {
                 // A step that was reached before is no further.
                 Message::Step(Reached { step }) => {
                     let before = self.advance.step.fetch_max(step, Ordering::Relaxed);
-                    self.advance.heard.fetch_add(u64::from(step > before), Ordering::Relaxed);
+                    self.advance.received.fetch_add(u64::from(step > before), Ordering::Relaxed);
                     continue;
                 }
-                _ => self.advance.heard.fetch_add(1, Ordering::Relaxed),
+                _ => self.advance.received.fetch_add(1, Ordering::Relaxed),
             };
             match message {
                 Message::Abort(why) => {

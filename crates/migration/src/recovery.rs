@@ -4,7 +4,7 @@
 //! is compared with what this node has now ([`Known`]): a service that has come back since, or gone on, is not
 //! what the entry is about, and only the entry ends.
 //!
-//! | role, stage | what it means | the books | what is done |
+//! | role, stage | what it means | the state | what is done |
 //! |---|---|---|---|
 //! | source `started`, `frozen`, `undoing` | not committed | here with another epoch | `aborted` |
 //! | | | else | port opened, thawed, `aborted` |
@@ -28,9 +28,9 @@
 
 use std::sync::Arc;
 
-use crate::destination::{self, intake};
+use crate::destination::{self, page_receiver};
 use crate::journal::{Entry, Role, Stage};
-use crate::local::{Decision, Known, Local, LocalError, Place};
+use crate::resources::{Decision, Known, NodeResources, LocalError, Place};
 use crate::source;
 
 /// What is done with an unfinished entry.
@@ -95,7 +95,7 @@ pub fn answer(entry: Option<&Entry>, asker: &str, asked: &str, own: &str) -> Dec
 }
 
 /// The answer to the node `asker`, which asks for a migration that began in the journal `asked`.
-pub fn decision(local: &Local, id: &str, asker: &str, asked: &str) -> Result<Decision, LocalError> {
+pub fn decision(local: &NodeResources, id: &str, asker: &str, asked: &str) -> Result<Decision, LocalError> {
     if local.journal.is_undecided() {
         return Ok(Decision::Pending);
     }
@@ -105,9 +105,9 @@ pub fn decision(local: &Local, id: &str, asker: &str, asked: &str) -> Result<Dec
 
 /// Brings every unfinished migration of this node to its end. Returns when nothing of this node's
 /// own services is in the wrong state; those in doubt, and what cannot be ended now, go on in tasks of their own.
-pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
+pub async fn recover(local: &Arc<NodeResources>) -> Result<(), LocalError> {
     crate::images::prune_logs(&local.layout.state.join("criu-logs"))?;
-    if let Err(error) = intake::end_idle(local).await {
+    if let Err(error) = page_receiver::end_idle(local).await {
         tracing::error!(error = %crate::error_chain(&error), "pagers that nobody needs cannot be ended");
     }
     for entry in local.journal.unfinished()? {
@@ -115,14 +115,14 @@ pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
         tracing::info!(migration = %id, %service, role = ?entry.role, stage = ?entry.stage, "an unfinished migration is found");
         if let Err(error) = end(local, &entry).await {
             // The other services need their daemon.
-            let place = local.host.occupy(&service);
+            let place = local.cluster.occupy(&service);
             local.spawn(|local| end_later(local, entry, error, place));
         }
     }
     Ok(())
 }
 
-async fn end_later(local: Arc<Local>, entry: Entry, error: LocalError, place: Option<Place>) {
+async fn end_later(local: Arc<NodeResources>, entry: Entry, error: LocalError, place: Option<Place>) {
     let mut again = local.again(&entry.id, "an unfinished migration cannot be ended yet");
     let mut failed = Err(error);
     while let Err(error) = &failed {
@@ -134,9 +134,9 @@ async fn end_later(local: Arc<Local>, entry: Entry, error: LocalError, place: Op
     drop(place);
 }
 
-async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
+async fn end(local: &Arc<NodeResources>, entry: &Entry) -> Result<(), LocalError> {
     let Entry { id, role, peer, stage, service, keep_stopped, peer_journal, .. } = entry.clone();
-    match act(role, stage, service.epoch, local.host.known(&service)?) {
+    match act(role, stage, service.epoch, local.cluster.known(&service)?) {
         Act::End(stage) => {
             tracing::warn!(migration = %id, service = %service.name, "the entry is older than the service that is here, and ends alone");
             local.journal.set(&id, stage, "the service has come back or gone on since")?;
@@ -145,8 +145,8 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
             source::let_go(local, &service, &id, &peer, "godwitd was restarted after the commit").await?
         }
         Act::Serve => {
-            local.host.release(&service, &peer).await?;
-            let place = local.host.serves(&service, &id, &peer)?;
+            local.cluster.release(&service, &peer).await?;
+            let place = local.cluster.serves(&service, &id, &peer)?;
             local.spawn(|local| async move {
                 source::go_on_serving(&local, &service, &id, &peer).await;
                 drop(place);
@@ -161,9 +161,9 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
             }
         }
         Act::TakeOver => {
-            // Its own in the books first, so that nobody points the network elsewhere meanwhile.
+            // First the state says that it is this node's own, so that nothing points the network elsewhere meanwhile.
             local.journal.set(&id, Stage::Committed, "")?;
-            local.host.adopt(&service).await?;
+            local.cluster.adopt(&service).await?;
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
             local.spawn(|local| async move {
                 let memory = destination::reattach(&local, &id, arrival).await;
@@ -171,7 +171,7 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
             });
         }
         Act::Ask => {
-            local.host.in_doubt(&service, &peer).await;
+            local.cluster.in_doubt(&service, &peer).await;
             local.doubts.begin(&service, &id, &peer);
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
             local.spawn(|local| async move {

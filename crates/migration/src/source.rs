@@ -53,7 +53,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::journal::{Beginning, Commit, Role, Stage};
 use crate::link::Link;
-use crate::local::{Local, LocalError};
+use crate::resources::{NodeResources, LocalError};
 use crate::message::{Message, Reason};
 use crate::options::Options;
 use crate::report::Report;
@@ -114,7 +114,7 @@ pub fn is_committed(phase: &str) -> bool {
 
 /// One migration away from this node.
 pub struct Source {
-    local: Arc<Local>,
+    local: Arc<NodeResources>,
     service: Service,
     id: String,
     destination: String,
@@ -131,7 +131,7 @@ impl Source {
     /// A migration of `service` to `destination`, under the given id.
     #[must_use]
     pub fn new(
-        local: Arc<Local>,
+        local: Arc<NodeResources>,
         service: Service,
         id: String,
         destination: String,
@@ -196,7 +196,7 @@ impl Source {
         self.check_eligible().await?;
         recorder.report.criu = self.local.criu.version().await?.to_string();
         self.step("reserve", 0, 0);
-        match self.local.host.connect(&self.destination).await {
+        match self.local.cluster.connect(&self.destination).await {
             Ok(connection) => Ok(Link::new(connection)),
             Err(error) => Err(SourceError::NotEligible(vec![format!(
                 "node {} cannot be reached: {}",

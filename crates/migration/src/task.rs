@@ -6,9 +6,9 @@ use std::sync::Arc;
 use futures::FutureExt;
 use tokio::sync::watch;
 
-use crate::local::Local;
+use crate::resources::NodeResources;
 
-impl Local {
+impl NodeResources {
     /// Starts work that has to come to its end. Where it panics, a service may be frozen or half here, and only the
     /// journal knows: this daemon ends, and its next life goes on from there.
     pub fn spawn<W>(self: &Arc<Self>, work: impl FnOnce(Arc<Self>) -> W)

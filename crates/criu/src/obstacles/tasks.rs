@@ -216,7 +216,7 @@ mod tests {
             self
         }
 
-        fn look(&self, main: u32) -> Vec<Obstacle> {
+        fn check(&self, main: u32) -> Vec<Obstacle> {
             let mut pids: Vec<u32> = fs::read_dir(self.0.path())
                 .unwrap()
                 .filter_map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().ok())
@@ -229,7 +229,7 @@ mod tests {
         }
 
         fn found(&self) -> Vec<(u32, &'static str)> {
-            self.look(101).into_iter().map(|obstacle| (obstacle.pid, obstacle.why)).collect()
+            self.check(101).into_iter().map(|obstacle| (obstacle.pid, obstacle.why)).collect()
         }
     }
 
@@ -240,7 +240,7 @@ mod tests {
         fs::create_dir_all(proc.0.path().join("self/task/77")).unwrap();
         assert_eq!(proc.found(), [(102, TRACED)]);
         assert_eq!(
-            proc.look(101)[0].to_string(),
+            proc.check(101)[0].to_string(),
             format!("process 102 (pro?gram, PID 2 in the service) is traced by process 55, {TRACED}")
         );
     }
@@ -278,7 +278,7 @@ mod tests {
             symlink(user, proc.0.path().join(format!("{pid}/ns/user"))).unwrap();
         }
         assert_eq!(proc.found(), [(102, NESTED), (103, NESTED)]);
-        assert!(proc.look(101)[0].what.contains("user namespace"));
+        assert!(proc.check(101)[0].what.contains("user namespace"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use godwit_migration::link::{self, Link};
-use godwit_migration::local::Local;
+use godwit_migration::resources::NodeResources;
 use godwit_migration::{destination, error_chain};
 use godwit_transfer::{Accepted, Alpn, Connection, Listener, NodeName, SecureStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -88,7 +88,7 @@ impl DataSessions {
     }
 }
 
-async fn receive(local: Arc<Local>, accepted: Accepted) {
+async fn receive(local: Arc<NodeResources>, accepted: Accepted) {
     let remote = accepted.remote;
     match Connection::accept(accepted, &link::options()).await {
         Ok(connection) => destination::serve(local, Link::new(connection)).await,

@@ -29,9 +29,9 @@ use super::uffd::Uffd;
 use super::{GUARD, PagerError};
 use crate::process::pidfd;
 
-/// Between two looks whether the processes live: the kernel has no event for the end of an address
+/// Between two checks whether the processes live: the kernel has no event for the end of an address
 /// space, and nobody waits for the guard's.
-const LOOK: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A guard that sleeps as long as this process lives. Unless it is [let go](Self::let_go), it holds the
 /// userfaultfds when this process ends.
@@ -113,7 +113,7 @@ fn until_gone(mut held: Vec<Uffd>) -> Result<(), Errno> {
         if held.is_empty() {
             return Ok(());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(INTERVAL);
     }
 }
 

@@ -55,7 +55,7 @@ fn works(backend: Backend) -> Result<(), String> {
     let failed = |error: io::Error| format!("the process to try it on cannot be made: {error}");
     let child = Child::start().map_err(failed)?;
     let mut tracker = Tracker::new(backend);
-    let mut look = || {
+    let mut scan = || {
         let round = tracker.round(&[child.pid], false).map_err(|error| error.to_string())?;
         let space = round.spaces.into_iter().next().ok_or("the process to try it on has ended")?;
         match space.unwatched {
@@ -67,13 +67,13 @@ fn works(backend: Backend) -> Result<(), String> {
         let address = child.pages + page * PAGE_SIZE;
         written.iter().any(|range| range.contains(&address))
     };
-    let first = look()?;
+    let first = scan()?;
     if !(0..PAGES).all(|page| covers(&first, page)) {
-        return Err("its first look does not find all pages".to_owned());
+        return Err("its first scan does not find all pages".to_owned());
     }
-    let quiet = look()?;
+    let quiet = scan()?;
     child.write().map_err(failed)?;
-    let second = look()?;
+    let second = scan()?;
     if !covers(&second, 1) {
         return Err("it does not notice a write".to_owned());
     }

@@ -17,7 +17,7 @@ use crate::failpoint;
 use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
 use crate::link::Link;
-use crate::local::{Local, Place};
+use crate::resources::{NodeResources, Place};
 use crate::machine::machine;
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::promised::Reservation;
@@ -60,7 +60,7 @@ pub(super) struct Coming {
 }
 
 pub(super) async fn admit(
-    local: &Arc<Local>,
+    local: &Arc<NodeResources>,
     link: &mut Link,
     open: Open,
 ) -> Result<(Admitted, Coming), DestinationError> {
@@ -76,7 +76,7 @@ pub(super) async fn admit(
     if open.now_ms != 0 {
         service.tell_by_clock_ahead(now_ms().saturating_sub(open.now_ms));
     }
-    let (place, mut reasons) = match local.host.admit(&service, link.node()).await {
+    let (place, mut reasons) = match local.cluster.admit(&service, link.node()).await {
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),
     };
@@ -228,7 +228,7 @@ fn check_ids(service: &Service, open: &Open) -> Result<(), DestinationError> {
     Ok(())
 }
 
-fn machine_objections(local: &Local, open: &Open) -> Vec<String> {
+fn machine_objections(local: &NodeResources, open: &Open) -> Vec<String> {
     let here = machine();
     if here != open.machine {
         return vec![format!(
@@ -247,7 +247,7 @@ fn machine_objections(local: &Local, open: &Open) -> Vec<String> {
 }
 
 fn missing_layers(
-    local: &Local,
+    local: &NodeResources,
     open: &Open,
     reasons: &mut Vec<String>,
 ) -> Result<Vec<Layer>, DestinationError> {

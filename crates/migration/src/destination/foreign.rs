@@ -12,7 +12,7 @@ use super::Memory;
 use super::own::ended;
 use super::recover::memory_in;
 use crate::arrivals::Arrival;
-use crate::local::Local;
+use crate::resources::NodeResources;
 use crate::service::Service;
 
 /// Between two attempts: a pager does not change, but it may end.
@@ -40,10 +40,10 @@ impl Foreign {
     }
 
     /// Waits until the pager can be spoken with, or is gone; or the service has ended.
-    pub(super) async fn wait(self, local: &Local, service: &Service, id: &str) -> Memory {
+    pub(super) async fn wait(self, local: &NodeResources, service: &Service, id: &str) -> Memory {
         let Self { why, .. } = &self;
         tracing::error!(migration = %id, service = %service.name, %why, "the service stays as it is");
-        local.host.told(service, why).await;
+        local.cluster.told(service, why).await;
         let (service, pause) = (ended(local, service), AGAIN);
         self.until(service, pause).await
     }
@@ -54,7 +54,7 @@ impl Foreign {
             tokio::select! {
                 () = &mut ended => return Memory::Foreign(self),
                 // The source tries again.
-                Some(further) = self.arrival.further.recv() => drop(further),
+                Some(connection) = self.arrival.connections.recv() => drop(connection),
                 () = tokio::time::sleep(pause) => match memory_in(self.directory.clone(), self.arrival).await {
                     Memory::Foreign(again) => self = again,
                     other => return other,

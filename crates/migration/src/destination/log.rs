@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use super::DestinationError;
-use crate::local::LocalError;
+use crate::resources::LocalError;
 use crate::message::Message;
 
 /// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.

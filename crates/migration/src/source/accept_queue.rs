@@ -15,13 +15,13 @@ use godwit_engine::ContainerConfig;
 
 use super::{Source, SourceError};
 use crate::listeners::{Listening, Waiting};
-use crate::local::LocalError;
+use crate::resources::LocalError;
 
 /// How long those that are being made are waited for: the round trip of a far client. A request that nobody
 /// goes on with, as scanners leave them, takes a minute to go away.
 const MAKING: Duration = Duration::from_millis(200);
-/// Between two looks; no event tells.
-const LOOK: Duration = Duration::from_millis(1);
+/// Between two checks: there is no event to wait for.
+const INTERVAL: Duration = Duration::from_millis(1);
 /// How long it runs at first, and how long at last, each time twice as long: an eighth of a second in all.
 /// A service that has not called accept(2) by then will not.
 const RUNS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
@@ -45,7 +45,7 @@ impl Source {
                 tracing::debug!(service = %self.service.name, "connections are half made, and will be reset");
                 break;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(INTERVAL).await;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::governor::keep_short;
 use super::pace::{Pacer, Packer};
 use super::pages::{PagesError, is_empty};
-use super::residual::{Open, Residual};
+use super::residual::{CloseOnDrop, Residual};
 use super::serve::ServeError;
 use super::streams::Streams;
 use crate::failpoint;
@@ -32,7 +32,7 @@ const FEW: usize = 4 * PAGE;
 /// A residual, and what works on it: a task that answers what the destination asks for, and threads that
 /// push the rest.
 pub(crate) struct Answering {
-    pub(super) residual: Open,
+    pub(super) residual: CloseOnDrop,
     pub(super) answering: JoinSet<Result<(), ServeError>>,
     pub(super) pushing: JoinSet<Result<(), PagesError>>,
     pacing: JoinSet<Infallible>,
@@ -49,7 +49,7 @@ impl Answering {
             answering.spawn(answer(stream, Arc::clone(&residual)));
         }
         let (pushing, pacing) = (JoinSet::new(), JoinSet::new());
-        Self { residual: Open(residual), answering, pushing, pacing, leaves }
+        Self { residual: CloseOnDrop(residual), answering, pushing, pacing, leaves }
     }
 
     /// Pushes over these streams from now on.

@@ -14,7 +14,7 @@ use super::streams::Streams;
 use super::{Source, serve};
 use crate::failpoint;
 use crate::link::{Link, LinkError};
-use crate::local::{HostError, LocalError};
+use crate::resources::{ClusterError, LocalError};
 use crate::message::Message;
 use crate::report::{Outcome, ms_since};
 
@@ -26,7 +26,7 @@ pub(super) struct Committed {
     releasing: Releasing,
 }
 
-/// Work beside the rest, to have it in this node's books that the service has left. It ends when it is dropped.
+/// Work beside the rest: it records in this node's state that the service has left. It ends when it is dropped.
 struct Releasing(#[expect(dead_code, reason = "it is held")] JoinSet<()>);
 
 /// A service of which the destination needs nothing any more.
@@ -48,7 +48,7 @@ impl Source {
         let Restored { streams, residual, pages } = restored;
         self.step("commit", 0, 0);
         let told = link.send(Message::Commit).await;
-        // Beside all that follows: the destination must not wait for this node's books.
+        // Beside all that follows: the destination must not wait for this node's state.
         let releasing = self.begin_release().await;
         let running = match told {
             Ok(()) => tokio::select! {
@@ -92,20 +92,20 @@ impl Source {
     async fn begin_release(&self) -> Releasing {
         let mut releasing = JoinSet::new();
         let released = match failpoint::fails("source.releasing") {
-            true => Err(HostError("a fault is injected".into())),
-            false => self.local.host.release(&self.service, &self.destination).await,
+            true => Err(ClusterError("a fault is injected".into())),
+            false => self.local.cluster.release(&self.service, &self.destination).await,
         };
         if let Err(error) = released {
             let (local, service) = (Arc::clone(&self.local), self.service.clone());
             let (id, to) = (self.id.clone(), self.destination.clone());
             let mut failed = Err(LocalError::from(error));
             releasing.spawn(async move {
-                let mut again = local.again(&id, "the books do not take that the service has left");
+                let mut again = local.again(&id, "cannot record that the service has left");
                 while let Err(error) = &failed {
                     if !again.after(error).await {
                         return;
                     }
-                    failed = local.host.release(&service, &to).await.map_err(LocalError::from);
+                    failed = local.cluster.release(&service, &to).await.map_err(LocalError::from);
                 }
             });
         }

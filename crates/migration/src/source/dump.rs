@@ -24,7 +24,7 @@ use super::residual::Residual;
 use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
-use crate::images::{self, Room};
+use crate::images::{self, ImageTmpfs};
 use crate::link::Link;
 use crate::message::{ImagesEnd, Message};
 use crate::report::ms_since;
@@ -64,18 +64,18 @@ impl Source {
         recorder: &mut Recorder,
         frozen: Frozen,
     ) -> Result<Restored, SourceError> {
-        let Frozen { room, mut streams, memory, files, kernel, waits } = frozen;
+        let Frozen { tmpfs, mut streams, memory, files, kernel, waits } = frozen;
         let patience =
             patience(self.local.patience, recorder.report.memory_bytes, files.round.changes.bytes());
         let deadline = Deadline::new(&self.destination, patience);
         deadline.watch(link);
         streams.pages().iter().for_each(|stream| deadline.watch(stream));
-        let handing = Handing { source: self, room: &room, deadline: &deadline, waits };
+        let handing = Handing { source: self, tmpfs: &tmpfs, deadline: &deadline, waits };
         let handed = tokio::select! {
             handed = handing.hand_over(link, recorder, &mut streams, memory, files, kernel) => handed,
             error = deadline.passed() => Err(error),
         };
-        room.close(handed.is_ok())?;
+        tmpfs.close(handed.is_ok())?;
         match handed {
             Ok((residual, pages)) => Ok(Restored { streams, residual, pages }),
             Err(error) if error.is_of_closing() => Err(match streams.why_closed().await {
@@ -90,7 +90,7 @@ impl Source {
 /// The way of a frozen service to its copy.
 struct Handing<'a> {
     source: &'a Source,
-    room: &'a Room,
+    tmpfs: &'a ImageTmpfs,
     deadline: &'a Deadline,
     waits: bool,
 }
@@ -147,7 +147,7 @@ impl Handing<'_> {
             freezer: Some(target.freezer),
             memory: DumpMemory::Lazy,
             tcp_inline,
-            ..DumpOptions::new(target.pid, target.root, self.room.images(), self.room.work())
+            ..DumpOptions::new(target.pid, target.root, self.tmpfs.images(), self.tmpfs.work())
         };
         // Dropping the handle does not end CRIU, which must put the processes back itself:
         // `Engine::thaw` waits for that.
@@ -208,8 +208,8 @@ impl Handing<'_> {
         let (_, sent) = send_round(link, tree, round).await?;
         recorder.report.dump_bytes += sent;
         recorder.report.file_bytes += sent;
-        let unheard = |_| ();
-        let mut images = images::Sender::new(&self.room.images(), link.sender(), &unheard);
+        let ignore = |_| ();
+        let mut images = images::Sender::new(&self.tmpfs.images(), link.sender(), &ignore);
         let (result, took) = self.dumped(dump, &mut images).await?;
         milestones.dumped.cancel();
         recorder.report.dump_ms = took;

@@ -4,7 +4,7 @@ use godwit_engine::{EngineError, tree};
 
 use super::{dump, pages};
 use crate::link::LinkError;
-use crate::local::{HostError, LocalError, from_local_causes};
+use crate::resources::{ClusterError, LocalError, from_local_causes};
 use crate::{hooks, images};
 
 /// Why a service stayed at the source.
@@ -96,6 +96,6 @@ from_local_causes!(
     godwit_engine::image::ImageError,
     images::ImagesError,
     crate::journal::JournalError,
-    HostError,
+    ClusterError,
     tokio::task::JoinError
 );

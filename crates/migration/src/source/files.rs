@@ -26,7 +26,7 @@ const TELLING: u64 = 4 << 20;
 
 /// The files that follow a service.
 pub(super) struct Files {
-    tree: tree::Source,
+    tree: tree::Sender,
     log: Log,
     /// Whether the destination takes the log, and further rounds, while the service runs.
     ahead: bool,
@@ -49,7 +49,7 @@ pub(super) enum Ahead {
 
 impl Files {
     /// After the first round of the tree.
-    pub(super) fn new(tree: tree::Source, log: Log, ahead: bool) -> Self {
+    pub(super) fn new(tree: tree::Sender, log: Log, ahead: bool) -> Self {
         Self { tree, log, ahead, found: None, bandwidth: None }
     }
 
@@ -59,7 +59,7 @@ impl Files {
     }
 
     /// For the last round: the tree, and the log.
-    pub(super) fn split(self) -> (tree::Source, Log) {
+    pub(super) fn split(self) -> (tree::Sender, Log) {
         (self.tree, self.log)
     }
 
@@ -119,27 +119,27 @@ fn hand(sender: &mpsc::Sender<Message>, node: &str, message: Message) -> Result<
 
 /// Finds what the destination lacks of the tree.
 pub(super) async fn next_round(
-    tree: tree::Source,
+    tree: tree::Sender,
     frozen: bool,
-) -> Result<(tree::Source, tree::Round), SourceError> {
+) -> Result<(tree::Sender, tree::Round), SourceError> {
     Ok(tokio::task::spawn_blocking(move || tree.next_round(frozen).map(|round| (tree, round))).await??)
 }
 
 /// Sends the first round, or the last one.
 pub(super) async fn send_round(
     link: &Link,
-    tree: tree::Source,
+    tree: tree::Sender,
     round: tree::Round,
-) -> Result<(tree::Source, u64), SourceError> {
+) -> Result<(tree::Sender, u64), SourceError> {
     link.send(Message::TreeBegin).await?;
     send_items(link, tree, round).await
 }
 
 async fn send_items(
     link: &Link,
-    mut tree: tree::Source,
+    mut tree: tree::Sender,
     round: tree::Round,
-) -> Result<(tree::Source, u64), SourceError> {
+) -> Result<(tree::Sender, u64), SourceError> {
     let (sender, node) = (link.sender(), link.node().to_owned());
     let sent = tokio::task::spawn_blocking(move || {
         let mut bytes = 0u64;

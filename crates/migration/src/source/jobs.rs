@@ -1,8 +1,8 @@
-//! Work of a migration on threads that may block: looks at the service's memory, and sending it.
+//! Work of a migration on threads that may block: scanning the service's memory, and sending it.
 //!
-//! Whoever waits for such work can go away: a user cancels, a connection breaks. The work itself goes on. A look puts
+//! Whoever waits for such work can go away: a user cancels, a connection breaks. The work itself goes on. A scan puts
 //! system calls into the service's processes, so that the service must neither go on nor move again before the last
-//! look has ended: [`Jobs::end`] waits for it.
+//! scan has ended: [`Jobs::end`] waits for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,13 +59,13 @@ mod tests {
         let done = Arc::new(AtomicBool::new(false));
         let there = Arc::clone(&done);
         {
-            let looking = jobs.run(move |wanted| {
+            let scanning = jobs.run(move |wanted| {
                 begun.send(()).unwrap();
                 gone.recv().unwrap();
                 there.store(!wanted.is(), Ordering::SeqCst);
             });
-            tokio::pin!(looking);
-            assert!(futures::poll!(&mut looking).is_pending());
+            tokio::pin!(scanning);
+            assert!(futures::poll!(&mut scanning).is_pending());
             began.recv().unwrap();
             // Cancelled.
         }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use super::root::CHUNK;
-use crate::local::LocalError;
+use crate::resources::LocalError;
 use crate::message::Message;
 
 /// A log, and how much of it the destination has.

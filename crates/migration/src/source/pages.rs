@@ -1,6 +1,6 @@
-//! The service's memory at the source: looking for what was written, and sending it over streams.
+//! The service's memory at the source: scanning for what was written, and sending it over streams.
 //!
-//! [`Pages::look`] notes what is to be sent; [`Pages::send`] sends it, each stream in a thread of its
+//! [`Pages::scan`] notes what is to be sent; [`Pages::send`] sends it, each stream in a thread of its
 //! own ([`stream`]). A page always goes over the same stream, so that a later content never arrives before an
 //! earlier one. What a page held when it was sent last is remembered as a [hash](crate::page_hash): a page that was
 //! written with what it held before does not cross again. Of pages that are written again and again
@@ -35,7 +35,7 @@ const PAGE: usize = 4096;
 /// Why memory could not be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum PagesError {
-    /// It could not be looked at.
+    /// It could not be examined.
     #[error("the service's memory cannot be followed")]
     Track(#[from] TrackError),
     /// It could not be read.
@@ -80,7 +80,7 @@ struct Todo {
 }
 
 /// Hears of bytes that went to a stream, and says whether to go on.
-pub(crate) type Heard<'a> = dyn Fn(u64) -> ControlFlow<()> + Sync + 'a;
+pub(crate) type OnProgress<'a> = dyn Fn(u64) -> ControlFlow<()> + Sync + 'a;
 
 /// A process that has ended.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ pub(crate) struct Sent {
     pub(crate) same: u64,
     /// Bytes handed to the streams.
     pub(crate) bytes: u64,
-    /// Pages looked at that were not zero, whether they had to cross or not.
+    /// Pages examined that were not zero, whether they had to cross or not.
     pub(crate) found: u64,
 }
 
@@ -132,23 +132,23 @@ pub(crate) struct Pages {
     todo: BTreeMap<Space, Todo>,
     ended: Vec<Ended>,
     streams: Vec<Stream>,
-    /// What the last look found written in processes that were known before.
+    /// What the last scan found written in processes that were known before.
     recent: BTreeMap<Space, RangeSet<u64>>,
     /// What the destination retained when the service left it.
     retained: Hashes,
     /// Makes these, and those of the streams.
     key: PageKey,
     pacer: Pacer,
-    last_look: Option<Instant>,
+    last_scan: Option<Instant>,
     populated: u64,
 }
 
-/// What a look found.
+/// What a scan found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     /// Pages to send.
     pub(crate) pages: u64,
-    /// Since the look before.
+    /// Since the scan before.
     pub(crate) since: Duration,
     /// Pages with content that the service has in all.
     pub(crate) populated: u64,
@@ -163,17 +163,17 @@ impl PagesError {
 }
 
 impl Pages {
-    /// Follows nothing yet. `remembered` bytes of pages are remembered for their differences.
+    /// Follows nothing yet. `delta_cache` bytes of pages are kept for deltas.
     pub(crate) fn new(
         backend: Backend,
         streams: usize,
         compress: Compress,
         max_bandwidth: Option<u64>,
-        remembered: usize,
+        delta_cache: usize,
     ) -> Self {
         let EarlierVisit { hashes: retained, key } = EarlierVisit::none();
         let streams = streams.max(1);
-        let stream = || Stream::new(compress, remembered / streams);
+        let stream = || Stream::new(compress, delta_cache / streams);
         Self {
             tracker: Tracker::new(backend),
             todo: BTreeMap::new(),
@@ -183,7 +183,7 @@ impl Pages {
             retained,
             key,
             pacer: Pacer::new(max_bandwidth),
-            last_look: None,
+            last_scan: None,
             populated: 0,
         }
     }
@@ -193,19 +193,19 @@ impl Pages {
         (self.retained, self.key) = (hashes, key);
     }
 
-    /// Notes what was written since the last look, in the processes that live now.
-    pub(crate) fn look(&mut self, pids: &[i32], frozen: bool) -> Result<Found, PagesError> {
+    /// Notes what was written since the last scan, in the processes that live now.
+    pub(crate) fn scan(&mut self, pids: &[i32], frozen: bool) -> Result<Found, PagesError> {
         let round = self.tracker.round(pids, frozen)?;
         let now = Instant::now();
-        let since = self.last_look.map_or(Duration::ZERO, |last| now - last);
-        self.last_look = Some(now);
+        let since = self.last_scan.map_or(Duration::ZERO, |last| now - last);
+        self.last_scan = Some(now);
         self.populated = 0;
         self.recent.clear();
         self.note(round, since);
         Ok(Found { pages: self.todo_pages(), since, populated: self.populated })
     }
 
-    /// Notes what a look found, on top of what earlier ones found and what was not sent yet.
+    /// Notes what a scan found, on top of what earlier ones found and what was not sent yet.
     fn note(&mut self, round: Round, since: Duration) {
         for space in round.ended {
             let owed = self.todo.remove(&space).map(Todo::owed).unwrap_or_default();
@@ -249,7 +249,7 @@ impl Pages {
         &mut self,
         senders: &[mpsc::Sender<Message>],
         state: State,
-        heard: &Heard<'_>,
+        on_progress: &OnProgress<'_>,
     ) -> Result<Sent, PagesError> {
         let mut todo = std::mem::take(&mut self.todo);
         if state == State::Dumping {
@@ -282,7 +282,7 @@ impl Pages {
                             retained,
                             key,
                             pacer,
-                            heard,
+                            on_progress,
                             all,
                             sent: Sent::default(),
                         };

@@ -8,7 +8,7 @@ use crate::options::Mode;
 use crate::report::Report;
 
 /// A service whose memory is smaller is moved cold by `auto`: on any link that carries services at
-/// all it is there sooner than a second look would pay.
+/// all it is there sooner than a second scan would pay.
 const SMALL: u64 = 4 << 20;
 
 /// How the memory of this service will move.

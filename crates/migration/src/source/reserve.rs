@@ -46,7 +46,7 @@ pub(super) struct Reserved {
     /// The layers that it does not have.
     pub(super) layers: Vec<Layer>,
     /// The changed files, and what the first round found of them.
-    pub(super) tree: tree::Source,
+    pub(super) tree: tree::Sender,
     pub(super) first: tree::Round,
 }
 
@@ -63,7 +63,7 @@ impl Source {
         let images = memory + KERNEL_STATE_BYTES;
         let plan = self.plan(memory)?;
         let started = Instant::now();
-        let tree = tree::Source::new(&self.local.layout.upper(&self.service.name));
+        let tree = tree::Sender::new(&self.local.layout.upper(&self.service.name));
         let (tree, first) = next_round(tree, false).await?;
         report.pre_dump_ms = ms_since(started);
 
@@ -104,7 +104,7 @@ impl Source {
             ahead: accepted.ahead,
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
-            vtep: self.local.host.vtep(&self.destination)?,
+            vtep: self.local.cluster.vtep(&self.destination)?,
             images,
         };
         let visit = match accepted.retained {
@@ -134,7 +134,7 @@ impl Source {
     async fn accepted(&self, link: &mut Link, config: &ContainerConfig) -> Result<Accepted, SourceError> {
         match link.receive().await? {
             Message::Accepted(accepted) => {
-                self.look_at_reservations(config, &accepted).await?;
+                self.check_reservations(config, &accepted).await?;
                 Ok(accepted)
             }
             Message::Refused(refused) => {

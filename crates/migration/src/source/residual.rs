@@ -190,9 +190,9 @@ impl Residual {
 }
 
 /// Closes the residual pages when it is dropped, so that the threads that take from it end.
-pub(super) struct Open(pub(super) Arc<Residual>);
+pub(super) struct CloseOnDrop(pub(super) Arc<Residual>);
 
-impl Drop for Open {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.change(|shelf| shelf.closed = true);
     }
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_pages_is_told_when_the_migration_ends() {
-        let open = Open(Arc::new(residual()));
+        let open = CloseOnDrop(Arc::new(residual()));
         let residual = Arc::clone(&open.0);
         assert_eq!(taken(&residual).len(), 2);
         let waiting = std::thread::spawn(move || residual.take().is_none());

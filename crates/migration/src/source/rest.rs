@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::serve;
 use super::undo::put_back;
 use crate::images;
-use crate::local::{Local, LocalError};
+use crate::resources::{NodeResources, LocalError};
 use crate::options::ServeOptions;
 use crate::retained::Retained;
 use crate::service::Service;
 
 /// Keeps the service's pages for when it comes back, as far as there is room.
-pub(super) async fn retain(local: &Local, service: &Service) {
+pub(super) async fn retain(local: &NodeResources, service: &Service) {
     let retained = async {
         let room = local.retention.room();
         let pids = local.engine.processes(&local.config(service)).await?;
@@ -28,22 +28,22 @@ pub(super) async fn retain(local: &Local, service: &Service) {
 }
 
 /// Notes that the destination has heard of the commit. If that fails, the entry only stays longer.
-pub(super) fn acknowledged(local: &Local, id: &str, destination: &str) {
+pub(super) fn acknowledged(local: &NodeResources, id: &str, destination: &str) {
     if let Err(error) = local.journal.acknowledge(id, destination) {
         tracing::warn!(migration = %id, error = %crate::error_chain(&error), "it cannot be noted that the destination has heard of the commit");
     }
 }
 
-/// After the commit: removes all that this node still holds of the service, and says so in its books. Safe to do
+/// After the commit: removes all that this node still holds of the service, and records that in its state. Safe to do
 /// again.
 pub(crate) async fn let_go(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     destination: &str,
     reason: &str,
 ) -> Result<(), LocalError> {
-    local.host.release(service, destination).await?;
+    local.cluster.release(service, destination).await?;
     local.clear(service).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     Ok(local.journal.let_go(id, reason)?)
@@ -52,7 +52,7 @@ pub(crate) async fn let_go(
 /// What a migration from this node still has to do here. It keeps the service's name until it is done.
 #[must_use]
 pub struct Rest {
-    pub(super) local: Arc<Local>,
+    pub(super) local: Arc<NodeResources>,
     pub(super) service: Service,
     pub(super) id: String,
     pub(super) destination: String,
@@ -95,7 +95,7 @@ impl Rest {
 }
 
 /// After a restart: serves the pages that the destination still lacks, then lets go.
-pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &str, destination: &str) {
+pub(crate) async fn go_on_serving(local: &Arc<NodeResources>, service: &Service, id: &str, destination: &str) {
     let options = local.journal.serving(id).unwrap_or_else(|error| {
         tracing::error!(migration = %id, error = %crate::error_chain(&error), "how its pages are to be sent cannot be read; they are sent as usual");
         ServeOptions::default()

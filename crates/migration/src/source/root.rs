@@ -10,7 +10,7 @@ use super::recorder::Recorder;
 use super::reserve::{Agreed, Reserved};
 use super::{Source, SourceError};
 use crate::link::Link;
-use crate::local::LocalError;
+use crate::resources::LocalError;
 use crate::message::{Layer, Message};
 use crate::page_hash::EarlierVisit;
 use crate::report::{Report, ms_since};

@@ -22,11 +22,11 @@ use tokio::sync::watch;
 use super::Progress;
 use super::answer::Answering;
 use super::pages::{Leaving, PagesError, Remaining};
-use super::residual::{Open, Residual};
+use super::residual::{CloseOnDrop, Residual};
 use super::streams::Streams;
 use crate::failpoint;
 use crate::link::{Link, LinkError};
-use crate::local::Local;
+use crate::resources::NodeResources;
 use crate::message::{Message, Reason, Resume};
 use crate::options::ServeOptions;
 use crate::service::Service;
@@ -71,7 +71,7 @@ pub(super) enum ServeError {
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error(transparent)]
-    Host(#[from] crate::local::HostError),
+    Cluster(#[from] crate::resources::ClusterError),
     #[error(transparent)]
     Pages(#[from] PagesError),
     #[error("a thread that sends pages failed")]
@@ -89,7 +89,7 @@ impl ServeError {
 
 /// Serves the pages of one migration.
 pub(crate) struct Serving<'a> {
-    pub(crate) local: &'a Arc<Local>,
+    pub(crate) local: &'a Arc<NodeResources>,
     pub(crate) id: &'a str,
     pub(crate) destination: &'a str,
     pub(crate) options: ServeOptions,
@@ -160,7 +160,7 @@ impl Serving<'_> {
         service: &Service,
         lost: Option<&str>,
     ) -> Result<Option<Conversation>, ServeError> {
-        let mut link = Link::new(self.local.host.connect(self.destination).await?);
+        let mut link = Link::new(self.local.cluster.connect(self.destination).await?);
         link.send(Message::Resume(Resume { migration: self.id.into() })).await?;
         if let Some(reason) = lost {
             return self.tell_lost(link, reason.into()).await;
@@ -174,7 +174,7 @@ impl Serving<'_> {
                 return self.tell_lost(link, gone).await;
             }
             Ok(pids) => pids,
-            Err(error) => return Err(crate::local::HostError(crate::error_chain(&error)).into()),
+            Err(error) => return Err(crate::resources::ClusterError(crate::error_chain(&error)).into()),
         };
         let mut processes = BTreeMap::new();
         for pid in pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
@@ -206,7 +206,7 @@ impl Serving<'_> {
             }
         }
         let count = self.options.streams;
-        let mut streams = Streams::open(self.local.host.as_ref(), self.destination, self.id, count).await?;
+        let mut streams = Streams::open(self.local.cluster.as_ref(), self.destination, self.id, count).await?;
         let leaving = Leaving { rest: remaining, ..Leaving::default() };
         let residual = Answering::start(Residual::new(processes, leaving), streams.take_faults());
         Ok(Some(Conversation { link, streams, residual }))
@@ -232,7 +232,7 @@ impl Serving<'_> {
             answering.push(&streams, self.options.compress, self.options.max_bandwidth);
         }
         answering.residual.0.committed();
-        let Answering { residual: Open(residual), answering: task, pushing, .. } = &mut answering;
+        let Answering { residual: CloseOnDrop(residual), answering: task, pushing, .. } = &mut answering;
         let pages = residual.pages();
         let pushed = async {
             while let Some(ended) = pushing.join_next().await {

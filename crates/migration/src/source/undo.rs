@@ -7,7 +7,7 @@ use godwit_engine::{ContainerStatus, EngineError};
 use crate::hooks::{self, HookPoint};
 use crate::images;
 use crate::journal::Stage;
-use crate::local::{Local, LocalError};
+use crate::resources::{NodeResources, LocalError};
 use crate::service::Service;
 
 /// A service that goes on where it was.
@@ -24,7 +24,7 @@ pub(crate) struct PutBack {
 /// `attempted`, and may be on the disk, the service goes on only when the disk says that it stays; it is
 /// [`LocalError::Undecided`] otherwise.
 pub(crate) async fn put_back(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     reason: &str,
@@ -82,7 +82,7 @@ pub(crate) async fn put_back(
 /// Runs the operator's program for a service that stays where it was. The reason of that, and of its
 /// failure.
 pub(crate) async fn tell_hook(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     destination: &str,
@@ -98,7 +98,7 @@ pub(crate) async fn tell_hook(
 }
 
 /// Notes a better reason of a migration that was undone, for those who look; it changes nothing.
-pub(super) fn note_reason(local: &Local, id: &str, reason: &str) {
+pub(super) fn note_reason(local: &NodeResources, id: &str, reason: &str) {
     if let Err(error) = local.journal.set(id, Stage::Aborted, reason) {
         tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the reason cannot be noted");
     }
@@ -106,7 +106,7 @@ pub(super) fn note_reason(local: &Local, id: &str, reason: &str) {
 
 /// Whether there is anything to thaw: the service may have been killed, or the machine restarted,
 /// which its watcher, or the daemon's start, tells.
-async fn lives(local: &Local, service: &Service) -> Result<bool, LocalError> {
+async fn lives(local: &NodeResources, service: &Service) -> Result<bool, LocalError> {
     match local.engine.state(&local.config(service)).await {
         Ok(state) => Ok(state.status != ContainerStatus::Stopped),
         Err(EngineError::NotFound(_)) => Ok(false),

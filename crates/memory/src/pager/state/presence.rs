@@ -35,7 +35,7 @@ impl State {
             return Err("the restore is not finished: there is nothing to verify".into());
         }
         let verified =
-            self.look_at(processes).and_then(|()| if last { self.all_looked_at() } else { Ok(()) });
+            self.examine(processes).and_then(|()| if last { self.all_examined() } else { Ok(()) });
         if let Err(reason) = &verified {
             self.fail(reason.clone());
         }
@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    fn look_at(&mut self, processes: &[Restored]) -> Result<(), String> {
+    fn examine(&mut self, processes: &[Restored]) -> Result<(), String> {
         for Restored { space, pid } in processes {
             let live = self.lives.values_mut().find(|live| live.space == *space && !live.is_forked);
             // One without memory that comes from here needs no look.
@@ -69,7 +69,7 @@ impl State {
         Ok(())
     }
 
-    fn all_looked_at(&self) -> Result<(), String> {
+    fn all_examined(&self) -> Result<(), String> {
         match self.lives.values().find(|live| live.tables.is_none() && !live.is_forked) {
             None => Ok(()),
             Some(live) => Err(format!(

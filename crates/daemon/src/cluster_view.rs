@@ -1,4 +1,4 @@
-//! The node as migrations know it: what they ask of the cluster, and what they do to the node's books.
+//! The cluster as migrations see it from this node, and what they change in the node's state.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, PoisonError};
@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, DecisionResponse};
 use godwit_migration::link;
-use godwit_migration::local::Place;
-use godwit_migration::{Decision, Host, HostError, Known, Progress, Service, error_chain};
+use godwit_migration::resources::Place;
+use godwit_migration::{Cluster, ClusterError, Decision, Known, Progress, Service, error_chain};
 use godwit_names::ServiceName;
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::watch;
@@ -32,16 +32,16 @@ impl Drop for Leaving {
     }
 }
 
-/// The node as migrations know it.
-pub(crate) struct NodeHost(pub std::sync::Weak<Node>);
+/// The cluster as migrations see it from this node.
+pub(crate) struct ClusterView(pub std::sync::Weak<Node>);
 
-impl NodeHost {
-    fn node(&self) -> Result<Arc<Node>, HostError> {
-        self.0.upgrade().ok_or_else(|| HostError("godwitd is shutting down".into()))
+impl ClusterView {
+    fn node(&self) -> Result<Arc<Node>, ClusterError> {
+        self.0.upgrade().ok_or_else(|| ClusterError("godwitd is shutting down".into()))
     }
 }
 
-impl NodeHost {
+impl ClusterView {
     /// Asks the source of a migration for its decision; `acknowledged`: says that it needs not be told any more.
     async fn ask(
         &self,
@@ -49,21 +49,21 @@ impl NodeHost {
         migration: &str,
         journal: &str,
         acknowledged: bool,
-    ) -> Result<DecisionResponse, HostError> {
+    ) -> Result<DecisionResponse, ClusterError> {
         let node = self.node()?;
         let address = node
             .member_address(source)
-            .map_err(|e| host_error(&e))?
-            .ok_or_else(|| HostError(format!("node {source} is no member of the cluster")))?;
+            .map_err(|e| cluster_error(&e))?
+            .ok_or_else(|| ClusterError(format!("node {source} is no member of the cluster")))?;
         let (migration_id, journal) = (migration.to_owned(), journal.to_owned());
         let request = DecisionRequest { migration_id, journal, acknowledged };
         let answer = node.peers.get(source, &address).decision(request).await;
-        Ok(answer.map_err(|status| HostError(status.message().to_string()))?.into_inner())
+        Ok(answer.map_err(|status| ClusterError(status.message().to_string()))?.into_inner())
     }
 }
 
-fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
-    HostError(error_chain(error))
+fn cluster_error(error: &(dyn std::error::Error + 'static)) -> ClusterError {
+    ClusterError(error_chain(error))
 }
 
 /// Most nodes that are asked where a service has gone.
@@ -103,7 +103,7 @@ async fn not_its_own(node: &Arc<Node>, service: &Service, from: &str) -> Result<
 }
 
 #[async_trait]
-impl Host for NodeHost {
+impl Cluster for ClusterView {
     async fn admit(&self, service: &Service, from: &str) -> Result<Place, Vec<String>> {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
         // First of all: the rest acts upon what is said of the service.
@@ -151,10 +151,10 @@ impl Host for NodeHost {
         }
     }
 
-    fn known(&self, service: &Service) -> Result<Known, HostError> {
+    fn known(&self, service: &Service) -> Result<Known, ClusterError> {
         let node = self.node()?;
-        let owned = node.state.service(&service.name).map_err(|e| host_error(&e))?;
-        let placements = node.state.placements().map_err(|e| host_error(&e))?;
+        let owned = node.state.service(&service.name).map_err(|e| cluster_error(&e))?;
+        let placements = node.state.placements().map_err(|e| cluster_error(&e))?;
         let placement = placements.into_iter().find(|placement| placement.id == service.id);
         Ok(Known {
             here: owned.filter(|owned| owned.service.id == service.id).map(|owned| owned.service.epoch),
@@ -166,10 +166,10 @@ impl Host for NodeHost {
         self.node().ok()?.occupy(name).map(|occupied| Box::new(occupied) as Place)
     }
 
-    async fn adopt(&self, service: &Service) -> Result<(), HostError> {
+    async fn adopt(&self, service: &Service) -> Result<(), ClusterError> {
         let node = self.node()?;
-        node.state.put_service(service).map_err(|e| host_error(&e))?;
-        node.place(service, &node.name, service.epoch, false).map_err(|e| host_error(&e))?;
+        node.state.put_service(service).map_err(|e| cluster_error(&e))?;
+        node.place(service, &node.name, service.epoch, false).map_err(|e| cluster_error(&e))?;
         node.watch(service);
         node.events.tell("migration", "arrived", &service.name, "");
         Ok(())
@@ -185,32 +185,32 @@ impl Host for NodeHost {
         }
     }
 
-    async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {
+    async fn release(&self, service: &Service, to: &str) -> Result<(), ClusterError> {
         let node = self.node()?;
-        if node.state.remove_service(service).map_err(|e| host_error(&e))? {
+        if node.state.remove_service(service).map_err(|e| cluster_error(&e))? {
             node.unwatch(&service.name);
             node.forget_lives(&service.id);
         }
-        node.place(service, to, service.epoch + 1, false).map_err(|e| host_error(&e))?;
-        if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))?
+        node.place(service, to, service.epoch + 1, false).map_err(|e| cluster_error(&e))?;
+        if let Some(placement) = node.placement(&service.name).map_err(|e| cluster_error(&e))?
             && placement.node != node.name
         {
-            forward::forward(&node, &placement).await.map_err(|e| host_error(&e))?;
+            forward::forward(&node, &placement).await.map_err(|e| cluster_error(&e))?;
         }
         Ok(())
     }
 
-    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError> {
+    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, ClusterError> {
         let node = self.node()?;
         let (end, ended) = watch::channel(());
         let (_, progress) = watch::channel(Progress { phase: "serve", ..Progress::default() });
         let (id, to, cancel) = (migration.into(), to.into(), CancellationToken::new());
         node.begin_migration(&service.name, Migrating { id, to, cancel, progress, ended })
-            .map_err(|doing| HostError(format!("service {} {doing}", service.name)))?;
+            .map_err(|doing| ClusterError(format!("service {} {doing}", service.name)))?;
         Ok(Box::new(Leaving { node, name: service.name.clone(), _end: end }))
     }
 
-    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, HostError> {
+    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, ClusterError> {
         let answer = self.ask(source, migration, journal, false).await?;
         Ok(match answer.decision() {
             godwit_api::v1::Decision::Committed => Decision::Committed,
@@ -224,26 +224,26 @@ impl Host for NodeHost {
         })
     }
 
-    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), HostError> {
+    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), ClusterError> {
         self.ask(source, migration, "", true).await.map(drop)
     }
 
-    fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError> {
-        let members = self.node()?.state.members().map_err(|e| host_error(&e))?;
+    fn vtep(&self, node: &str) -> Result<Ipv4Addr, ClusterError> {
+        let members = self.node()?.state.members().map_err(|e| cluster_error(&e))?;
         let member = members.into_iter().find(|member| member.name == node);
         let vtep = member.and_then(|member| member.vtep.parse().ok());
-        vtep.ok_or_else(|| HostError(format!("it is not known where node {node} takes frames for services")))
+        vtep.ok_or_else(|| ClusterError(format!("it is not known where node {node} takes frames for services")))
     }
 
-    async fn connect(&self, to: &str) -> Result<Connection, HostError> {
+    async fn connect(&self, to: &str) -> Result<Connection, ClusterError> {
         let node = self.node()?;
         let address = node
             .member_address(to)
-            .map_err(|e| host_error(&e))?
-            .ok_or_else(|| HostError(format!("node {to} is no member of the cluster")))?;
-        let peer = NodeName::new(to).map_err(|e| host_error(&e))?;
+            .map_err(|e| cluster_error(&e))?
+            .ok_or_else(|| ClusterError(format!("node {to} is no member of the cluster")))?;
+        let peer = NodeName::new(to).map_err(|e| cluster_error(&e))?;
         let opened = Connection::open(&node.peers.identity(), &address, &peer, &link::options()).await;
-        opened.map_err(|e| host_error(&e))
+        opened.map_err(|e| cluster_error(&e))
     }
 
     async fn told(&self, service: &Service, what: &str) {
