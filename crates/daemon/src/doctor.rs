@@ -122,7 +122,7 @@ async fn encryption(node: &Node) -> Check {
     let Some(keys) = node.network.keys() else {
         return ok(name, "off: what nodes send each other for services is in the clear");
     };
-    match (keys, keys.look().await.broken()) {
+    match (keys, keys.status().await.broken()) {
         (_, Some(reason)) => missing(name, "nothing passes between this node and others", reason),
         (Keys::Tunnel(_), None) => ok(name, "tunnel: ChaCha20-Poly1305 in user space"),
         (Keys::WireGuard(_), None) => ok(name, "wireguard: the kernel's WireGuard"),

@@ -48,9 +48,9 @@ pub(crate) struct Keyed {
 const WIREGUARD_KEYS_LAST: Duration = Duration::from_secs(180);
 
 /// Everything that is known of the encryption at one moment.
-pub(crate) struct Looked<'a> {
+pub(crate) struct KeysStatus<'a> {
     keys: &'a Keys,
-    wireguard: Result<godwit_network::Looked, NetworkError>,
+    wireguard: Result<godwit_network::WireGuardStatus, NetworkError>,
 }
 
 impl Keys {
@@ -72,12 +72,12 @@ impl Keys {
     }
 
     /// Looks how it stands.
-    pub(crate) async fn look(&self) -> Looked<'_> {
+    pub(crate) async fn status(&self) -> KeysStatus<'_> {
         let wireguard = match self {
-            Self::Tunnel(_) => Ok(godwit_network::Looked::default()),
-            Self::WireGuard(publics) => publics.wireguard.look().await,
+            Self::Tunnel(_) => Ok(godwit_network::WireGuardStatus::default()),
+            Self::WireGuard(publics) => publics.wireguard.status().await,
         };
-        Looked { keys: self, wireguard }
+        KeysStatus { keys: self, wireguard }
     }
 
     /// Agrees on keys with another node.
@@ -120,7 +120,7 @@ impl Keys {
     }
 }
 
-impl Looked<'_> {
+impl KeysStatus<'_> {
     /// Why nothing passes at all, with what to do; nothing when it works.
     pub(crate) fn broken(&self) -> Option<String> {
         match (self.keys, &self.wireguard) {
@@ -136,7 +136,7 @@ impl Looked<'_> {
     pub(crate) fn stopped(&self) -> Stopped {
         match (self.keys, &self.wireguard) {
             (Keys::Tunnel(secrets), _) => secrets.tunnel.stopped(),
-            (Keys::WireGuard(_), Ok(looked)) => looked.stopped,
+            (Keys::WireGuard(_), Ok(status)) => status.stopped,
             (Keys::WireGuard(_), Err(_)) => Stopped::default(),
         }
     }
@@ -152,8 +152,8 @@ impl Looked<'_> {
                 let keyed = vtep.and_then(|vtep| secrets.tunnel.keyed(vtep)).ok_or_else(none)?;
                 Ok(Keyed { age: keyed.since.elapsed(), packets: keyed.sent, ..Keyed::default() })
             }
-            (Keys::WireGuard(publics), Ok(looked)) => {
-                let seen = vtep.and_then(|vtep| looked.nodes.get(&vtep)).ok_or_else(none)?;
+            (Keys::WireGuard(publics), Ok(status)) => {
+                let seen = vtep.and_then(|vtep| status.nodes.get(&vtep)).ok_or_else(none)?;
                 let age = seen.handshake.map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
                 match age.filter(|age| *age <= WIREGUARD_KEYS_LAST) {
                     Some(age) => Ok(Keyed { age, packets: 0, sent: seen.sent, received: seen.received }),

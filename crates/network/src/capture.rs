@@ -37,7 +37,7 @@ use crate::filter::Filter;
 use crate::inside;
 use crate::netns::{self, Found};
 use crate::packet::PacketSocket;
-use crate::packet::watch::{Look, room_beside};
+use crate::packet::watch::{Received, room_beside};
 use crate::select::{everything, of_service};
 use crate::{NetworkError, Overlay, enter, mac_of};
 
@@ -200,7 +200,7 @@ impl Overlay {
             }
         }
         let netns = self.config.netns_dir.join(&name);
-        if netns::look(&netns)? == Found::Namespace {
+        if netns::inspect(&netns)? == Found::Namespace {
             self.plug_captures_in(&name, address, &netns, &port).await;
         }
         let (sender, batches) = mpsc::channel(BATCHES);
@@ -455,12 +455,12 @@ impl Reader {
         let (mut frames, mut bytes) = (0, 0);
         loop {
             let seen = match source.socket.see(&mut self.buffer, &mut self.beside)? {
-                Look::Empty => return Ok(None),
-                Look::Down => {
+                Received::Empty => return Ok(None),
+                Received::Down => {
                     source.down = true;
                     continue;
                 }
-                Look::Frame(seen) => seen,
+                Received::Frame(seen) => seen,
             };
             let frame = self.buffer.get(..seen.kept).unwrap_or_default();
             if self.running.wanted.filter.keeps(frame, self.running.vxlan_port) {

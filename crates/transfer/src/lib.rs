@@ -5,7 +5,8 @@
 //!   token, join           how a new node gets its certificate
 //!   removal               nodes whose certificates are believed no more
 //!   tls                   which certificates are believed, and for what
-//!   listen, room, socket  TCP and TLS connections, made and accepted
+//!   listen, socket        TCP and TLS connections, made and accepted
+//!   admission             which unfinished handshakes there is room for
 //!   gauge                 what the kernel knows of a connection, and its rate
 //!   frame                 the data plane's frames on such a connection
 //!   connection            a data connection: peer, reader, writer, traffic
@@ -15,6 +16,7 @@
 //! and not one byte of application data; what it can see is what TLS shows any client, the server's
 //! certificate with the node's name. What a frame means is not known here.
 
+mod admission;
 pub mod authority;
 pub mod connection;
 mod files;
@@ -25,7 +27,6 @@ pub mod join;
 pub mod listen;
 pub mod node;
 pub mod removal;
-mod room;
 pub mod socket;
 pub mod tls;
 pub mod token;
@@ -38,7 +39,7 @@ pub use identity::{Fingerprint, Identity, IdentityError};
 pub use listen::{Accepted, ConnectError, ConnectOptions, ListenError, ListenOptions, Listener, connect};
 pub use node::{NodeName, NodeNameError};
 pub use removal::{Removal, RemovalError, Removals};
-pub use room::KnownAddresses;
+pub use admission::KnownAddresses;
 pub use socket::{LinkOptions, SecureStream, Socket, Traffic};
 pub use tls::{Alpn, TlsError};
 pub use token::{JoinToken, Secret, TokenError};

@@ -16,7 +16,7 @@ use super::{
     control::{self, Answer, PortFigures, Request, WayStatus},
     fabric::{Fabric, Output},
     frame,
-    lane::{Nanos, Shape, nanos},
+    wire::{Nanos, Shape, nanos},
     tap::Tap,
 };
 use crate::{
