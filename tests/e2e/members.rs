@@ -313,7 +313,7 @@ fn verbs_from_other_nodes_are_taken_of_those_that_the_operator_names() {
     // Node b takes none of a's.
     for verb in [&["migrate", "s", "--to", "a"][..], &["cancel", "s"]] {
         let said = bed.godwit("a", verb);
-        let words = ["node b takes no", "from node a", "give the verb on node b", "--verbs-from a"];
+        let words = ["node b does not accept", "from node a", "run it on node b", "--verbs-from a"];
         assert_eq!(said.code, 1, "{said:?}");
         assert!(words.iter().all(|word| said.stderr.contains(word)), "{said:?}");
     }

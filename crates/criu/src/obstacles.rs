@@ -93,7 +93,7 @@ impl Subject<'_> {
                     Some(Obstacle::new(task, waiting.what(), unix::WAITING))
                 })),
                 // Then CRIU asks in vain as well, and says so.
-                Err(error) => tracing::warn!(%error, "the unix sockets of a service cannot be asked for"),
+                Err(error) => tracing::warn!(%error, "cannot list the unix sockets of a service"),
             }
         }
         found

@@ -319,7 +319,11 @@ async fn is_obstacle(role: &str, what: &str, why: &str) {
         matches!(&sentences[..], [one] if one.contains(what) && one.contains(why)),
         "{role}: {what}, {why}: {sentences:?}"
     );
-    assert_eq!(obstacles::still_there(found.clone(), &subject.check()), found, "{role}: it is the same again");
+    assert_eq!(
+        obstacles::still_there(found.clone(), &subject.check()),
+        found,
+        "{role}: it is the same again"
+    );
     let dumped = subject.dump().await;
     assert!(matches!(dumped, Err(CriuError::Dump { .. })), "{role}: CRIU can: {dumped:?}");
 }
@@ -353,7 +357,7 @@ async fn sockets_that_criu_cannot_dump_are_obstacles() {
 
 #[tokio::test]
 async fn processes_in_states_that_criu_cannot_dump_are_obstacles() {
-    is_obstacle("headless", "while its main thread has ended", "keep its main thread").await;
+    is_obstacle("headless", "although its main thread has ended", "keep its main thread").await;
     is_obstacle("traced", "is traced by process", "end the debugger").await;
     is_obstacle("namespace", "is in a uts namespace of its own", "sandbox").await;
     is_obstacle("trap", "has a SIGTRAP waiting", "try again").await;

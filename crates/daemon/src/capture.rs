@@ -96,7 +96,7 @@ pub(crate) async fn everywhere(
     })?;
     let Some((address, nth)) = networks::address_on(node, &placement, &request.network)? else {
         return Err(Status::failed_precondition(format!(
-            "service {name} is in a network namespace of somebody else's, whose packets are not godwit's to show; capture inside it with `nsenter --net=PATH tcpdump` (`godwit inspect {name}` tells the path)"
+            "service {name} is in a network namespace that godwit did not create, so godwit captures nothing there; capture with `nsenter --net=PATH tcpdump` (`godwit inspect {name}` shows the path)"
         )));
     };
     (request.address, request.nth) = (address.to_string(), nth);
@@ -170,7 +170,7 @@ async fn pass_on_own(name: String, mut own: Batches, events: Events) {
         }
     }
     // Whoever reads may have gone, and that may be why.
-    let _ = events.send(note(&name, "its capture has ended, which it should not; its log tells more")).await;
+    let _ = events.send(note(&name, "its capture has ended unexpectedly; see its log")).await;
 }
 
 /// Passes on what a peer sees, and says when it cannot be asked.
@@ -196,7 +196,7 @@ async fn follow_once(
     said: &mut String,
 ) -> Result<(), String> {
     let address = node.member_address(peer).map_err(|error| error.to_string())?;
-    let address = address.ok_or("it is no member of the cluster any more")?;
+    let address = address.ok_or("it is no longer a member of the cluster")?;
     let silent = |_| format!("it has been silent for {} s", SILENCE.as_secs());
     let mut client = node.peers.get_patient(peer, &address);
     let asked = timeout(SILENCE, client.capture(request.clone())).await.map_err(silent)?;
@@ -232,27 +232,27 @@ fn reason(status: &Status) -> String {
 
 /// A batch as no more than what a node may tell, under the name of the one that told it.
 fn checked(peer: &str, mut batch: CaptureBatch) -> Result<CaptureBatch, String> {
-    let wrong = |what: &str| format!("it told {what}, which no godwit does");
+    let wrong = |what: &str| format!("it violated the protocol: it sent {what}");
     let most = Place::ALL.len();
     if batch.interfaces.len() > most || batch.counts.len() > most {
-        return Err(wrong("of more places than there are"));
+        return Err(wrong("more places than exist"));
     }
     for interface in &batch.interfaces {
         let good = interface.name.len() <= LONGEST_INTERFACE
             && interface.name.bytes().all(|byte| byte.is_ascii_graphic());
         if !good || interface.place() == CapturePlace::Unspecified {
-            return Err(wrong("of an interface that cannot be"));
+            return Err(wrong("an invalid interface"));
         }
     }
     if batch.counts.iter().any(|count| count.place() == CapturePlace::Unspecified) {
-        return Err(wrong("counts of no place"));
+        return Err(wrong("counts of an unknown place"));
     }
     for packet in &mut batch.packets {
         if packet.place() == CapturePlace::Unspecified
             || packet.time_ns < 0
             || packet.data.len() > WHOLE as usize
         {
-            return Err(wrong("of a packet that cannot be"));
+            return Err(wrong("an invalid packet"));
         }
         packet.length = packet.length.max(u32::try_from(packet.data.len()).unwrap_or(u32::MAX));
     }
@@ -357,7 +357,7 @@ mod tests {
             ("too many interfaces", |b| b.interfaces = vec![b.interfaces[0].clone(); 5]),
             ("an interface with a long name", |b| b.interfaces[0].name = "x".repeat(16)),
             ("an interface with an odd name", |b| b.interfaces[0].name = "\n".into()),
-            ("counts of no place", |b| b.counts[0].place = 9),
+            ("counts of an unknown place", |b| b.counts[0].place = 9),
             ("a packet of no place", |b| b.packets[0].place = 0),
             ("a packet before 1970", |b| b.packets[0].time_ns = -1),
             ("a huge packet", |b| b.packets[0].data = vec![0; WHOLE as usize + 1].into()),

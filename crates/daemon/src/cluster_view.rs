@@ -54,7 +54,7 @@ impl ClusterView {
         let address = node
             .member_address(source)
             .map_err(|e| cluster_error(&e))?
-            .ok_or_else(|| ClusterError(format!("node {source} is no member of the cluster")))?;
+            .ok_or_else(|| ClusterError(format!("node {source} is not a member of the cluster")))?;
         let (migration_id, journal) = (migration.to_owned(), journal.to_owned());
         let request = DecisionRequest { migration_id, journal, acknowledged };
         let answer = node.peers.get(source, &address).decision(request).await;
@@ -93,8 +93,7 @@ async fn not_its_own(node: &Arc<Node>, service: &Service, from: &str) -> Result<
         let is_new = !asked.contains(&owner) && asked.len() < MOST_ASKED;
         if !is_new || !cluster::hear(node, &owner).await? {
             return Ok(Some(format!(
-                "node {} has heard that service {} (id {}) is on node {owner}, and not that it went to node {from}; let \
-                 the nodes hear of each other, or remove node {owner} if it is lost",
+                "node {} knows service {} (id {}) as node {owner}'s, and has no news that it moved to node {from}; make sure that the nodes reach each other, or remove node {owner} if it is lost",
                 node.name, placement.service, service.id
             )));
         }
@@ -145,7 +144,7 @@ impl Cluster for ClusterView {
         match node.claim(&service.name, claim) {
             Some(occupied) => Ok(Box::new(occupied)),
             None => Err(vec![format!(
-                "a service {} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
+                "a service {} is being created or removed on node {}, or an earlier migration of it has not ended there; try again in a moment",
                 service.name, node.name
             )]),
         }
@@ -216,7 +215,7 @@ impl Cluster for ClusterView {
             godwit_api::v1::Decision::Committed => Decision::Committed,
             // One of before journals had an identity takes what it does not know for what it has aborted.
             godwit_api::v1::Decision::Aborted if !journal.is_empty() && answer.journal != journal => {
-                Decision::Unknown("it is of an older version, which cannot tell whether it knows".into())
+                Decision::Unknown("its godwitd is of an older version, which cannot say whether its journal has the migration".into())
             }
             godwit_api::v1::Decision::Aborted => Decision::Aborted(answer.reason),
             godwit_api::v1::Decision::Unknown => Decision::Unknown(answer.reason),
@@ -232,7 +231,7 @@ impl Cluster for ClusterView {
         let members = self.node()?.state.members().map_err(|e| cluster_error(&e))?;
         let member = members.into_iter().find(|member| member.name == node);
         let vtep = member.and_then(|member| member.vtep.parse().ok());
-        vtep.ok_or_else(|| ClusterError(format!("it is not known where node {node} takes frames for services")))
+        vtep.ok_or_else(|| ClusterError(format!("the overlay address of node {node} is not known")))
     }
 
     async fn connect(&self, to: &str) -> Result<Connection, ClusterError> {
@@ -240,7 +239,7 @@ impl Cluster for ClusterView {
         let address = node
             .member_address(to)
             .map_err(|e| cluster_error(&e))?
-            .ok_or_else(|| ClusterError(format!("node {to} is no member of the cluster")))?;
+            .ok_or_else(|| ClusterError(format!("node {to} is not a member of the cluster")))?;
         let peer = NodeName::new(to).map_err(|e| cluster_error(&e))?;
         let opened = Connection::open(&node.peers.identity(), &address, &peer, &link::options()).await;
         opened.map_err(|e| cluster_error(&e))
@@ -254,7 +253,7 @@ impl Cluster for ClusterView {
 
     async fn in_doubt(&self, service: &Service, source: &str) {
         if let Ok(node) = self.node() {
-            let detail = format!("restored here, stopped, until node {source} tells whether it committed");
+            let detail = format!("restored here, and stopped until node {source} says whether it committed");
             node.events.tell("migration", "in doubt", &service.name, &detail);
         }
     }

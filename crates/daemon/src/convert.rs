@@ -86,7 +86,7 @@ pub(crate) fn network(text: &str) -> Result<Attachment, Status> {
     match text.strip_prefix("ns:").map(PathBuf::from) {
         Some(path) if path.is_absolute() => Ok(Attachment::Namespace(path)),
         _ => Err(Status::invalid_argument(format!(
-            "{text:?} is no network; give ns: and the absolute path of a network namespace"
+            "{text:?} is not a network; give ns: and the absolute path of a network namespace"
         ))),
     }
 }
@@ -102,7 +102,7 @@ pub(crate) fn hooks(named: &HashMap<String, String>) -> Result<Hooks, Status> {
             "aborted" | "kept" => &mut hooks.aborted,
             other => {
                 return Err(Status::invalid_argument(format!(
-                    "{other:?} is no moment of a move; hooks are run at pre-freeze, post-resume and aborted"
+                    "{other:?} is not a hook point; hooks run at pre-freeze, post-resume and aborted"
                 )));
             }
         };
@@ -329,7 +329,7 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
         })?,
     };
     if request.streams > MAX_STREAMS {
-        return Err(format!("{} connections are too many; {MAX_STREAMS} are the most", request.streams));
+        return Err(format!("{} streams are too many; at most {MAX_STREAMS} are allowed", request.streams));
     }
     let some = |n: u32| (n != 0).then_some(n);
     Ok(Options {

@@ -57,10 +57,10 @@ pub(crate) fn nodes(node: &Node) -> Result<Vec<NodeInfo>, StateError> {
             let age = now_ms() - info.last_seen_ms;
             if info.last_seen_ms == 0 {
                 info.state = "unreachable".into();
-                info.reason = "never heard of since godwitd was started".into();
+                info.reason = "never heard from since godwitd was started".into();
             } else if age > UNREACHABLE_MS {
                 info.state = "unreachable".into();
-                info.reason = format!("last heard of {} s ago", age / 1000);
+                info.reason = format!("last heard from {} s ago", age / 1000);
             }
             Ok(info)
         })

@@ -76,8 +76,8 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     for fact in godwit_network::probe(node.networks().first().config()).await {
         checks.push(match (fact.ok, fact.optional) {
             (true, _) => ok(fact.name, fact.detail),
-            (false, true) => degraded(fact.name, "not as it could be", fact.detail),
-            (false, false) => missing(fact.name, "not as it must be", fact.detail),
+            (false, true) => degraded(fact.name, "not ideal", fact.detail),
+            (false, false) => missing(fact.name, "not sufficient", fact.detail),
         });
     }
     checks.push(guard(node).await);
@@ -86,7 +86,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     match directory::nodes(node) {
         Ok(nodes) => checks.extend([clocks(&nodes), criu_of(&nodes)]),
         Err(error) => {
-            checks.push(missing("clocks", error_chain(&error), "look at the disk of the state directory"))
+            checks.push(missing("clocks", error_chain(&error), "check the disk of the state directory"))
         }
     }
     checks.push(disk(&local.layout.state));
@@ -120,7 +120,7 @@ async fn guard(node: &Node) -> Check {
 async fn encryption(node: &Node) -> Check {
     let name = "encryption";
     let Some(keys) = node.network.keys() else {
-        return ok(name, "off: what nodes send each other for services is in the clear");
+        return ok(name, "off: services' packets between nodes are not encrypted");
     };
     match (keys, keys.status().await.broken()) {
         (_, Some(reason)) => missing(name, "nothing passes between this node and others", reason),
@@ -151,11 +151,11 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Err(error) => missing("criu check", error_chain(&error), advice),
     };
     let lazy = match criu.lazy_external().await {
-        Ok(true) => ok("lazy dump", "passes over the memory that godwit moves"),
+        Ok(true) => ok("lazy dump", "skips the memory that godwit moves"),
         Ok(false) => degraded(
             "lazy dump",
-            "a stock CRIU, which takes hold of each page (0.1 s for each GiB)",
-            "let scripts/setup build CRIU: it applies godwit's patch lazy-pages-external",
+            "an unpatched CRIU, which visits each page (0.1 s for each GiB)",
+            "build CRIU with scripts/setup, which applies godwit's patch lazy-pages-external",
         ),
         Err(error) => missing("lazy dump", error_chain(&error), advice),
     };
@@ -163,7 +163,7 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Ok(0) => degraded(
             "criu patches",
             "a CRIU without godwit's patches, or without some: some services do not move, others more slowly",
-            "let scripts/setup-criu --build build CRIU from source",
+            "build CRIU from source with scripts/setup-criu --build",
         ),
         Ok(series) => ok("criu patches", format!("all, series {series}")),
         Err(error) => missing("criu patches", error_chain(&error), advice),
@@ -176,11 +176,9 @@ fn tracker(tracker: &Detected) -> Check {
     let name = "tracker";
     match tracker.backend {
         Backend::Uffd => ok(name, "uffd: writes are followed without stopping the service"),
-        Backend::SoftDirty => degraded(
-            name,
-            "soft-dirty: the service stands still for a moment at each scan",
-            tracker.reasons.join("; "),
-        ),
+        Backend::SoftDirty => {
+            degraded(name, "soft-dirty: each scan stops the service briefly", tracker.reasons.join("; "))
+        }
         Backend::None => degraded(
             name,
             "none: only modes cold and postcopy",
@@ -192,7 +190,7 @@ fn tracker(tracker: &Detected) -> Check {
 /// Whether services can run here before their pages are in place.
 fn lazy_restore(works: bool) -> Check {
     match works {
-        true => ok("lazy restore", "services run before all of their pages are in place"),
+        true => ok("lazy restore", "services resume before all of their pages are in place"),
         false => degraded(
             "lazy restore",
             "services that arrive are restored from images, with all their pages",
@@ -217,7 +215,7 @@ fn userfaultfd() -> Check {
         return degraded(
             "userfaultfd",
             std::io::Error::last_os_error().to_string(),
-            "modes postcopy and hybrid need it, and pre-copy without stopping the service: enable CONFIG_USERFAULTFD; cold migration works without",
+            "modes postcopy and hybrid need it, and so does pre-copy without stops of the service: enable CONFIG_USERFAULTFD; cold migration works without it",
         );
     }
     if let Ok(fd) = i32::try_from(fd) {
@@ -233,7 +231,7 @@ fn pagemap_scan() -> Check {
         Err(error) => degraded(
             "PAGEMAP_SCAN",
             error.to_string(),
-            "pre-copy without stopping the service needs Linux 6.7 or newer; with soft-dirty pre-copy works too, modes cold and postcopy work without both",
+            "pre-copy without stops of the service needs Linux 6.7 or newer; with soft-dirty it stops the service briefly; modes cold and postcopy need neither",
         ),
     }
 }
@@ -339,7 +337,7 @@ fn clock() -> Check {
     degraded(
         "clock",
         "not synchronised",
-        "run an NTP client: services see the time of day jump when they move between clocks that differ, and certificates are not valid before their first day by a clock that is late",
+        "run an NTP client: a service sees the time of day jump when it moves between nodes whose clocks differ, and a node whose clock is late refuses certificates as not yet valid",
     )
 }
 
@@ -379,7 +377,7 @@ fn criu_of(nodes: &[NodeInfo]) -> Check {
     degraded(
         name,
         shown.join(", "),
-        "run scripts/setup on those with the older ones: no service moves there from a newer one",
+        "run scripts/setup on the nodes with the older version: no service can move there from one with a newer version",
     )
 }
 

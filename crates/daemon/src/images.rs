@@ -71,7 +71,7 @@ pub(crate) async fn remove(node: &Arc<Node>, wanted: &[String]) -> Result<Vec<ap
         }
         if begun.elapsed() > PATIENCE {
             return Err(Status::unavailable(
-                "a service is being created or arrives, whose layers must not vanish; try again when that has ended",
+                "a service is being created or is arriving, and needs its layers; try again when that has ended",
             ));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -34,7 +34,7 @@ pub(crate) fn join_address(listen: &str) -> Option<String> {
 }
 
 fn member(name: &str, listen: &str) -> anyhow::Result<Member> {
-    let (host, _) = listen.rsplit_once(':').with_context(|| format!("{listen:?} is no HOST:PORT"))?;
+    let (host, _) = listen.rsplit_once(':').with_context(|| format!("{listen:?} is not HOST:PORT"))?;
     let revision = u64::try_from(now_ms()).unwrap_or(1);
     Ok(Member { name: name.into(), address: listen.into(), vtep: host.into(), revision })
 }
@@ -106,7 +106,7 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
     let granted = node.state.granted(&request.node).map_err(|e| Status::internal(error_chain(&e)))?;
     if let Some(granted) = granted.filter(|_| !request.again) {
         return Err(Status::already_exists(format!(
-            "node {name} was let in {} s ago and has not shown itself yet: start its godwitd; if its joining broke, `godwit cluster token --again {name}` invites it once more",
+            "node {name} was admitted {} s ago and has not connected yet: start its godwitd; if its join failed, `godwit cluster token --again {name}` makes another token",
             now_ms().saturating_sub(granted) / 1000
         )));
     }
@@ -138,7 +138,7 @@ pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
             Ok(()) = identities.changed() => {
                 let identity = Arc::clone(&identities.borrow_and_update());
                 if let Err(error) = listener.set_identity(&identity) {
-                    tracing::error!(error = %error_chain(&error), "new nodes are shown the older certificate");
+                    tracing::error!(error = %error_chain(&error), "cannot use the renewed certificate; new nodes see the old one");
                 }
                 continue;
             }
@@ -151,7 +151,7 @@ pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
         let node = Arc::clone(&node);
         answering.push_back(AbortOnDropHandle::new(tokio::spawn(async move {
             if let Err(error) = answer(&node, stream, &remote.to_string()).await {
-                tracing::warn!(%remote, error = format!("{error:#}"), "a host did not join");
+                tracing::warn!(%remote, error = format!("{error:#}"), "a join failed");
             }
         })));
     }
@@ -163,7 +163,7 @@ async fn answer(node: &Node, mut stream: SecureStream, remote: &str) -> anyhow::
     let answer = match granted {
         Ok(answer) => answer,
         Err(reason) => {
-            tracing::warn!(%remote, wanted = %request.node, %reason, "a host was not let in");
+            tracing::warn!(%remote, wanted = %request.node, %reason, "a join was refused");
             JoinAnswer::Refused { reason }
         }
     };

@@ -88,7 +88,7 @@ impl Keys {
                 let (own, request) = match secrets.request(&member.name, vtep, |age| age >= RENEW) {
                     Ok(request) => request,
                     Err(error) => {
-                        tracing::error!(%error, "no keys can be made");
+                        tracing::error!(%error, "cannot make keys");
                         return;
                     }
                 };
@@ -193,9 +193,9 @@ pub(crate) async fn answer(
     };
     let keys = keys.ok_or_else(|| differs("does not encrypt what it sends"))?;
     let member = members.iter().find(|member| member.name == from);
-    let vtep = member
-        .and_then(vtep_of)
-        .ok_or_else(|| Status::unavailable(format!("node {own} has not heard yet where node {from} is")))?;
+    let vtep = member.and_then(vtep_of).ok_or_else(|| {
+        Status::unavailable(format!("node {own} does not know the address of node {from} yet"))
+    })?;
     match keys {
         Keys::Tunnel(_) if request.secret.is_empty() => Err(differs("encrypts by godwit's own tunnel")),
         Keys::WireGuard(_) if request.public_key.is_empty() => Err(differs("encrypts by WireGuard")),

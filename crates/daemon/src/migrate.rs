@@ -99,7 +99,7 @@ pub(crate) async fn start(
                     Err(Status::unavailable(why))
                 } else {
                     Err(Status::internal(format!(
-                        "service {name} could neither be moved nor put back: {why}; godwitd tries again until it is put back; look at `godwit inspect {name}` and at godwitd's log"
+                        "service {name} could be neither moved nor rolled back: {why}; godwitd keeps trying to roll it back; see `godwit inspect {name}` and godwitd's log"
                     )))
                 }
             }
@@ -129,7 +129,7 @@ fn stream(
                     let last = match ended {
                         Ok(Ok(report)) => Ok(MigrationEvent { kind: Some(Kind::Report(report)) }),
                         Ok(Err(status)) => Err(status),
-                        Err(_) => Err(Status::internal("the migration's task failed; godwitd's log tells more")),
+                        Err(_) => Err(Status::internal("the migration's task failed; see godwitd's log")),
                     };
                     // A reader that has gone needs no report.
                     let _ = events.send(last).await;
@@ -220,10 +220,10 @@ async fn broken(
             None => format!("service {name} is on this node, node {to}, and has all of its memory"),
         },
         false if committed => format!(
-            "the migration had committed: service {name} is on node {to}; `godwit inspect {name}` there tells whether it waits for pages of node {owner}"
+            "the migration had committed: service {name} is on node {to}; `godwit inspect {name}` there shows whether it waits for pages of node {owner}"
         ),
         false => format!(
-            "whether service {name} moves to node {to} is not known here; `godwit ps -a` on node {to} tells whether it has arrived, and on node {owner}, when that is back, how it stands"
+            "this node does not know whether service {name} has moved to node {to}; `godwit ps -a` on node {to} shows whether it has arrived, and on node {owner}, when that is back, whether it is still there"
         ),
     };
     Status::unavailable(format!("node {owner}, which moves the service, does not answer ({cause}): {known}"))

@@ -424,7 +424,7 @@ impl Node {
             if other == name {
                 return about(
                     format!(
-                        "a service {name} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
+                        "a service {name} is being created or removed on node {}, or an earlier migration of it has not ended there; try again in a moment",
                         self.name
                     ),
                     None,

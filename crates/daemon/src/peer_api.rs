@@ -62,8 +62,7 @@ impl PeerService {
     fn refusal(&self, from: &str, verb: &str) -> Status {
         let name = &self.0.name;
         Status::permission_denied(format!(
-            "node {name} takes no `{verb}` from node {from}; give the verb on node {name}, or start its godwitd with \
-             --verbs-from {from}"
+            "node {name} does not accept `{verb}` from node {from}; run it on node {name}, or start its godwitd with --verbs-from {from}"
         ))
     }
 }
@@ -74,7 +73,7 @@ fn caller<T>(request: &Request<T>) -> Result<String, Status> {
         .extensions()
         .get::<NodeName>()
         .map(ToString::to_string)
-        .ok_or_else(|| Status::unauthenticated("the caller shows no certificate of this cluster"))
+        .ok_or_else(|| Status::unauthenticated("the caller has no certificate of this cluster"))
 }
 
 #[tonic::async_trait]

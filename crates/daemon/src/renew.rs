@@ -62,7 +62,7 @@ async fn ask(node: &Node, request: String) -> Result<String, Status> {
     let members = node.state.members().map_err(internal)?;
     let has_key = |name: &str| node.last_seen(name).is_some_and(|info| info.authority);
     let holder = members.into_iter().find(|member| has_key(&member.name)).ok_or_else(|| {
-        Status::unavailable("the node with the key of the cluster's CA has not been heard of; start it")
+        Status::unavailable("the node with the key of the cluster's CA has not been heard from; start it")
     })?;
     let answer = node.peers.get(&holder.name, &holder.address).renew(RenewRequest { request }).await?;
     Ok(answer.into_inner().certificate)

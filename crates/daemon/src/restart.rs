@@ -95,13 +95,13 @@ async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objecti
     let (local, name) = (node.local(), &service.name);
     if local.doubts.has(name) || !local.journal.unfinished_of(&service.id)?.is_empty() {
         return Ok(Some(Objection::NotYet(format!(
-            "a migration of service {name} has not come to its end on node {}; `godwit inspect {name}` tells how it stands",
+            "a migration of service {name} has not ended on node {}; `godwit inspect {name}` shows its state",
             node.name
         ))));
     }
     let elsewhere = |where_it_is: &str| {
         Some(Objection::Elsewhere(format!(
-            "service {name} is not started on node {}, as it is {where_it_is}: this node has its files of before it left; `godwit rm --force {name}` removes them",
+            "service {name} is not started on node {}, as it is {where_it_is}: the files here are from before it left; `godwit rm --force {name}` removes them",
             node.name
         )))
     };
@@ -128,7 +128,7 @@ async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), Loca
     // First in the state: the next start of this daemon finds a service that should run and does not.
     if !node.state.set_started(&service, restarts).map_err(failed)? {
         return Err(LocalError::Cluster(godwit_migration::ClusterError(format!(
-            "service {} is not what it was a moment ago; try again",
+            "service {} has changed meanwhile; try again",
             service.name
         ))));
     }
@@ -177,7 +177,7 @@ fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {
     let owned = match node.state.service(&service.name) {
         Ok(owned) => owned?,
         Err(error) => {
-            tracing::error!(service = %service.name, error = %error_chain(&error), "it is not known whether it is to be started again");
+            tracing::error!(service = %service.name, error = %error_chain(&error), "cannot tell whether to start it again");
             return None;
         }
     };

@@ -72,8 +72,8 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     services::record_all(&node)?;
     // Before anything of services is looked for.
     networks::keep(&node).await?;
-    node.local().clear_half_made().await.context("what was half made cannot be looked for")?;
-    recovery::recover(node.local()).await.context("migrations left unfinished cannot be ended")?;
+    node.local().clear_half_made().await.context("cannot look for services that were half made")?;
+    recovery::recover(node.local()).await.context("cannot finish or undo earlier migrations")?;
     cluster::put_own_right(&node)?;
     services::find_again(&node).await?;
 
@@ -84,7 +84,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     let socket = args.run.join("godwitd.sock");
     let users = listen_unix(&socket)?;
     tracing::info!(node = %args.node, listen = %args.listen, socket = %socket.display(), "godwitd serves");
-    manager.tell("READY=1").context("the service manager cannot be told that the node is ready")?;
+    manager.tell("READY=1").context("cannot tell the service manager that the node is ready")?;
     if let Some(fd) = args.ready_fd {
         tell_ready(fd)?;
     }
@@ -113,7 +113,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
         _ = interrupt.recv() => Ok(()),
     };
     if let Err(error) = manager.tell("STOPPING=1") {
-        tracing::warn!(%error, "the service manager cannot be told that the node ends");
+        tracing::warn!(%error, "cannot tell the service manager that the node ends");
     }
     shut_down(&node).await;
     let _ = std::fs::remove_file(&socket);

@@ -30,7 +30,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
     match node.placement(name).map_err(internal)? {
         Some(placement) if placement.node == node.name && !node.is_arriving(name) => {
             Err(Status::not_found(format!(
-                "the cluster's list has service {name} on node {}, which does not have it: it is gone; `godwit rm --force {name}` there takes its name and addresses off the list",
+                "the cluster lists service {name} on node {}, which does not have it: it is gone; `godwit rm --force {name}` there frees its name and addresses",
                 node.name
             )))
         }
@@ -68,7 +68,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
         Ok(()) => {}
         Err(error) => {
             if let Err(left) = node.local().clear(&service).await {
-                tracing::error!(service = %service.name, error = %error_chain(&left), "what was half made cannot be removed");
+                tracing::error!(service = %service.name, error = %error_chain(&left), "cannot remove a service that was half made");
             }
             return Err(error);
         }
@@ -77,7 +77,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     node.state.put_service(&service).map_err(internal)?;
     if let Err(error) = node.local().made(&service) {
         // The state is read before the mark is believed.
-        tracing::warn!(service = %service.name, error = %error_chain(&error), "the mark of a service that is being made stays");
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
     }
     node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
     node.watch(&service);
@@ -185,7 +185,7 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
         Source::Image(path) => (path, false),
     };
     if !Path::new(&path).is_absolute() {
-        return Err(Status::invalid_argument(format!("{path} is no absolute path")));
+        return Err(Status::invalid_argument(format!("{path} is not an absolute path")));
     }
     let origin = path.clone();
     let image = tokio::task::spawn_blocking(move || {
@@ -220,7 +220,7 @@ fn describe(
     let mut env = vec![format!("PATH={DEFAULT_PATH}"), format!("HOSTNAME={}", convert::hostname(request))];
     for pair in image.config.env.iter().chain(&request.env) {
         let Some((name, _)) = pair.split_once('=') else {
-            return Err(Status::invalid_argument(format!("{pair:?} is no NAME=VALUE")));
+            return Err(Status::invalid_argument(format!("{pair:?} is not NAME=VALUE")));
         };
         env.retain(|known| known.split_once('=').is_none_or(|(other, _)| other != name));
         env.push(pair.clone());
@@ -495,7 +495,7 @@ async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let open = local.journal.unfinished_of(&placement.id).map_err(internal)?;
     if node.state.service(name).map_err(internal)?.is_some() || !open.is_empty() || local.doubts.has(name) {
         return Err(Status::aborted(format!(
-            "service {name} is about to be this node's, or a migration of it ends here; try again when it has"
+            "service {name} is about to become this node's, or a migration of it has not ended here; try again when it has"
         )));
     }
     local.clear_left(name, &placement.id).await.map_err(internal)?;

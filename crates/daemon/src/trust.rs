@@ -44,10 +44,10 @@ pub(crate) fn member_fault(member: &Member, now_ms: i64) -> Option<String> {
     }
     let address = member.address.parse::<SocketAddr>();
     if !address.is_ok_and(|address| is_host(address.ip()) && address.port() != 0) {
-        return Some(format!("{:?} is no address of a node", shortened(&member.address)));
+        return Some(format!("{:?} is not the address of a node", shortened(&member.address)));
     }
     if !member.vtep.parse::<Ipv4Addr>().is_ok_and(|vtep| is_host(vtep.into())) {
-        return Some(format!("{:?} is no address for the overlay", shortened(&member.vtep)));
+        return Some(format!("{:?} is not an address for the overlay", shortened(&member.vtep)));
     }
     let ahead = i64::try_from(MAX_AHEAD.as_millis()).unwrap_or(i64::MAX);
     let latest = u64::try_from(now_ms.saturating_add(ahead)).unwrap_or(0);

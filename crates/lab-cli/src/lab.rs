@@ -177,7 +177,7 @@ impl LinkArgs {
             let text = std::fs::read_to_string(file)
                 .with_context(|| format!("the trace {} cannot be read", file.display()))?;
             let steps = conditions::trace(&text);
-            return steps.with_context(|| format!("the trace {} is of no use", file.display())).map(Some);
+            return steps.with_context(|| format!("the trace {} is not valid", file.display())).map(Some);
         }
         let said =
             self.rate.is_some() || self.delay.is_some() || self.jitter.is_some() || self.loss.is_some();

@@ -85,7 +85,7 @@ pub enum TrackError {
         space: Space,
     },
     /// The kernel refused to tell the pages of a process.
-    #[error("process {pid}: its pages at {:#x}..{:#x} cannot be listed: {}; move the service without copying ahead", range.start, range.end, errno.desc())]
+    #[error("process {pid}: its pages at {:#x}..{:#x} cannot be listed: {}; move the service in mode cold or postcopy", range.start, range.end, errno.desc())]
     Scan {
         /// In the node's PID namespace.
         pid: i32,

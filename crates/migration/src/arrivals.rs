@@ -67,7 +67,12 @@ impl Arrivals {
     }
 
     /// Gives a connection from `node` to its migration; returns it when there is none such, or too many wait there.
-    pub(crate) fn give(&self, migration: &str, node: &str, connection: FurtherConnection) -> Option<FurtherConnection> {
+    pub(crate) fn give(
+        &self,
+        migration: &str,
+        node: &str,
+        connection: FurtherConnection,
+    ) -> Option<FurtherConnection> {
         match self.lock().get(migration) {
             Some(entry) if entry.source == node => {
                 entry.connections.try_send(connection).err().map(mpsc::error::TrySendError::into_inner)

@@ -52,7 +52,7 @@ impl Binds {
         }
         if !self.allowed.iter().any(|allowed| is_below(allowed, source)) {
             return Some(format!(
-                "{}, which is mounted into the service, is below no directory that node {here} allows for services from other nodes, or links lead there; start godwitd there with --allow-bind DIR",
+                "{}, which is mounted into the service, is not below a directory that node {here} allows for services from other nodes, or a link is on the way there; start godwitd there with --allow-bind DIR",
                 source.display()
             ));
         }

@@ -16,9 +16,9 @@
 mod admit;
 mod announced;
 mod foreign;
-pub(crate) mod page_receiver;
 mod log;
 mod own;
+pub(crate) mod page_receiver;
 mod plain;
 mod receive;
 mod recover;
@@ -32,13 +32,13 @@ use crate::failpoint;
 use crate::images;
 use crate::journal::Stage;
 use crate::link::{Link, LinkError};
-use crate::resources::{Decision, NodeResources, LocalError, from_local_causes};
 use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
+use crate::resources::{Decision, LocalError, NodeResources, from_local_causes};
 use crate::service::Service;
 use admit::{Admitted, Coming, accept, admit};
 use foreign::Foreign;
-use page_receiver::{PageReceiver, PageReceiverError};
 use own::{adopt, fill, start};
+use page_receiver::{PageReceiver, PageReceiverError};
 use receive::{RESTORE_LIMIT, until_restored};
 use recover::answer_resume;
 pub(crate) use recover::{Asked, reattach, resolve, take_over};
@@ -152,7 +152,7 @@ pub async fn serve(local: Arc<NodeResources>, mut link: Link) {
             }
         }
         Ok(other) => {
-            tracing::warn!(%source, got = other.name(), "a data connection did not begin as it must");
+            tracing::warn!(%source, got = other.name(), "a data connection violated the protocol");
             return;
         }
         Err(error) => {
@@ -247,7 +247,13 @@ async fn take_in(
 }
 
 /// The copy cannot be completed, for this reason.
-async fn give_up(local: &NodeResources, link: Link, admitted: Admitted, memory: Memory, error: DestinationError) {
+async fn give_up(
+    local: &NodeResources,
+    link: Link,
+    admitted: Admitted,
+    memory: Memory,
+    error: DestinationError,
+) {
     let (service, id) = (admitted.service.clone(), admitted.id.clone());
     let reason = crate::error_chain(&error);
     tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
@@ -327,7 +333,7 @@ async fn decision(link: &mut Link) -> Option<Decision> {
         Ok(Message::Commit) => Some(Decision::Committed),
         Err(LinkError::Aborted { reason, .. }) => Some(Decision::Aborted(reason)),
         Ok(other) => {
-            tracing::warn!(got = other.name(), "the source sent something else than its decision");
+            tracing::warn!(got = other.name(), "the source sent something other than its decision");
             None
         }
         Err(error) => {
@@ -384,7 +390,7 @@ async fn drop_in_the_end(
     reason: &str,
     mut dropped: Result<(), NotDropped>,
 ) {
-    let mut again = local.again(id, "a copy that nobody needs cannot be dropped");
+    let mut again = local.again(id, "cannot drop a copy that is no longer needed");
     while let Err(NotDropped { error, memory }) = dropped {
         if !again.after(&error).await {
             return;

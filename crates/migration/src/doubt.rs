@@ -37,9 +37,9 @@ impl Doubt {
     pub fn sentence(&self) -> String {
         let Self { service, source, stuck, .. } = self;
         match stuck {
-            None => format!("waits for node {source} to tell whether the migration committed"),
+            None => format!("waits for node {source} to say whether the migration committed"),
             Some(why) => format!(
-                "nobody tells whether the migration from node {source} committed: {why}; make sure that the service does not run on node {source}, then decide here: `godwit resolve {0} --own` lets it run, `godwit resolve {0} --drop` removes this copy",
+                "no node can say whether the migration from node {source} committed: {why}; make sure that the service does not run on node {source}, then decide here: `godwit resolve {0} --own` lets it run, `godwit resolve {0} --drop` removes this copy",
                 service.name
             ),
         }

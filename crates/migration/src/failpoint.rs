@@ -116,7 +116,7 @@ async fn wait(directory: &Path, name: &str) {
 /// Marks a point; the file to wait for.
 fn reached(directory: &Path, name: &str) -> PathBuf {
     if let Err(error) = std::fs::write(directory.join(format!("{name}.reached")), b"") {
-        tracing::error!(%error, "a fault's point cannot be marked");
+        tracing::error!(%error, "cannot mark a failpoint");
     }
     directory.join(format!("{name}.go"))
 }

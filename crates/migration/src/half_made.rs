@@ -8,7 +8,7 @@ use std::path::Path;
 use godwit_names::ServiceName;
 
 use crate::incarnation::Incarnation;
-use crate::resources::{NodeResources, LocalError};
+use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 
 /// The mark's name in the service's directory.
@@ -44,7 +44,7 @@ impl NodeResources {
             }
             if let Err(error) = self.clear_if_half_made(&directory).await {
                 let directory = directory.display();
-                tracing::error!(%directory, error = %crate::error_chain(&error), "a service that was being made when godwitd ended cannot be removed");
+                tracing::error!(%directory, error = %crate::error_chain(&error), "cannot remove a service that was being created when godwitd ended");
             }
         }
         Ok(())
@@ -63,7 +63,7 @@ impl NodeResources {
             // It had all but lost its mark.
             return unmark(directory);
         }
-        tracing::warn!(service = %name, id = left.id, "it was being made when godwitd ended, and is removed");
+        tracing::warn!(service = %name, id = left.id, "it was being created when godwitd ended, and is removed");
         self.clear(&service).await
     }
 }

@@ -33,7 +33,7 @@ const MOST_WORDS: u64 = 4 << 10;
 pub enum HookError {
     /// The name is none, or nothing of that name may be run.
     #[error(
-        "the hook {name:?} cannot be run: {reason}; hooks are programs of root in {directory}, which nobody else can write to"
+        "the hook {name:?} cannot be run: {reason}; hooks are programs in {directory} that belong to root and that only root can write to"
     )]
     Missing {
         /// The hook.
@@ -77,13 +77,13 @@ pub fn check(directory: &Path, name: &str) -> Result<(), HookError> {
     };
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
     if name.is_empty() || name.len() > 255 || name.starts_with('.') || !name.bytes().all(plain) {
-        return Err(refused("it is no plain file name"));
+        return Err(refused("it is not a plain file name"));
     }
     for path in [directory, directory.join(name).as_path()] {
         let metadata =
             path.symlink_metadata().map_err(|error| refused(&format!("{}: {error}", path.display())))?;
         if metadata.uid() != 0 || metadata.mode() & 0o022 != 0 {
-            return Err(refused(&format!("others than root can write to {}", path.display())));
+            return Err(refused(&format!("users other than root can write to {}", path.display())));
         }
     }
     let metadata = directory.join(name).metadata().map_err(|error| refused(&error.to_string()))?;

@@ -101,7 +101,7 @@ pub enum JournalError {
     Damaged(String),
     /// An earlier migration of the service has to come to its end first.
     #[error(
-        "an earlier migration of service {service} has not come to its end on this node (journal entry {id}: {stage}); try again in a moment"
+        "an earlier migration of service {service} has not ended on this node (journal entry {id}: {stage}); try again in a moment"
     )]
     Unsettled {
         /// The service.

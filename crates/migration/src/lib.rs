@@ -52,7 +52,6 @@ pub mod incarnation;
 pub mod journal;
 pub mod link;
 pub(crate) mod listeners;
-pub mod resources;
 #[cfg(test)]
 mod loopback;
 pub mod machine;
@@ -65,6 +64,7 @@ pub mod pagers;
 pub mod promised;
 pub mod recovery;
 pub mod report;
+pub mod resources;
 pub mod restart;
 pub mod retained;
 pub mod schema;
@@ -77,9 +77,9 @@ pub mod terms;
 pub mod waits;
 
 pub use doubt::{Doubt, Doubts, Verdict};
-pub use resources::{Decision, Cluster, ClusterError, Known, NodeResources, LocalError};
 pub use options::{Compress, Mode, Options};
 pub use report::{Outcome, Report};
+pub use resources::{Cluster, ClusterError, Decision, Known, LocalError, NodeResources};
 pub use restart::Restart;
 pub use service::{Attachment, Layout, Port, Service};
 pub use source::{Progress, Source};

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use crate::destination::{self, page_receiver};
 use crate::journal::{Entry, Role, Stage};
-use crate::resources::{Decision, Known, NodeResources, LocalError, Place};
+use crate::resources::{Decision, Known, LocalError, NodeResources, Place};
 use crate::source;
 
 /// What is done with an unfinished entry.
@@ -85,7 +85,7 @@ pub fn answer(entry: Option<&Entry>, asker: &str, asked: &str, own: &str) -> Dec
         );
     }
     match entry.filter(|entry| entry.role == Role::Source && entry.peer == asker) {
-        None => Decision::Unknown("its journal knows of no such migration".into()),
+        None => Decision::Unknown("its journal has no such migration".into()),
         Some(entry) if entry.stage.is_committed() => Decision::Committed,
         Some(entry) if matches!(entry.stage, Stage::Undoing | Stage::Aborted) => {
             Decision::Aborted(entry.reason.clone())
@@ -108,11 +108,11 @@ pub fn decision(local: &NodeResources, id: &str, asker: &str, asked: &str) -> Re
 pub async fn recover(local: &Arc<NodeResources>) -> Result<(), LocalError> {
     crate::images::prune_logs(&local.layout.state.join("criu-logs"))?;
     if let Err(error) = page_receiver::end_idle(local).await {
-        tracing::error!(error = %crate::error_chain(&error), "pagers that nobody needs cannot be ended");
+        tracing::error!(error = %crate::error_chain(&error), "cannot end pagers that are no longer needed");
     }
     for entry in local.journal.unfinished()? {
         let (id, service) = (entry.id.clone(), entry.service.name.clone());
-        tracing::info!(migration = %id, %service, role = ?entry.role, stage = ?entry.stage, "an unfinished migration is found");
+        tracing::info!(migration = %id, %service, role = ?entry.role, stage = ?entry.stage, "found an unfinished migration");
         if let Err(error) = end(local, &entry).await {
             // The other services need their daemon.
             let place = local.cluster.occupy(&service);
@@ -123,7 +123,7 @@ pub async fn recover(local: &Arc<NodeResources>) -> Result<(), LocalError> {
 }
 
 async fn end_later(local: Arc<NodeResources>, entry: Entry, error: LocalError, place: Option<Place>) {
-    let mut again = local.again(&entry.id, "an unfinished migration cannot be ended yet");
+    let mut again = local.again(&entry.id, "cannot finish or undo a migration yet");
     let mut failed = Err(error);
     while let Err(error) = &failed {
         if !again.after(error).await {
@@ -138,7 +138,7 @@ async fn end(local: &Arc<NodeResources>, entry: &Entry) -> Result<(), LocalError
     let Entry { id, role, peer, stage, service, keep_stopped, peer_journal, .. } = entry.clone();
     match act(role, stage, service.epoch, local.cluster.known(&service)?) {
         Act::End(stage) => {
-            tracing::warn!(migration = %id, service = %service.name, "the entry is older than the service that is here, and ends alone");
+            tracing::warn!(migration = %id, service = %service.name, "the entry is older than the service that is here: only the entry ends");
             local.journal.set(&id, stage, "the service has come back or gone on since")?;
         }
         Act::LetGo => {

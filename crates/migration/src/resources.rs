@@ -204,7 +204,7 @@ impl NodeResources {
                 if !self.journal.unfinished_of(&left.id)?.is_empty() {
                     return Err(LocalError::InTheWay { path, id: left.id, epoch: left.epoch });
                 }
-                tracing::warn!(service = %service.name, id = left.id, epoch = left.epoch, "what was left of another service of its name is removed");
+                tracing::warn!(service = %service.name, id = left.id, epoch = left.epoch, "removing what was left of another service of its name");
                 self.clear(&left.as_service(&service.name)).await
             }
             _ => self.clear(service).await,
@@ -273,7 +273,7 @@ impl NodeResources {
         {
             tracing::warn!(
                 service = %service.name, id = service.id, epoch = service.epoch, here = here.id, its_epoch = here.epoch,
-                "nothing of it is here, but of another service of its name or of a later life: that stays"
+                "only another service of its name, or a later life of it, is here: that stays"
             );
             return Ok(());
         }

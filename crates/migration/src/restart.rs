@@ -36,7 +36,7 @@ pub enum Restart {
 
 /// Not a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a restart policy; there are no, on-failure, on-failure:N with N from 1, and always")]
+#[error("{0:?} is not a restart policy; write no, on-failure, on-failure:N with N from 1, or always")]
 pub struct UnknownRestart(String);
 
 impl FromStr for Restart {

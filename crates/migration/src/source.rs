@@ -53,10 +53,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::journal::{Beginning, Commit, Role, Stage};
 use crate::link::Link;
-use crate::resources::{NodeResources, LocalError};
 use crate::message::{Message, Reason};
 use crate::options::Options;
 use crate::report::Report;
+use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use dump::Restored;
 pub use error::SourceError;

@@ -138,7 +138,7 @@ impl Stand for Standstills {
         let sent = self.lock().get(&service.id).map(|still| still.standing.send_kept());
         match sent {
             Some(Ok(frames)) => {
-                tracing::debug!(service = %service.name, frames, "what it said is said again")
+                tracing::debug!(service = %service.name, frames, "what its sockets sent is sent again")
             }
             Some(Err(error)) => say_that_clients_wait(&service.name, &error),
             None => {}

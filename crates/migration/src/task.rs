@@ -29,7 +29,7 @@ async fn guard(fatal: &watch::Sender<Option<String>>, work: impl Future<Output =
     // Nothing is looked at that it may have left half changed.
     if AssertUnwindSafe(work).catch_unwind().await.is_err() {
         fatal.send_replace(Some(
-            "a migration's task failed, and what it was doing is known from the journal only; the log tells where it failed, which is a defect of godwit".into(),
+            "a migration's task failed, which is a defect of godwit: the log says where, and only the journal knows how far the migration was".into(),
         ));
     }
 }

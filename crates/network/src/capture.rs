@@ -195,7 +195,7 @@ impl Overlay {
                 );
                 let opened = PacketSocket::watch(index, &mut program, QUEUE);
                 let interface = self.interface_at(place, nth, &port);
-                let socket = opened.map_err(NetworkError::system(format!("look at {interface}")))?;
+                let socket = opened.map_err(NetworkError::system(format!("capture at {interface}")))?;
                 running.add(Source::new(place, socket));
             }
         }
@@ -309,7 +309,7 @@ impl Running {
 
     fn complain(&self, what: &str, error: &NetworkError) {
         let reason = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        self.added().troubles.push(format!("{what} cannot be looked at: {error}{reason}"));
+        self.added().troubles.push(format!("cannot capture at {what}: {error}{reason}"));
         self.wake();
     }
 
@@ -327,7 +327,7 @@ impl Running {
             let mut program = everything(self.keep());
             let opened = if place == Place::Port {
                 PacketSocket::watch(port, &mut program, QUEUE)
-                    .map_err(NetworkError::system(format!("look at the service's bridge port {port}")))
+                    .map_err(NetworkError::system(format!("capture at the service's bridge port {port}")))
             } else {
                 let interface = inside::interface(self.wanted.nth);
                 let name = interface.clone();
@@ -337,7 +337,7 @@ impl Running {
                 };
                 let opened: Result<io::Result<_>, _> = enter(netns, inside).await;
                 opened.and_then(|opened| {
-                    opened.map_err(NetworkError::system(format!("look at {interface} of the service")))
+                    opened.map_err(NetworkError::system(format!("capture at {interface} of the service")))
                 })
             };
             match opened {
@@ -440,7 +440,7 @@ impl Reader {
                 }
                 Err(error) => batch
                     .troubles
-                    .push(format!("{} cannot be looked at any more: {error}", self.running.wanted.name)),
+                    .push(format!("cannot capture at {} any more: {error}", self.running.wanted.name)),
             }
         }
         self.sources = kept;

@@ -463,7 +463,8 @@ impl Overlay {
             let path = entry.map_err(|error| failed()(error))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let Some(name) = name else { continue };
-            if !plugged.contains(&name) && matches!(netns::inspect(&path)?, Found::Namespace | Found::EmptyFile)
+            if !plugged.contains(&name)
+                && matches!(netns::inspect(&path)?, Found::Namespace | Found::EmptyFile)
             {
                 found.push(ExistingEndpoint { name, address: None, netns: path, open: false });
             }

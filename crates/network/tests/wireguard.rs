@@ -17,8 +17,8 @@ use common::{
     A_WHILE, Host, Node, SOON, Switch, UPLINK, World, connect, echo_server, echoes, service, udp_at,
 };
 use godwit_network::{
-    Between, Encryption, Guard, NetworkError, Overlay, OverlayConfig, PublicKey, PeerStatus, Tunnel, TunnelConfig,
-    WireGuard, open_the_clear,
+    Between, Encryption, Guard, NetworkError, Overlay, OverlayConfig, PeerStatus, PublicKey, Tunnel,
+    TunnelConfig, WireGuard, open_the_clear,
 };
 
 /// As `common::on_every_switch`, for tests that need a kernel with WireGuard.
@@ -80,7 +80,9 @@ fn introduce(world: &World, a: &WireGuard, b: &WireGuard) {
 /// What a node with this sees of another one.
 fn seen(node: &Node, of: Ipv4Addr) -> PeerStatus {
     let config = tunnel_config(node).by_wireguard();
-    node.with(async move |_: &Overlay| WireGuard::up(config).await.unwrap().status().await.unwrap().nodes[&of])
+    node.with(async move |_: &Overlay| {
+        WireGuard::up(config).await.unwrap().status().await.unwrap().nodes[&of]
+    })
 }
 
 fn guard(node: &Node, other: Ipv4Addr) {

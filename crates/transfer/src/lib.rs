@@ -31,6 +31,7 @@ pub mod socket;
 pub mod tls;
 pub mod token;
 
+pub use admission::KnownAddresses;
 pub use authority::ClusterAuthority;
 pub use connection::{Carrier, Connection, ConnectionOptions, DataReader, DataWriter};
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, MAX_PAYLOAD};
@@ -39,7 +40,6 @@ pub use identity::{Fingerprint, Identity, IdentityError};
 pub use listen::{Accepted, ConnectError, ConnectOptions, ListenError, ListenOptions, Listener, connect};
 pub use node::{NodeName, NodeNameError};
 pub use removal::{Removal, RemovalError, Removals};
-pub use admission::KnownAddresses;
 pub use socket::{LinkOptions, SecureStream, Socket, Traffic};
 pub use tls::{Alpn, TlsError};
 pub use token::{JoinToken, Secret, TokenError};

@@ -13,10 +13,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::admission::{Admission, KnownAddresses, Verdict};
 use crate::identity::{Identity, node_of};
 use crate::node::NodeName;
 use crate::removal::{Membership, Removals};
-use crate::admission::{Admission, KnownAddresses, Verdict};
 use crate::socket::{LinkOptions, SecureStream, Socket};
 use crate::tls::{self, Alpn, TlsError};
 

@@ -279,7 +279,7 @@ impl<W: Write> Recording<W> {
     fn take_batch(&mut self, batch: CaptureBatch) -> io::Result<()> {
         let now = Instant::now();
         if self.missing.remove(&batch.node) {
-            output::note(&format!("node {} looks again", batch.node));
+            output::note(&format!("node {} captures again", batch.node));
         }
         for interface in &batch.interfaces {
             let seen = self.seen(&batch.node, interface.place, &interface.name)?;
@@ -312,7 +312,7 @@ impl<W: Write> Recording<W> {
                 label = format!("{label}@{}", word(CapturePlace::try_from(place).unwrap_or_default()));
             }
             let at = match CapturePlace::try_from(place).unwrap_or(CapturePlace::Unspecified) {
-                CapturePlace::Unspecified => "a place that is not known",
+                CapturePlace::Unspecified => "an unknown place",
                 CapturePlace::Service => "its own interface",
                 CapturePlace::Port => "its port of the bridge",
                 CapturePlace::Overlay => "the overlay",
@@ -440,7 +440,7 @@ impl Summary {
     fn print(&self, file: Option<&Path>) -> io::Result<()> {
         if self.dropped > 0 {
             output::note(&format!(
-                "{} packets were dropped, as they came faster than they could be written: look at fewer places (--at), keep less of each (--snaplen), or only some (FILTER)",
+                "{} packets were dropped, as they came faster than they could be written: capture at fewer places (--at), less of each packet (--snaplen), or fewer packets (FILTER)",
                 self.dropped
             ));
         }

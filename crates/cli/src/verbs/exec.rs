@@ -74,7 +74,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             None => {}
         }
     }
-    anyhow::bail!("godwitd did not say how the command in {} ended: look at its log", args.name)
+    anyhow::bail!("godwitd did not say how the command in {} ended; see its log", args.name)
 }
 
 fn print(global: &Global, stream: &str, data: &[u8]) -> io::Result<()> {

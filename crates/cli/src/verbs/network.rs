@@ -180,12 +180,12 @@ fn facts(info: &NetworkInfo) -> Vec<(&'static str, String)> {
     let guard = if info.guarded {
         format!("known nodes only; {} packets of others dropped", info.dropped)
     } else {
-        format!("anybody may send: {}", info.guard_reason)
+        format!("any host may send: {}", info.guard_reason)
     };
     let encryption = match info.encryption.as_str() {
         "off" => "off".to_owned(),
         name => {
-            format!("{name}; {} packets refused, {} not sent for want of keys", info.refused, info.unsent)
+            format!("{name}; {} packets refused, {} not sent for lack of keys", info.refused, info.unsent)
         }
     };
     vec![

@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NETWORK")]
     network: Vec<String>,
     /// Program in the nodes' directory of hooks to run at a moment of a move: pre-freeze, post-resume, kept
-    #[arg(long, value_name = "MOMENT=NAME", value_parser = values::hook)]
+    #[arg(long, value_name = "POINT=NAME", value_parser = values::hook)]
     hook: Vec<(String, String)>,
     /// Host name inside the container [default: the service's name]
     #[arg(long, value_name = "NAME")]
@@ -141,7 +141,7 @@ fn what_stays(request: &RunRequest) -> Option<String> {
     let sources: Vec<_> = sources.collect();
     (!sources.is_empty()).then(|| {
         format!(
-            "Note: what is in {} does not move with {}: a node that it is to move to must have the same there, and allow it (godwitd serve --allow-bind)",
+            "Note: what is in {} does not move with {}: its destination must have the same content there, and allow the mount (godwitd serve --allow-bind)",
             sources.join(", "),
             request.name
         )

@@ -77,7 +77,7 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         let mut add = |what: String, why| found.push(Obstacle::new(task, what, why));
         if task.state == 'Z' {
             if task.threads > 1 {
-                add("goes on in other threads while its main thread has ended".into(), HEADLESS);
+                add("continues in other threads although its main thread has ended".into(), HEADLESS);
             }
             continue;
         }
@@ -96,7 +96,7 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         }
     }
     found.extend(leaderless(tasks, main).into_iter().map(|task| {
-        let what = format!("lives on in session {}, whose leader is none of its ancestors", task.session);
+        let what = format!("lives on in session {}, whose leader is not one of its ancestors", task.session);
         Obstacle::new(task, what, LEADERLESS)
     }));
     found

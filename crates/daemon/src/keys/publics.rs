@@ -77,8 +77,8 @@ impl Publics {
         let before = troubles.insert(other.to_owned(), trouble.to_owned()).unwrap_or_default();
         match (before == trouble, trouble.is_empty(), other.is_empty()) {
             (true, _, _) | (_, true, _) => {}
-            (_, _, false) => tracing::warn!(node = other, %trouble, "no keys could be agreed"),
-            (_, _, true) => tracing::error!(%trouble, "what nodes send each other cannot be encrypted"),
+            (_, _, false) => tracing::warn!(node = other, %trouble, "no keys could be agreed on"),
+            (_, _, true) => tracing::error!(%trouble, "packets between nodes cannot be encrypted"),
         }
     }
 }

@@ -14,10 +14,10 @@ use godwit_migration::arrivals::Arrivals;
 use godwit_migration::attach::SystemNetwork;
 use godwit_migration::binds::Binds;
 use godwit_migration::journal::Journal;
-use godwit_migration::resources::NodeResources;
 use godwit_migration::mounts::SystemMounts;
 use godwit_migration::pagers::PagerProgram;
 use godwit_migration::promised::Promised;
+use godwit_migration::resources::NodeResources;
 use godwit_migration::retained::Retention;
 use godwit_migration::standstill::Standstills;
 use godwit_migration::{Doubts, Layout, Waits, error_chain};
@@ -73,7 +73,7 @@ pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::
     };
     if let Err(error) = criu.warm_up().await {
         // It works without, only slower; a CRIU that does not work at all is said by the doctor.
-        tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");
+        tracing::warn!(error = %error_chain(&error), "CRIU has no cache of the kernel's features, and probes for them at every dump and restore");
     }
     let certificate_validity = args.certificate_validity.map(Duration::from_secs);
     let mut node = Node::new(&args.node, state, Peers::new(identity), network);
@@ -136,7 +136,7 @@ fn beside_us(name: &str) -> anyhow::Result<PathBuf> {
 
 /// What finds written pages here.
 fn tracker(wanted: Track) -> Detected {
-    let forced = |backend| Detected { backend, reasons: vec!["godwitd was told so (--tracker)".into()] };
+    let forced = |backend| Detected { backend, reasons: vec!["set by --tracker".into()] };
     match wanted {
         Track::Auto => tracker::detect(),
         Track::Uffd => forced(Backend::Uffd),

@@ -337,7 +337,7 @@ impl Orders {
     }
 }
 
-/// CPU time of a look at a process that wrote a hundredth of its memory since the last one.
+/// CPU time of a scan at a process that wrote a hundredth of its memory since the last one.
 pub(super) fn scan(args: &ScanArgs, global: &Global) -> anyhow::Result<ExitCode> {
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     look(args, &mut Victim::start(args.memory)?, &mut results)?;

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     frame,
-    wire::{Nanos, Shape, Wire},
     way::{Admitted, Way},
+    wire::{Nanos, Shape, Wire},
 };
 use crate::conditions::{Conditions, Step};
 

@@ -44,7 +44,8 @@ impl Guard {
     pub fn start(directory: &Path) -> Result<Self, PagerError> {
         let system = |action| move |source| PagerError::System { action, source };
         let mut lock = super::server::take_lock(directory, GUARD)?;
-        let guarded = pidfd(getpid().as_raw()).map_err(|errno| system("look at itself")(errno.into()))?;
+        let guarded =
+            pidfd(getpid().as_raw()).map_err(|errno| system("open a handle of itself")(errno.into()))?;
         let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
         // SAFETY: without CLONE_VM this is fork(2), in a process with one thread; the child shares
         // nothing but the table of files.

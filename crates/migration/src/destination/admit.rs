@@ -17,10 +17,10 @@ use crate::failpoint;
 use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
 use crate::link::Link;
-use crate::resources::{NodeResources, Place};
 use crate::machine::machine;
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::promised::Reservation;
+use crate::resources::{NodeResources, Place};
 use crate::retained::Retained;
 use crate::service::Service;
 
@@ -217,7 +217,7 @@ const MAX_JOURNAL: usize = 64;
 fn check_ids(service: &Service, open: &Open) -> Result<(), DestinationError> {
     // The next owner's epoch is one more.
     if service.epoch >= MAX_EPOCH {
-        return Err(DestinationError::Protocol("an epoch that leaves no room for another move"));
+        return Err(DestinationError::Protocol("an epoch that is too large for another move"));
     }
     if !is_name(&open.migration) || !is_name(&service.id) {
         return Err(DestinationError::Protocol("an id that cannot be a file name"));

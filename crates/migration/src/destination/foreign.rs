@@ -31,9 +31,7 @@ impl Foreign {
     /// The pager in this directory cannot be spoken with, for this reason.
     pub(super) fn new(directory: PathBuf, arrival: Arrival, error: String) -> Self {
         let why = format!(
-            "{error}; it runs on with the pages that its pager has, and those that it lacks stay at its source: start \
-             the godwitd of the version that it came with until it is complete, or stop the service when that suits \
-             you (docs/compatibility.md)"
+            "{error}; the service runs on with the pages that its pager has, and the pages that it lacks stay at its source: run the godwitd of the version with which the service came here until it is complete, or stop the service when that suits you (docs/compatibility.md)"
         );
         arrival.is_stuck(why.clone());
         Self { directory, arrival, why }

@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use super::DestinationError;
-use crate::resources::LocalError;
 use crate::message::Message;
+use crate::resources::LocalError;
 
 /// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
 const MAX_LOG_BYTES: u64 = 64 << 20;
@@ -29,7 +29,7 @@ impl LogWriter {
             Message::OldLogData(data) => self.write(0, data),
             Message::LogData(data) => self.write(1, data),
             Message::LogRotated => self.rotate(),
-            _ => Err(DestinationError::Protocol("something else than a log")),
+            _ => Err(DestinationError::Protocol("something other than a log")),
         }
     }
 

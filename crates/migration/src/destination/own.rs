@@ -12,8 +12,8 @@ use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::journal::Stage;
 use crate::link::Link;
-use crate::resources::{NodeResources, LocalError};
 use crate::message::Running;
+use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::waits::{UNREACHABLE, Waiting};
 
@@ -44,7 +44,11 @@ pub(super) async fn start(
     Ok(running)
 }
 
-async fn let_run(local: &NodeResources, service: &Service, keep_stopped: &[u32]) -> Result<Running, LocalError> {
+async fn let_run(
+    local: &NodeResources,
+    service: &Service,
+    keep_stopped: &[u32],
+) -> Result<Running, LocalError> {
     // Whoever goes on from here has all of it.
     local.retention.forget(&service.id);
     let config = local.config(service);
@@ -159,7 +163,7 @@ pub(super) async fn fill(
     }
     // First the journal: as long as the pager is there, the next start of this daemon finds it complete.
     // An entry that stays open would have the service taken over again, wherever it is then.
-    let mut again = local.again(id, "the end of a migration cannot be noted");
+    let mut again = local.again(id, "cannot record the end of a migration");
     while let Err(error) = local.journal.set(id, Stage::Done, &reason) {
         if !again.after(&error.into()).await {
             return;
@@ -186,7 +190,7 @@ async fn tell_silence(
             waiting.raise();
             if let Some(wait) = local.waits.of(&service.name).await {
                 let sentence = wait.sentence(&service.name);
-                tracing::warn!(service = %service.name, %sentence, "pages do not come");
+                tracing::warn!(service = %service.name, %sentence, "no pages come from the source");
                 local.cluster.told(service, &sentence).await;
             }
             talk.until(true).await;

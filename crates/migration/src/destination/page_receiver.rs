@@ -22,8 +22,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::arrivals::{Arrival, FurtherConnection};
 use crate::link::{Link, LinkError};
-use crate::resources::{NodeResources, LocalError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
+use crate::resources::{LocalError, NodeResources};
 use crate::retained::{Retained, RetainedError};
 use stream::take_faulted;
 pub(crate) use stream::{Storing, take};
@@ -51,7 +51,7 @@ pub enum PageReceiverError {
     #[error("{0}")]
     Unfit(String),
     /// The restored processes cannot be looked at.
-    #[error("it cannot be seen whether the restored processes are as they were")]
+    #[error("cannot check whether the restored processes are as they were")]
     Process(#[from] ProcessError),
     /// The images do not say what CRIU restores itself.
     #[error(transparent)]
@@ -77,7 +77,7 @@ pub enum PageReceiverError {
         source: std::io::Error,
     },
     /// A thread failed.
-    #[error("an internal task failed; godwitd's log tells more")]
+    #[error("an internal task failed; see godwitd's log")]
     Task(#[from] tokio::task::JoinError),
     /// The source broke the rules of the conversation.
     #[error("the source sent {0}")]
@@ -215,12 +215,18 @@ impl PageReceiver {
         let (conversation, conversations) = mpsc::channel(1);
         let work = work(Arc::clone(&client), retained, events, arrival, status_tx, conversations);
         // Whoever asks whether they fit has started it.
-        Self { client, status, most: u64::MAX, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
+        Self {
+            client,
+            status,
+            most: u64::MAX,
+            conversation,
+            _task: AbortOnDropHandle::new(tokio::spawn(work)),
+        }
     }
 
     /// These pages are still at the source when the service is frozen, and come later.
     pub(crate) async fn pending(&self, ranges: PageRanges) -> Result<(), PageReceiverError> {
-        let decoded = ranges.decode().ok_or(PageReceiverError::Protocol("pages that cannot be"))?;
+        let decoded = ranges.decode().ok_or(PageReceiverError::Protocol("invalid ranges of pages"))?;
         let extents = decoded.into_iter().map(|range| Extent {
             space: ranges.space,
             addr: range.start,
@@ -234,7 +240,11 @@ impl PageReceiver {
     pub(crate) async fn fits(&self) -> Result<u64, PageReceiverError> {
         let state = self.ask(Client::state).await?;
         let bytes = state.stored.saturating_add(state.pending).saturating_mul(PAGE_SIZE);
-        if bytes <= self.most { Ok(bytes) } else { Err(PageReceiverError::TooMuch { bytes, most: self.most }) }
+        if bytes <= self.most {
+            Ok(bytes)
+        } else {
+            Err(PageReceiverError::TooMuch { bytes, most: self.most })
+        }
     }
 
     /// CRIU restores from these images what they have; the rest of the memory is left to the pager.
@@ -339,7 +349,7 @@ impl PageReceiver {
     /// Ends the pager of a service that is complete; or whose processes here are gone.
     pub(crate) async fn abandon(self, local: &NodeResources, id: &str) -> Result<(), PageReceiverError> {
         if let Err(error) = self.ask(Client::abandon).await {
-            tracing::debug!(migration = %id, error = %crate::error_chain(&error), "a pager cannot be told to end");
+            tracing::debug!(migration = %id, error = %crate::error_chain(&error), "cannot tell a pager to end");
         }
         discard(local, id).await
     }
@@ -457,7 +467,7 @@ async fn work(
                 None => {
                     // One that was done had nothing to lose.
                     if !status_tx.borrow().done {
-                        fail("the service's pager has ended; its log tells more".into());
+                        fail("the service's pager has ended; see its log".into());
                     }
                     std::future::pending::<()>().await;
                 }
@@ -484,7 +494,11 @@ async fn work(
 async fn until_ended(mut link: Link) -> Option<String> {
     match link.receive().await {
         Ok(message) => {
-            tracing::warn!(node = link.node(), got = message.name(), "nothing was due from the source");
+            tracing::warn!(
+                node = link.node(),
+                got = message.name(),
+                "the source sent a message when none was due"
+            );
             None
         }
         Err(error @ LinkError::Aborted { .. }) => Some(error.to_string()),
@@ -554,7 +568,7 @@ pub(crate) async fn end(local: &NodeResources, id: &str, receiver: Option<PageRe
         Some(receiver) => receiver.abandon(local, id).await,
         None => discard(local, id).await,
     };
-    let mut again = local.again(id, "a pager that nobody needs does not end");
+    let mut again = local.again(id, "cannot end a pager that is no longer needed");
     while let Err(error) = ended {
         if !again.after(&error.into()).await {
             return;

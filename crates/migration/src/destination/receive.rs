@@ -11,15 +11,15 @@ use godwit_engine::{RestoreRequest, tree};
 use tokio::sync::mpsc;
 
 use super::admit::Admitted;
-use super::page_receiver::PageReceiver;
 use super::log::LogWriter;
+use super::page_receiver::PageReceiver;
 use super::{DestinationError, plain};
 use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::{Link, LinkError};
-use crate::resources::{NodeResources, LocalError};
 use crate::message::{ImagesEnd, Layer, Message, Reached, Step};
+use crate::resources::{LocalError, NodeResources};
 use crate::standstill::read_doubts;
 
 /// Longest restore: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
@@ -50,7 +50,7 @@ pub(super) async fn until_restored(
         && let Err(error) = local.criu.stay_warm().await
     {
         // What may go wrong without is found before the commit.
-        tracing::warn!(error = %crate::error_chain(&error), "CRIU looks at the kernel anew at this restore");
+        tracing::warn!(error = %crate::error_chain(&error), "CRIU has no cache of the kernel's features, and probes for them at this restore");
     }
     failpoint::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
@@ -78,7 +78,11 @@ pub(super) async fn until_restored(
     Ok(keep_stopped)
 }
 
-async fn receive_layer(local: &NodeResources, link: &mut Link, layer: &Layer) -> Result<(), DestinationError> {
+async fn receive_layer(
+    local: &NodeResources,
+    link: &mut Link,
+    layer: &Layer,
+) -> Result<(), DestinationError> {
     match link.receive().await? {
         Message::LayerBegin(begun) if begun == *layer => {}
         other => return Err(link.unexpected(&other, "LayerBegin").into()),

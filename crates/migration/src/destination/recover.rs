@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::foreign::Foreign;
-use super::page_receiver::{self, PageReceiver};
 use super::own::{ASK_FIRST, ASK_LAST, adopt, fill, start, tell_hook};
+use super::page_receiver::{self, PageReceiver};
 use super::{Memory, drop_copy, drop_in_the_end};
 use crate::arrivals::Arrival;
 use crate::doubt::Verdict;
 use crate::journal::Role;
 use crate::link::Link;
-use crate::resources::{Decision, NodeResources};
 use crate::message::{Message, Reason};
+use crate::resources::{Decision, NodeResources};
 use crate::service::Service;
 
 /// The source still has pages of a migration that no task here waits for.
@@ -49,11 +49,17 @@ pub(crate) async fn take_over(
 /// Tells the source that it may forget. If it does not hear it, it remembers.
 async fn acknowledge(local: &NodeResources, id: &str, source: &str) {
     if let Err(error) = local.cluster.acknowledge(source, id).await {
-        tracing::debug!(migration = %id, %source, %error, "the source is not told that its commit has been heard of");
+        tracing::debug!(migration = %id, %source, %error, "cannot acknowledge the commit to the source");
     }
 }
 
-async fn own(local: &NodeResources, service: &Service, id: &str, keep_stopped: &[u32], memory: Memory) -> Memory {
+async fn own(
+    local: &NodeResources,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+    memory: Memory,
+) -> Memory {
     let mut memory = memory;
     let started = start(local, service, id, keep_stopped, &mut memory).await.map(drop);
     adopt(local, service, id, keep_stopped, &mut memory, started).await;

@@ -10,7 +10,7 @@ use godwit_transfer::{Connection, Identity};
 
 use super::machine::Machine;
 use super::wire::Wire;
-use crate::resources::{Decision, Cluster, ClusterError, Known, Place};
+use crate::resources::{Cluster, ClusterError, Decision, Known, Place};
 use crate::service::Service;
 use crate::{error_chain, link, recovery};
 
@@ -96,7 +96,9 @@ impl Cluster for Above {
     }
 
     fn serves(&self, service: &Service, _: &str, _: &str) -> Result<Place, ClusterError> {
-        self.step("serves", || self.take(&service.name).ok_or_else(|| ClusterError("its name is taken".into())))
+        self.step("serves", || {
+            self.take(&service.name).ok_or_else(|| ClusterError("its name is taken".into()))
+        })
     }
 
     async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, ClusterError> {

@@ -14,9 +14,9 @@ use super::streams::Streams;
 use super::{Source, serve};
 use crate::failpoint;
 use crate::link::{Link, LinkError};
-use crate::resources::{ClusterError, LocalError};
 use crate::message::Message;
 use crate::report::{Outcome, ms_since};
+use crate::resources::{ClusterError, LocalError};
 
 /// A service that is the destination's, of which pages may have stayed here.
 pub(super) struct Committed {
@@ -78,7 +78,7 @@ impl Source {
             Err(error) => {
                 // The destination owns it and asks until it hears so; this node answers from its journal.
                 report.reason = format!(
-                    "it is committed, but node {} has not confirmed that it runs ({}); it asks for the decision by itself as soon as it reaches this node",
+                    "it is committed, but node {} has not confirmed that it runs ({}); that node asks for the decision itself as soon as it reaches this one",
                     self.destination,
                     crate::error_chain(&error)
                 );
@@ -180,7 +180,7 @@ impl Source {
         let rest = self.rest(Left::LetGo(report.reason.clone()));
         if report.outcome == Outcome::Moved {
             report.reason = format!(
-                "it moved, but node {} could not let go of all it held yet, and tries again: {why}",
+                "it moved, but node {} has not removed all that it had of the service yet, and tries again: {why}",
                 self.local.node
             );
         }

@@ -266,7 +266,7 @@ impl Handing<'_> {
         let logging = async {
             // The service is worth more than its last lines: clients wait, and the shim may wait for a disk.
             if let Err(error) = source.local.engine.settle_log(&config).await {
-                tracing::warn!(service = %source.service.name, error = %crate::error_chain(&error), "its last output may not go along");
+                tracing::warn!(service = %source.service.name, error = %crate::error_chain(&error), "its last output may not move with it");
             }
         };
         let following = images.follow();

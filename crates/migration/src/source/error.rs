@@ -35,7 +35,7 @@ pub enum SourceError {
     Slow,
     /// The destination lives, and does not do its work.
     #[error(
-        "node {node} brought the service no further for {seconds:.0} s, when it was to {work}; look there for a disk or a process that hangs (godwitd serve --patience says how long that may last)"
+        "node {node} made no progress for {seconds:.0} s when it was to {work}; look there for a disk or a process that hangs (godwitd serve --patience is the limit)"
     )]
     Standstill {
         /// The destination.
@@ -47,7 +47,7 @@ pub enum SourceError {
     },
     /// CRIU cannot dump what is in no process.
     #[error(
-        "{connections} connections to port {port} wait for the service to accept them, which it does not do; a service moves when none wait"
+        "{connections} connections to port {port} wait for the service to accept them, which it does not do; it can move when none wait"
     )]
     NotAccepted {
         /// The port.

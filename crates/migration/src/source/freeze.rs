@@ -16,8 +16,8 @@ use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::images::ImageTmpfs;
 use crate::journal::Stage;
-use crate::resources::LocalError;
 use crate::report::ms_since;
+use crate::resources::LocalError;
 
 /// A frozen service, and what is left to send of it.
 pub(super) struct Frozen {

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use super::root::CHUNK;
-use crate::resources::LocalError;
 use crate::message::Message;
+use crate::resources::LocalError;
 
 /// A log, and how much of it the destination has.
 #[derive(Debug)]

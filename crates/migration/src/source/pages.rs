@@ -42,9 +42,7 @@ pub enum PagesError {
     #[error("the service's memory cannot be read")]
     Read(#[from] ProcessError),
     /// A thread of ours ended by a panic.
-    #[error(
-        "a thread that sends pages has failed: {0}; this is a defect of godwit, and godwitd's log tells more"
-    )]
+    #[error("a thread that sends pages has failed: {0}; this is a defect of godwit; see godwitd's log")]
     Panic(String),
     /// The migration has ended.
     #[error("the migration has ended before its pages were sent")]
@@ -158,7 +156,7 @@ impl PagesError {
     fn of_panic(panic: &(dyn std::any::Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        Self::Panic(text.unwrap_or_else(|| "a panic without words".into()))
+        Self::Panic(text.unwrap_or_else(|| "a panic without a message".into()))
     }
 }
 

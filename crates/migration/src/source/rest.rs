@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::serve;
 use super::undo::put_back;
 use crate::images;
-use crate::resources::{NodeResources, LocalError};
 use crate::options::ServeOptions;
+use crate::resources::{LocalError, NodeResources};
 use crate::retained::Retained;
 use crate::service::Service;
 
@@ -30,7 +30,7 @@ pub(super) async fn retain(local: &NodeResources, service: &Service) {
 /// Notes that the destination has heard of the commit. If that fails, the entry only stays longer.
 pub(super) fn acknowledged(local: &NodeResources, id: &str, destination: &str) {
     if let Err(error) = local.journal.acknowledge(id, destination) {
-        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "it cannot be noted that the destination has heard of the commit");
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "cannot record that the destination has acknowledged the commit");
     }
 }
 
@@ -71,7 +71,7 @@ impl Rest {
         let Self { local, service, id, destination, left } = &self;
         let failed = match left {
             Left::LetGo(_) => "the source's cleanup failed",
-            Left::PutBack { .. } => "the service cannot be put back",
+            Left::PutBack { .. } => "the service cannot be rolled back",
         };
         let mut again = local.again(id, failed);
         loop {
@@ -90,14 +90,19 @@ impl Rest {
                 Err(_) => return,
             }
         }
-        tracing::info!(migration = %id, service = %service.name, "what was left of a migration is done");
+        tracing::info!(migration = %id, service = %service.name, "the rest of a migration is done");
     }
 }
 
 /// After a restart: serves the pages that the destination still lacks, then lets go.
-pub(crate) async fn go_on_serving(local: &Arc<NodeResources>, service: &Service, id: &str, destination: &str) {
+pub(crate) async fn go_on_serving(
+    local: &Arc<NodeResources>,
+    service: &Service,
+    id: &str,
+    destination: &str,
+) {
     let options = local.journal.serving(id).unwrap_or_else(|error| {
-        tracing::error!(migration = %id, error = %crate::error_chain(&error), "how its pages are to be sent cannot be read; they are sent as usual");
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "cannot read the options for sending its pages; using the defaults");
         ServeOptions::default()
     });
     let serving = serve::Serving { local, id, destination, options, progress: None };

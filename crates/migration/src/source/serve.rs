@@ -26,9 +26,9 @@ use super::residual::{CloseOnDrop, Residual};
 use super::streams::Streams;
 use crate::failpoint;
 use crate::link::{Link, LinkError};
-use crate::resources::NodeResources;
 use crate::message::{Message, Reason, Resume};
 use crate::options::ServeOptions;
+use crate::resources::NodeResources;
 use crate::service::Service;
 
 /// First and last pause between two attempts to reach the destination again.
@@ -76,7 +76,7 @@ pub(super) enum ServeError {
     Pages(#[from] PagesError),
     #[error("a thread that sends pages failed")]
     Task(#[from] tokio::task::JoinError),
-    #[error("node {0} names pages that it cannot lack")]
+    #[error("node {0} asks for pages that it must have")]
     Nonsense(String),
 }
 
@@ -146,7 +146,7 @@ impl Serving<'_> {
                 service = %service.name,
                 destination = %self.destination,
                 error = %crate::error_chain(&error),
-                "pages of the service are still here, and the destination cannot be given them; trying again"
+                "cannot send the pages of the service that are still here to the destination; trying again"
             );
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_LAST);
@@ -206,7 +206,8 @@ impl Serving<'_> {
             }
         }
         let count = self.options.streams;
-        let mut streams = Streams::open(self.local.cluster.as_ref(), self.destination, self.id, count).await?;
+        let mut streams =
+            Streams::open(self.local.cluster.as_ref(), self.destination, self.id, count).await?;
         let leaving = Leaving { rest: remaining, ..Leaving::default() };
         let residual = Answering::start(Residual::new(processes, leaving), streams.take_faults());
         Ok(Some(Conversation { link, streams, residual }))

@@ -6,8 +6,8 @@ use godwit_transfer::{Carrier, Connection, Gauge, SecureStream, Traffic};
 use tokio::sync::mpsc;
 
 use crate::link::{Link, LinkError};
-use crate::resources::{Cluster, ClusterError};
 use crate::message::{Join, Message, Purpose};
+use crate::resources::{Cluster, ClusterError};
 
 /// The streams of one migration. Dropping them closes them.
 #[derive(Debug)]
@@ -41,7 +41,8 @@ impl Streams {
         for _ in 0..count {
             pages.push(join(cluster.connect(node).await?, migration, Purpose::Pages, &mut traffic).await?);
         }
-        let faults = Some(join(cluster.connect(node).await?, migration, Purpose::Faults, &mut traffic).await?);
+        let faults =
+            Some(join(cluster.connect(node).await?, migration, Purpose::Faults, &mut traffic).await?);
         Ok(Self { pages, faults, traffic })
     }
 }

@@ -7,7 +7,7 @@ use godwit_engine::{ContainerStatus, EngineError};
 use crate::hooks::{self, HookPoint};
 use crate::images;
 use crate::journal::Stage;
-use crate::resources::{NodeResources, LocalError};
+use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 
 /// A service that goes on where it was.
@@ -45,7 +45,7 @@ pub(crate) async fn put_back(
             }
             // What the disk has says that it stays, too: a service is not kept frozen for a full disk.
             Err(error) => {
-                tracing::error!(migration = %id, error = %crate::error_chain(&error), "the service goes on, which the journal does not take");
+                tracing::error!(migration = %id, error = %crate::error_chain(&error), "the service runs again, but the journal cannot record it");
             }
         }
     }
@@ -100,7 +100,7 @@ pub(crate) async fn tell_hook(
 /// Notes a better reason of a migration that was undone, for those who look; it changes nothing.
 pub(super) fn note_reason(local: &NodeResources, id: &str, reason: &str) {
     if let Err(error) = local.journal.set(id, Stage::Aborted, reason) {
-        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the reason cannot be noted");
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "cannot record the reason");
     }
 }
 

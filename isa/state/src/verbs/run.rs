@@ -55,6 +55,6 @@ pub(crate) async fn run(args: &Args, json: bool) -> Result<u8> {
 
 /// Which of two arguments needs the other depends on a group of arguments, which clap cannot be told.
 fn missing_state() -> ! {
-    let text = "where shall the state be written? Name a file with --state FILE";
+    let text = "name the file for the state with --state FILE";
     Cli::command().error(ErrorKind::MissingRequiredArgument, text).exit()
 }

@@ -51,7 +51,7 @@ impl Flags {
                 ("seccomp", "unconfined") => request.seccomp = "unconfined".to_owned(),
                 ("seccomp", file) if !file.is_empty() => request.seccomp = profile(Path::new(file))?,
                 _ => bail!(
-                    "--security-opt {option} is not known: there are seccomp=unconfined, seccomp=FILE and no-new-privileges"
+                    "--security-opt {option} is not known; write seccomp=unconfined, seccomp=FILE or no-new-privileges"
                 ),
             }
         }
@@ -64,7 +64,7 @@ fn profile(file: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("the seccomp profile {} cannot be read", file.display()))?;
     if matches!(text.trim(), "" | "unconfined") {
-        bail!("{} holds no seccomp profile", file.display());
+        bail!("{} is not a seccomp profile", file.display());
     }
     Ok(text)
 }

@@ -133,13 +133,16 @@ impl Storing {
 
     /// What was retained of these pages when the service left.
     fn retained(&self, space: Space, range: &Range) -> Result<bytes::Bytes, PageReceiverError> {
-        let retained =
-            self.retained.as_ref().ok_or(PageReceiverError::Protocol("pages that were never retained here"))?;
+        let retained = self
+            .retained
+            .as_ref()
+            .ok_or(PageReceiverError::Protocol("pages that were never retained here"))?;
         let mut content = bytes::BytesMut::new();
         for address in (range.start..range.end).step_by(PAGE) {
             let page = retained.page(space, address)?;
-            content
-                .extend_from_slice(&page.ok_or(PageReceiverError::Protocol("a page that was not retained here"))?);
+            content.extend_from_slice(
+                &page.ok_or(PageReceiverError::Protocol("a page that was not retained here"))?,
+            );
         }
         Ok(content.freeze())
     }
@@ -151,7 +154,7 @@ impl Storing {
         for (page, address) in content.as_chunks_mut::<PAGE>().0.iter_mut().zip((range.start..).step_by(PAGE))
         {
             let slot = Some(self.slots.get(space, address)).filter(|slot| *slot != NOWHERE);
-            let slot = slot.ok_or(PageReceiverError::Protocol("a difference to a page that never came"))?;
+            let slot = slot.ok_or(PageReceiverError::Protocol("a delta to a page that never came"))?;
             self.client.read(slot, page)?;
         }
         apply_deltas(deltas, &mut content)?;
