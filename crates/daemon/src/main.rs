@@ -79,7 +79,7 @@ enum Verb {
     Serve(Box<serve::ServeArgs>),
     /// Found a cluster on this node
     Init {
-        /// Directory that survives a restart of the machine
+        /// Directory for what must survive a restart of the machine
         #[arg(long, default_value = "/var/lib/godwit")]
         state: PathBuf,
         /// Name of the cluster
@@ -88,26 +88,26 @@ enum Verb {
         /// Name of this node
         #[arg(long)]
         node: String,
-        /// Address and port other nodes reach this one at
+        /// Address and port at which other nodes reach this one
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: std::net::SocketAddr,
-        /// Whether what nodes send each other for services is encrypted, on this node and on all that join
+        /// Encryption of services' packets between nodes, for this node and all that join
         #[arg(long, value_enum)]
         encrypt: Option<encrypt::Encrypt>,
     },
     /// Join the cluster that a token invites to
     Join {
-        /// Directory that survives a restart of the machine
+        /// Directory for what must survive a restart of the machine
         #[arg(long, default_value = "/var/lib/godwit")]
         state: PathBuf,
         /// Name of this node
         #[arg(long)]
         node: String,
-        /// Address and port other nodes reach this one at
+        /// Address and port at which other nodes reach this one
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: std::net::SocketAddr,
-        /// What `godwit cluster token` printed on the founding node; with `-` it is read from standard input,
-        /// where the machine's other users do not see it
+        /// The token that `godwit cluster token` printed on the founding node; with `-` it is read from standard
+        /// input, where other users of the machine do not see it
         token: String,
     },
 }

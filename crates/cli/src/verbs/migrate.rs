@@ -30,14 +30,14 @@ const LOST: u8 = 3;
 pub(crate) struct Args {
     /// The service
     name: String,
-    /// Where it shall go
+    /// The node to move it to
     #[arg(long, value_name = "NODE")]
     to: String,
     /// How its memory moves
     #[arg(long, value_enum, default_value_t)]
     mode: Mode,
-    /// Where the network namespace is at the destination, for a service in one of yours [default: where it
-    /// is at the source]
+    /// Network namespace at the destination, for a service in a namespace of yours [default: the same path
+    /// as at the source]
     #[arg(long, value_name = "ns:PATH")]
     network: Option<String>,
     #[command(flatten)]

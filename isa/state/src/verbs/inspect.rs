@@ -10,13 +10,13 @@ use tabwriter::TabWriter;
 
 use crate::output::{self, size};
 
-/// Tell what is in a state file: build, program, threads with their frames, memory
+/// Show what is in a state file: build, program, threads with their frames, memory
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The state
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The program that was captured; without it, the one by which it was started is looked at if it is there
+    /// The program that was captured [default: the one by which it was started, if it is there]
     #[arg(long, value_name = "PROG")]
     program: Option<PathBuf>,
 }

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Where to write the state
     #[arg(long, value_name = "FILE", requires = "When")]
     state: Option<PathBuf>,
-    /// The instruction set to run on: this machine's unless another is named
+    /// The instruction set to run on [default: this machine's]
     #[arg(long, value_name = "SET", value_parser = values::set)]
     set: Option<Set>,
     /// The program's arguments
