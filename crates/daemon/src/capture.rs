@@ -1,4 +1,4 @@
-//! Packets of a service for whoever asks: of this node, and of all nodes at once.
+//! Captures of a service's packets: on this node, and on all nodes at once.
 //!
 //! ```text
 //!   godwit capture ◄── CaptureEvent ── everywhere(), on the node that is asked
@@ -7,12 +7,12 @@
 //!                                        └─ Peer.Capture ── here() on node c …
 //! ```
 //!
-//! Every node looks from the beginning, whether it has the service or not: when the service comes,
-//! its endpoint is looked at before anything runs in it ([`godwit_network::capture`]). So a move needs
-//! no word between nodes. A node that joins is asked when this one hears of it; one that cannot be
-//! reached is said to be missing, and asked again.
+//! Every node captures from the start, whether it has the service or not: when the service comes, its
+//! endpoint is captured before anything runs in it ([`godwit_network::capture`]). So a move needs no
+//! message between nodes. A node that joins is asked as soon as it is known here; one that cannot be
+//! reached is reported as missing, and asked again.
 //!
-//! What a peer tells is checked before it is passed on, and is shown under that peer's name.
+//! What a peer sends is checked before it is passed on, and is shown under that peer's name.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -40,7 +40,7 @@ use crate::{convert, networks};
 
 /// Events that wait for a slow reader; then the nodes' own queues fill, and they count what is lost.
 const QUEUE: usize = 32;
-/// A peer tells something five times a second; silent for so long, it is not there.
+/// A peer sends something five times a second; one that is silent for so long counts as missing.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Between two attempts to reach a peer.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -169,7 +169,7 @@ async fn pass_on_own(name: String, mut own: Batches, events: Events) {
             return;
         }
     }
-    // Whoever reads may have gone, and that may be why.
+    // The reader may have gone, and that may be why.
     let _ = events.send(note(&name, "its capture has ended unexpectedly; see its log")).await;
 }
 
@@ -187,7 +187,7 @@ async fn follow(node: Arc<Node>, peer: String, request: CaptureRequest, events: 
     }
 }
 
-/// One connection to a peer; why it ended, or nothing when nobody reads any more.
+/// One connection to a peer; why it ended, or nothing when the reader has gone.
 async fn follow_once(
     node: &Node,
     peer: &str,
@@ -230,7 +230,7 @@ fn reason(status: &Status) -> String {
     status.message().to_owned()
 }
 
-/// A batch as no more than what a node may tell, under the name of the one that told it.
+/// A batch, reduced to what a node may send, under the name of its sender.
 fn checked(peer: &str, mut batch: CaptureBatch) -> Result<CaptureBatch, String> {
     let wrong = |what: &str| format!("it violated the protocol: it sent {what}");
     let most = Place::ALL.len();
@@ -281,7 +281,7 @@ fn places(request: &CaptureRequest) -> Result<Vec<Place>, Status> {
             "place {number} is not known; there are service, port, overlay and uplink"
         ))),
     };
-    // A list as long as anybody likes names no more than these.
+    // However long the list is, it names no more than these.
     let mut places = request.at.iter().map(place).collect::<Result<Vec<_>, _>>()?;
     places.sort_unstable();
     places.dedup();

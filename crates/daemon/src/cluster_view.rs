@@ -18,7 +18,7 @@ use crate::node::{Claim, Migrating, Node};
 use crate::state::StateError;
 use crate::{cluster, forward, network};
 
-/// A service whose pages are served by this life of the daemon, though an earlier one gave it away.
+/// A service that left before this daemon was started, and whose pages are still served.
 struct Leaving {
     node: Arc<Node>,
     name: ServiceName,
@@ -42,7 +42,7 @@ impl ClusterView {
 }
 
 impl ClusterView {
-    /// Asks the source of a migration for its decision; `acknowledged`: says that it needs not be told any more.
+    /// Asks the source of a migration for its decision; with `acknowledged` it only acknowledges the commit.
     async fn ask(
         &self,
         source: &str,
@@ -69,8 +69,8 @@ fn cluster_error(error: &(dyn std::error::Error + 'static)) -> ClusterError {
 /// Most nodes that are asked where a service has gone.
 const MOST_ASKED: usize = 8;
 
-/// Why node `from` has no say in a service, if it has none: it is known to be another member's, which does not say
-/// that it has given it away.
+/// Why node `from` may not move a service here, if it may not: it is known to be another member's, which does not say
+/// that it has given the service away.
 async fn not_its_own(node: &Arc<Node>, service: &Service, from: &str) -> Result<Option<String>, StateError> {
     let mut asked = Vec::new();
     loop {
@@ -105,7 +105,7 @@ async fn not_its_own(node: &Arc<Node>, service: &Service, from: &str) -> Result<
 impl Cluster for ClusterView {
     async fn admit(&self, service: &Service, from: &str) -> Result<Place, Vec<String>> {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
-        // First of all: the rest acts upon what is said of the service.
+        // First of all: the rest acts on what node `from` says of the service.
         let owned = not_its_own(&node, service, from).await.map_err(|error| vec![error_chain(&error)])?;
         if let Some(objection) = owned {
             return Err(vec![objection]);
@@ -176,7 +176,7 @@ impl Cluster for ClusterView {
 
     async fn lost(&self, service: &Service, reason: &str) {
         if let Ok(node) = self.node() {
-            // Its watcher would tell less.
+            // Its watcher would know less.
             node.unwatch(&service.name);
             node.events.tell("migration", "lost", &service.name, reason);
             // Before its processes are killed: it is started again when this migration is over.
@@ -213,7 +213,7 @@ impl Cluster for ClusterView {
         let answer = self.ask(source, migration, journal, false).await?;
         Ok(match answer.decision() {
             godwit_api::v1::Decision::Committed => Decision::Committed,
-            // One of before journals had an identity takes what it does not know for what it has aborted.
+            // An older version, without identities of journals, takes a migration that it does not know for aborted.
             godwit_api::v1::Decision::Aborted if !journal.is_empty() && answer.journal != journal => {
                 Decision::Unknown("its godwitd is of an older version, which cannot say whether its journal has the migration".into())
             }

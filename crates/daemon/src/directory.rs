@@ -14,7 +14,7 @@ use crate::status::internal;
 
 /// The name of the network that every cluster has.
 pub(crate) const FIRST: &str = "default";
-/// A peer not heard of for this long is shown as unreachable.
+/// A peer not heard from for this long is shown as unreachable.
 pub(crate) const UNREACHABLE_MS: i64 = 5_000;
 
 /// What this node tells of itself.

@@ -60,7 +60,7 @@ fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> C
     Check { name: name.into(), status: "missing".into(), found: found.into(), advice: advice.into() }
 }
 
-/// Looks at everything godwit stands on.
+/// Checks everything that godwit needs.
 pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
     let mut checks = criu(node.criu()).await;
@@ -116,7 +116,7 @@ async fn guard(node: &Node) -> Check {
     }
 }
 
-/// Whether what nodes send each other is private.
+/// Whether packets between nodes are encrypted.
 async fn encryption(node: &Node) -> Check {
     let name = "encryption";
     let Some(keys) = node.network.keys() else {
@@ -187,7 +187,7 @@ fn tracker(tracker: &Detected) -> Check {
     }
 }
 
-/// Whether services can run here before their pages are in place.
+/// Whether services can resume here before their pages are in place.
 fn lazy_restore(works: bool) -> Check {
     match works {
         true => ok("lazy restore", "services resume before all of their pages are in place"),
@@ -256,7 +256,7 @@ fn soft_dirty_bit() -> std::io::Result<bool> {
     Ok(u64::from_ne_bytes(entry) & (1 << 55) != 0)
 }
 
-/// How transparent huge pages are set. Any setting will do: restores turn them off for themselves.
+/// How transparent huge pages are set. Any setting will do: a restore turns them off for itself.
 fn huge_pages(directory: &Path) -> Check {
     let setting = |name: &str| {
         let text = std::fs::read_to_string(directory.join(name)).ok()?;
@@ -341,7 +341,7 @@ fn clock() -> Check {
     )
 }
 
-/// Whether the nodes' clocks agree, as far as they have been heard of.
+/// Whether the nodes' clocks agree, as far as they are known.
 fn clocks(nodes: &[NodeInfo]) -> Check {
     let name = "clocks";
     let others = nodes.iter().filter(|node| !node.is_self && node.last_seen_ms != 0);

@@ -35,7 +35,7 @@ pub(crate) enum Keys {
 pub(crate) struct Keyed {
     /// How old the keys are.
     pub age: Duration,
-    /// Packets sent with them; of WireGuard not known.
+    /// Packets sent with them; not known for WireGuard.
     pub packets: u64,
     /// Bytes sent to the node, of WireGuard.
     pub sent: u64,
@@ -64,14 +64,14 @@ impl Keys {
         Self::WireGuard(Publics::new(wireguard))
     }
 
-    /// Makes again what somebody removed, and forgets all nodes but these.
+    /// Makes again what was removed, and forgets all nodes but these.
     pub(crate) async fn put_right(&self, nodes: &BTreeSet<Ipv4Addr>) {
         if let Self::WireGuard(publics) = self {
             publics.put_right(nodes).await;
         }
     }
 
-    /// Looks how it stands.
+    /// The present status.
     pub(crate) async fn status(&self) -> KeysStatus<'_> {
         let wireguard = match self {
             Self::Tunnel(_) => Ok(godwit_network::WireGuardStatus::default()),

@@ -150,7 +150,7 @@ fn main() -> ExitCode {
             1
         }
     };
-    // Without dropping the runtime: it would drop tasks one by one, and those that are left would take the end of
-    // another task for the end of what that task looks after. The next life goes on from the journal.
+    // Without dropping the runtime: it would drop tasks one by one, and a task that is left would take the end of
+    // another one for the end of the process that this one watches. The next start continues from the journal.
     std::process::exit(code)
 }

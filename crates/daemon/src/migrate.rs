@@ -18,10 +18,10 @@ use crate::status::internal;
 /// Progress that waits for a slow reader; more is merged, only the report must not be lost.
 const QUEUE: usize = 64;
 
-/// Events of a migration for whoever asked.
+/// Events of a migration for the user who asked.
 pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
 
-/// Starts a migration of a service of this node. It goes on also when nobody reads the stream.
+/// Starts a migration of a service of this node. It continues even when the stream is not read.
 pub(crate) async fn start(
     node: &Arc<Node>,
     name: ServiceName,
@@ -229,7 +229,7 @@ async fn broken(
     Status::unavailable(format!("node {owner}, which moves the service, does not answer ({cause}): {known}"))
 }
 
-/// Cancels a migration from this node, and waits until the service is back, or will not be.
+/// Cancels a migration from this node, and waits until the service runs here again, or has moved.
 pub(crate) async fn cancel(node: &Arc<Node>, name: &ServiceName) -> Result<api::CancelResponse, Status> {
     let Some(mut migrating) = node.migration(name) else {
         crate::services::owned(node, name)?;

@@ -64,7 +64,7 @@ pub(crate) struct Conflict {
     pub node: Option<String>,
 }
 
-/// What changes while the node runs and is not worth a disk.
+/// What changes while the node runs and is not stored on disk.
 #[derive(Default)]
 struct Transient {
     /// Names that are being created or removed, with what is reserved for them until it is in the state.
@@ -89,11 +89,11 @@ struct Transient {
 
 /// What a node works with.
 pub(crate) struct Means {
-    /// For migrations: engine, network, images and journal.
+    /// What migrations use: engine, network, images and journal.
     pub local: Arc<NodeResources>,
-    /// The networks that are up, for whoever makes, shows or captures them.
+    /// The networks that are up.
     pub networks: Arc<Networks>,
-    /// CRIU, for whoever examines it.
+    /// CRIU, for `godwit doctor`.
     pub criu: Criu,
     /// Starts a service again that has ended after so long, if its policy wants that.
     pub by_policy: fn(&Arc<Node>, &Service, Duration),
@@ -111,7 +111,7 @@ pub(crate) struct Node {
     pub peers: Peers,
     /// What is around its overlay.
     pub network: Surroundings,
-    /// Held by who looks whether a name, addresses and ports are free, and takes them.
+    /// Held while a task checks whether a name, addresses and ports are free, and reserves them.
     pub claiming: Mutex<()>,
     /// It has been told that this node knows more than fits into a message.
     pub told_too_much: AtomicBool,
@@ -121,9 +121,9 @@ pub(crate) struct Node {
     pub introduced: Introduced,
     /// How long certificates last that this node issues, where that is not the usual time.
     pub certificate_validity: Option<Duration>,
-    /// Held by who makes or removes a network.
+    /// Held while a network is made or removed.
     pub changing_networks: tokio::sync::Mutex<()>,
-    /// Held by who brings this node's networks in line with those there should be.
+    /// Held while this node's networks are brought in line with the cluster's.
     pub reconciling_networks: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
     pub news: Notify,
@@ -134,7 +134,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node whose means are given later by [`Node::equip`].
+    /// A node that gets its equipment later, by [`Node::equip`].
     pub(crate) fn new(name: &str, state: Arc<State>, peers: Peers, network: Surroundings) -> Self {
         let events = Events::new(name, Arc::clone(&state));
         Self {
@@ -157,7 +157,7 @@ impl Node {
         }
     }
 
-    /// Gives the node its means, which in turn know the node.
+    /// Gives the node its equipment, which in turn knows the node.
     pub(crate) fn equip(&self, means: Means) {
         assert!(self.means.set(means).is_ok(), "a node is equipped once");
     }
@@ -192,13 +192,13 @@ impl Node {
         self.transient.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a name for an operation that must not meet another one on it.
+    /// Reserves a name for an operation; no other operation on it can begin meanwhile.
     pub(crate) fn occupy(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
         self.claim(name, Claim::default())
     }
 
-    /// The same with addresses and ports, which nobody else is given meanwhile; under [`Node::claiming`] from the
-    /// look at what is free.
+    /// The same with addresses and ports, which are reserved meanwhile; under [`Node::claiming`] from the check of what
+    /// is free.
     pub(crate) fn claim(self: &Arc<Self>, name: &ServiceName, claim: Claim) -> Option<Occupied> {
         let mut transient = self.transient();
         if transient.migrating.contains_key(name) || transient.busy.contains_key(name) {
@@ -246,8 +246,8 @@ impl Node {
         self.transient().migrating.get(name).cloned()
     }
 
-    /// Waits a while for what is ending on a name: who was told that an operation is over may start
-    /// the next one before this node has put the last of it away.
+    /// Waits a while for what is ending on a name: a user who was told that an operation is over may start the next one
+    /// before this node has finished the last of it.
     pub(crate) async fn settle(&self, name: &ServiceName) {
         let free = async {
             loop {
@@ -265,8 +265,8 @@ impl Node {
         let _ = tokio::time::timeout(LEAVE, free).await;
     }
 
-    /// Waits a while for the end of a migration from here that has committed: a service that comes
-    /// straight back finds the last of it being let go.
+    /// Waits a while for the end of a migration from here that has committed: a service that comes straight back may
+    /// find it still being released.
     pub(crate) async fn let_leave(&self, name: &ServiceName) {
         if let Some(mut leaving) = self.migration(name)
             && leaving.progress.borrow().is_committed()
@@ -312,7 +312,7 @@ impl Node {
         told.filter_map(|network| convert::parse_mac(&network.uplink_mac)).collect()
     }
 
-    /// Takes a name for an operation as soon as nobody else has it.
+    /// Reserves a name for an operation as soon as it is free.
     pub(crate) async fn wait_to_occupy(self: &Arc<Self>, name: &ServiceName) -> Occupied {
         loop {
             let freed = self.freed.notified();
@@ -366,7 +366,7 @@ impl Node {
     }
 
     /// Why there cannot be a service of this name, addresses and published ports, as far as this node knows;
-    /// nothing if there can. Of what node `asker` has, that knows more.
+    /// nothing if there can. What node `asker` has does not count: it knows that better.
     pub(crate) fn conflict(
         &self,
         name: &ServiceName,
@@ -442,7 +442,7 @@ impl Node {
 }
 
 impl Node {
-    /// Which other service has the service's network namespace, if that is somebody else's, in a sentence:
+    /// Which other service has the service's network namespace, if godwit did not create that, in a sentence:
     /// each would be silenced with the other.
     pub(crate) fn namespace_taken(&self, service: &Service) -> Result<Option<String>, StateError> {
         let Some(path) = service.network.namespace() else { return Ok(None) };
@@ -459,7 +459,7 @@ impl Node {
     }
 }
 
-/// A name that is taken for an operation; free again when this is dropped.
+/// A name that is reserved for an operation; free again when this is dropped.
 pub(crate) struct Occupied {
     node: Arc<Node>,
     name: ServiceName,

@@ -1,7 +1,7 @@
 //! Another certificate for this node, before the one it has ends.
 //!
-//! The node with the CA's key gives itself one; the others ask it over the connection that their present
-//! certificate lets come about. Connections that are up stay as they are.
+//! The node with the CA's key issues its own; the others ask it over a connection with their present certificate.
+//! Connections that are up stay as they are.
 
 use std::time::{Duration, SystemTime};
 

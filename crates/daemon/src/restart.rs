@@ -7,8 +7,8 @@
 //!                                    ▲      not yet │ no └─▶ stays stopped, and an event says why
 //!                                    └──────────────┘
 //! ```
-//! A service is started only by who has its name, so that neither a migration, a stop nor a removal meets it; and
-//! only if it is this node's beyond doubt ([`objection`]): it runs on one node at most.
+//! A service is started only by a task that has reserved its name, so that no migration, stop or removal runs beside it;
+//! and only if it is this node's beyond doubt ([`objection`]): it runs on one node at most.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ pub(crate) async fn restart(
     let _occupied = node.occupy(name).ok_or_else(|| services::occupied(name))?;
     let owned = services::owned(node, name)?;
     if owned.exit_code.is_none() {
-        // Before it has ended for nothing.
+        // Before the service is stopped in vain.
         refuse(node, &owned.service).await?;
         services::end(node, &owned.service, timeout).await?;
     }
@@ -90,7 +90,7 @@ async fn refuse(node: &Arc<Node>, service: &Service) -> Result<(), Status> {
     }
 }
 
-/// What speaks against starting a service here, as far as this node and those know that answer.
+/// What speaks against starting a service here, as far as this node and the nodes that answer know.
 async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objection>, LocalError> {
     let (local, name) = (node.local(), &service.name);
     if local.doubts.has(name) || !local.journal.unfinished_of(&service.id)?.is_empty() {
@@ -109,7 +109,7 @@ async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objecti
         return Ok(elsewhere("on another node, or was removed there"));
     }
     if node.has_run(&service.id) {
-        // So this disk is not one of before it left, and nobody needs to be waited for who does not answer.
+        // So this disk is not older than a move of the service, and nodes that do not answer need not be waited for.
         return Ok(None);
     }
     let failed = |error: StateError| LocalError::Cluster(godwit_migration::ClusterError(error_chain(&error)));
@@ -120,7 +120,7 @@ async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objecti
 }
 
 /// Starts a service of this node that has ended. The caller has its name. If it fails, the service stays ended, and
-/// the reason is kept with it.
+/// the reason is recorded.
 async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), LocalError> {
     let failed = |error: StateError| LocalError::Cluster(godwit_migration::ClusterError(error_chain(&error)));
     let mut service = owned.service.clone();
@@ -192,7 +192,7 @@ fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {
 enum Followed {
     /// The service is another node's, and is not started here.
     Never,
-    /// It was started, or could not be, or nobody wants it any more.
+    /// It was started, or could not be, or need not be any more.
     OrNot,
 }
 
@@ -201,7 +201,7 @@ async fn follow_policy(node: &Arc<Node>, service: &Service) -> Followed {
     let mut pause = PAUSE_FIRST;
     let (_occupied, owned, code) = loop {
         let occupied = node.wait_to_occupy(name).await;
-        // Whoever had the name may have started, stopped, moved or removed it.
+        // The task that had the name may have started, stopped, moved or removed it.
         let Some((owned, code)) = wanted(node, service) else {
             node.end_plan(&service.id);
             return Followed::OrNot;

@@ -131,8 +131,8 @@ fn allow_open_files() {
     }
 }
 
-/// How long another daemon may have the run directory. One that was killed is still told to have it for as
-/// long as a program that it was starting has not been executed, and shares its files.
+/// How long another daemon may have the run directory. The lock of one that was killed stays for as long as a child that
+/// it forked has not executed its program, and shares its files.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Two daemons on one run directory would fight over the same containers.
@@ -152,14 +152,14 @@ fn lock(run: &Path) -> anyhow::Result<nix::fcntl::Flock<std::fs::File>> {
 }
 
 fn listen_unix(path: &Path) -> anyhow::Result<UnixListener> {
-    // The lock says that nobody listens on a socket that is there.
+    // The lock says that no daemon listens on a socket that is there.
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             return Err(e).with_context(|| format!("cannot remove {}", path.display()));
         }
         _ => {}
     }
-    // With this mode from its first instant: whoever connects before a change stays connected.
+    // With this mode from the start: a client that connects before a change stays connected.
     let before = umask(Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(path);
     umask(before);
@@ -214,7 +214,7 @@ mod tests {
     async fn the_socket_is_for_root_alone_from_its_first_instant() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
-        // What was there before is nobody's: the lock says so.
+        // What was there before belongs to no daemon: the lock says so.
         std::fs::write(&path, "").unwrap();
         let before = umask(Mode::empty());
         let _listening = listen_unix(&path).unwrap();

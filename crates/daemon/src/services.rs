@@ -1,4 +1,4 @@
-//! Services of this node: made, looked at, ended, removed, and found again after a restart.
+//! Services of this node: created, shown, ended, removed, and found again after a restart.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -85,10 +85,10 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     show(node, owned(node, &service.name)?).await
 }
 
-/// How often another address is chosen, where the one that was free here is not elsewhere.
+/// How often another address is chosen when the one that is free here is taken elsewhere.
 const TRIES: usize = 8;
 
-/// Keeps a name, addresses and published ports for a new service, until what is returned last is dropped.
+/// Reserves a name, addresses and published ports for a new service, until what is returned last is dropped.
 async fn reserve(
     node: &Arc<Node>,
     name: &ServiceName,
@@ -101,7 +101,7 @@ async fn reserve(
         tries += 1;
         let reserved = match claim(node, name, request, &ports, &refused)? {
             Ok(reserved) => reserved,
-            // It may have been removed there a moment ago.
+            // It may just have been removed there.
             Err(Conflict { node: Some(other), .. })
                 if cluster::hear(node, &other).await.map_err(internal)? =>
             {
@@ -126,7 +126,7 @@ async fn reserve(
     }
 }
 
-/// What is free is taken before anybody else looks.
+/// Reserves what is free, under the lock.
 #[allow(clippy::type_complexity)]
 fn claim(
     node: &Arc<Node>,
@@ -145,7 +145,7 @@ fn claim(
     Ok(Ok((network, addresses, occupied)))
 }
 
-/// Other nodes may know of a name, an address or a port that this one has not heard of yet: a conflict in a
+/// Other nodes may know of a name, an address or a port that this one does not know yet: a conflict in a
 /// sentence, and the address that it is about, if it is about one.
 async fn ask_peers(
     node: &Arc<Node>,
@@ -274,7 +274,7 @@ fn describe(
 
 async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<(), Status> {
     let local = node.local();
-    // What somebody has left under the name must not mix with it.
+    // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
     local.make_directories(service, false).map_err(internal)?;
@@ -423,7 +423,7 @@ pub(crate) async fn stop(
 pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(), Status> {
     let engine = &node.local().engine;
     let config = node.local().config(service);
-    // Whoever watches it notes its end, also where it has just ended by itself.
+    // Its watcher records the end, even where it has just ended by itself.
     let _ending = node.ending(&service.name);
     let noted = node.noted(&service.name);
     send(node, &config, nix::libc::SIGTERM).await?;
@@ -484,7 +484,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
     Ok(())
 }
 
-/// Takes a service off the cluster's list that the list has on this node, and this node has not.
+/// Removes a service from the cluster's list that the list has on this node, and that this node does not have.
 async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let placement = node.placement(name).map_err(internal)?;
     let Some(placement) = placement.filter(|placement| placement.node == node.name) else {
@@ -516,8 +516,8 @@ pub(crate) fn resolve(node: &Node, name: &ServiceName, own: bool) -> Result<(), 
     Ok(())
 }
 
-/// Before anything is removed that another life of this daemon has left: what this node owns says so on the disk,
-/// where an older version made it.
+/// Writes incarnations into the directories of this node's services, where an older version did not, before anything is
+/// removed that an earlier run of this daemon has left.
 pub(crate) fn record_all(node: &Node) -> anyhow::Result<()> {
     for owned in node.state.services()? {
         node.local().record(&owned.service)?;

@@ -1,5 +1,5 @@
-//! Services on their way to this node, as the connections that come for them must know: which
-//! migration takes further connections now, and which services are not complete yet.
+//! Services on their way to this node: which migration takes further connections now, and which services are not
+//! complete yet.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, watch};
 use crate::link::Link;
 use crate::message::Purpose;
 
-/// Most connections of a migration that wait to be taken: a source that makes more than there can be streams, and those
-/// again after a break, is not waiting for an answer.
+/// Most connections of a migration that wait to be taken: all streams, and all again after a break. A source that makes
+/// more is broken.
 const MOST_WAITING: usize = 256;
 
 /// A further connection of a migration.
@@ -43,7 +43,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// The service is not complete and will not be by itself: who waits for that is told why.
+    /// The service is not complete and will not be by itself: tasks that wait for that are told why.
     pub(crate) fn is_stuck(&self, why: String) {
         self.stuck.send_replace(Some(why));
     }
@@ -66,7 +66,7 @@ impl Arrivals {
         Arrival { connections, stuck }
     }
 
-    /// Gives a connection from `node` to its migration; returns it when there is none such, or too many wait there.
+    /// Gives a connection from `node` to its migration; returns it when there is no such migration, or too many wait.
     pub(crate) fn give(
         &self,
         migration: &str,

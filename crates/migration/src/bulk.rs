@@ -1,5 +1,5 @@
-//! A round of a process's memory over streams alone, for the benchmark that tells what the mover's own
-//! work costs and what TLS adds to it.
+//! A round of a process's memory over streams alone, for the benchmark that measures the cost of sending and
+//! storing pages, without TLS and with it.
 //!
 //! ```text
 //! send ── scan ── Pages::send ══ streams ══ take ── godwit-pager ── receive

@@ -7,7 +7,7 @@
 //! The service's pages come over connections of their own into its [`page_receiver`]. After the commit they
 //! are put in place while the service runs, and those that have stayed at the source follow.
 //!
-//! - [`mod@admit`]: whether it is let in.
+//! - [`mod@admit`]: whether it may come.
 //! - [`receive`]: all that comes, and the restore.
 //! - [`own`]: the service is this node's.
 //! - [`foreign`]: a pager of a version with which this one cannot speak.
@@ -58,7 +58,7 @@ pub enum DestinationError {
     /// Pages could not be taken.
     #[error(transparent)]
     Receiver(#[from] PageReceiverError),
-    /// They could not be any more, after a while.
+    /// Pages could be taken at first, and then no longer.
     #[error("{0}")]
     Pages(String),
     /// Files could not be written.
@@ -70,7 +70,7 @@ pub enum DestinationError {
     /// CRIU hangs.
     #[error("the restore took longer than {} s", RESTORE_LIMIT.as_secs())]
     Slow,
-    /// The description of the service is not one, or its name is not.
+    /// The description of the service or its name is not valid.
     #[error("the source sent a service that cannot be read")]
     Service(#[source] serde_json::Error),
     /// The source broke the rules of the conversation.
@@ -98,9 +98,9 @@ pub(crate) enum Memory {
     Spare(PageReceiver),
     /// On its way into place.
     Filling(PageReceiver),
-    /// In a pager with which this version cannot speak, and which goes on alone.
+    /// In a pager with which this version cannot speak, and which works alone.
     Foreign(Foreign),
-    /// What was in its pager only is gone, for this reason.
+    /// What only its pager had is gone, for this reason.
     Lost(String),
 }
 
@@ -177,7 +177,7 @@ fn answer_to_failed(error: &DestinationError) -> Message {
 async fn migrate(local: &Arc<NodeResources>, mut link: Link, open: Open) {
     let source = link.node().to_string();
     match admit(local, &mut link, open).await {
-        // From here on there is something that must not be left as it is.
+        // From here on there is a journal entry and a name that must be given up on failure.
         Ok((admitted, coming)) => local.guard(arrive(local, link, admitted, coming)).await,
         Err(error) => {
             // The connection's end tells the source the same, less well.
@@ -188,7 +188,7 @@ async fn migrate(local: &Arc<NodeResources>, mut link: Link, open: Open) {
     }
 }
 
-/// One that was let in.
+/// One that was admitted.
 async fn arrive(local: &Arc<NodeResources>, mut link: Link, admitted: Admitted, coming: Coming) {
     let id = &admitted.id;
     tracing::info!(migration = %id, service = %admitted.service.name, source = link.node(), "a service is on its way here");
@@ -208,13 +208,13 @@ async fn arrive(local: &Arc<NodeResources>, mut link: Link, admitted: Admitted, 
     };
     let mut memory = match admitted.userfaultfd {
         true => Memory::Filling(receiver),
-        // The source may still wait for the word that its streams have brought all.
+        // The source may still wait for the message that its streams have brought all.
         false => Memory::Spare(receiver),
     };
     let decided = tokio::select! {
         decided = decision(&mut link) => decided,
         reason = memory.loss() => {
-            // Perhaps in time; if not, the source tells that it has committed.
+            // Perhaps this arrives in time; if not, the source says that it has committed.
             let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
             memory = Memory::Lost(reason);
             None
@@ -281,8 +281,8 @@ impl Restored {
         let Self { admitted, keep_stopped, mut memory } = self;
         let (service, id) = (admitted.service.clone(), admitted.id.clone());
         let source = link.node().to_string();
-        // The source sends the last pages when it has the word. It learns it from the closed connection too, only
-        // later or less well.
+        // The source sends the last pages when it gets this message. It would also learn of the resume from the closed
+        // connection, but later and with less certainty.
         match start(local, &service, &id, &keep_stopped, &mut memory).await {
             Ok(running) => {
                 let _ = link.send(word(&mut memory, running)).await;
@@ -293,7 +293,7 @@ impl Restored {
                 let _ = link.send(word(&mut memory, Running::default())).await;
             }
         }
-        // The name and the memory are the service's own from here on.
+        // From here on the service itself has the name and the memory.
         drop(admitted);
         let telling = own::tell_hook(local, &service, &id, &source);
         tokio::join!(fill(local, &service, (&id, &source), memory, Some(link)), telling);

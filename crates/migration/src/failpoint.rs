@@ -3,7 +3,7 @@
 //! `GODWIT_FAILPOINTS=POINT=exit` ends the process at once as SIGKILL would; `GODWIT_FAILPOINTS=POINT=wait:DIR`
 //! makes `DIR/POINT.reached` and goes on when `DIR/POINT.go` is there; where it is there already, the
 //! point is passed without a mark. `GODWIT_FAILPOINTS=POINT=error` makes what is done there fail. Several are
-//! separated by commas. Only who starts the daemon can set its environment; unset, a point costs a comparison.
+//! separated by commas. Only the user who starts the daemon can set its environment; unset, a point costs a comparison.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

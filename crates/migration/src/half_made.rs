@@ -28,8 +28,8 @@ impl NodeResources {
         unmark(&self.layout.service(&service.name))
     }
 
-    /// Clears every service that an earlier life of this daemon was making when it ended. What cannot be cleared is
-    /// told, and stays until a service of its name is made, or this daemon starts again.
+    /// Clears every service that this daemon was making when it last ended. What cannot be cleared is logged, and stays
+    /// until a service of its name is made, or this daemon starts again.
     pub async fn clear_half_made(&self) -> Result<(), LocalError> {
         let all = self.layout.state.join("services");
         let entries = match fs::read_dir(&all) {

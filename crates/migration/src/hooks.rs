@@ -1,13 +1,13 @@
-//! Programs of the operator's that are run at three moments of a move, with the container's state on
+//! Programs of the operator's that are run at three points of a move, with the container's state on
 //! their standard input (the OCI runtime specification's "state of a container").
 //!
 //! ```text
 //!   source: pre-freeze ─▶ frozen ─▶ … ─▶ committed ─▶ destination: runs ─▶ post-resume
-//!                             └────────▶ source: runs again ─▶ kept
+//!                             └────────▶ source: runs again ─▶ aborted
 //! ```
 //!
-//! A service names its hooks; what runs is the file of that name in a directory of the node's operator, on
-//! the node where the moment comes. A peer can name hooks too: it can have run nothing that is not there.
+//! A service names its hooks; what runs is the file of that name in a directory of the operator's, on the node where
+//! the point is reached. A peer can name hooks too, but can run nothing that is not in that directory.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -31,7 +31,7 @@ const MOST_WORDS: u64 = 4 << 10;
 /// Why a hook did not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    /// The name is none, or nothing of that name may be run.
+    /// The name is not valid, or nothing of that name may be run.
     #[error(
         "the hook {name:?} cannot be run: {reason}; hooks are programs in {directory} that belong to root and that only root can write to"
     )]
@@ -43,7 +43,7 @@ pub enum HookError {
         /// Where it should be.
         directory: String,
     },
-    /// It could not be started or heard.
+    /// It could not be started, or its output not be read.
     #[error("the hook {name:?} could not be run")]
     Io {
         /// The hook.
@@ -55,7 +55,7 @@ pub enum HookError {
     /// It took too long, and was killed.
     #[error("the hook {0:?} was killed after {limit} s", limit = LIMIT.as_secs())]
     Slow(String),
-    /// It ended with something else than 0.
+    /// Its exit code was not 0.
     #[error("the hook {name:?} failed ({status}): {words}")]
     Failed {
         /// The hook.
@@ -93,7 +93,7 @@ pub fn check(directory: &Path, name: &str) -> Result<(), HookError> {
     Ok(())
 }
 
-/// Runs the service's hook for this moment, if it has one.
+/// Runs the service's hook for this point, if it has one.
 pub(crate) async fn run(
     local: &NodeResources,
     service: &Service,

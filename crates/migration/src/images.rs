@@ -1,4 +1,4 @@
-//! CRIU's images on their way: a tmpfs of the agent's at both ends, bounded, and a stream between.
+//! CRIU's images on their way: a bounded tmpfs of the daemon's at both ends, and a stream between.
 //!
 //! CRIU writes into the source's tmpfs while this module follows its page files and sends what is
 //! new; what is sent is given back to the system at once (a hole is punched), so the source holds
@@ -46,7 +46,7 @@ pub enum ImagesError {
         #[source]
         source: io::Error,
     },
-    /// A name that is no plain file name, or not the one announced name of a file.
+    /// A name that is not a plain file name, or not the announced name of a file.
     #[error("the source sent an image file with the name {0:?}, which is refused")]
     Name(String),
     /// More than was offered and reserved.
@@ -149,7 +149,7 @@ pub fn prune_logs(parent: &Path) -> Result<(), ImagesError> {
 /// Sends a directory of images while it is written.
 pub struct Sender<'a> {
     directory: PathBuf,
-    /// Hears how many bytes are sent.
+    /// Is told how many bytes are sent.
     on_progress: &'a (dyn Fn(u64) + Send + Sync),
     outgoing: tokio::sync::mpsc::Sender<Message>,
     open: BTreeMap<String, (File, u64)>,
@@ -167,9 +167,8 @@ impl<'a> Sender<'a> {
         Self { directory: directory.to_path_buf(), on_progress, outgoing, open: BTreeMap::new(), bytes: 0 }
     }
 
-    /// Sends page files and the image of the files as they grow and TCP connections as they are done, until `writing` ends (which is
-    /// not waited for here: the caller cancels this future), so that the wire works while CRIU does. Never
-    /// returns early.
+    /// Sends page files and the image of the files as they grow, and TCP connections as they are written, so that the
+    /// wire works while CRIU does. It never returns by itself: the caller cancels this future when CRIU has ended.
     pub async fn follow(&mut self) -> Result<std::convert::Infallible, ImagesError> {
         let directory = self.directory.clone();
         let inotify = Inotify::init().map_err(io_error("watch", &directory))?;
@@ -250,8 +249,8 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// These are appended to and never looked at again by CRIU. With thousands of connections the image of the
-/// files is the largest of the others.
+/// CRIU appends to these and never reads or changes them again. With thousands of connections the image of the files
+/// is the largest of the others.
 fn grows(name: &str) -> bool {
     name.starts_with("pages-") || name == "files.img"
 }
@@ -281,7 +280,7 @@ fn file_names(directory: &Path) -> Result<Vec<String>, ImagesError> {
     Ok(names)
 }
 
-/// Writes images that come from another node; nothing leaves its directory or its bound.
+/// Writes images that come from another node: only into its directory, and no more than its bound.
 pub struct Receiver {
     directory: PathBuf,
     limit: u64,

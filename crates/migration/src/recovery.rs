@@ -1,8 +1,8 @@
-//! What a daemon does with the migrations that its last life left unfinished.
+//! What a daemon does at its start with the migrations that are unfinished.
 //!
-//! A journal entry is a promise about one incarnation of a service, its id and epoch. Before it is acted upon it
-//! is compared with what this node has now ([`Known`]): a service that has come back since, or gone on, is not
-//! what the entry is about, and only the entry ends.
+//! A journal entry is a promise about one incarnation of a service, its id and epoch. Before the daemon acts on it, it
+//! compares it with what this node has now ([`Known`]). Where the service has come back since, or moved on, the entry
+//! is about another incarnation, and only the entry ends.
 //!
 //! | role, stage | what it means | the state | what is done |
 //! |---|---|---|---|
@@ -21,7 +21,7 @@
 //! | | | else | taken over again, `done` |
 //!
 //! What cannot be done at once is tried again in the background, and keeps the service's name meanwhile.
-//! Pagers outlive the daemon: they are attached to again, and those that nobody needs are ended.
+//! Pagers outlive the daemon: it attaches to them again, and ends those that are no longer needed.
 //!
 //! The rules are functions of plain values, [`act`] and [`answer`]; `tests/protocol.rs` checks them against all
 //! orders in which nodes can fail.
@@ -48,7 +48,7 @@ pub enum Act {
     Ask,
     /// The service is this node's, and runs.
     TakeOver,
-    /// The entry is about what is not here any more.
+    /// The entry is about an incarnation that is not here any more.
     End(Stage),
 }
 
@@ -74,9 +74,8 @@ pub fn act(role: Role, stage: Stage, epoch: u64, known: Known) -> Act {
     }
 }
 
-/// What this node answers, as the source, to a destination in doubt that asks for its decision. It says that the
-/// service was not given away only if it wrote so: a journal that does not know the migration, or is not the one in which it
-/// began, cannot tell.
+/// What this node answers, as the source, to a destination in doubt. It says "aborted" only if its journal says so: a
+/// journal that does not have the migration, or is not the one in which it began, cannot tell.
 #[must_use]
 pub fn answer(entry: Option<&Entry>, asker: &str, asked: &str, own: &str) -> Decision {
     if !asked.is_empty() && asked != own {
@@ -103,8 +102,8 @@ pub fn decision(local: &NodeResources, id: &str, asker: &str, asked: &str) -> Re
     Ok(answer(entry.as_ref(), asker, asked, local.journal.identity()))
 }
 
-/// Brings every unfinished migration of this node to its end. Returns when nothing of this node's
-/// own services is in the wrong state; those in doubt, and what cannot be ended now, go on in tasks of their own.
+/// Finishes or undoes every unfinished migration of this node. Returns when none of this node's own services is in a
+/// wrong state; tasks go on with those in doubt, and with what cannot be ended now.
 pub async fn recover(local: &Arc<NodeResources>) -> Result<(), LocalError> {
     crate::images::prune_logs(&local.layout.state.join("criu-logs"))?;
     if let Err(error) = page_receiver::end_idle(local).await {

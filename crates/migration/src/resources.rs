@@ -120,7 +120,7 @@ pub struct NodeResources {
     pub cluster: Arc<dyn Cluster>,
     /// Memory promised to services on their way here.
     pub promised: Promised,
-    /// How long a destination may bring a frozen service of this node no further before its move is undone.
+    /// How long a destination may make no progress with a frozen service of this node before its move is rolled back.
     pub patience: Duration,
     /// Services on their way here.
     pub arrivals: Arrivals,
@@ -134,9 +134,9 @@ pub struct NodeResources {
     pub delta_cache: usize,
     /// How written pages are found here.
     pub tracker: Detected,
-    /// Cancelled when this daemon ends: what can go on in its next life stops.
+    /// Cancelled when this daemon ends: what can go on after its next start stops.
     pub ending: CancellationToken,
-    /// Services that arrived here and whose source has not told its decision.
+    /// Services in doubt.
     pub doubts: Doubts,
     /// Services that run here while pages of them are still at their source.
     pub waits: Waits,
@@ -164,7 +164,7 @@ impl NodeResources {
         [older.into(), log]
     }
 
-    /// For what has to be done in the end, and is done again until it is.
+    /// For work that must succeed in the end: the pauses between attempts.
     pub(crate) fn again<'a>(&'a self, id: &'a str, failed: &'a str) -> Again<'a> {
         Again { local: self, id, failed, pause: AGAIN_FIRST }
     }
@@ -186,7 +186,7 @@ impl NodeResources {
         Ok(())
     }
 
-    /// Notes whose the directory of a service that this node owns is, where an older version did not.
+    /// Writes the incarnation into the directory of a service of this node, where an older version did not.
     pub fn record(&self, service: &Service) -> Result<(), LocalError> {
         let directory = self.layout.service(&service.name);
         if directory.exists() && Incarnation::read(&directory)?.is_none() {
@@ -196,7 +196,7 @@ impl NodeResources {
     }
 
     /// Clears what is left in the place of a service that comes here, or is made. The caller has its name, and
-    /// this node owns no service of that.
+    /// this node owns no service of that name.
     pub async fn make_room(&self, service: &Service) -> Result<(), LocalError> {
         let path = self.layout.service(&service.name);
         match Incarnation::read(&path)? {
@@ -211,8 +211,8 @@ impl NodeResources {
         }
     }
 
-    /// Removes what is left under a name of the service with this id, which is nobody's any more. The caller has
-    /// the name, and this node owns no service of that.
+    /// Removes what is left under a name of the service with this id, which no node has any more. The caller has
+    /// the name, and this node owns no service of that name.
     pub async fn clear_left(&self, name: &ServiceName, id: &str) -> Result<(), LocalError> {
         match Incarnation::read(&self.layout.service(name))? {
             Some(left) if left.id == id => self.clear(&left.as_service(name)).await,
@@ -236,8 +236,8 @@ impl NodeResources {
         Ok(self.mounts.mount_root(&self.layout.root(&service.name, lower))?)
     }
 
-    /// Makes a service of this node that has ended ready to be started from its files: with these, its log and its
-    /// addresses, and with nothing else of its last life.
+    /// Prepares a service of this node that has ended for its next start: with its files, log and addresses, and with
+    /// nothing else of its last life.
     pub async fn lay_out_again(&self, service: &Service) -> Result<(), LocalError> {
         let path = self.layout.service(&service.name);
         if let Some(here) = Incarnation::read(&path)?
@@ -253,15 +253,15 @@ impl NodeResources {
         self.forget_connections(service).await?;
         self.engine.delete(&self.config(service)).await?;
         self.standstills.stand_nowhere(service).await?;
-        // With the namespace go sockets of its last life that still say goodbye, and have its ports.
+        // With the namespace go the sockets of its last life that are still closing, and hold its ports.
         self.network.unplug(service).await?;
         self.make_directories(service, false)?;
         self.mount_root(service)?;
         Ok(self.network.plug(service).await?)
     }
 
-    /// Removes all that this node holds of a service, of this life of it or an earlier one. May be called at any
-    /// time, also when only some of it is there. What is another's, or of a later life, stays.
+    /// Removes all that this node holds of a service, of this incarnation or an earlier one. May be called at any
+    /// time, even when only some of it is there. Another service's, or a later incarnation's, stays.
     pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {
         let path = self.layout.service(&service.name);
         if !path.exists() {
@@ -287,7 +287,7 @@ impl NodeResources {
         removed.map_err(|source| LocalError::Io { action: "remove", path, source })
     }
 
-    /// The service's processes, if there are any, are about to be killed here, since they are elsewhere.
+    /// The service's processes, if there are any here, are about to be killed, since the service is elsewhere.
     async fn forget_connections(&self, service: &Service) -> Result<(), LocalError> {
         if service.network.namespace().is_none() {
             // They go with their namespace.

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::resources::NodeResources;
 
 impl NodeResources {
-    /// Starts work that has to come to its end. Where it panics, a service may be frozen or half here, and only the
+    /// Starts work that has to end as intended. If it panics, a service may be frozen or half here, and only the
     /// journal knows: this daemon ends, and its next life goes on from there.
     pub fn spawn<W>(self: &Arc<Self>, work: impl FnOnce(Arc<Self>) -> W)
     where

@@ -100,7 +100,7 @@ impl Overlay {
     }
 }
 
-/// From here on nobody begins a connection to a service in the namespace.
+/// From here on new connections to a service in the namespace are held back.
 ///
 /// # Errors
 /// When it cannot be entered, or nft refuses.

@@ -51,7 +51,7 @@ impl Publics {
         installed.map(drop).map_err(|error| Status::failed_precondition(error_chain(&error)))
     }
 
-    /// Makes the device again where somebody removed it, and forgets all nodes but these.
+    /// Makes the device again where it was removed, and forgets all nodes but these.
     pub(super) async fn put_right(&self, nodes: &BTreeSet<Ipv4Addr>) {
         let mended = self.wireguard.mend().await;
         if let Ok(true) = mended {

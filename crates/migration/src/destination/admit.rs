@@ -1,4 +1,4 @@
-//! Whether a service is let in: every reason against it at once, before anything comes.
+//! Whether a service is admitted: every reason against it at once, before anything comes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(super) struct Admitted {
     /// Whether the source is told of each step while its service is frozen.
     pub(super) steps: bool,
     pub(super) memory: Reservation,
-    /// Keeps others from using the name on this node.
+    /// Reserves the name on this node.
     pub(super) _place: Place,
 }
 
@@ -197,7 +197,7 @@ pub(super) async fn accept(
         key,
         ahead: true,
         most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),
-        // With all pages at hand a stock CRIU can do with less, of some services.
+        // With all pages in images, a CRIU without patches needs less for some services.
         keeps_rights: admitted.keeps_rights || !userfaultfd,
     };
     link.send(Message::Accepted(accepted)).await?;

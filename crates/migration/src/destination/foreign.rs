@@ -1,9 +1,9 @@
 //! A service whose pager is of a version with which this daemon cannot speak.
 //!
-//! The pager has outlived the daemon that started it, and goes on alone: the service runs, and what the pager has
-//! is put in place. Pages that are still at the source stay there, and a process that needs one waits. So nothing is
-//! lost as long as nothing is ended, and nothing is: this daemon says what to do, and asks the pager again until it
-//! is answered, the pager is gone, or the service has ended.
+//! The pager has outlived the daemon that started it, and works alone: the service runs, and the pager puts the pages
+//! that it has in place. Pages that are still at the source stay there, and a process that needs one waits. Nothing is
+//! lost as long as this daemon ends nothing. So it only says what to do, and asks the pager again until that answers or
+//! is gone, or the service has ended.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -23,7 +23,7 @@ impl LogWriter {
         Self { paths, written: [0; 2] }
     }
 
-    /// Takes a piece of the log, or the word that it was rotated.
+    /// Takes a piece of the log, or the message that it was rotated.
     pub(super) fn take(&mut self, piece: &Message) -> Result<(), DestinationError> {
         match piece {
             Message::OldLogData(data) => self.write(0, data),
@@ -46,7 +46,7 @@ impl LogWriter {
             .map_err(|source| LocalError::Io { action: "write", path: path.clone(), source }.into())
     }
 
-    /// What came of the log is its older file from now on, also where nothing came.
+    /// What came of the log is its older file from now on, even where nothing came.
     fn rotate(&mut self) -> Result<(), DestinationError> {
         let [older, log] = &self.paths;
         let gone = |result: std::io::Result<()>| match result {

@@ -37,8 +37,8 @@ pub(super) async fn start(
         Some(_) => Running::default(),
         None => let_run(local, service, keep_stopped).await?,
     };
-    // Not before it runs: that it is this node's stands in the source's journal, which is asked if this
-    // node fails first.
+    // Not before it runs: the source's journal says that it is this node's, and this node asks it again if it fails
+    // first.
     local.journal.set(id, Stage::Committed, "")?;
     failpoint::point("destination.committed").await;
     Ok(running)
@@ -49,11 +49,11 @@ async fn let_run(
     service: &Service,
     keep_stopped: &[u32],
 ) -> Result<Running, LocalError> {
-    // Whoever goes on from here has all of it.
+    // A daemon that continues from here has all of it.
     local.retention.forget(&service.id);
     let config = local.config(service);
-    // Its sockets take what is handed in before the processes run; and what these say first, of what was
-    // unread when they were frozen, finds the way open.
+    // Its sockets take the held frames before the processes run. The processes' first answers, to what was unread when
+    // they were frozen, find the port open.
     let begun = Instant::now();
     let handed = local.network.open(service).await?;
     local.standstills.speak(service).await?;
@@ -72,8 +72,8 @@ async fn let_run(
     }
 }
 
-/// Records this node as the owner in the journal, the state and the placements. It is, whatever fails: what failed is tried again
-/// until it is done, and said meanwhile.
+/// Records this node as the owner in the journal, the state and the placements. It is the owner whatever fails: what
+/// failed is logged, and tried again until it is done.
 pub(super) async fn adopt(
     local: &NodeResources,
     service: &Service,
@@ -108,7 +108,7 @@ pub(super) async fn adopt(
     }
 }
 
-/// Runs the operator's program for a service that has arrived and runs. Once more after a crash, perhaps.
+/// Runs the operator's hook for a service that has arrived and runs; after a crash perhaps a second time.
 pub(super) async fn tell_hook(local: &NodeResources, service: &Service, id: &str, source: &str) {
     if let Err(error) = hooks::run(local, service, HookPoint::PostResume, (id, source, &local.node)).await {
         tracing::error!(migration = %id, service = %service.name, error = %crate::error_chain(&error), "a hook failed");
@@ -201,7 +201,7 @@ async fn tell_silence(
     }
 }
 
-/// Returns when the service has ended, whoever ended it.
+/// Returns when the service has ended, for whatever reason.
 pub(super) async fn ended(local: &NodeResources, service: &Service) {
     let config = local.config(service);
     if local.engine.wait(&config).await.is_err()
@@ -213,8 +213,8 @@ pub(super) async fn ended(local: &NodeResources, service: &Service) {
     }
 }
 
-/// A service whose memory has holes that would read as zero must not run on with them; what is said
-/// of its end.
+/// Kills a service whose memory is incomplete: it must not run on with holes that read as zero. Returns the reason for
+/// the report.
 async fn kill_incomplete(local: &NodeResources, service: &Service, id: &str, why: &str) -> String {
     let reason = format!("it was killed, as its memory is not complete: {why}");
     tracing::error!(migration = %id, service = %service.name, %reason, "the service is lost");

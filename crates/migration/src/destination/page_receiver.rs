@@ -38,7 +38,7 @@ pub enum PageReceiverError {
     /// The pager.
     #[error("the pages of the service cannot be stored")]
     Pager(#[from] PagerError),
-    /// What came is no batch, or not what was sent.
+    /// What came is not a batch, or not what was sent.
     #[error("pages from the source cannot be used")]
     Batch(#[from] godwit_memory::batch::BatchError),
     /// What was retained cannot be read.
@@ -56,10 +56,10 @@ pub enum PageReceiverError {
     /// The images do not say what CRIU restores itself.
     #[error(transparent)]
     Image(#[from] godwit_criu::images::ImageError),
-    /// CRIU says that all is well, and has not said so to the pager.
+    /// CRIU reports success, but has not told the pager that the restore is finished.
     #[error("the restore was not finished: {0}")]
     Unrestored(String),
-    /// More than was announced, and than there is room for.
+    /// More than was announced and than is allowed.
     #[error("the service has grown to {} MiB of pages, and {} MiB are allowed; let it settle, or allow services on their way more memory (--incoming-memory)", .bytes >> 20, .most >> 20)]
     TooMuch {
         /// Its pages, bytes.
@@ -101,10 +101,10 @@ impl PageReceiverError {
 pub(crate) struct Status {
     failed: Option<String>,
     restored: bool,
-    /// Why the restorer has gone without a word that all is restored.
+    /// Why the restorer has ended without saying that all is restored.
     unrestored: Option<String>,
     done: bool,
-    /// The source is in the conversation about the pages that are still there.
+    /// The source is connected for the pages that are still there.
     talks: bool,
     /// How often a stream has brought all it was given.
     arrived: u64,
@@ -117,7 +117,7 @@ impl Talk {
     /// Returns when it does, or does not any more.
     pub(crate) async fn until(&mut self, talks: bool) {
         if self.0.wait_for(|status| status.talks == talks).await.is_err() {
-            // Nobody will know.
+            // The receiver has ended: nothing will change any more.
             std::future::pending().await
         }
     }
@@ -145,8 +145,8 @@ pub(crate) fn directory(local: &NodeResources, id: &str) -> PathBuf {
     local.layout.run.join("pagers").join(id)
 }
 
-/// The same when nothing is needed that the pager has. It is no migration's: a next life of this daemon ends the
-/// pager, and looks for no pages in it.
+/// The directory of a pager whose pages are no longer needed. It belongs to no migration: the next start of this daemon
+/// ends the pager, and takes no pages from it.
 fn spare_directory(local: &NodeResources, id: &str) -> PathBuf {
     directory(local, &format!("{id}.spare"))
 }
@@ -214,7 +214,7 @@ impl PageReceiver {
         let (status_tx, status) = watch::channel(status);
         let (conversation, conversations) = mpsc::channel(1);
         let work = work(Arc::clone(&client), retained, events, arrival, status_tx, conversations);
-        // Whoever asks whether they fit has started it.
+        // Only a daemon that has started the pager asks whether the pages fit.
         Self {
             client,
             status,
@@ -236,7 +236,7 @@ impl PageReceiver {
         self.ask(move |client| client.pending(&extents)).await
     }
 
-    /// Bytes of all pages, those included that are still to come. Fails when they do not find room.
+    /// Bytes of all pages, including those that are still to come. Fails when they are more than the bound.
     pub(crate) async fn fits(&self) -> Result<u64, PageReceiverError> {
         let state = self.ask(Client::state).await?;
         let bytes = state.stored.saturating_add(state.pending).saturating_mul(PAGE_SIZE);
@@ -293,7 +293,7 @@ impl PageReceiver {
     /// From now on pages are put into the processes that CRIU has restored: these, in the node's PID
     /// namespace, which do not run yet. One that has a page already that is not its own fails the move.
     pub(crate) async fn push(&mut self, processes: Vec<u32>) -> Result<(), PageReceiverError> {
-        // The word of the restorer comes on another socket than the engine's.
+        // The restorer's message comes on another socket than the engine's.
         until(&mut self.status, |status| status.restored || status.unrestored.is_some()).await;
         if let Some(reason) = self.status.borrow().unrestored.clone() {
             return Err(PageReceiverError::Unrestored(reason));
@@ -363,8 +363,8 @@ impl PageReceiver {
     }
 }
 
-/// Waits; returns the reason when it failed instead. A task behind an [`PageReceiver`] that is gone says nothing of the
-/// pages, least of all that they are lost: this daemon ends, and its next life goes on.
+/// Waits; returns the reason when it failed instead. Pends when the task of the [`PageReceiver`] is gone: this daemon
+/// ends, and continues at its next start; the pages are not lost.
 async fn until(status: &mut watch::Receiver<Status>, reached: impl Fn(&Status) -> bool) -> Option<String> {
     if let Ok(status) = status.wait_for(|status| reached(status) || status.failed.is_some()).await {
         return status.failed.clone().filter(|_| !reached(&status));
@@ -453,7 +453,7 @@ async fn work(
                     }
                 }
                 Some(Event::RestoreFinished) => status_tx.send_modify(|status| status.restored = true),
-                // The engine tells why, and better.
+                // The engine gives a better reason.
                 Some(Event::RestoreFailed { reason }) => status_tx.send_modify(|status| status.unrestored = Some(reason)),
                 Some(Event::Failed { reason }) => fail(reason),
                 Some(Event::Done) => {
@@ -551,7 +551,7 @@ pub(crate) async fn end_idle(local: &NodeResources) -> Result<(), LocalError> {
     Ok(())
 }
 
-/// Ends a pager, also one that does not answer, and removes what it leaves. Processes that still lack
+/// Ends a pager, even one that does not answer, and removes what it leaves. Processes that still lack
 /// pages must be gone.
 pub(crate) async fn discard(local: &NodeResources, id: &str) -> Result<(), PageReceiverError> {
     for directory in [directory(local, id), spare_directory(local, id)] {
@@ -562,7 +562,7 @@ pub(crate) async fn discard(local: &NodeResources, id: &str) -> Result<(), PageR
     Ok(())
 }
 
-/// The same of a pager that nobody needs, until it is done; its receiver, where there is one, ends with it.
+/// The same for a pager that is no longer needed, again until it succeeds; its receiver, where there is one, ends too.
 pub(crate) async fn end(local: &NodeResources, id: &str, receiver: Option<PageReceiver>) {
     let mut ended = match receiver {
         Some(receiver) => receiver.abandon(local, id).await,

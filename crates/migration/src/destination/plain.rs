@@ -1,5 +1,4 @@
-//! A restore where userfaultfd is forbidden: the pages that have come are written into CRIU's images,
-//! and restored as those are.
+//! A restore without userfaultfd: the pages that have come are written into CRIU's images, and CRIU restores them.
 
 use std::io;
 use std::ops::Range;

@@ -1,5 +1,5 @@
 //! What comes before the commit: layers, files, images and the log, and the restore from them, up to
-//! processes that only wait to be let go.
+//! stopped processes that only wait for the commit.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -208,7 +208,7 @@ async fn receive_and_restore(
     };
     tokio::select! {
         restored = restoring => restored?,
-        // The source has given up or cannot be heard: what CRIU has made so far goes with the copy.
+        // The source has given up or is silent: what CRIU has made so far goes with the copy.
         word = link.receive() => return Err(match word {
             Ok(other) => link.unexpected(&other, "nothing").into(),
             Err(error) => error.into(),
@@ -235,7 +235,7 @@ async fn receive_while_running(
         match link.receive().await? {
             Message::Pending(ranges) => receiver.pending(ranges).await?,
             Message::PendingEnd => {
-                // Now all its pages are known. After the commit it would be too late to have no tmpfs.
+                // Now all its pages are known. After the commit it would be too late to refuse them.
                 pages = receiver.fits().await?;
                 local.hold(&admitted.memory, pages).map_err(DestinationError::Memory)?;
                 link.send(Message::PendingEnd).await?;
@@ -254,7 +254,7 @@ async fn receive_while_running(
     }
 }
 
-/// Tells a source that wants to know what this node has begun to do.
+/// Tells the source, if it asked for that, what this node has begun to do.
 struct Steps(Option<(mpsc::Sender<Message>, String)>);
 
 impl Steps {

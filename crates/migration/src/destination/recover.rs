@@ -32,7 +32,7 @@ pub(super) async fn answer_resume(local: &NodeResources, link: Link, id: &str) {
     link.close().await;
 }
 
-/// All of it, for a migration whose source has said that it committed.
+/// Takes the service over, for a migration whose source has said that it committed.
 pub(crate) async fn take_over(
     local: &NodeResources,
     service: &Service,
@@ -46,7 +46,7 @@ pub(crate) async fn take_over(
     tokio::join!(fill(local, service, (id, source), memory, None), tell_hook(local, service, id, source));
 }
 
-/// Tells the source that it may forget. If it does not hear it, it remembers.
+/// Acknowledges the commit, so that the source may forget it. If that fails, the source remembers it.
 async fn acknowledge(local: &NodeResources, id: &str, source: &str) {
     if let Err(error) = local.cluster.acknowledge(source, id).await {
         tracing::debug!(migration = %id, %source, %error, "cannot acknowledge the commit to the source");
@@ -83,7 +83,7 @@ pub(super) async fn memory_in(directory: PathBuf, arrival: Arrival) -> Memory {
     }
 }
 
-/// Who is asked for the decision.
+/// The node that is asked for the decision.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
     /// The source.

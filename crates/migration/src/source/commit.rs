@@ -1,4 +1,4 @@
-//! Last: the destination owns the service. Nothing that fails here is undone, and nothing that fails is dropped.
+//! Last: the destination owns the service. Nothing is undone from here on, and work that fails is tried again.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,7 +37,7 @@ pub(super) struct Gone {
 }
 
 impl Source {
-    /// Tells the destination that the service is its own, and hears whether it runs.
+    /// Tells the destination that it owns the service, and waits until it says that the service runs.
     pub(super) async fn commit(
         &self,
         link: &mut Link,
@@ -88,7 +88,7 @@ impl Source {
         Committed { streams, residual, pages, releasing }
     }
 
-    /// Notes that the service has left; what fails is tried again.
+    /// Records that the service has left; what fails is tried again.
     async fn begin_release(&self) -> Releasing {
         let mut releasing = JoinSet::new();
         let released = match failpoint::fails("source.releasing") {
@@ -149,7 +149,7 @@ impl Source {
             return None;
         };
         self.acknowledged();
-        // Whatever had been heard before of its running there.
+        // Whether or not the destination had confirmed the resume.
         (report.outcome, report.reason) = match served.lost {
             None => (Outcome::Moved, String::new()),
             Some(why) => (Outcome::Lost, why),
@@ -187,8 +187,7 @@ impl Source {
         Some(rest)
     }
 
-    /// The destination has it on its disk that the service is its own. If this cannot be noted, the entry only
-    /// stays longer.
+    /// The destination has acknowledged the commit. If that cannot be recorded, the entry only stays longer.
     fn acknowledged(&self) {
         acknowledged(&self.local, &self.id, &self.destination);
     }

@@ -1,12 +1,12 @@
-//! How long a frozen service waits for a destination that gets no further.
+//! How long a frozen service waits for a destination that makes no progress.
 //!
-//! A destination that hangs goes on sending heartbeats: they come from a task of their own. So what counts is what
-//! its work brings forth: bytes that it takes, messages and steps that come from it, pages that its restore asks
-//! for. When none of these has changed for the [`patience`], the move is undone and the service goes on at its
-//! source. Nothing here looks at a move that has committed.
+//! A destination that hangs still sends heartbeats: they come from a task of their own. So progress is measured by its
+//! work: bytes that it takes, messages and steps that come from it, pages that its restore asks for. When none of these
+//! has changed for the [`patience`], the move is rolled back, and the service continues at its source. A move that has
+//! committed is not watched.
 //!
 //! Time in which this node itself works (CRIU's dump has a limit of its own) does not count, nor does time in which
-//! this daemon got no turn: a busy machine makes a wait longer, never shorter.
+//! this daemon got no processor: a busy machine makes a wait longer, never shorter.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -25,14 +25,14 @@ const SLOWEST_DISK: u64 = 20 << 20;
 /// Between two checks.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a destination may get no further: this `limit`, and what its longest work in silence takes on a slow
-/// machine with so many bytes of memory and of files.
+/// How long a destination may make no progress: this `limit`, and the time of its longest silent work on a slow
+/// machine, with so many bytes of memory and of files.
 pub(super) fn patience(limit: Duration, memory: u64, files: u64) -> Duration {
     let at = |bytes: u64, rate: u64| Duration::from_millis(bytes.saturating_mul(1000) / rate);
     limit + at(memory, SLOWEST_MEMORY) + at(files, SLOWEST_DISK)
 }
 
-/// What has come of the destination's work; never less than before.
+/// Counts of the destination's work, which never decrease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// Bytes that its kernel has taken. What it does not read fills a bounded buffer, and stops.
@@ -51,7 +51,7 @@ struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// After another time that is known to have passed.
+    /// Takes new counts, after a time that is known to have passed.
     fn observe(&mut self, seen: Seen, passed: Duration, working: bool) -> Duration {
         self.still = if working || seen != self.last { Duration::ZERO } else { self.still + passed };
         self.last = seen;
@@ -95,12 +95,12 @@ impl Deadline {
         }
     }
 
-    /// What this connection brings counts.
+    /// Counts what this connection brings.
     pub(super) fn watch<S: Carrier>(&self, link: &Link<S>) {
         self.links().push((link.gauge(), link.advance()));
     }
 
-    /// What this counts counts: pages asked for.
+    /// Takes the number of pages asked for from this function.
     pub(super) fn watch_faults(&self, faults: impl Fn() -> u64 + Send + 'static) {
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(faults));
     }
@@ -146,7 +146,7 @@ impl Deadline {
         told.unwrap_or(awaited)
     }
 
-    /// Pends as long as the destination gets on; then why the move is given up.
+    /// Pends as long as the destination makes progress; then why the move is given up.
     pub(super) async fn passed(&self) -> SourceError {
         let mut stopwatch = Stopwatch::default();
         let interval = INTERVAL.min(self.patience / 8);
@@ -155,7 +155,7 @@ impl Deadline {
             tokio::time::sleep(interval).await;
             let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
             let working = self.working.load(Ordering::Relaxed) > 0;
-            // What is more than that is the machine's, and perhaps the destination's answer waits to be read.
+            // More than that is this machine's delay, and perhaps the destination's answer waits to be read.
             let still = stopwatch.observe(self.seen(), passed.min(interval * 2), working);
             if still >= self.patience {
                 return SourceError::Standstill {

@@ -4,7 +4,7 @@
 //! freeze ─┬─ CRIU dump ─ images ─ destination restores ─┬─ commit
 //!         └─ pages written last, over the streams ──────┘
 //! ```
-//! A destination that gets no further meanwhile is not waited for: [`deadline`](super::deadline).
+//! A destination that makes no progress meanwhile is given up: [`deadline`](super::deadline).
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub(super) struct Restored {
     pub(super) streams: Streams,
     /// Pages that have stayed here.
     pub(super) residual: Answering,
-    /// What followed the pages. It takes a moment to let go: a walk over all of the service's memory as long as
+    /// What followed the pages. Dropping it takes some time: a walk over all of the service's memory, as long as
     /// that is there.
     pub(super) pages: Pages,
 }
@@ -45,7 +45,7 @@ pub(super) struct Restored {
 /// A dump under way, with how long it took, milliseconds.
 type Dumping = AbortOnDropHandle<Result<(DumpResult, f64), CriuError>>;
 
-/// What the two that work side by side, for the pages and for the kernel's state, tell each other.
+/// What the two tasks that work side by side, for the pages and for the kernel's state, tell each other.
 #[derive(Debug, Default)]
 struct Milestones {
     /// CRIU has let go of the service.
@@ -87,7 +87,7 @@ impl Source {
     }
 }
 
-/// The way of a frozen service to its copy.
+/// How a frozen service is handed to its copy.
 struct Handing<'a> {
     source: &'a Source,
     tmpfs: &'a ImageTmpfs,
@@ -108,8 +108,8 @@ impl Handing<'_> {
         let source = self.source;
         source.step("dump", 0, recorder.report.memory_bytes);
         // The destination's sockets go on with the clocks (TCP timestamps) that the dump finds. CRIU leaves
-        // the sockets here with a probe to their other ends, each with a later time: if these heard it, they
-        // would take nothing from the destination that seems to be older (PAWS, RFC 7323).
+        // the sockets here with a probe to their peers, each with a later time: if the peers received it, they would
+        // refuse the destination's packets as older (PAWS, RFC 7323).
         let cutting = Instant::now();
         source.local.standstills.stand(&source.service)?;
         source.local.network.close(&source.service).await?;
@@ -264,7 +264,7 @@ impl Handing<'_> {
         let _working = self.deadline.works();
         let config = source.local.config(&source.service);
         let logging = async {
-            // The service is worth more than its last lines: clients wait, and the shim may wait for a disk.
+            // The service matters more than its last lines: clients wait, and the shim may wait for a disk.
             if let Err(error) = source.local.engine.settle_log(&config).await {
                 tracing::warn!(service = %source.service.name, error = %crate::error_chain(&error), "its last output may not move with it");
             }

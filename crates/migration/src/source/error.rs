@@ -33,7 +33,7 @@ pub enum SourceError {
     /// CRIU hangs.
     #[error("the dump took longer than {} s", dump::DUMP_LIMIT.as_secs())]
     Slow,
-    /// The destination lives, and does not do its work.
+    /// The destination lives, but makes no progress.
     #[error(
         "node {node} made no progress for {seconds:.0} s when it was to {work}; look there for a disk or a process that hangs (godwitd serve --patience is the limit)"
     )]
@@ -64,7 +64,7 @@ pub enum SourceError {
     /// Changed files could not be read.
     #[error("the changed files of the service cannot be sent")]
     Tree(#[from] tree::TreeError),
-    /// The operator's program for the moment before the freeze.
+    /// The operator's pre-freeze hook.
     #[error(transparent)]
     Hook(#[from] hooks::HookError),
     /// The user or the daemon's shutdown.
@@ -73,7 +73,7 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Whether it says no more than that a connection has ended; what is read next tells why.
+    /// Whether it only says that a connection has ended; what is read next says why.
     pub(super) fn is_of_closing(&self) -> bool {
         if let Self::Link(LinkError::Broken(error)) = self {
             return error.is_closed();

@@ -40,7 +40,7 @@ pub(super) struct Memory {
 
 /// The last round of files, and the rest of the log.
 pub(super) struct LastFiles {
-    pub(super) tree: tree::Sender,
+    pub(super) tree: tree::TreeSender,
     pub(super) round: tree::Round,
     pub(super) log: Log,
 }
@@ -89,11 +89,11 @@ impl Source {
         recorder: &mut Recorder,
         tmpfs: &ImageTmpfs,
         agreed: Agreed,
-        (pages, tree): (Pages, tree::Sender),
-    ) -> Result<(KernelState, (Pages, Found), (tree::Sender, tree::Round)), SourceError> {
+        (pages, tree): (Pages, tree::TreeSender),
+    ) -> Result<(KernelState, (Pages, Found), (tree::TreeSender, tree::Round)), SourceError> {
         let config = self.local.config(&self.service);
-        // From here on there is something to undo, also after a crash: the service is about to be frozen,
-        // and others are told so.
+        // From here on there is something to roll back, even after a crash: the service is about to be frozen, and hooks
+        // and the network are told so.
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
         hooks::run(&self.local, &self.service, HookPoint::PreFreeze, ends).await?;
@@ -123,7 +123,7 @@ impl Source {
                 source,
             })?;
         }
-        // Before the dump: CRIU makes directories in the container's /tmp for a moment.
+        // Before the dump: CRIU makes directories in the container's /tmp for a short time.
         let (memory, files) = tokio::try_join!(self.scan(pages, true), next_round(tree, true))?;
         recorder.report.memory_bytes = memory.1.populated * 4096;
         recorder.end("freeze");

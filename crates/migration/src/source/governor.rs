@@ -1,4 +1,4 @@
-//! Keeps the queue short through which pages go that a process waits for.
+//! Keeps the queue short through which faulted pages go.
 //!
 //! The pages that are pushed and those that are waited for share the way between the nodes. What the
 //! push has under way beyond what the way itself holds stands in a queue somewhere, and every page
@@ -11,8 +11,7 @@
 //! bytes acknowledged ─▶ what arrives ──────────┴─ shorter ────────────────▶ a bit more than before
 //! ```
 //!
-//! A queue that does not go away is not the push's: then the congestion control has the word alone for
-//! a while.
+//! A queue that does not go away is not the push's: then only the congestion control sets the rate for some time.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -29,7 +28,7 @@ use tokio::time::MissedTickBehavior;
 /// a rate.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the queue may take beyond a part of the round trip: less is what machines are late anyway.
+/// What the queue may take beyond a part of the round trip: scheduling alone delays machines by more than less.
 const SLACK: Duration = Duration::from_micros(300);
 
 /// That part of the shortest round trip: a page that is waited for may be late by this.
@@ -54,7 +53,7 @@ const GROWTH: f64 = 1.01;
 /// A rate is raised only when so much of it is used.
 const USED: f64 = 0.85;
 
-/// Samples in a row after which a queue counts as somebody else's: ten times what draining ours takes.
+/// Samples in a row after which a queue counts as caused by other traffic: ten times what draining ours takes.
 const FOREIGN: u32 = 30;
 
 /// Samples for which nothing is paced then.

@@ -1,5 +1,5 @@
 //! What CRIU cannot dump of the service, found before the destination is even asked; and what the destination cannot
-//! restore, found as soon as it has told what it can, before anything is sent.
+//! restore, found as soon as it has said what it can do, before anything is sent.
 //!
 //! Much of it passes by itself: data that is held back, a connection not yet accepted, a process that is
 //! ending. So what the first check finds must be found by each of the next ones.

@@ -2,10 +2,10 @@
 //!
 //! [`Pages::scan`] notes what is to be sent; [`Pages::send`] sends it, each stream in a thread of its
 //! own ([`stream`]). A page always goes over the same stream, so that a later content never arrives before an
-//! earlier one. What a page held when it was sent last is remembered as a [hash](crate::page_hash): a page that was
-//! written with what it held before does not cross again. Of pages that are written again and again
-//! the content is remembered too, within a bound, and their differences are sent. Pages that the
-//! destination retained when the service left it are named, not sent.
+//! earlier one. A [hash](crate::page_hash) of each page as it was sent last is kept: a page that was written with the
+//! same content does not cross again. The delta cache keeps, within a bound, the contents of pages that are written
+//! repeatedly, and their deltas are sent. Pages that the destination retained when the service left it are named, not
+//! sent.
 
 mod remaining;
 mod stream;
@@ -47,7 +47,7 @@ pub enum PagesError {
     /// The migration has ended.
     #[error("the migration has ended before its pages were sent")]
     Stopped,
-    /// The kernel has a page and does not give it: a broken disk of the swap, or broken memory.
+    /// The kernel has a page and cannot read it: a broken swap disk, or broken memory.
     #[error(
         "the page at {page:#x} of process {pid} exists and cannot be read; look into the kernel's log for errors of the memory or the swap"
     )]
@@ -57,7 +57,7 @@ pub enum PagesError {
         /// The page's address.
         page: u64,
     },
-    /// The stream takes no more; what is read from it next tells why.
+    /// The stream takes no more; what is read from it next says why.
     #[error("a stream for pages is no longer writable")]
     Closed,
 }
@@ -77,7 +77,7 @@ struct Todo {
     unnamed: Option<RangeSet<u64>>,
 }
 
-/// Hears of bytes that went to a stream, and says whether to go on.
+/// Is told of bytes that went to a stream, and says whether to continue.
 pub(crate) type OnProgress<'a> = dyn Fn(u64) -> ControlFlow<()> + Sync + 'a;
 
 /// A process that has ended.

@@ -7,8 +7,8 @@ use crate::converge::Goals;
 use crate::options::Mode;
 use crate::report::Report;
 
-/// A service whose memory is smaller is moved cold by `auto`: on any link that carries services at
-/// all it is there sooner than a second scan would pay.
+/// Mode `auto` moves a service with less memory cold: on any usable link it crosses before a second scan would pay
+/// off.
 const SMALL: u64 = 4 << 20;
 
 /// How the memory of this service will move.

@@ -23,22 +23,22 @@ use crate::link::Link;
 use crate::options::Mode;
 use crate::report::{Report, ms_since};
 
-/// What a freeze, a dump, a restore and the commit take beside the pages: measured for small
-/// services, of which it is all.
+/// What a freeze, a dump, a restore and the commit take beside the pages: measured for small services, for which it is
+/// all of the frozen time.
 const FIXED: Duration = Duration::from_millis(250);
 
 /// What each TCP connection adds to that: measured with 1,000 and 10,000 of them.
 const CONNECTION: Duration = Duration::from_micros(30);
 
-/// Rounds with fewer pages tell the round trip, not the bandwidth.
+/// Rounds with fewer pages show the round trip, not the bandwidth.
 const TELLING: u64 = 1024;
 
-/// Where pages stay at the source: how long the service runs between the last two scans. What it writes
-/// in that time it will want first, and so it crosses first. Shorter, and half of the pages that it
-/// writes all the time are not among them; longer costs nothing but time.
+/// Where pages stay at the source: how long the service runs between the last two scans. The pages that it writes in
+/// that time are likely to be needed first, and cross first. In a shorter time it would write only some of its working
+/// set; a longer one only takes longer.
 const SAMPLE: Duration = Duration::from_millis(400);
 
-/// So many pages cross sooner than a sample of them is taken.
+/// So many pages cross in less time than a sample of them takes.
 const FEW: u64 = 512;
 
 /// Least share of its CPU that a slowed service keeps, in thousandths.
@@ -209,7 +209,7 @@ impl Source {
         Ok(rounds)
     }
 
-    /// Notes for how long the service would be frozen now, and fails where that is too long.
+    /// Records how long the service would be frozen now, and fails where that is too long.
     fn is_worth_it(
         &self,
         rounds: &Rounds,

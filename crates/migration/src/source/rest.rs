@@ -1,4 +1,4 @@
-//! After the commit, or its undoing: what is left to do on this node, until it is done.
+//! After the commit, or the rollback: what is left to do on this node, until it is done.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::resources::{LocalError, NodeResources};
 use crate::retained::Retained;
 use crate::service::Service;
 
-/// Keeps the service's pages for when it comes back, as far as there is room.
+/// Retains the service's pages for when it comes back, within the bound.
 pub(super) async fn retain(local: &NodeResources, service: &Service) {
     let retained = async {
         let room = local.retention.room();
@@ -27,7 +27,7 @@ pub(super) async fn retain(local: &NodeResources, service: &Service) {
     }
 }
 
-/// Notes that the destination has heard of the commit. If that fails, the entry only stays longer.
+/// Records that the destination has acknowledged the commit. If that fails, the entry only stays longer.
 pub(super) fn acknowledged(local: &NodeResources, id: &str, destination: &str) {
     if let Err(error) = local.journal.acknowledge(id, destination) {
         tracing::warn!(migration = %id, error = %crate::error_chain(&error), "cannot record that the destination has acknowledged the commit");
@@ -94,7 +94,7 @@ impl Rest {
     }
 }
 
-/// After a restart: serves the pages that the destination still lacks, then lets go.
+/// After a restart: serves the pages that the destination still lacks, then releases the service.
 pub(crate) async fn go_on_serving(
     local: &Arc<NodeResources>,
     service: &Service,
@@ -106,7 +106,7 @@ pub(crate) async fn go_on_serving(
         ServeOptions::default()
     });
     let serving = serve::Serving { local, id, destination, options, progress: None };
-    // Nothing: once more a next life of this daemon.
+    // Nothing: this daemon ends before all is served.
     let Some(served) = serving.run(None, service).await else { return };
     acknowledged(local, id, destination);
     let reason =

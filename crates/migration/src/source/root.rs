@@ -18,7 +18,7 @@ use crate::resources::LocalError;
 /// What a layer or log is cut into on the wire.
 pub(super) const CHUNK: usize = 256 * 1024;
 
-/// A service whose files are at the destination, as they were a moment ago.
+/// A service whose files are at the destination, as they were shortly before.
 pub(super) struct Prepared {
     pub(super) agreed: Agreed,
     pub(super) plan: Plan,

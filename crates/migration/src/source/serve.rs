@@ -1,9 +1,8 @@
 //! The conversation about pages that stay at the source beyond the commit.
 //!
 //! The service's processes here stay frozen and keep the pages until the destination says
-//! `Received`. A connection that breaks is made anew, for as long as it takes; the destination then
-//! names what it still lacks. When this daemon ends meanwhile, the journal's `serving` makes the
-//! next one go on.
+//! `Received`. A broken connection is made again, for as long as it takes; the destination then names what it still
+//! lacks. When this daemon ends meanwhile, its next start continues, as the journal says `serving`.
 //!
 //! Pages that this node has lost end it: the destination is told, and ends the service, which must not run on
 //! without them.
@@ -51,7 +50,7 @@ pub(crate) struct Conversation {
 /// What it took.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Served {
-    /// Why the service is no more, where that is how it ended.
+    /// Why the service was lost, where it was.
     pub(crate) lost: Option<String>,
     /// Bytes of pages.
     pub(crate) bytes: u64,
@@ -77,7 +76,7 @@ pub(super) enum ServeError {
     #[error("a thread that sends pages failed")]
     Task(#[from] tokio::task::JoinError),
     #[error("node {0} asks for pages that it must have")]
-    Nonsense(String),
+    Invalid(String),
 }
 
 impl ServeError {
@@ -187,8 +186,8 @@ impl Serving<'_> {
             match link.receive().await? {
                 Message::Missing(ranges) => {
                     count += ranges.ranges.len() / 2;
-                    let nonsense = || ServeError::Nonsense(self.destination.to_owned());
-                    let set = ranges.decode().filter(|_| count <= MAX_RANGES).ok_or_else(nonsense)?;
+                    let invalid = || ServeError::Invalid(self.destination.to_owned());
+                    let set = ranges.decode().filter(|_| count <= MAX_RANGES).ok_or_else(invalid)?;
                     let Some(process) = processes.get(&ranges.space) else {
                         let gone = format!(
                             "the process with PID {} in the service, which held pages of it on node {}, is gone: it was killed",
@@ -240,7 +239,7 @@ impl Serving<'_> {
                 ended??;
             }
             streams.arrived().await?;
-            // Nothing more is to come but the word that all is there.
+            // Nothing more is to come but the message that all is there.
             std::future::pending::<Result<(), ServeError>>().await
         };
         let received = async {

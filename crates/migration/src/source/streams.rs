@@ -48,7 +48,7 @@ impl Streams {
 }
 
 impl<S> Drop for Streams<S> {
-    /// Threads that still have pages for a stream must not wait for a link that nobody needs.
+    /// Threads that still have pages for a stream must not wait for a link that is no longer needed.
     fn drop(&mut self) {
         for stream in self.pages.iter().chain(&self.faults) {
             stream.cut();

@@ -28,7 +28,7 @@ pub(super) async fn take_faulted(mut stream: Link, mut into: Storing) -> Result<
     loop {
         match stream.receive().await? {
             Message::Pages(bytes) if into.client.has_room() => into.store(bytes)?,
-            // The pager is slow, or stands still: other tasks must not wait with this one.
+            // The pager is slow or hangs: other tasks must not wait with this one.
             Message::Pages(bytes) => off_worker(|| into.store(bytes))?,
             other => return Err(stream.unexpected(&other, "Pages").into()),
         }
@@ -80,7 +80,7 @@ pub(crate) struct Storing {
     client: Arc<Client>,
     retained: Option<Arc<Retained>>,
     waiting: Waiting,
-    /// Where this stream's pages are: differences are to what is there.
+    /// Where this stream's pages are: deltas apply to what is there.
     slots: PageMap<u64>,
 }
 
@@ -147,7 +147,7 @@ impl Storing {
         Ok(content.freeze())
     }
 
-    /// Pages as they are now, by their differences.
+    /// Pages as they are now, by their deltas.
     fn changed(&self, space: Space, range: &Range, deltas: &[u8]) -> Result<bytes::Bytes, PageReceiverError> {
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let mut content = vec![0; length];

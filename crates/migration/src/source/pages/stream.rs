@@ -1,5 +1,5 @@
-//! One stream: it takes its share of the noted pages, packs them and hands them to its connection. A page goes as it is, as
-//! its difference to what was sent before, or by its name only.
+//! One stream: it takes its share of the noted pages, packs them and hands them to its connection. A page goes whole, as
+//! a delta to what was sent before, or by its name only.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -22,7 +22,8 @@ use crate::source::pace::{Pacer, Packer};
 /// What decides about a page's stream: pages that lie beside each other stay together.
 const REGION: u64 = 2 << 20;
 
-/// Stands for a page of a process that has ended, which the destination still has here. No content has this hash in practice.
+/// Stands for a page of a process that has ended, which the destination still has here. In practice no content has this
+/// hash.
 const ANOTHERS: u128 = u128::MAX;
 
 /// What a page in a stream's memory takes, with its place.
@@ -31,7 +32,7 @@ const CACHED_BYTES: usize = PAGE + 64;
 /// One stream's memory of what it sent, and its compressor.
 pub(super) struct Stream {
     known: Hashes,
-    /// What pages held that were sent more than once, the latest.
+    /// The delta cache: the latest contents of pages that were sent more than once.
     cache: LruCache<(Space, u64), Box<[u8; PAGE]>>,
     packer: Packer,
     pool: Pool,
@@ -105,8 +106,8 @@ impl Sending<'_> {
         )
     }
 
-    /// A process has ended: whoever has its number next starts from nothing. Pages that already live
-    /// again are still to come: who waits for one of them must not be given an empty one.
+    /// A process has ended: the next one with its number starts from nothing. Pages that already exist
+    /// again are still to come: a process that waits for one of them must not be given an empty one.
     fn end(&mut self, ended: &Ended) -> Result<(), PagesError> {
         let Ended { space, owed, lives } = ended;
         let mut gone: RangeSet<u64> = owed.iter().flat_map(|range| self.mine(range)).collect();
@@ -194,7 +195,7 @@ impl Sending<'_> {
             batch.retained(address);
             self.stream.cache.pop(&place);
         } else if hash == ZERO || self.all {
-            // What is announced is forgotten there: nothing is left that a difference could be to.
+            // What is announced is forgotten there: nothing is left for a delta to apply to.
             batch.page(address, content);
         } else if again {
             let before = self.stream.cache.get(&place);
@@ -204,7 +205,7 @@ impl Sending<'_> {
             self.stream.cache.put(place, Box::new(*content));
         } else {
             batch.page(address, content);
-            // What it held before it was zero, or another process's, is nothing to be different from.
+            // What it held before it was zero, or another process's, cannot be the base of a delta.
             self.stream.cache.pop(&place);
         }
         if batch.is_full() {
