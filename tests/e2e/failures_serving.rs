@@ -107,7 +107,7 @@ fn a_service_that_is_lost_is_started_from_its_files_once_its_migration_is_over()
         rustix::process::kill_process(pager, rustix::process::Signal::KILL).unwrap();
     }
     victim.reached("destination.lost");
-    // It is in the books as ended, and its processes are about to be killed.
+    // The state says that it has ended, and its processes are about to be killed.
     wait_for("node b to put the start off", || {
         let log = std::fs::read_to_string(victim.bed.lab().log("b").unwrap()).unwrap();
         log.contains("it is not started yet").then_some(())
@@ -228,9 +228,9 @@ fn a_service_is_lost_when_its_source_cannot_read_a_page_of_it_any_more() {
 }
 
 #[test]
-fn a_source_whose_books_fail_at_the_commit_serves_the_pages_all_the_same() {
+fn a_source_whose_state_fails_at_the_commit_serves_the_pages_all_the_same() {
     let victim =
-        Victim::up_with("serve-books", |config, _| inject(config, "source.releasing"), |_| Vec::new());
+        Victim::up_with("serve-state", |config, _| inject(config, "source.releasing"), |_| Vec::new());
     assert_eq!(victim.begin_with("a", "b", &POSTCOPY).moved(), "");
     victim.ends_at_b();
 }

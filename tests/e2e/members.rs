@@ -250,7 +250,7 @@ fn a_third_member_can_do_nothing_to_a_service_that_moves_between_two_others() {
     victim.ends_at_b();
 }
 
-/// The only service in a node's books, as JSON.
+/// The only service in a node's state, as JSON.
 fn service_in(database: &std::path::Path) -> Value {
     let said = std::process::Command::new("python3")
         .args(["-c", "import sqlite3, sys; print(sqlite3.connect('file:' + sys.argv[1] + '?mode=ro', uri=True).execute(sys.argv[2]).fetchone()[0])"])
@@ -339,7 +339,7 @@ fn verbs_from_other_nodes_are_taken_of_those_that_the_operator_names() {
     // Node b takes none of a's.
     for verb in [&["migrate", "s", "--to", "a"][..], &["cancel", "s"]] {
         let said = bed.godwit("a", verb);
-        let words = ["node b takes no", "from node a", "give the verb on node b", "--verbs-from a"];
+        let words = ["node b does not accept", "from node a", "run it on node b", "--verbs-from a"];
         assert_eq!(said.code, 1, "{said:?}");
         assert!(words.iter().all(|word| said.stderr.contains(word)), "{said:?}");
     }

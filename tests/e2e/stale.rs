@@ -1,4 +1,4 @@
-//! What an earlier move has left in a node's books destroys nothing that the node has now: letting go is tried
+//! What an earlier move has left in a node's state destroys nothing that the node has now: letting go is tried
 //! again while the daemon lives, and a daemon that starts compares identities before it removes anything. And a
 //! list of the cluster that names a service which is nowhere can be put right. Needs root.
 

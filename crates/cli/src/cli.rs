@@ -60,7 +60,7 @@ pub(crate) enum Verb {
     Cluster(verbs::cluster::Args),
     /// Make nodes and a client host on this machine to try things with
     Lab(verbs::lab::Args),
-    /// Measure migrations in a lab, beside stock programs
+    /// Measure migrations in a lab, and the same with unpatched runc and CRIU
     Bench(verbs::lab::Args),
     Version(verbs::version::Args),
     Completions(verbs::completions::Args),

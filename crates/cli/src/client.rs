@@ -39,13 +39,13 @@ pub enum ClientError {
     NoDaemon { socket: PathBuf, cause: io::Error },
     /// It runs, but does not listen yet.
     #[error(
-        "godwitd is starting and does not listen on {} yet: it brings unfinished migrations to their end first; try again in a moment, `journalctl -u godwitd` tells what it does",
+        "godwitd is starting and does not listen on {} yet: it first finishes or undoes earlier migrations; try again in a moment, or see `journalctl -u godwitd`",
         socket.display()
     )]
     Starting { socket: PathBuf },
     /// The daemon of a lab's node is not there.
     #[error(
-        "godwitd of node {node} in lab {lab} does not answer on {}: {}; `godwit lab status {lab}` tells what runs there",
+        "godwitd of node {node} in lab {lab} does not answer on {}: {}; `godwit lab status {lab}` shows what runs there",
         socket.display(), reason(cause)
     )]
     NoLabDaemon { lab: String, node: String, socket: PathBuf, cause: io::Error },
@@ -65,12 +65,12 @@ pub enum ClientError {
     Refused { code: Code, message: String },
     /// The connection ended before the answer.
     #[error(
-        "the connection to godwitd on {} broke before the answer was there ({cause}); `godwit ps -a` tells how things stand once it is back",
+        "the connection to godwitd on {} broke before it answered ({cause}); once godwitd runs again, `godwit ps -a` shows what became of the request",
         socket.display()
     )]
     Lost { socket: PathBuf, cause: String },
     /// Client and daemon are of different versions.
-    #[error("godwitd on {} does not know this request: it is of another version than this godwit ({version})", socket.display())]
+    #[error("godwitd on {} does not know this request, as its version is not that of this godwit ({version}); install the same version of both", socket.display())]
     OtherVersion { socket: PathBuf, version: &'static str },
 }
 

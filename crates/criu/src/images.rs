@@ -136,7 +136,7 @@ pub enum ImageError {
         reason: String,
     },
     /// The file cannot be written.
-    #[error("image {path} cannot be written; look whether there is room for the service's memory")]
+    #[error("image {path} cannot be written; make sure that this node has free memory for them")]
     Write {
         /// The file.
         path: PathBuf,
@@ -311,7 +311,7 @@ pub fn stopped_processes(images: &Path) -> Result<Vec<u32>, ImageError> {
 pub(crate) fn dump_stats(work: &Path) -> Result<DumpStats, ImageError> {
     let path = work.join("stats-dump");
     let stats: Stats = single(&path, ImageKind::Statistics)?;
-    stats.dump.ok_or_else(|| ImageError::Damaged { path, reason: "it has no figures of a dump".into() })
+    stats.dump.ok_or_else(|| ImageError::Damaged { path, reason: "it has no statistics of a dump".into() })
 }
 
 /// The messages in the bytes of an image; the error says what is wrong with them.
@@ -324,9 +324,9 @@ pub fn decode<M: Message + Default>(bytes: &[u8], kind: ImageKind) -> Result<Vec
 pub(crate) fn split(bytes: &[u8], kind: ImageKind) -> Result<(&[u8], Vec<&[u8]>), String> {
     let mut rest = bytes;
     for expected in kind.head().into_iter().chain([kind as u32]) {
-        let word = take_word(&mut rest).ok_or("it ends inside its head")?;
+        let word = take_word(&mut rest).ok_or("it ends inside its header")?;
         if word != expected {
-            return Err(format!("its head has {word:#x}, where a {kind:?} image has {expected:#x}"));
+            return Err(format!("its header has {word:#x}, where a {kind:?} image has {expected:#x}"));
         }
     }
     let (head, _) = bytes.split_at(bytes.len() - rest.len());
@@ -389,7 +389,7 @@ fn records<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<Vec<M>,
 fn single<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<M, ImageError> {
     let mut messages = records(path, kind)?;
     if messages.len() != 1 {
-        let reason = format!("it has {} records where one belongs", messages.len());
+        let reason = format!("it has {} records, and must have one", messages.len());
         return Err(ImageError::Damaged { path: path.to_owned(), reason });
     }
     Ok(messages.remove(0))

@@ -57,7 +57,7 @@ pub(crate) fn raise(cgroup: &Path, images: &Path) -> Raised {
             Err(error) => tracing::warn!(
                 pid,
                 %error,
-                "the process may open hardly any more files, and its limit cannot be raised for CRIU"
+                "the process is close to its limit of open files, which cannot be raised for CRIU"
             ),
         }
     }
@@ -65,7 +65,7 @@ pub(crate) fn raise(cgroup: &Path, images: &Path) -> Raised {
     if !note.is_empty()
         && let Err(error) = std::fs::write(images.join(NOTE), note)
     {
-        tracing::warn!(%error, "limits of open files cannot be raised for CRIU: they cannot be noted");
+        tracing::warn!(%error, "limits of open files cannot be raised for CRIU: the present ones cannot be recorded");
         return Raised::default();
     }
     raised
@@ -162,7 +162,7 @@ pub(crate) fn repair(images: &Path) -> Result<usize, ImageError> {
         let [pid, soft, hard] = words[..] else { return Err(damaged("a line is not three numbers")) };
         let path: PathBuf = images.join(format!("core-{pid}.img"));
         rewrite(&path, ImageKind::Core, |records| {
-            let [record] = records[..] else { return Err("it has not one record".into()) };
+            let [record] = records[..] else { return Err("it does not have exactly one record".into()) };
             Ok(Some(vec![with_limit(record, soft, hard)?.into()]))
         })?;
         count += 1;

@@ -262,7 +262,7 @@ async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(
 /// A member that somebody else tells of is asked itself, where it is not known or does not answer.
 fn introduce(node: &Node, members: &[Member], told: &Member) {
     let silent = |name: &str| {
-        node.heard(name).is_none_or(|info| now_ms().saturating_sub(info.last_seen_ms) > UNREACHABLE_MS)
+        node.last_seen(name).is_none_or(|info| now_ms().saturating_sub(info.last_seen_ms) > UNREACHABLE_MS)
     };
     match members.iter().find(|member| member.name == told.name) {
         Some(known) if known.address == told.address || !silent(&known.name) => {}

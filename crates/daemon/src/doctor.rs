@@ -61,7 +61,7 @@ fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> C
     Check { name: name.into(), status: "missing".into(), found: found.into(), advice: advice.into() }
 }
 
-/// Looks at everything godwit stands on.
+/// Checks everything that godwit needs.
 pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
     let mut checks = criu(node.criu()).await;
@@ -77,8 +77,8 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     for fact in godwit_network::probe(node.networks().first().config()).await {
         checks.push(match (fact.ok, fact.optional) {
             (true, _) => ok(fact.name, fact.detail),
-            (false, true) => degraded(fact.name, "not as it could be", fact.detail),
-            (false, false) => missing(fact.name, "not as it must be", fact.detail),
+            (false, true) => degraded(fact.name, "not ideal", fact.detail),
+            (false, false) => missing(fact.name, "not sufficient", fact.detail),
         });
     }
     checks.push(guard(node).await);
@@ -87,7 +87,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     match directory::nodes(node) {
         Ok(nodes) => checks.extend([clocks(&nodes), criu_of(&nodes)]),
         Err(error) => {
-            checks.push(missing("clocks", error_chain(&error), "look at the disk of the state directory"))
+            checks.push(missing("clocks", error_chain(&error), "check the disk of the state directory"))
         }
     }
     checks.push(disk(&local.layout.state));
@@ -117,13 +117,13 @@ async fn guard(node: &Node) -> Check {
     }
 }
 
-/// Whether what nodes send each other is private.
+/// Whether packets between nodes are encrypted.
 async fn encryption(node: &Node) -> Check {
     let name = "encryption";
     let Some(keys) = node.network.keys() else {
-        return ok(name, "off: what nodes send each other for services is in the clear");
+        return ok(name, "off: services' packets between nodes are not encrypted");
     };
-    match (keys, keys.look().await.broken()) {
+    match (keys, keys.status().await.broken()) {
         (_, Some(reason)) => missing(name, "nothing passes between this node and others", reason),
         (Keys::Tunnel(_), None) => ok(name, "tunnel: ChaCha20-Poly1305 in user space"),
         (Keys::WireGuard(_), None) => ok(name, "wireguard: the kernel's WireGuard"),
@@ -152,11 +152,11 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Err(error) => missing("criu check", error_chain(&error), advice),
     };
     let lazy = match criu.lazy_external().await {
-        Ok(true) => ok("lazy dump", "passes over the memory that godwit moves"),
+        Ok(true) => ok("lazy dump", "skips the memory that godwit moves"),
         Ok(false) => degraded(
             "lazy dump",
-            "a stock CRIU, which takes hold of each page (0.1 s for each GiB)",
-            "let scripts/setup build CRIU: it applies godwit's patch lazy-pages-external",
+            "an unpatched CRIU, which visits each page (0.1 s for each GiB)",
+            "build CRIU with scripts/setup, which applies godwit's patch lazy-pages-external",
         ),
         Err(error) => missing("lazy dump", error_chain(&error), advice),
     };
@@ -164,7 +164,7 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Ok(0) => degraded(
             "criu patches",
             "a CRIU without godwit's patches, or without some: some services do not move, others more slowly",
-            "let scripts/setup-criu --build build CRIU from source",
+            "build CRIU from source with scripts/setup-criu --build",
         ),
         Ok(series) => ok("criu patches", format!("all, series {series}")),
         Err(error) => missing("criu patches", error_chain(&error), advice),
@@ -177,11 +177,9 @@ fn tracker(tracker: &Detected) -> Check {
     let name = "tracker";
     match tracker.backend {
         Backend::Uffd => ok(name, "uffd: writes are followed without stopping the service"),
-        Backend::SoftDirty => degraded(
-            name,
-            "soft-dirty: the service stands still for a moment at each look",
-            tracker.reasons.join("; "),
-        ),
+        Backend::SoftDirty => {
+            degraded(name, "soft-dirty: each scan stops the service briefly", tracker.reasons.join("; "))
+        }
         Backend::None => degraded(
             name,
             "none: only modes cold and postcopy",
@@ -190,10 +188,10 @@ fn tracker(tracker: &Detected) -> Check {
     }
 }
 
-/// Whether services can run here before their pages are in place.
+/// Whether services can resume here before their pages are in place.
 fn lazy_restore(works: bool) -> Check {
     match works {
-        true => ok("lazy restore", "services run before all of their pages are in place"),
+        true => ok("lazy restore", "services resume before all of their pages are in place"),
         false => degraded(
             "lazy restore",
             "services that arrive are restored from images, with all their pages",
@@ -218,7 +216,7 @@ fn userfaultfd() -> Check {
         return degraded(
             "userfaultfd",
             std::io::Error::last_os_error().to_string(),
-            "modes postcopy and hybrid need it, and pre-copy without stopping the service: enable CONFIG_USERFAULTFD; cold migration works without",
+            "modes postcopy and hybrid need it, and so does pre-copy without stops of the service: enable CONFIG_USERFAULTFD; cold migration works without it",
         );
     }
     if let Ok(fd) = i32::try_from(fd) {
@@ -234,7 +232,7 @@ fn pagemap_scan() -> Check {
         Err(error) => degraded(
             "PAGEMAP_SCAN",
             error.to_string(),
-            "pre-copy without stopping the service needs Linux 6.7 or newer; with soft-dirty pre-copy works too, modes cold and postcopy work without both",
+            "pre-copy without stops of the service needs Linux 6.7 or newer; with soft-dirty it stops the service briefly; modes cold and postcopy need neither",
         ),
     }
 }
@@ -259,7 +257,7 @@ fn soft_dirty_bit() -> std::io::Result<bool> {
     Ok(u64::from_ne_bytes(entry) & (1 << 55) != 0)
 }
 
-/// How transparent huge pages are set. Any setting will do: restores turn them off for themselves.
+/// How transparent huge pages are set. Any setting will do: a restore turns them off for itself.
 fn huge_pages(directory: &Path) -> Check {
     let setting = |name: &str| {
         let text = std::fs::read_to_string(directory.join(name)).ok()?;
@@ -340,11 +338,11 @@ fn clock() -> Check {
     degraded(
         "clock",
         "not synchronised",
-        "run an NTP client: services see the time of day jump when they move between clocks that differ, and certificates are not valid before their first day by a clock that is late",
+        "run an NTP client: a service sees the time of day jump when it moves between nodes whose clocks differ, and a node whose clock is late refuses certificates as not yet valid",
     )
 }
 
-/// Whether the nodes' clocks agree, as far as they have been heard of.
+/// Whether the nodes' clocks agree, as far as they are known.
 fn clocks(nodes: &[NodeInfo]) -> Check {
     let name = "clocks";
     let others = nodes.iter().filter(|node| !node.is_self && node.last_seen_ms != 0);
@@ -380,7 +378,7 @@ fn criu_of(nodes: &[NodeInfo]) -> Check {
     degraded(
         name,
         shown.join(", "),
-        "run scripts/setup on those with the older ones: no service moves there from a newer one",
+        "run scripts/setup on the nodes with the older version: no service can move there from one with a newer version",
     )
 }
 

@@ -34,7 +34,7 @@ pub(crate) fn join_address(listen: &str) -> Option<String> {
 }
 
 fn member(name: &str, listen: &str) -> anyhow::Result<Member> {
-    let (host, _) = listen.rsplit_once(':').with_context(|| format!("{listen:?} is no HOST:PORT"))?;
+    let (host, _) = listen.rsplit_once(':').with_context(|| format!("{listen:?} is not HOST:PORT"))?;
     let revision = u64::try_from(now_ms()).unwrap_or(1);
     Ok(Member { name: name.into(), address: listen.into(), vtep: host.into(), revision })
 }
@@ -47,7 +47,7 @@ pub(crate) fn init(
     listen: &str,
     encrypt: Option<Encrypt>,
 ) -> anyhow::Result<()> {
-    // What this node cannot do, it shall not ask of the others.
+    // A node that cannot encrypt must not ask the others to.
     let encryption = encrypt.map(Encrypt::resolve).transpose()?;
     let name = NodeName::new(node)?;
     let member = member(node, listen)?;
@@ -63,7 +63,7 @@ pub(crate) fn init(
 
 /// A token from somewhere else than the arguments, which all users of a machine can see.
 pub(crate) fn read_token(from: impl std::io::Read) -> anyhow::Result<String> {
-    // A few bytes more than a token may have are enough to see that it is none.
+    // A few bytes more than a token may have are enough to see that it is not one.
     let most = u64::try_from(MAX_TOKEN).unwrap_or(u64::MAX).saturating_add(8);
     let mut text = String::new();
     std::io::Read::read_to_string(&mut from.take(most), &mut text)
@@ -106,7 +106,7 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
     let granted = node.state.granted(&request.node).map_err(|e| Status::internal(error_chain(&e)))?;
     if let Some(granted) = granted.filter(|_| !request.again) {
         return Err(Status::already_exists(format!(
-            "node {name} was let in {} s ago and has not shown itself yet: start its godwitd; if its joining broke, `godwit cluster token --again {name}` invites it once more",
+            "node {name} was admitted {} s ago and has not connected yet: start its godwitd; if its join failed, `godwit cluster token --again {name}` makes another token",
             now_ms().saturating_sub(granted) / 1000
         )));
     }
@@ -128,7 +128,7 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
     token.encode().map_err(|e| Status::internal(error_chain(&e)))
 }
 
-/// Lets in whoever shows a valid token, for as long as the node lives.
+/// Admits hosts that show a valid token, for as long as the node lives.
 pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
     let mut identities = node.peers.identities();
     let mut answering: VecDeque<AbortOnDropHandle<()>> = VecDeque::new();
@@ -138,7 +138,7 @@ pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
             Ok(()) = identities.changed() => {
                 let identity = Arc::clone(&identities.borrow_and_update());
                 if let Err(error) = listener.set_identity(&identity) {
-                    tracing::error!(error = %error_chain(&error), "new nodes are shown the older certificate");
+                    tracing::error!(error = %error_chain(&error), "cannot use the renewed certificate; new nodes see the old one");
                 }
                 continue;
             }
@@ -151,7 +151,7 @@ pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
         let node = Arc::clone(&node);
         answering.push_back(AbortOnDropHandle::new(tokio::spawn(async move {
             if let Err(error) = answer(&node, stream, &remote.to_string()).await {
-                tracing::warn!(%remote, error = format!("{error:#}"), "a host did not join");
+                tracing::warn!(%remote, error = format!("{error:#}"), "a join failed");
             }
         })));
     }
@@ -163,7 +163,7 @@ async fn answer(node: &Node, mut stream: SecureStream, remote: &str) -> anyhow::
     let answer = match granted {
         Ok(answer) => answer,
         Err(reason) => {
-            tracing::warn!(%remote, wanted = %request.node, %reason, "a host was not let in");
+            tracing::warn!(%remote, wanted = %request.node, %reason, "a join was refused");
             JoinAnswer::Refused { reason }
         }
     };
@@ -179,13 +179,13 @@ fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String>
     let authority =
         ClusterAuthority::load(&node.local().layout.state.join(IDENTITY)).map_err(|e| error_chain(&e))?;
     let authority = node.lasting(authority);
-    // Of one name one certificate is good: who was let in before under this one is not a member.
+    // One certificate of a name is valid: a node that was admitted before under this name is no longer a member.
     let granted = node.state.granted(request.node.as_str()).map_err(|e| error_chain(&e))?;
     let after = match granted {
         Some(_) => removals::take_back(node, &authority, &request.node)?.until,
         None => node.peers.identity().removals().of(&request.node).unwrap_or(0),
     };
-    // Before it has it: a name whose grant is not noted could be granted twice.
+    // Before it has it: a name whose grant is not recorded could be granted twice.
     node.state.put_granted(request.node.as_str()).map_err(|e| error_chain(&e))?;
     let certificate_pem =
         authority.issue_after(&request.node, &request.request_pem, after).map_err(|e| error_chain(&e))?;

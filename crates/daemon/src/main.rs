@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  godwit ── unix socket ──▶ node_api ─┐            ┌▶ services, restart, exec, logs   services of this node
-//!                                      ├─▶ verbs ───┼▶ migrate, host                   moves (godwit-migration)
+//!                                      ├─▶ verbs ───┼▶ migrate, cluster_view           moves (godwit-migration)
 //!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ network, network_changes        the overlay (godwit-network)
 //!                                                   ├▶ cluster, join, removals, renew  the members
 //!  data connections ────────▶ serve ──────────────▶ └▶ images, capture, doctor, …
@@ -18,13 +18,13 @@
 
 mod capture;
 mod cluster;
+mod cluster_view;
 mod connections;
 mod convert;
 mod directory;
 mod doctor;
 mod events;
 mod exec;
-mod host;
 mod images;
 mod introduced;
 mod join;
@@ -74,7 +74,7 @@ enum Verb {
     Serve(Box<serve::ServeArgs>),
     /// Found a cluster on this node
     Init {
-        /// Directory that survives a restart of the machine
+        /// Directory for what must survive a restart of the machine
         #[arg(long, default_value = "/var/lib/godwit")]
         state: PathBuf,
         /// Name of the cluster
@@ -83,26 +83,26 @@ enum Verb {
         /// Name of this node
         #[arg(long)]
         node: String,
-        /// Address and port other nodes reach this one at
+        /// Address and port at which other nodes reach this one
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: std::net::SocketAddr,
-        /// Whether what nodes send each other for services is encrypted, on this node and on all that join
+        /// Encryption of services' packets between nodes, for this node and all that join
         #[arg(long, value_enum)]
         encrypt: Option<protection::encrypt::Encrypt>,
     },
     /// Join the cluster that a token invites to
     Join {
-        /// Directory that survives a restart of the machine
+        /// Directory for what must survive a restart of the machine
         #[arg(long, default_value = "/var/lib/godwit")]
         state: PathBuf,
         /// Name of this node
         #[arg(long)]
         node: String,
-        /// Address and port other nodes reach this one at
+        /// Address and port at which other nodes reach this one
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: std::net::SocketAddr,
-        /// What `godwit cluster token` printed on the founding node; with `-` it is read from standard input,
-        /// where the machine's other users do not see it
+        /// The token that `godwit cluster token` printed on the founding node; with `-` it is read from standard
+        /// input, where other users of the machine do not see it
         token: String,
     },
 }
@@ -145,7 +145,7 @@ fn main() -> ExitCode {
             1
         }
     };
-    // Without dropping the runtime: it would drop tasks one by one, and those that are left would take the end of
-    // another task for the end of what that task looks after. The next life goes on from the journal.
+    // Without dropping the runtime: it would drop tasks one by one, and a task that is left would take the end of
+    // another one for the end of the process that this one watches. The next start continues from the journal.
     std::process::exit(code)
 }

@@ -157,7 +157,7 @@ impl NodeApi for NodeService {
         request: Request<api::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
         let request = request.into_inner();
-        // Listening starts before the past is read, so that nothing falls between.
+        // Listening starts before the past is read, so that no event is missed.
         let live = self.0.events.listen();
         let past = self.0.state.events(request.since_ms).map_err(internal)?;
         let newest = past.last().map_or(0, |event| event.time_ms);

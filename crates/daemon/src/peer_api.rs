@@ -27,15 +27,15 @@ pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
 pub(crate) struct VerbsFrom(pub Vec<String>);
 
 impl VerbsFrom {
-    /// Whether node `from` may pass on a verb for a service that is placed on node `owner`. What is a node's
-    /// own it may always act on.
+    /// Whether node `from` may pass on a verb for a service that is placed on node `owner`. A node may always act on its
+    /// own services.
     fn allows(&self, from: &str, owner: Option<&str>) -> bool {
         owner == Some(from) || self.0.iter().any(|name| name == "all" || name == from)
     }
 }
 
 impl PeerService {
-    /// Lets a verb of another node's user pass, and notes whose it was.
+    /// Lets a verb of another node's user pass, and logs the node.
     fn pass(&self, from: &str, verb: &str, service: &ServiceName) -> Result<(), Status> {
         let placement = self.0.placement(service).map_err(internal)?;
         if !self.1.allows(from, placement.map(|placement| placement.node).as_deref()) {
@@ -45,8 +45,8 @@ impl PeerService {
         Ok(())
     }
 
-    /// Whether an address is that of services of node `from` alone: who may see packets of its own service must not
-    /// name another's address.
+    /// Whether an address is that of services of node `from` alone: a node that may see the packets of its own service
+    /// must not name another one's address.
     fn shows(&self, from: &str, address: &str) -> Result<(), Status> {
         if self.1.allows(from, None) {
             return Ok(());
@@ -64,8 +64,7 @@ impl PeerService {
     fn refusal(&self, from: &str, verb: &str) -> Status {
         let name = &self.0.name;
         Status::permission_denied(format!(
-            "node {name} takes no `{verb}` from node {from}; give the verb on node {name}, or start its godwitd with \
-             --verbs-from {from}"
+            "node {name} does not accept `{verb}` from node {from}; run it on node {name}, or start its godwitd with --verbs-from {from}"
         ))
     }
 }
@@ -76,7 +75,7 @@ fn caller<T>(request: &Request<T>) -> Result<String, Status> {
         .extensions()
         .get::<NodeName>()
         .map(ToString::to_string)
-        .ok_or_else(|| Status::unauthenticated("the caller shows no certificate of this cluster"))
+        .ok_or_else(|| Status::unauthenticated("the caller has no certificate of this cluster"))
 }
 
 #[tonic::async_trait]

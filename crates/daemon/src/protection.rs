@@ -63,14 +63,14 @@ impl Surroundings {
         let unguarded = match (Guard { nodes: nodes.clone(), networks, ..guard.clone() }).apply().await {
             Ok(()) => None,
             Err(error) if tunnel.is_some() => {
-                bail!("packets in the clear cannot be kept out and in: {}", error_chain(&error));
+                bail!("cannot block unencrypted packets: {}", error_chain(&error));
             }
             Err(error) => Some(say_unguarded(config.port, &error)),
         };
         let keys = match tunnel {
             Some(tunnel) => {
                 let up = agree_with(node, config.encryption, tunnel).await;
-                Some(up.context("what nodes send each other cannot be encrypted here")?)
+                Some(up.context("packets between nodes cannot be encrypted here")?)
             }
             None => {
                 // An earlier life of the daemon may have encrypted.

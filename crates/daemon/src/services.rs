@@ -1,4 +1,4 @@
-//! Services of this node: made, looked at, ended, removed, and found again after a restart.
+//! Services of this node: created, shown, ended, removed, and found again after a restart.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -31,7 +31,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
     match node.placement(name).map_err(internal)? {
         Some(placement) if placement.node == node.name && !node.is_arriving(name) => {
             Err(Status::not_found(format!(
-                "the cluster's list has service {name} on node {}, which does not have it: it is gone; `godwit rm --force {name}` there takes its name and addresses off the list",
+                "the cluster lists service {name} on node {}, which does not have it: it is gone; `godwit rm --force {name}` there frees its name and addresses",
                 node.name
             )))
         }
@@ -69,7 +69,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
         Ok(()) => {}
         Err(error) => {
             if let Err(left) = node.local().clear(&service).await {
-                tracing::error!(service = %service.name, error = %error_chain(&left), "what was half made cannot be removed");
+                tracing::error!(service = %service.name, error = %error_chain(&left), "cannot remove a service that was half made");
             }
             return Err(error);
         }
@@ -77,8 +77,8 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     failpoint::point("service.started").await;
     node.state.put_service(&service).map_err(internal)?;
     if let Err(error) = node.local().made(&service) {
-        // The books are asked before the mark is believed.
-        tracing::warn!(service = %service.name, error = %error_chain(&error), "the mark of a service that is being made stays");
+        // The state is read before the mark is believed.
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
     }
     node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
     node.watch(&service);
@@ -86,10 +86,10 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     show(node, owned(node, &service.name)?).await
 }
 
-/// How often another address is chosen, where the one that was free here is not elsewhere.
+/// How often another address is chosen when the one that is free here is taken elsewhere.
 const TRIES: usize = 8;
 
-/// Keeps a name, addresses and published ports for a new service, until what is returned last is dropped.
+/// Reserves a name, addresses and published ports for a new service, until what is returned last is dropped.
 async fn reserve(
     node: &Arc<Node>,
     name: &ServiceName,
@@ -102,7 +102,7 @@ async fn reserve(
         tries += 1;
         let reserved = match claim(node, name, request, &ports, &refused)? {
             Ok(reserved) => reserved,
-            // It may have been removed there a moment ago.
+            // It may just have been removed there.
             Err(Conflict { node: Some(other), .. })
                 if cluster::hear(node, &other).await.map_err(internal)? =>
             {
@@ -127,7 +127,7 @@ async fn reserve(
     }
 }
 
-/// What is free is taken before anybody else looks.
+/// Reserves what is free, under the lock.
 #[allow(clippy::type_complexity)]
 fn claim(
     node: &Arc<Node>,
@@ -146,7 +146,7 @@ fn claim(
     Ok(Ok((network, addresses, occupied)))
 }
 
-/// Other nodes may know of a name, an address or a port that this one has not heard of yet: a conflict in a
+/// Other nodes may know of a name, an address or a port that this one does not know yet: a conflict in a
 /// sentence, and the address that it is about, if it is about one.
 async fn ask_peers(
     node: &Arc<Node>,
@@ -186,7 +186,7 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
         Source::Image(path) => (path, false),
     };
     if !Path::new(&path).is_absolute() {
-        return Err(Status::invalid_argument(format!("{path} is no absolute path")));
+        return Err(Status::invalid_argument(format!("{path} is not an absolute path")));
     }
     let origin = path.clone();
     let image = tokio::task::spawn_blocking(move || {
@@ -221,7 +221,7 @@ fn describe(
     let mut env = vec![format!("PATH={DEFAULT_PATH}"), format!("HOSTNAME={}", convert::hostname(request))];
     for pair in image.config.env.iter().chain(&request.env) {
         let Some((name, _)) = pair.split_once('=') else {
-            return Err(Status::invalid_argument(format!("{pair:?} is no NAME=VALUE")));
+            return Err(Status::invalid_argument(format!("{pair:?} is not NAME=VALUE")));
         };
         env.retain(|known| known.split_once('=').is_none_or(|(other, _)| other != name));
         env.push(pair.clone());
@@ -275,7 +275,7 @@ fn describe(
 
 async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<(), Status> {
     let local = node.local();
-    // What somebody has left under the name must not mix with it.
+    // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
     local.make_directories(service, false).map_err(internal)?;
@@ -310,7 +310,7 @@ fn described(node: &Node, service: &Service) -> Result<api::Service, StateError>
     })
 }
 
-/// A service of this node as the API shows it: books and processes of one life, though it may be started again
+/// A service of this node as the API shows it: state and processes of one life, though it may be started again
 /// while they are read.
 pub(crate) async fn show(node: &Node, mut owned: Owned) -> Result<api::Service, Status> {
     let life = |owned: &Owned| (owned.service.started_ms, owned.exit_code, owned.restarts);
@@ -424,7 +424,7 @@ pub(crate) async fn stop(
 pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(), Status> {
     let engine = &node.local().engine;
     let config = node.local().config(service);
-    // Whoever watches it notes its end, also where it has just ended by itself.
+    // Its watcher records the end, even where it has just ended by itself.
     let _ending = node.ending(&service.name);
     let noted = node.noted(&service.name);
     send(node, &config, nix::libc::SIGTERM).await?;
@@ -485,7 +485,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
     Ok(())
 }
 
-/// Takes a service off the cluster's list that the list has on this node, and this node has not.
+/// Removes a service from the cluster's list that the list has on this node, and that this node does not have.
 async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let placement = node.placement(name).map_err(internal)?;
     let Some(placement) = placement.filter(|placement| placement.node == node.name) else {
@@ -496,7 +496,7 @@ async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let open = local.journal.unfinished_of(&placement.id).map_err(internal)?;
     if node.state.service(name).map_err(internal)?.is_some() || !open.is_empty() || local.doubts.has(name) {
         return Err(Status::aborted(format!(
-            "service {name} is about to be this node's, or a migration of it ends here; try again when it has"
+            "service {name} is about to become this node's, or a migration of it has not ended here; try again when it has"
         )));
     }
     local.clear_left(name, &placement.id).await.map_err(internal)?;
@@ -517,8 +517,8 @@ pub(crate) fn resolve(node: &Node, name: &ServiceName, own: bool) -> Result<(), 
     Ok(())
 }
 
-/// Before anything is removed that another life of this daemon has left: what this node owns says so on the disk,
-/// where an older version made it.
+/// Writes incarnations into the directories of this node's services, where an older version did not, before anything is
+/// removed that an earlier run of this daemon has left.
 pub(crate) fn record_all(node: &Node) -> anyhow::Result<()> {
     for owned in node.state.services()? {
         node.local().record(&owned.service)?;

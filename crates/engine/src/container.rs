@@ -184,7 +184,7 @@ pub enum EngineError {
         reason: String,
     },
     /// It asks to be held in a way that there is not.
-    #[error("container {name} cannot be held as it asks to be")]
+    #[error("container {name} cannot be confined as its options ask for")]
     Confinement {
         /// Container.
         name: ServiceName,

@@ -51,7 +51,7 @@ fn send(lab: &Lab, (from, to): (&str, &str), streams: u32) -> anyhow::Result<Mea
         match said["end"]["sum_received"]["bits_per_second"].as_f64() {
             Some(bits) => {
                 let seconds = said["end"]["sum_sent"]["seconds"].as_f64().unwrap_or_default();
-                // It says goodbye for a while after that.
+                // Afterwards it takes some time to close its connections.
                 let sent = (begun + Duration::from_secs_f64(seconds)).min(ended);
                 return Ok(Measured { bytes_per_second: bits / 8.0, window: (begun + BEGIN, sent) });
             }

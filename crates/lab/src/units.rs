@@ -13,7 +13,7 @@ pub(crate) const TIMES: [(&str, f64); 3] = [("ms", 1e6), ("us", 1e3), ("s", 1e9)
 pub(crate) fn scaled(text: &str, units: &[(&str, f64)]) -> Result<f64, &'static str> {
     for (unit, scale) in units {
         if let Some(number) = text.strip_suffix(unit) {
-            let value: f64 = number.trim().parse().map_err(|_| "the part before the unit is no number")?;
+            let value: f64 = number.trim().parse().map_err(|_| "the part before the unit is not a number")?;
             return if value.is_finite() && value >= 0.0 { Ok(value * scale) } else { Err("it is negative") };
         }
     }

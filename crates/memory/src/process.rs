@@ -34,7 +34,7 @@ pub enum ProcessError {
         pid: i32,
     },
     /// The kernel refused something.
-    #[error("process {pid}: cannot {action}: {source}; the agent needs root and a /proc without hidepid")]
+    #[error("process {pid}: cannot {action}: {source}; godwit needs root and a /proc without hidepid")]
     Io {
         /// In the node's PID namespace.
         pid: i32,
@@ -44,7 +44,7 @@ pub enum ProcessError {
         source: io::Error,
     },
     /// A file in `/proc` is not what it is on the kernels godwit knows.
-    #[error("process {pid}: {file} has a line that is not understood: {line:?}; please report it")]
+    #[error("process {pid}: {file} has an invalid line: {line:?}; please report it")]
     Parse {
         /// In the node's PID namespace.
         pid: i32,

@@ -1,4 +1,4 @@
-//! When a service is started again that has ended: its policy, which moves with it, and the pauses between starts.
+//! When a service that has ended is started again: its policy, which moves with it, and the pauses between starts.
 //!
 //! | policy | a service that ended by itself, or with its machine | one that `godwit stop` ended |
 //! |---|---|---|
@@ -22,22 +22,22 @@ pub const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::f
 /// A service that has run for this long begins with the first pause again.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// When a service is started again.
+/// When a service that has ended is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Restart {
     /// Never.
     #[default]
     No,
-    /// When it failed, at most so many times; 0 for as often as that happens.
+    /// When it failed, at most so many times; 0 for no limit.
     OnFailure(u32),
-    /// Whenever it ended, and nobody stopped it.
+    /// Whenever it ended by itself.
     Always,
 }
 
 /// Not a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a restart policy; there are no, on-failure, on-failure:N with N from 1, and always")]
+#[error("{0:?} is not a restart policy; write no, on-failure, on-failure:N with N from 1, or always")]
 pub struct UnknownRestart(String);
 
 impl FromStr for Restart {
@@ -85,7 +85,7 @@ impl From<Restart> for String {
 }
 
 impl Restart {
-    /// Whether a service is started again that ended with this code, was started again so often since a user
+    /// Whether to start a service again that ended with this code, was started again so often since a user
     /// started it, and may have been stopped by a user.
     #[must_use]
     pub fn wants(self, code: i32, restarts: u32, stopped: bool) -> bool {

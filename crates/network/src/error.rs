@@ -252,7 +252,7 @@ pub enum NetworkError {
         message: String,
     },
     /// The text is no filter of packets.
-    #[error("\"{text}\" is no filter: {reason}")]
+    #[error("\"{text}\" is not a filter: {reason}")]
     BadFilter {
         /// What was given.
         text: String,

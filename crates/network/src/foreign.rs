@@ -35,7 +35,7 @@ const SOUND: &str = "add table inet godwit-silence\ndelete table inet godwit-sil
 /// [`NetworkError::NoNamespace`] if not, and when it cannot be looked at.
 pub fn check_namespace(netns: &Path) -> Result<(), NetworkError> {
     let refused = |reason| NetworkError::NoNamespace { path: netns.to_owned(), reason };
-    match netns::look(netns)? {
+    match netns::inspect(netns)? {
         Found::Namespace => {}
         Found::Nothing => return Err(refused("nothing is there")),
         Found::EmptyFile | Found::Other => return Err(refused("it is something else")),

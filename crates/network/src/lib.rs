@@ -82,7 +82,7 @@ pub use resend::{InDoubt, Resend, Resent};
 pub use standing::{Standing, forget_standing};
 pub use subnet::{Subnet, mac_of};
 pub use tunnel::{Keyed, Secret, Session, Stopped, Tunnel};
-pub use wireguard::{Looked, PublicKey, Seen, WireGuard};
+pub use wireguard::{PeerStatus, PublicKey, WireGuard, WireGuardStatus};
 
 /// A link-layer (Ethernet) address.
 pub type Mac = [u8; 6];

@@ -44,7 +44,7 @@ impl FromStr for Prefix6 {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let bad = |reason| NetworkError::BadPrefix6 { text: text.to_owned(), reason };
         let (address, bits) = text.split_once('/').ok_or_else(|| bad("the number of bits is missing"))?;
-        let address: Ipv6Addr = address.parse().map_err(|_| bad("it is no IPv6 address"))?;
+        let address: Ipv6Addr = address.parse().map_err(|_| bad("it is not an IPv6 address"))?;
         if bits != "96" {
             return Err(bad("it must have 96 bits"));
         }
@@ -96,7 +96,7 @@ mod tests {
             ("fd67::", "bits is missing"),
             ("fd67::/64", "96 bits"),
             ("fd67::1/96", "behind the prefix"),
-            ("10.88.0.0/96", "no IPv6 address"),
+            ("10.88.0.0/96", "not an IPv6 address"),
             ("ff02::/96", "cannot have"),
             ("fe80::/96", "cannot have"),
             ("::/96", "cannot have"),

@@ -103,7 +103,7 @@ impl Resend {
                         remote = %connection.remote,
                         ?other,
                         length,
-                        "a restored connection is not as its image tells, and has its own timer only"
+                        "a restored connection differs from its image; only its own timer sends again"
                     ),
                 }
             }

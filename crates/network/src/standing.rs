@@ -103,7 +103,7 @@ impl Standing {
             }
             mark(&self.links, STILL)
         };
-        hold().map_err(NetworkError::system("hold what a service's sockets say"))
+        hold().map_err(NetworkError::system("hold what a service's sockets send"))
     }
 
     /// What the service's sockets say to each other is dropped from here on. Nothing is kept.
@@ -135,7 +135,7 @@ impl Standing {
             }
             Ok(sent)
         };
-        send().map_err(NetworkError::system("send what a service's sockets said while it stood still"))
+        send().map_err(NetworkError::system("send what a service's sockets sent while it was frozen"))
     }
 }
 

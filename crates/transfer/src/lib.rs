@@ -6,7 +6,8 @@
 //!   token, join           how a new node gets its certificate
 //!   removal               nodes whose certificates are believed no more
 //!   verify, tls           which certificates are believed, and for what
-//!   listen, room, socket  TCP and TLS connections, made and accepted
+//!   listen, socket        TCP and TLS connections, made and accepted
+//!   admission             which unfinished handshakes there is room for
 //!   gauge                 what the kernel knows of a connection, and its rate
 //!   frame                 the data plane's frames on such a connection
 //!   connection            a data connection: peer, reader, writer, traffic
@@ -16,6 +17,7 @@
 //! and not one byte of application data; what it can see is what TLS shows any client, the server's
 //! certificate with the node's name. What a frame means is not known here.
 
+mod admission;
 pub mod authority;
 pub mod certificate;
 pub mod connection;
@@ -30,12 +32,12 @@ pub mod listen;
 pub mod node;
 mod options;
 pub mod removal;
-mod room;
 pub mod socket;
 pub mod tls;
 pub mod token;
 mod verify;
 
+pub use admission::KnownAddresses;
 pub use authority::ClusterAuthority;
 pub use certificate::Fingerprint;
 pub use connection::{Carrier, Connection, ConnectionOptions, DataReader, DataWriter};
@@ -47,7 +49,6 @@ pub use listen::{Accepted, ConnectError, ListenError, Listener, connect};
 pub use node::{NodeName, NodeNameError};
 pub use options::{ConnectOptions, ListenOptions};
 pub use removal::{Removal, RemovalError, Removals};
-pub use room::KnownAddresses;
 pub use socket::{LinkOptions, SecureStream, Socket, Traffic};
 pub use tls::{Alpn, TlsError};
 pub use token::{JoinToken, Secret, TokenError};

@@ -1,7 +1,7 @@
 //! Connections made and accepted: TCP, TLS, and who is at the other end.
 //!
 //! Handshakes run beside each other, so that a slow or silent client holds up nobody. They are
-//! bounded in time and in number, and room is kept for members (`room`).
+//! bounded in time and in number, and some are reserved for members (`admission`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::admission::{Admission, KnownAddresses, Verdict};
 use crate::certificate::node_of;
 use crate::identity::Identity;
 use crate::node::NodeName;
 use crate::options::{ConnectOptions, ListenOptions};
 use crate::removal::{Membership, Removals};
-use crate::room::{KnownAddresses, Room, Verdict};
 use crate::socket::{SecureStream, Socket};
 use crate::tls::{self, Alpn, TlsError};
 use crate::verify;
@@ -86,9 +86,9 @@ impl Listener {
         Ok(())
     }
 
-    /// The addresses for whose handshakes room is kept.
+    /// The addresses for whose handshakes some are reserved.
     pub fn known(&self) -> &KnownAddresses {
-        self.handshakes.room.known()
+        self.handshakes.admission.known()
     }
 
     /// The next connection whose handshake succeeded. Failed ones are logged and passed over.
@@ -200,7 +200,7 @@ struct Handshakes {
     acceptor: TlsAcceptor,
     options: ListenOptions,
     pending: JoinSet<(SocketAddr, io::Result<SecureStream>)>,
-    room: Room,
+    admission: Admission,
     refusals: Refusals,
 }
 
@@ -208,7 +208,7 @@ impl std::fmt::Debug for Handshakes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Handshakes")
             .field("local", &self.local)
-            .field("pending", &self.room.len())
+            .field("pending", &self.admission.len())
             .finish_non_exhaustive()
     }
 }
@@ -222,9 +222,9 @@ impl Handshakes {
         let bound = |source| ListenError::Bind { address, source };
         let tcp = TcpListener::bind(address).await.map_err(bound)?;
         let local = tcp.local_addr().map_err(bound)?;
-        let (pending, room) = (JoinSet::new(), Room::default());
+        let (pending, admission) = (JoinSet::new(), Admission::default());
         let refusals = Refusals::new(Instant::now());
-        Ok(Self { tcp, local, acceptor: TlsAcceptor::from(config), options, pending, room, refusals })
+        Ok(Self { tcp, local, acceptor: TlsAcceptor::from(config), options, pending, admission, refusals })
     }
 
     /// The next finished handshake. Both branches lose nothing when they are not taken.
@@ -236,11 +236,11 @@ impl Handshakes {
                         Ok(finished) => finished,
                         // It has made place for another one, which was said then.
                         Err(ended) => {
-                            self.room.leave(ended.id());
+                            self.admission.leave(ended.id());
                             continue;
                         }
                     };
-                    self.room.leave(id);
+                    self.admission.leave(id);
                     match result {
                         Ok(stream) => return (stream, remote),
                         Err(error) => self.refusals.log(remote, &error),
@@ -259,9 +259,9 @@ impl Handshakes {
     }
 
     fn start(&mut self, stream: TcpStream, remote: SocketAddr) {
-        match self.room.judge(remote.ip(), &self.options, Instant::now()) {
+        match self.admission.judge(remote.ip(), &self.options, Instant::now()) {
             Verdict::Enter => {}
-            Verdict::InPlaceOf(oldest) => self.room.end(oldest),
+            Verdict::InPlaceOf(oldest) => self.admission.end(oldest),
             Verdict::Refuse(reason) => {
                 self.refusals.log(remote, &reason);
                 return;
@@ -279,7 +279,7 @@ impl Handshakes {
             };
             (remote, result)
         });
-        self.room.enter(abort.id(), remote.ip(), abort);
+        self.admission.enter(abort.id(), remote.ip(), abort);
     }
 }
 

@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::verbs::{hop, inspect, man, next, resume, run};
 
-/// Run a program of godwit-cc, capture it into a state file, and go on from there on any instruction set
+/// Run a program of godwit-cc, capture it into a state file, and resume it on any instruction set
 #[derive(Debug, Parser)]
 #[command(
     name = "godwit-state",

@@ -9,7 +9,7 @@ use crate::global::Global;
 
 /// Remove stopped services and their files
 ///
-/// A service that is on the cluster's list only, as its node has lost it, is taken off that with --force.
+/// With --force, a service that its node has lost is removed from the cluster's list.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Stop them first if they run

@@ -70,13 +70,19 @@ pub(super) fn excess(credentials: Option<&Credentials>, allowed: &Allowed) -> Ve
     if allowed.no_new_privileges && !allowed.may_hold(SETUID) {
         let other = [uid, euid, suid, fsuid].into_iter().find(|id| *id != allowed.uid);
         found.extend(other.map(|id| {
-            format!("has the user id {id}, and could never change from that of the service, {}", allowed.uid)
+            format!(
+                "has the user id {id}, to which a process with the service's, {}, could never change",
+                allowed.uid
+            )
         }));
     }
     if allowed.no_new_privileges && !allowed.may_hold(SETGID) {
         let other = [gid, egid, sgid, fsgid].into_iter().find(|id| *id != allowed.gid);
         found.extend(other.map(|id| {
-            format!("has the group id {id}, and could never change from that of the service, {}", allowed.gid)
+            format!(
+                "has the group id {id}, to which a process with the service's, {}, could never change",
+                allowed.gid
+            )
         }));
     }
     if !allowed.may_hold(SETGID) {
@@ -86,7 +92,7 @@ pub(super) fn excess(credentials: Option<&Credentials>, allowed: &Allowed) -> Ve
         );
     }
     if securebits & !FREE_SECUREBITS != 0 && !allowed.may_hold(SETPCAP) {
-        found.push(format!("has securebits {securebits:#x}, which take CAP_SETPCAP"));
+        found.push(format!("has securebits {securebits:#x}, which need CAP_SETPCAP"));
     }
     if allowed.no_new_privileges && credentials.no_new_privileges.unwrap_or(0) == 0 {
         found.push("may gain privileges (no_new_privs is not set), which the service may not".into());

@@ -72,7 +72,7 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         let mut add = |what: String, why| found.push(Obstacle::new(task, what, why));
         if task.state == 'Z' {
             if task.threads > 1 {
-                add("goes on in other threads while its main thread has ended".into(), HEADLESS);
+                add("continues in other threads although its main thread has ended".into(), HEADLESS);
             }
             continue;
         }
@@ -91,7 +91,7 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         }
     }
     found.extend(leaderless(tasks, main).into_iter().map(|task| {
-        let what = format!("lives on in session {}, whose leader is none of its ancestors", task.session);
+        let what = format!("lives on in session {}, whose leader is not one of its ancestors", task.session);
         Obstacle::new(task, what, LEADERLESS)
     }));
     found
@@ -211,7 +211,7 @@ mod tests {
             self
         }
 
-        fn look(&self, main: u32) -> Vec<Obstacle> {
+        fn check(&self, main: u32) -> Vec<Obstacle> {
             let mut pids: Vec<u32> = fs::read_dir(self.0.path())
                 .unwrap()
                 .filter_map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().ok())
@@ -224,7 +224,7 @@ mod tests {
         }
 
         fn found(&self) -> Vec<(u32, &'static str)> {
-            self.look(101).into_iter().map(|obstacle| (obstacle.pid, obstacle.why)).collect()
+            self.check(101).into_iter().map(|obstacle| (obstacle.pid, obstacle.why)).collect()
         }
     }
 
@@ -235,7 +235,7 @@ mod tests {
         fs::create_dir_all(proc.0.path().join("self/task/77")).unwrap();
         assert_eq!(proc.found(), [(102, TRACED)]);
         assert_eq!(
-            proc.look(101)[0].to_string(),
+            proc.check(101)[0].to_string(),
             format!("process 102 (pro?gram, PID 2 in the service) is traced by process 55, {TRACED}")
         );
     }
@@ -273,7 +273,7 @@ mod tests {
             symlink(user, proc.0.path().join(format!("{pid}/ns/user"))).unwrap();
         }
         assert_eq!(proc.found(), [(102, NESTED), (103, NESTED)]);
-        assert!(proc.look(101)[0].what.contains("user namespace"));
+        assert!(proc.check(101)[0].what.contains("user namespace"));
     }
 
     #[test]

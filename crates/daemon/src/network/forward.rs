@@ -1,8 +1,8 @@
 //! Where this node's overlay leads: the address of each service that is elsewhere, to the node that has it.
 //!
-//! An address is one service's ([`Node::conflict`]). Services that were started while their nodes did not
-//! see each other can have the same one all the same. Then a node leads to its own; one that has none of
-//! them, to that which was created first: what was begun later takes nothing from those who use the other.
+//! An address belongs to one service ([`Node::conflict`]). But services that were started while their nodes did not
+//! reach each other can have the same one. Then a node leads to its own service, and a node without one to the service
+//! that was created first, so that the later one takes no clients from it.
 
 use std::net::Ipv4Addr;
 
@@ -39,19 +39,19 @@ pub(crate) async fn forward_all(node: &Node) -> Result<(), StateError> {
 /// Points the overlay at the node that has a service.
 pub(crate) async fn forward(node: &Node, placement: &Placement) -> Result<(), StateError> {
     if node.is_arriving(&placement.service) {
-        // What is known of it is about to be out of date; its address is this node's any moment.
+        // What is known of it is about to be out of date: its address is about to be this node's.
         return Ok(());
     }
     // None where its network is somebody else's.
     lead(node, &addresses_of(placement)).await
 }
 
-/// Points the overlay at whichever node has each of these addresses, if a node has.
+/// Points the overlay at the node that has each of these addresses, if one has.
 pub(crate) async fn lead(node: &Node, addresses: &[Ipv4Addr]) -> Result<(), StateError> {
     for address in addresses {
         let own = node.state.services()?;
         if own.iter().any(|owned| owned.service.addresses().contains(address)) {
-            // Perhaps being let go; the network is changed when that is done.
+            // Perhaps being released; the network is changed when that is done.
             continue;
         }
         let holders = node.state.placements_at(*address)?;
@@ -103,7 +103,7 @@ async fn publish(placement: &Placement, address: Ipv4Addr, overlay: &Overlay) ->
     overlay.publish(&name, address, &published).await
 }
 
-/// With whom a service of this node shares an address, which nobody should, in a sentence.
+/// Which other service has an address of a service of this node, which should not be, in a sentence.
 pub(crate) fn shared_by(node: &Node, service: &Service) -> Result<Option<String>, StateError> {
     for address in service.addresses() {
         let holders = node.state.placements_at(address)?;

@@ -8,7 +8,7 @@ use tonic::Status;
 use super::overlay::guarding;
 use crate::directory::{find_network, nodes};
 use crate::node::Node;
-use crate::protection::keys::{Keyed, Looked, vtep_of};
+use crate::protection::keys::{Keyed, KeysStatus, vtep_of};
 use crate::status::internal;
 
 /// A network as this node has it.
@@ -26,11 +26,11 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<NetworkInfo, Stat
         Ok(guarding) => (true, String::new(), guarding.dropped, guarding.crossing),
         Err(reason) => (false, reason, 0, 0),
     };
-    let looked = match node.network.keys() {
-        Some(keys) => Some(keys.look().await),
+    let status = match node.network.keys() {
+        Some(keys) => Some(keys.status().await),
         None => None,
     };
-    let stopped = looked.as_ref().map(Looked::stopped).unwrap_or_default();
+    let stopped = status.as_ref().map(KeysStatus::stopped).unwrap_or_default();
     let ours = OverlayTerms::of(node.networks().first());
     let members = node.state.members().map_err(internal)?;
     let infos = nodes(node).map_err(internal)?;
@@ -69,7 +69,7 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<NetworkInfo, Stat
                     shown.encryption = network.encryption.clone();
                 }
                 let theirs = info.network.map(terms);
-                let keyed = looked.as_ref().map(|looked| looked.keyed(&member.name, vtep_of(&member)));
+                let keyed = status.as_ref().map(|status| status.keyed(&member.name, vtep_of(&member)));
                 (shown.state, shown.reason) = match (&theirs, info.is_self) {
                     (_, true) => ("self".into(), String::new()),
                     (None, _) => ("unknown".into(), "not heard of since godwitd was started".into()),

@@ -1,7 +1,7 @@
-//! What `--encrypt` can say, what it comes to on this node, and what of it is the cluster's.
+//! The values of `--encrypt`, what they mean on this node, and which of them the cluster has.
 //!
-//! A cluster has what its founding node resolved `auto` to, so that all nodes encrypt in the same way: one
-//! that cannot is refused at its start, with what to do.
+//! The founding node resolves `auto`, and the cluster keeps the result, so that all nodes encrypt in the same way. A
+//! node that cannot refuses to start, and says what to do.
 
 use anyhow::bail;
 use clap::ValueEnum;
@@ -9,7 +9,7 @@ use godwit_network::{Encryption, NetworkError, WireGuard};
 
 use crate::state::State;
 
-/// What `--encrypt` can say.
+/// The values of `--encrypt`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Encrypt {
     /// Packets between nodes are in the clear
@@ -49,7 +49,7 @@ impl Encrypt {
         }
     }
 
-    /// What it comes to where there is no cluster yet.
+    /// What it means where there is no cluster yet.
     pub(crate) fn resolve(self) -> anyhow::Result<Encryption> {
         Ok(match self {
             Self::Off => Encryption::Off,
@@ -65,7 +65,7 @@ impl Encrypt {
     }
 }
 
-/// How a node of a cluster encrypts that was started with this, or without a word about it.
+/// How a node of a cluster encrypts that was started with this value, or without one.
 pub(crate) fn of_node(asked: Option<Encrypt>, state: &State) -> anyhow::Result<Encryption> {
     let cluster = Encrypt::of_cluster(state)?;
     match asked {
@@ -95,7 +95,7 @@ mod tests {
             assert_eq!(of_node(None, &state).unwrap(), founded);
             assert_eq!(of_node(Some(Encrypt::Off), &state).unwrap(), Encryption::Off);
         }
-        // Whatever this kernel has: the others do it so.
+        // Whatever this kernel has: the other nodes encrypt in this way.
         assert_eq!(of_node(Some(Encrypt::Auto), &state).unwrap(), Encryption::Tunnel);
         state.put_settings(&[(SETTING.to_owned(), "auto".to_owned())].into()).unwrap();
         assert_eq!(of_node(None, &state).unwrap(), Encryption::Tunnel, "of a godwit without WireGuard");

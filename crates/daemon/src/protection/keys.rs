@@ -35,7 +35,7 @@ pub(crate) enum Keys {
 pub(crate) struct Keyed {
     /// How old the keys are.
     pub age: Duration,
-    /// Packets sent with them; of WireGuard not known.
+    /// Packets sent with them; not known for WireGuard.
     pub packets: u64,
     /// Bytes sent to the node, of WireGuard.
     pub sent: u64,
@@ -48,9 +48,9 @@ pub(crate) struct Keyed {
 const WIREGUARD_KEYS_LAST: Duration = Duration::from_secs(180);
 
 /// Everything that is known of the encryption at one moment.
-pub(crate) struct Looked<'a> {
+pub(crate) struct KeysStatus<'a> {
     keys: &'a Keys,
-    wireguard: Result<godwit_network::Looked, NetworkError>,
+    wireguard: Result<godwit_network::WireGuardStatus, NetworkError>,
 }
 
 impl Keys {
@@ -64,20 +64,20 @@ impl Keys {
         Self::WireGuard(Publics::new(wireguard))
     }
 
-    /// Makes again what somebody removed, and forgets all nodes but these.
+    /// Makes again what was removed, and forgets all nodes but these.
     pub(crate) async fn put_right(&self, nodes: &BTreeSet<Ipv4Addr>) {
         if let Self::WireGuard(publics) = self {
             publics.put_right(nodes).await;
         }
     }
 
-    /// Looks how it stands.
-    pub(crate) async fn look(&self) -> Looked<'_> {
+    /// The present status.
+    pub(crate) async fn status(&self) -> KeysStatus<'_> {
         let wireguard = match self {
-            Self::Tunnel(_) => Ok(godwit_network::Looked::default()),
-            Self::WireGuard(publics) => publics.wireguard.look().await,
+            Self::Tunnel(_) => Ok(godwit_network::WireGuardStatus::default()),
+            Self::WireGuard(publics) => publics.wireguard.status().await,
         };
-        Looked { keys: self, wireguard }
+        KeysStatus { keys: self, wireguard }
     }
 
     /// Agrees on keys with another node.
@@ -88,7 +88,7 @@ impl Keys {
                 let (own, request) = match secrets.request(&member.name, vtep, |age| age >= RENEW) {
                     Ok(request) => request,
                     Err(error) => {
-                        tracing::error!(%error, "no keys can be made");
+                        tracing::error!(%error, "cannot make keys");
                         return;
                     }
                 };
@@ -120,7 +120,7 @@ impl Keys {
     }
 }
 
-impl Looked<'_> {
+impl KeysStatus<'_> {
     /// Why nothing passes at all, with what to do; nothing when it works.
     pub(crate) fn broken(&self) -> Option<String> {
         match (self.keys, &self.wireguard) {
@@ -136,7 +136,7 @@ impl Looked<'_> {
     pub(crate) fn stopped(&self) -> Stopped {
         match (self.keys, &self.wireguard) {
             (Keys::Tunnel(secrets), _) => secrets.tunnel.stopped(),
-            (Keys::WireGuard(_), Ok(looked)) => looked.stopped,
+            (Keys::WireGuard(_), Ok(status)) => status.stopped,
             (Keys::WireGuard(_), Err(_)) => Stopped::default(),
         }
     }
@@ -152,8 +152,8 @@ impl Looked<'_> {
                 let keyed = vtep.and_then(|vtep| secrets.tunnel.keyed(vtep)).ok_or_else(none)?;
                 Ok(Keyed { age: keyed.since.elapsed(), packets: keyed.sent, ..Keyed::default() })
             }
-            (Keys::WireGuard(publics), Ok(looked)) => {
-                let seen = vtep.and_then(|vtep| looked.nodes.get(&vtep)).ok_or_else(none)?;
+            (Keys::WireGuard(publics), Ok(status)) => {
+                let seen = vtep.and_then(|vtep| status.nodes.get(&vtep)).ok_or_else(none)?;
                 let age = seen.handshake.map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
                 match age.filter(|age| *age <= WIREGUARD_KEYS_LAST) {
                     Some(age) => Ok(Keyed { age, packets: 0, sent: seen.sent, received: seen.received }),
@@ -193,9 +193,9 @@ pub(crate) async fn answer(
     };
     let keys = keys.ok_or_else(|| differs("does not encrypt what it sends"))?;
     let member = members.iter().find(|member| member.name == from);
-    let vtep = member
-        .and_then(vtep_of)
-        .ok_or_else(|| Status::unavailable(format!("node {own} has not heard yet where node {from} is")))?;
+    let vtep = member.and_then(vtep_of).ok_or_else(|| {
+        Status::unavailable(format!("node {own} does not know the address of node {from} yet"))
+    })?;
     match keys {
         Keys::Tunnel(_) if request.secret.is_empty() => Err(differs("encrypts by godwit's own tunnel")),
         Keys::WireGuard(_) if request.public_key.is_empty() => Err(differs("encrypts by WireGuard")),

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use godwit_migration::link::{self, Link};
-use godwit_migration::local::Local;
+use godwit_migration::resources::NodeResources;
 use godwit_migration::{destination, error_chain};
 use godwit_transfer::{Accepted, Alpn, Connection, Listener, NodeName, SecureStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -38,7 +38,7 @@ pub(super) async fn accept_peers(
             Ok(()) = identities.changed() => {
                 let identity = Arc::clone(&identities.borrow_and_update());
                 if let Err(error) = listener.set_identity(&identity) {
-                    tracing::error!(error = %error_chain(&error), "other nodes are shown the older certificate");
+                    tracing::error!(error = %error_chain(&error), "cannot use the renewed certificate; other nodes see the old one");
                 }
                 continue;
             }
@@ -88,11 +88,11 @@ impl DataSessions {
     }
 }
 
-async fn receive(local: Arc<Local>, accepted: Accepted) {
+async fn receive(local: Arc<NodeResources>, accepted: Accepted) {
     let remote = accepted.remote;
     match Connection::accept(accepted, &link::options()).await {
         Ok(connection) => destination::serve(local, Link::new(connection)).await,
-        Err(error) => tracing::warn!(%remote, %error, "a data connection did not begin as it must"),
+        Err(error) => tracing::warn!(%remote, %error, "a data connection violated the protocol"),
     }
 }
 

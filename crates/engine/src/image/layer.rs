@@ -246,7 +246,7 @@ impl Unpacker {
     /// Hides `removed` of the layers below; what this layer has of that name stays.
     fn whiteout(&self, parent: BorrowedFd<'_>, path: &[u8], removed: &[u8]) -> Result<(), LayerFault> {
         if removed.is_empty() || removed == b"." || removed == b".." {
-            return Err(path_fault(path, "it removes no name"));
+            return Err(path_fault(path, "it does not name what it removes"));
         }
         let device = rustix::fs::makedev(0, 0);
         match rustix::fs::mknodat(parent, removed, FileType::CharacterDevice, Mode::empty(), device) {

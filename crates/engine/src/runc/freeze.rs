@@ -156,7 +156,7 @@ impl Runc {
             for (status, signal) in others {
                 while process::statuses([status.pid]).map_err(io)?.iter().any(|now| now.state != 'T') {
                     if begun.elapsed() > STOP_LIMIT {
-                        tracing::warn!(container = %config.name, pid = status.pid, %signal, "a process does not stop by the signal that had stopped it; it is stopped by SIGSTOP");
+                        tracing::warn!(container = %config.name, pid = status.pid, %signal, "a process does not stop on the signal that had stopped it; SIGSTOP stops it");
                         send(status.pid, Signal::SIGSTOP).map_err(io)?;
                         break;
                     }
@@ -229,11 +229,7 @@ impl Runc {
         let cgroup = self.cgroup(config)?;
         let io = |source: io::Error| match source.kind() {
             ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
-            _ => io_error(
-                &config.name,
-                "put right what a killed CRIU has left in its processes".into(),
-                source,
-            ),
+            _ => io_error(&config.name, "repair its processes after a killed CRIU".into(), source),
         };
         if cgroup.is_frozen() || self.tracing_criu(&cgroup).map_err(io)?.is_some() {
             return Ok(());

@@ -38,7 +38,7 @@ pub struct Sent {
 
 /// A tree that is sent in rounds: keeps what the receiver has.
 #[derive(Debug)]
-pub struct Source {
+pub struct TreeSender {
     root: PathBuf,
     last: Option<Snapshot>,
 }
@@ -51,7 +51,7 @@ pub struct Round {
     pub changes: Changes,
 }
 
-impl Source {
+impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
     #[must_use]
     pub fn new(root: &Path) -> Self {
@@ -83,7 +83,7 @@ impl Source {
     }
 }
 
-/// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`Source`] for
+/// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`TreeSender`] for
 /// several rounds.
 pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     root: &Path,

@@ -297,7 +297,7 @@ impl Client {
     fn strange(&self, answer: Option<Answer>) -> PagerError {
         PagerError::Answer {
             directory: self.directory.clone(),
-            reason: format!("{answer:?} is no answer to the question"),
+            reason: format!("{answer:?} does not answer the request"),
         }
     }
 

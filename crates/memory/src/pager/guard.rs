@@ -29,9 +29,9 @@ use super::uffd::Uffd;
 use super::{GUARD, PagerError};
 use crate::process::pidfd;
 
-/// Between two looks whether the processes live: the kernel has no event for the end of an address
+/// Between two checks whether the processes live: the kernel has no event for the end of an address
 /// space, and nobody waits for the guard's.
-const LOOK: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A guard that sleeps as long as this process lives. Unless it is [let go](Self::let_go), it holds the
 /// userfaultfds when this process ends.
@@ -44,7 +44,8 @@ impl Guard {
     pub fn start(directory: &Path) -> Result<Self, PagerError> {
         let system = |action| move |source| PagerError::System { action, source };
         let mut lock = super::server::take_lock(directory, GUARD)?;
-        let guarded = pidfd(getpid().as_raw()).map_err(|errno| system("look at itself")(errno.into()))?;
+        let guarded =
+            pidfd(getpid().as_raw()).map_err(|errno| system("open a handle of itself")(errno.into()))?;
         let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
         // SAFETY: without CLONE_VM this is fork(2), in a process with one thread; the child shares
         // nothing but the table of files.
@@ -113,7 +114,7 @@ fn until_gone(mut held: Vec<Uffd>) -> Result<(), Errno> {
         if held.is_empty() {
             return Ok(());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(INTERVAL);
     }
 }
 

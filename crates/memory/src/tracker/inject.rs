@@ -163,7 +163,7 @@ fn inject(process: &Process, tracee: &Tracee, instruction: u64) -> Result<OwnedF
     match injection.finish(mask) {
         Ok(()) => result,
         Err(Errno::ESRCH) => Err(InjectError::Gone),
-        Err(errno) => Err(refused(format!("cannot let it go on as it was: {}", errno.desc()))),
+        Err(errno) => Err(refused(format!("cannot let it continue as it was: {}", errno.desc()))),
     }
 }
 

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use super::DestinationError;
 use crate::blocking::off_worker;
-use crate::local::LocalError;
 use crate::message::Message;
+use crate::resources::LocalError;
 
 /// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
 const MAX_LOG_BYTES: u64 = 64 << 20;
@@ -25,13 +25,13 @@ impl LogWriter {
         Self { paths, written: [0; 2] }
     }
 
-    /// Takes a piece of the log, or the word that it was rotated.
+    /// Takes a piece of the log, or the message that it was rotated.
     pub(super) fn take(&mut self, piece: &Message) -> Result<(), DestinationError> {
         off_worker(|| match piece {
             Message::OldLogData(data) => self.write(0, data),
             Message::LogData(data) => self.write(1, data),
             Message::LogRotated => self.rotate(),
-            _ => Err(DestinationError::Protocol("something else than a log")),
+            _ => Err(DestinationError::Protocol("something other than a log")),
         })
     }
 
@@ -48,7 +48,7 @@ impl LogWriter {
             .map_err(|source| LocalError::Io { action: "write", path: path.clone(), source }.into())
     }
 
-    /// What came of the log is its older file from now on, also where nothing came.
+    /// What came of the log is its older file from now on, even where nothing came.
     fn rotate(&mut self) -> Result<(), DestinationError> {
         let [older, log] = &self.paths;
         let gone = |result: std::io::Result<()>| match result {

@@ -210,7 +210,7 @@ impl World {
         self.daemons.iter().all(|daemon| daemon.is_idle())
     }
 
-    /// Who owns the service by the books.
+    /// Who owns the service according to the nodes' state.
     fn owners(&self) -> Vec<usize> {
         (0..2).filter(|at| self.machines[*at].there().own.contains_key(&self.service.id)).collect()
     }

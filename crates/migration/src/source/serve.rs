@@ -1,9 +1,8 @@
 //! The conversation about pages that stay at the source beyond the commit.
 //!
 //! The service's processes here stay frozen and keep the pages until the destination says
-//! `Received`. A connection that breaks is made anew, for as long as it takes; the destination then
-//! names what it still lacks. When this daemon ends meanwhile, the journal's `serving` makes the
-//! next one go on.
+//! `Received`. A broken connection is made again, for as long as it takes; the destination then names what it still
+//! lacks. When this daemon ends meanwhile, its next start continues, as the journal says `serving`.
 //!
 //! Pages that this node has lost end it: the destination is told, and ends the service, which must not run on
 //! without them.
@@ -22,14 +21,14 @@ use tokio::sync::watch;
 use super::Progress;
 use super::answer::Answering;
 use super::pages::{Leaving, PagesError, Remaining};
-use super::residual::{Open, Residual};
+use super::residual::{CloseOnDrop, Residual};
 use super::streams::Streams;
 use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::link::{Link, LinkError};
-use crate::local::Local;
 use crate::message::{Message, Reason, Resume};
 use crate::options::ServeOptions;
+use crate::resources::NodeResources;
 use crate::service::Service;
 
 /// The pauses between attempts to reach the destination again.
@@ -51,7 +50,7 @@ pub(crate) struct Conversation {
 /// What it took.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Served {
-    /// Why the service is no more, where that is how it ended.
+    /// Why the service was lost, where it was.
     pub(crate) lost: Option<String>,
     /// Bytes of pages.
     pub(crate) bytes: u64,
@@ -71,13 +70,13 @@ pub(super) enum ServeError {
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error(transparent)]
-    Host(#[from] crate::local::HostError),
+    Cluster(#[from] crate::resources::ClusterError),
     #[error(transparent)]
     Pages(#[from] PagesError),
     #[error("a thread that sends pages failed")]
     Task(#[from] tokio::task::JoinError),
-    #[error("node {0} names pages that it cannot lack")]
-    Nonsense(String),
+    #[error("node {0} asks for pages that it must have")]
+    Invalid(String),
 }
 
 impl ServeError {
@@ -89,7 +88,7 @@ impl ServeError {
 
 /// Serves the pages of one migration.
 pub(crate) struct Serving<'a> {
-    pub(crate) local: &'a Arc<Local>,
+    pub(crate) local: &'a Arc<NodeResources>,
     pub(crate) id: &'a str,
     pub(crate) destination: &'a str,
     pub(crate) options: ServeOptions,
@@ -146,7 +145,7 @@ impl Serving<'_> {
                 service = %service.name,
                 destination = %self.destination,
                 error = %crate::error_chain(&error),
-                "pages of the service are still here, and the destination cannot be given them; trying again"
+                "cannot send the pages of the service that are still here to the destination; trying again"
             );
             pauses.wait().await;
         }
@@ -159,7 +158,7 @@ impl Serving<'_> {
         service: &Service,
         lost: Option<&str>,
     ) -> Result<Option<Conversation>, ServeError> {
-        let mut link = Link::new(self.local.host.connect(self.destination).await?);
+        let mut link = Link::new(self.local.cluster.connect(self.destination).await?);
         link.send(Message::Resume(Resume { migration: self.id.into() })).await?;
         if let Some(reason) = lost {
             return self.tell_lost(link, reason.into()).await;
@@ -173,7 +172,7 @@ impl Serving<'_> {
                 return self.tell_lost(link, gone).await;
             }
             Ok(pids) => pids,
-            Err(error) => return Err(crate::local::HostError(crate::error_chain(&error)).into()),
+            Err(error) => return Err(crate::resources::ClusterError(crate::error_chain(&error)).into()),
         };
         let mut processes = BTreeMap::new();
         for pid in pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
@@ -186,8 +185,8 @@ impl Serving<'_> {
             match link.receive().await? {
                 Message::Missing(ranges) => {
                     count += ranges.ranges.len() / 2;
-                    let nonsense = || ServeError::Nonsense(self.destination.to_owned());
-                    let set = ranges.decode().filter(|_| count <= MAX_RANGES).ok_or_else(nonsense)?;
+                    let invalid = || ServeError::Invalid(self.destination.to_owned());
+                    let set = ranges.decode().filter(|_| count <= MAX_RANGES).ok_or_else(invalid)?;
                     let Some(process) = processes.get(&ranges.space) else {
                         let gone = format!(
                             "the process with PID {} in the service, which held pages of it on node {}, is gone: it was killed",
@@ -205,7 +204,8 @@ impl Serving<'_> {
             }
         }
         let count = self.options.streams;
-        let mut streams = Streams::open(self.local.host.as_ref(), self.destination, self.id, count).await?;
+        let mut streams =
+            Streams::open(self.local.cluster.as_ref(), self.destination, self.id, count).await?;
         let leaving = Leaving { rest: remaining, ..Leaving::default() };
         let residual = Answering::start(Residual::new(processes, leaving), streams.take_faults());
         Ok(Some(Conversation { link, streams, residual }))
@@ -231,14 +231,14 @@ impl Serving<'_> {
             answering.push(&streams, self.options.compress, self.options.max_bandwidth);
         }
         answering.residual.0.committed();
-        let Answering { residual: Open(residual), answering: task, pushing, .. } = &mut answering;
+        let Answering { residual: CloseOnDrop(residual), answering: task, pushing, .. } = &mut answering;
         let pages = residual.pages();
         let pushed = async {
             while let Some(ended) = pushing.join_next().await {
                 ended??;
             }
             streams.arrived().await?;
-            // Nothing more is to come but the word that all is there.
+            // Nothing more is to come but the message that all is there.
             std::future::pending::<Result<(), ServeError>>().await
         };
         let received = async {

@@ -332,12 +332,12 @@ impl Datapath for OpenVswitch {
             Behind::Port(link) => flows::entry_here(address, mac, self.need_number(link).await?),
             Behind::Tunnel => flows::entry_there(address, mac, lock(&self.tunnel).number),
         };
-        self.bridge.change(&format!("enter where {address} is"), changes).await
+        self.bridge.change(&format!("add the forwarding entry of {address}"), changes).await
     }
 
     async fn delete_tunnel_entry(&self, address: Ipv4Addr, mac: Mac) -> Result<(), NetworkError> {
         let changes = flows::delete_entry(address, mac, lock(&self.tunnel).number);
-        self.bridge.change(&format!("forget where {address} was"), changes).await
+        self.bridge.change(&format!("remove the forwarding entry of {address}"), changes).await
     }
 
     async fn check_unchanged(&self) -> Result<(), NetworkError> {

@@ -37,7 +37,7 @@ use crate::filter::Filter;
 use crate::inside;
 use crate::netns::{self, Found};
 use crate::packet::PacketSocket;
-use crate::packet::watch::{Look, room_beside};
+use crate::packet::watch::{Received, room_beside};
 use crate::port::port_name;
 use crate::select::{everything, of_service};
 use crate::{NetworkError, enter, mac_of};
@@ -196,12 +196,12 @@ impl Overlay {
                 );
                 let opened = PacketSocket::watch(index, &mut program, QUEUE);
                 let interface = self.interface_at(place, nth, &port);
-                let socket = opened.map_err(NetworkError::system(format!("look at {interface}")))?;
+                let socket = opened.map_err(NetworkError::system(format!("capture at {interface}")))?;
                 running.add(Source::new(place, socket));
             }
         }
         let netns = self.config.netns_dir.join(&name);
-        if netns::look(&netns)? == Found::Namespace {
+        if netns::inspect(&netns)? == Found::Namespace {
             self.plug_captures_in(&name, address, &netns, &port).await;
         }
         let (sender, batches) = mpsc::channel(BATCHES);
@@ -310,7 +310,7 @@ impl Running {
 
     fn complain(&self, what: &str, error: &NetworkError) {
         let reason = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        self.added().troubles.push(format!("{what} cannot be looked at: {error}{reason}"));
+        self.added().troubles.push(format!("cannot capture at {what}: {error}{reason}"));
         self.wake();
     }
 
@@ -328,7 +328,7 @@ impl Running {
             let mut program = everything(self.keep());
             let opened = if place == Place::Port {
                 PacketSocket::watch(port, &mut program, QUEUE)
-                    .map_err(NetworkError::system(format!("look at the service's bridge port {port}")))
+                    .map_err(NetworkError::system(format!("capture at the service's bridge port {port}")))
             } else {
                 let interface = inside::interface(self.wanted.nth);
                 let name = interface.clone();
@@ -338,7 +338,7 @@ impl Running {
                 };
                 let opened: Result<io::Result<_>, _> = enter(netns, inside).await;
                 opened.and_then(|opened| {
-                    opened.map_err(NetworkError::system(format!("look at {interface} of the service")))
+                    opened.map_err(NetworkError::system(format!("capture at {interface} of the service")))
                 })
             };
             match opened {
@@ -441,7 +441,7 @@ impl Reader {
                 }
                 Err(error) => batch
                     .troubles
-                    .push(format!("{} cannot be looked at any more: {error}", self.running.wanted.name)),
+                    .push(format!("cannot capture at {} any more: {error}", self.running.wanted.name)),
             }
         }
         self.sources = kept;
@@ -456,12 +456,12 @@ impl Reader {
         let (mut frames, mut bytes) = (0, 0);
         loop {
             let seen = match source.socket.see(&mut self.buffer, &mut self.beside)? {
-                Look::Empty => return Ok(None),
-                Look::Down => {
+                Received::Empty => return Ok(None),
+                Received::Down => {
                     source.down = true;
                     continue;
                 }
-                Look::Frame(seen) => seen,
+                Received::Frame(seen) => seen,
             };
             let frame = self.buffer.get(..seen.kept).unwrap_or_default();
             if self.running.wanted.filter.keeps(frame, self.running.vxlan_port) {

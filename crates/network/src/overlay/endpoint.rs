@@ -85,7 +85,7 @@ impl Overlay {
             netns: self.config.netns_dir.join(&service.name),
             interface: port_name(service.address),
         };
-        let namespace = netns::look(&endpoint.netns)?;
+        let namespace = netns::inspect(&endpoint.netns)?;
         if namespace == Found::Other {
             return Err(NetworkError::FileInTheWay { path: endpoint.netns });
         }
@@ -453,7 +453,8 @@ impl Overlay {
             let path = entry.map_err(|error| failed()(error))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let Some(name) = name else { continue };
-            if !plugged.contains(&name) && matches!(netns::look(&path)?, Found::Namespace | Found::EmptyFile)
+            if !plugged.contains(&name)
+                && matches!(netns::inspect(&path)?, Found::Namespace | Found::EmptyFile)
             {
                 found.push(ExistingEndpoint { name, address: None, netns: path, open: false });
             }

@@ -140,7 +140,7 @@ impl Overlay {
         let store = self.store(service, Which::CameOrSentBy(self.bridge, &passages))?;
         // The moment: before it frames reach the service's sockets.
         self.datapath.set_entry(*address, *mac, Behind::Tunnel).await?;
-        let failed = NetworkError::system(format!("pass on who came to the service {name}"));
+        let failed = NetworkError::system(format!("pass on new connections to the service {name}"));
         self.newcomers.send(name, &self.shared.sender, self.vxlan).map_err(failed)?;
         let (left, service) = (CancellationToken::new(), name.clone());
         let passing = pass_on(passing, Arc::clone(&self.shared), self.vxlan, left.clone());
@@ -185,7 +185,7 @@ impl Overlay {
             tracing::warn!(
                 service = %name,
                 ?handed,
-                "more came for the service in the pause than could be held"
+                "more frames came for the frozen service than could be held"
             );
         }
         self.holds.lock().remove(name);

@@ -95,19 +95,19 @@ impl Overlay {
             Ok(socket)
         };
         let from = start()
-            .map_err(NetworkError::system(format!("keep who comes to the service {}", service.name)))?;
+            .map_err(NetworkError::system(format!("hold new connections to the service {}", service.name)))?;
         let collected = Collected { from, frames: Vec::new() };
         self.newcomers.lock().insert(service.name.clone(), collected);
         Ok(())
     }
 }
 
-/// From here on nobody begins a connection to a service in the namespace.
+/// From here on new connections to a service in the namespace are held back.
 ///
 /// # Errors
 /// When it cannot be entered, or nft refuses.
 pub async fn bar_newcomers(netns: &Path) -> Result<(), NetworkError> {
-    load(netns, "hold newcomers back in", BAR).await
+    load(netns, "hold new connections back in", BAR).await
 }
 
 /// Connections can be begun again; no error when they could.
@@ -115,7 +115,7 @@ pub async fn bar_newcomers(netns: &Path) -> Result<(), NetworkError> {
 /// # Errors
 /// As for [`bar_newcomers`].
 pub async fn admit_newcomers(netns: &Path) -> Result<(), NetworkError> {
-    match load(netns, "let newcomers into", ADMIT).await {
+    match load(netns, "admit new connections in", ADMIT).await {
         // Without nft nobody was held back.
         Err(NetworkError::NoNft(_)) => Ok(()),
         other => other,

@@ -39,7 +39,7 @@ impl Overlay {
     /// # Errors
     /// When the kernel refuses to send or to listen.
     pub async fn find_foreign(&self, address: Ipv4Addr, known: &[Mac]) -> Result<Option<Mac>, NetworkError> {
-        let failed = || format!("ask on {} who has the address {address}", self.config.uplink);
+        let failed = || format!("probe on {} for the address {address}", self.config.uplink);
         let listen = || {
             let socket = PacketSocket::new()?;
             socket.listen(self.uplink, arp::ETHERTYPE)?;

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Where to write the state
     #[arg(long, value_name = "FILE", requires = "When")]
     state: Option<PathBuf>,
-    /// The instruction set to run on: this machine's unless another is named
+    /// The instruction set to run on [default: this machine's]
     #[arg(long, value_name = "SET", value_parser = values::set)]
     set: Option<Set>,
     /// The program's arguments
@@ -56,6 +56,6 @@ pub(crate) async fn run(args: &Args, definition: Command, json: bool) -> Result<
 
 /// Which of two arguments needs the other depends on a group of arguments, which clap cannot be told.
 fn missing_state(mut definition: Command) -> ! {
-    let text = "where shall the state be written? Name a file with --state FILE";
+    let text = "name the file for the state with --state FILE";
     definition.error(ErrorKind::MissingRequiredArgument, text).exit()
 }

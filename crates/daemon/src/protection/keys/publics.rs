@@ -51,7 +51,7 @@ impl Publics {
         installed.map(drop).map_err(|error| Status::failed_precondition(error_chain(&error)))
     }
 
-    /// Makes the device again where somebody removed it, and forgets all nodes but these.
+    /// Makes the device again where it was removed, and forgets all nodes but these.
     pub(super) async fn put_right(&self, nodes: &BTreeSet<Ipv4Addr>) {
         let mended = self.wireguard.mend().await;
         if let Ok(true) = mended {
@@ -77,8 +77,8 @@ impl Publics {
         let before = troubles.insert(other.to_owned(), trouble.to_owned()).unwrap_or_default();
         match (before == trouble, trouble.is_empty(), other.is_empty()) {
             (true, _, _) | (_, true, _) => {}
-            (_, _, false) => tracing::warn!(node = other, %trouble, "no keys could be agreed"),
-            (_, _, true) => tracing::error!(%trouble, "what nodes send each other cannot be encrypted"),
+            (_, _, false) => tracing::warn!(node = other, %trouble, "no keys could be agreed on"),
+            (_, _, true) => tracing::error!(%trouble, "packets between nodes cannot be encrypted"),
         }
     }
 }

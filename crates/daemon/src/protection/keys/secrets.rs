@@ -76,7 +76,7 @@ pub(crate) struct Secrets<T = Tunnel> {
 }
 
 fn no_random(error: &std::io::Error) -> Status {
-    Status::internal(format!("no keys can be made: {error}"))
+    Status::internal(format!("cannot make keys: {error}"))
 }
 
 impl<T: Sessions> Secrets<T> {
@@ -178,7 +178,7 @@ impl<T: Sessions> Secrets<T> {
         let mut pairs = self.pairs();
         let Some(pair) = pairs.get_mut(other) else { return };
         if pair.trouble != trouble {
-            tracing::warn!(node = other, %trouble, "no keys could be agreed");
+            tracing::warn!(node = other, %trouble, "no keys could be agreed on");
             trouble.clone_into(&mut pair.trouble);
         }
     }

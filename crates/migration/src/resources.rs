@@ -1,4 +1,4 @@
-//! This node as a migration sees it: its engine, network, images and journal, and the host above.
+//! This node as a migration sees it: its engine, network, images and journal, and the cluster.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::binds::Binds;
 use crate::checkpoint::Checkpoint;
 use crate::doubt::Doubts;
 pub(crate) use crate::error::from_local_causes;
-pub use crate::error::{HostError, LocalError};
+pub use crate::error::{ClusterError, LocalError};
 use crate::incarnation::Incarnation;
 use crate::journal::Journal;
 use crate::machine::available_memory;
@@ -47,7 +47,7 @@ pub enum Decision {
     Unknown(String),
 }
 
-/// What this node's books say of a service, by its id.
+/// What this node's state says of a service, by its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Known {
     /// The epoch that it has here, if it is this node's.
@@ -56,46 +56,45 @@ pub struct Known {
     pub elsewhere: Option<u64>,
 }
 
-/// A name that is kept for a service on its way here; free again when this is dropped.
+/// A name that is reserved for a service on its way here; free again when this is dropped.
 pub type Place = Box<dyn Send + Sync>;
 
 /// What the daemon does for migrations: it knows the cluster.
 #[async_trait]
-pub trait Host: Send + Sync {
-    /// Keeps the service's name for it on this node, or every reason why this node cannot take it from node `from`
-    /// beside its resources: another node's service, name or address taken, address outside the subnet, already
-    /// migrating.
+pub trait Cluster: Send + Sync {
+    /// Reserves the service's name on this node, or gives every reason, beside its resources, why this node cannot take
+    /// it from node `from`: it is another node's service, its name or address is taken, its address is outside the
+    /// subnet, or it is migrating already.
     async fn admit(&self, service: &Service, from: &str) -> Result<Place, Vec<String>>;
-    /// What the books say of a service.
-    fn known(&self, service: &Service) -> Result<Known, HostError>;
-    /// Keeps others from using a name on this node, until what is returned is dropped; nothing if somebody does
-    /// already.
+    /// What the state says of a service.
+    fn known(&self, service: &Service) -> Result<Known, ClusterError>;
+    /// Reserves a name on this node until what is returned is dropped; nothing if it is in use already.
     fn occupy(&self, name: &ServiceName) -> Option<Place>;
-    /// This node owns the service from now on and it runs here. Called again after a crash.
-    async fn adopt(&self, service: &Service) -> Result<(), HostError>;
-    /// This node does not own the service any more; `to` does. Called again after a crash.
-    async fn release(&self, service: &Service, to: &str) -> Result<(), HostError>;
-    /// This node still serves pages of a service that has left: its place is not free until this is
-    /// dropped.
-    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError>;
+    /// Records that this node owns the service from now on, and that it runs here. Called again after a crash.
+    async fn adopt(&self, service: &Service) -> Result<(), ClusterError>;
+    /// Records that `to` owns the service, and this node no longer does. Called again after a crash.
+    async fn release(&self, service: &Service, to: &str) -> Result<(), ClusterError>;
+    /// Records that this node still serves pages of a service that has left: its name is not free until what is
+    /// returned is dropped.
+    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, ClusterError>;
     /// Asks the source of a migration, which began in this journal of its, what became of it.
-    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, HostError>;
-    /// Tells the source of a migration that this node has it on its disk that the service is its own.
-    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), HostError>;
+    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, ClusterError>;
+    /// Tells the source of a migration that this node has recorded on its disk that it owns the service.
+    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), ClusterError>;
     /// Where another node of the cluster takes frames for its services.
-    fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError>;
+    fn vtep(&self, node: &str) -> Result<Ipv4Addr, ClusterError>;
     /// Connects to another node of the cluster.
-    async fn connect(&self, node: &str) -> Result<Connection, HostError>;
-    /// This node's service is about to be killed for this reason, which is all that is left of it.
+    async fn connect(&self, node: &str) -> Result<Connection, ClusterError>;
+    /// Records that this node's service is about to be killed, for this reason.
     async fn lost(&self, service: &Service, reason: &str);
-    /// Something about a service that its user should know.
+    /// Tells the user something about a service.
     async fn told(&self, service: &Service, what: &str);
-    /// Says that a service that arrived here waits for its source's decision ([`Local::doubts`]).
+    /// Says that a service that arrived here waits for its source's decision ([`NodeResources::doubts`]).
     async fn in_doubt(&self, service: &Service, source: &str);
 }
 
-/// This node's means.
-pub struct Local {
+/// What this node has for migrations.
+pub struct NodeResources {
     /// Its name.
     pub node: String,
     /// Where files are.
@@ -116,40 +115,40 @@ pub struct Local {
     pub store: Arc<Store>,
     /// The checkpointer.
     pub criu: Arc<dyn Checkpoint>,
-    /// Promises.
+    /// What this node has promised.
     pub journal: Journal,
-    /// The daemon.
-    pub host: Arc<dyn Host>,
+    /// What the daemon does for migrations.
+    pub cluster: Arc<dyn Cluster>,
     /// Memory promised to services on their way here.
     pub promised: Promised,
-    /// How long a destination may bring a frozen service of this node no further before its move is undone.
+    /// How long a destination may make no progress with a frozen service of this node before its move is rolled back.
     pub patience: Duration,
     /// Services on their way here.
     pub arrivals: Arrivals,
     /// Pages of services that left.
     pub retention: Retention,
-    /// What holds pages of services on their way here.
+    /// Starts and ends the pagers of services on their way here.
     pub pagers: Arc<dyn Pagers>,
     /// Whether processes can be restored here before their pages are in place.
     pub userfaultfd: bool,
-    /// Bytes of pages that a migration from here may remember for their differences.
-    pub remembered: usize,
+    /// Bytes of the delta cache of a migration from here.
+    pub delta_cache: usize,
     /// How written pages are found here.
     pub tracker: Detected,
-    /// Cancelled when this daemon ends: what can go on in its next life stops.
+    /// Cancelled when this daemon ends: what can go on after its next start stops.
     pub ending: CancellationToken,
-    /// Services that arrived here and whose source has not told its decision.
+    /// Services in doubt.
     pub doubts: Doubts,
     /// Services that run here while pages of them are still at their source.
     pub waits: Waits,
-    /// Why this daemon has to end at once, in a sentence, where only its next life can go on.
+    /// Why this daemon has to end at once, in a sentence, where only its next start can go on.
     pub fatal: watch::Sender<Option<String>>,
 }
 
 /// The pauses between attempts at what has to be done in the end.
 const AGAIN: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
-impl Local {
+impl NodeResources {
     /// What the engine is told of the service on this node.
     #[must_use]
     pub fn config(&self, service: &Service) -> ContainerConfig {
@@ -165,7 +164,7 @@ impl Local {
         [older.into(), log]
     }
 
-    /// For what has to be done in the end, and is done again until it is.
+    /// For work that must succeed in the end: the pauses between attempts.
     pub(crate) fn again<'a>(&'a self, id: &'a str, failed: &'a str) -> Again<'a> {
         Again { local: self, id, failed, pauses: AGAIN }
     }
@@ -187,7 +186,7 @@ impl Local {
         Ok(())
     }
 
-    /// Notes whose the directory of a service that this node owns is, where an older version did not.
+    /// Writes the incarnation into the directory of a service of this node, where an older version did not.
     pub fn record(&self, service: &Service) -> Result<(), LocalError> {
         let directory = self.layout.service(&service.name);
         if directory.exists() && Incarnation::read(&directory)?.is_none() {
@@ -197,7 +196,7 @@ impl Local {
     }
 
     /// Clears what is left in the place of a service that comes here, or is made. The caller has its name, and
-    /// this node owns no service of that.
+    /// this node owns no service of that name.
     pub async fn make_room(&self, service: &Service) -> Result<(), LocalError> {
         let path = self.layout.service(&service.name);
         match Incarnation::read(&path)? {
@@ -205,15 +204,15 @@ impl Local {
                 if !self.journal.unfinished_of(&left.id)?.is_empty() {
                     return Err(LocalError::InTheWay { path, id: left.id, epoch: left.epoch });
                 }
-                tracing::warn!(service = %service.name, id = left.id, epoch = left.epoch, "what was left of another service of its name is removed");
+                tracing::warn!(service = %service.name, id = left.id, epoch = left.epoch, "removing what was left of another service of its name");
                 self.clear(&left.as_service(&service.name)).await
             }
             _ => self.clear(service).await,
         }
     }
 
-    /// Removes what is left under a name of the service with this id, which is nobody's any more. The caller has
-    /// the name, and this node owns no service of that.
+    /// Removes what is left under a name of the service with this id, which no node has any more. The caller has
+    /// the name, and this node owns no service of that name.
     pub async fn clear_left(&self, name: &ServiceName, id: &str) -> Result<(), LocalError> {
         match Incarnation::read(&self.layout.service(name))? {
             Some(left) if left.id == id => self.clear(&left.as_service(name)).await,
@@ -237,8 +236,8 @@ impl Local {
         Ok(self.mounts.mount_root(&self.layout.root(&service.name, lower))?)
     }
 
-    /// Makes a service of this node that has ended ready to be started from its files: with these, its log and its
-    /// addresses, and with nothing else of its last life.
+    /// Prepares a service of this node that has ended for its next start: with its files, log and addresses, and with
+    /// nothing else of its last life.
     pub async fn lay_out_again(&self, service: &Service) -> Result<(), LocalError> {
         let path = self.layout.service(&service.name);
         if let Some(here) = Incarnation::read(&path)?
@@ -254,15 +253,15 @@ impl Local {
         self.forget_connections(service).await?;
         self.engine.delete(&self.config(service)).await?;
         self.standstills.stand_nowhere(service).await?;
-        // With the namespace go sockets of its last life that still say goodbye, and have its ports.
+        // With the namespace go the sockets of its last life that are still closing, and hold its ports.
         self.network.unplug(service).await?;
         self.make_directories(service, false)?;
         self.mount_root(service)?;
         Ok(self.network.plug(service).await?)
     }
 
-    /// Removes all that this node holds of a service, of this life of it or an earlier one. May be called at any
-    /// time, also when only some of it is there. What is another's, or of a later life, stays.
+    /// Removes all that this node holds of a service, of this incarnation or an earlier one. May be called at any
+    /// time, even when only some of it is there. Another service's, or a later incarnation's, stays.
     pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {
         let path = self.layout.service(&service.name);
         if !path.exists() {
@@ -274,7 +273,7 @@ impl Local {
         {
             tracing::warn!(
                 service = %service.name, id = service.id, epoch = service.epoch, here = here.id, its_epoch = here.epoch,
-                "nothing of it is here, but of another service of its name or of a later life: that stays"
+                "only another service of its name, or a later life of it, is here: that stays"
             );
             return Ok(());
         }
@@ -288,7 +287,7 @@ impl Local {
         removed.map_err(|source| LocalError::Io { action: "remove", path, source })
     }
 
-    /// The service's processes, if there are any, are about to be killed here, since they are elsewhere.
+    /// The service's processes, if there are any here, are about to be killed, since the service is elsewhere.
     async fn forget_connections(&self, service: &Service) -> Result<(), LocalError> {
         if service.network.namespace().is_none() {
             // They go with their namespace.
@@ -333,7 +332,7 @@ impl Local {
 
 /// The pauses between attempts at what has to be done in the end, which become longer.
 pub(crate) struct Again<'a> {
-    local: &'a Local,
+    local: &'a NodeResources,
     id: &'a str,
     failed: &'a str,
     pauses: Backoff,

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! streams ── Pages ──▶ [checked, unpacked] ──▶ godwit-pager ──▶ the service's processes
-//! fault stream ◀── FaultRequest ── Intake ◀── Fault ──┘
+//! fault stream ◀── FaultRequest ── PageReceiver ◀── Fault ──┘
 //! ```
-//! The pager outlives this daemon; a next one attaches to it again ([`Intake::attach`]). A stream that
+//! The pager outlives this daemon; a next one attaches to it again ([`PageReceiver::attach`]). A stream that
 //! breaks is the source's affair: it connects again, and is told what is missing.
 
 mod stream;
@@ -20,10 +20,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::arrivals::{Arrival, Further};
+use crate::arrivals::{Arrival, FurtherConnection};
 use crate::link::{Link, LinkError};
-use crate::local::{Local, LocalError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
+use crate::resources::{LocalError, NodeResources};
 use crate::retained::{Retained, RetainedError};
 use stream::take_faulted;
 pub(crate) use stream::{Storing, take};
@@ -34,11 +34,11 @@ const RANGES: usize = 4096;
 
 /// Why pages could not be taken.
 #[derive(Debug, thiserror::Error)]
-pub enum IntakeError {
+pub enum PageReceiverError {
     /// The pager.
     #[error("the pages of the service cannot be stored")]
     Pager(#[from] PagerError),
-    /// What came is no batch, or not what was sent.
+    /// What came is not a batch, or not what was sent.
     #[error("pages from the source cannot be used")]
     Batch(#[from] godwit_memory::batch::BatchError),
     /// What was retained cannot be read.
@@ -51,15 +51,15 @@ pub enum IntakeError {
     #[error("{0}")]
     Unfit(String),
     /// The restored processes cannot be looked at.
-    #[error("it cannot be seen whether the restored processes are as they were")]
+    #[error("cannot check whether the restored processes are as they were")]
     Process(#[from] ProcessError),
     /// The images do not say what CRIU restores itself.
     #[error(transparent)]
     Image(#[from] godwit_criu::images::ImageError),
-    /// CRIU says that all is well, and has not said so to the pager.
+    /// CRIU reports success, but has not told the pager that the restore is finished.
     #[error("the restore was not finished: {0}")]
     Unrestored(String),
-    /// More than was announced, and than there is room for.
+    /// More than was announced and than is allowed.
     #[error("the service has grown to {} MiB of pages, and {} MiB are allowed; let it settle, or allow services on their way more memory (--incoming-memory)", .bytes >> 20, .most >> 20)]
     TooMuch {
         /// Its pages, bytes.
@@ -77,14 +77,14 @@ pub enum IntakeError {
         source: std::io::Error,
     },
     /// A thread failed.
-    #[error("an internal task failed; godwitd's log tells more")]
+    #[error("an internal task failed; see godwitd's log")]
     Task(#[from] tokio::task::JoinError),
     /// The source broke the rules of the conversation.
     #[error("the source sent {0}")]
     Protocol(&'static str),
 }
 
-impl IntakeError {
+impl PageReceiverError {
     /// Whether the pager lives, but is of a version with which this one cannot speak.
     pub(crate) fn is_of_version(&self) -> bool {
         matches!(self, Self::Pager(PagerError::Version { .. }))
@@ -98,35 +98,35 @@ impl IntakeError {
 
 /// How far the pages are.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Status {
     failed: Option<String>,
     restored: bool,
-    /// Why the restorer has gone without a word that all is restored.
+    /// Why the restorer has ended without saying that all is restored.
     unrestored: Option<String>,
     done: bool,
-    /// The source is in the conversation about the pages that are still there.
+    /// The source is connected for the pages that are still there.
     talks: bool,
     /// How often a stream has brought all it was given.
     arrived: u64,
 }
 
 /// Whether the source talks of the pages that it still has.
-pub(crate) struct Talk(watch::Receiver<Seen>);
+pub(crate) struct Talk(watch::Receiver<Status>);
 
 impl Talk {
     /// Returns when it does, or does not any more.
     pub(crate) async fn until(&mut self, talks: bool) {
-        if self.0.wait_for(|seen| seen.talks == talks).await.is_err() {
-            // Nobody will know.
+        if self.0.wait_for(|status| status.talks == talks).await.is_err() {
+            // The receiver has ended: nothing will change any more.
             std::future::pending().await
         }
     }
 }
 
 /// One service's pages.
-pub(crate) struct Intake {
+pub(crate) struct PageReceiver {
     client: Arc<Client>,
-    seen: watch::Receiver<Seen>,
+    status: watch::Receiver<Status>,
     /// Most bytes of pages that the pager takes.
     most: u64,
     conversation: mpsc::Sender<Link>,
@@ -137,42 +137,42 @@ pub(crate) struct Intake {
 pub(crate) struct Found {
     client: Client,
     events: Events,
-    seen: Seen,
+    status: Status,
 }
 
 /// The directory of a migration's pager.
-pub(crate) fn directory(local: &Local, id: &str) -> PathBuf {
+pub(crate) fn directory(local: &NodeResources, id: &str) -> PathBuf {
     local.layout.run.join("pagers").join(id)
 }
 
-/// The same when nothing is needed that the pager has. It is no migration's: a next life of this daemon ends the
-/// pager, and looks for no pages in it.
-fn spare_directory(local: &Local, id: &str) -> PathBuf {
+/// The directory of a pager whose pages are no longer needed. It belongs to no migration: the next start of this daemon
+/// ends the pager, and takes no pages from it.
+fn spare_directory(local: &NodeResources, id: &str) -> PathBuf {
     directory(local, &format!("{id}.spare"))
 }
 
-impl Intake {
+impl PageReceiver {
     /// Starts a pager for at most `bytes` of pages.
     pub(crate) async fn start(
-        local: &Local,
+        local: &NodeResources,
         id: &str,
         bytes: u64,
         retained: Option<Arc<Retained>>,
         arrival: Arrival,
-    ) -> Result<Self, IntakeError> {
+    ) -> Result<Self, PageReceiverError> {
         let (directory, pagers) = (directory(local, id), Arc::clone(&local.pagers));
         let (client, events) = tokio::task::spawn_blocking(move || {
             std::fs::create_dir_all(&directory)
-                .map_err(|source| IntakeError::Directory { directory: directory.clone(), source })?;
+                .map_err(|source| PageReceiverError::Directory { directory: directory.clone(), source })?;
             pagers.start(&directory, bytes)?;
-            Ok::<_, IntakeError>(Client::connect(&directory)?)
+            Ok::<_, PageReceiverError>(Client::connect(&directory)?)
         })
         .await??;
-        Ok(Self { most: bytes, ..Self::with(client, retained, events, arrival, Seen::default()) })
+        Ok(Self { most: bytes, ..Self::with(client, retained, events, arrival, Status::default()) })
     }
 
     /// Finds the pager that an earlier life of this daemon started in a directory; none where it needs none.
-    pub(crate) async fn find(directory: PathBuf) -> Result<Option<Found>, IntakeError> {
+    pub(crate) async fn find(directory: PathBuf) -> Result<Option<Found>, PageReceiverError> {
         if !directory.exists() {
             return Ok(None);
         }
@@ -182,7 +182,7 @@ impl Intake {
             Ok::<_, PagerError>((client, events, state))
         })
         .await??;
-        let seen = Seen {
+        let status = Status {
             failed: (!state.failed.is_empty()).then_some(state.failed),
             restored: state.restore_finished,
             unrestored: None,
@@ -190,17 +190,17 @@ impl Intake {
             talks: false,
             arrived: 0,
         };
-        let client = if seen.restored && !state.push {
+        let client = if status.restored && !state.push {
             tokio::task::spawn_blocking(move || client.push().map(|()| client)).await??
         } else {
             client
         };
-        Ok(Some(Found { client, events, seen }))
+        Ok(Some(Found { client, events, status }))
     }
 
     /// Goes on with a pager that was found.
-    pub(crate) fn attach(Found { client, events, seen }: Found, arrival: Arrival) -> Self {
-        Self::with(client, None, events, arrival, seen)
+    pub(crate) fn attach(Found { client, events, status }: Found, arrival: Arrival) -> Self {
+        Self::with(client, None, events, arrival, status)
     }
 
     fn with(
@@ -208,19 +208,25 @@ impl Intake {
         retained: Option<Arc<Retained>>,
         events: Events,
         arrival: Arrival,
-        seen: Seen,
+        status: Status,
     ) -> Self {
         let client = Arc::new(client);
-        let (telling, seen) = watch::channel(seen);
+        let (status_tx, status) = watch::channel(status);
         let (conversation, conversations) = mpsc::channel(1);
-        let work = work(Arc::clone(&client), retained, events, arrival, telling, conversations);
-        // Whoever asks whether they fit has started it.
-        Self { client, seen, most: u64::MAX, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
+        let work = work(Arc::clone(&client), retained, events, arrival, status_tx, conversations);
+        // Only a daemon that has started the pager asks whether the pages fit.
+        Self {
+            client,
+            status,
+            most: u64::MAX,
+            conversation,
+            _task: AbortOnDropHandle::new(tokio::spawn(work)),
+        }
     }
 
     /// These pages are still at the source when the service is frozen, and come later.
-    pub(crate) async fn pending(&self, ranges: PageRanges) -> Result<(), IntakeError> {
-        let decoded = ranges.decode().ok_or(IntakeError::Protocol("pages that cannot be"))?;
+    pub(crate) async fn pending(&self, ranges: PageRanges) -> Result<(), PageReceiverError> {
+        let decoded = ranges.decode().ok_or(PageReceiverError::Protocol("invalid ranges of pages"))?;
         let extents = decoded.into_iter().map(|range| Extent {
             space: ranges.space,
             addr: range.start,
@@ -230,15 +236,19 @@ impl Intake {
         self.ask(move |client| client.pending(&extents)).await
     }
 
-    /// Bytes of all pages, those included that are still to come. Fails when they do not find room.
-    pub(crate) async fn fits(&self) -> Result<u64, IntakeError> {
+    /// Bytes of all pages, including those that are still to come. Fails when they are more than the bound.
+    pub(crate) async fn fits(&self) -> Result<u64, PageReceiverError> {
         let state = self.ask(Client::state).await?;
         let bytes = state.stored.saturating_add(state.pending).saturating_mul(PAGE_SIZE);
-        if bytes <= self.most { Ok(bytes) } else { Err(IntakeError::TooMuch { bytes, most: self.most }) }
+        if bytes <= self.most {
+            Ok(bytes)
+        } else {
+            Err(PageReceiverError::TooMuch { bytes, most: self.most })
+        }
     }
 
     /// CRIU restores from these images what they have; the rest of the memory is left to the pager.
-    pub(crate) async fn know_images(&self, images: &Path) -> Result<(), IntakeError> {
+    pub(crate) async fn know_images(&self, images: &Path) -> Result<(), PageReceiverError> {
         let images = images.to_path_buf();
         let reading = tokio::task::spawn_blocking(move || godwit_criu::images::restored_pages(&images));
         let extents = reading.await??.into_iter().flat_map(|process| {
@@ -254,43 +264,43 @@ impl Intake {
     }
 
     /// From now on a restorer that works in this directory finds the pager.
-    pub(crate) async fn listen(&self, work: &Path) -> Result<(), IntakeError> {
+    pub(crate) async fn listen(&self, work: &Path) -> Result<(), PageReceiverError> {
         let work = work.to_path_buf();
         self.ask(move |client| client.listen(&work)).await
     }
 
     /// All pages, when all are here, for a restore without the pager.
-    pub(crate) async fn index(&self) -> Result<(Vec<Stored>, Arc<Client>), IntakeError> {
-        let mut seen = self.seen.clone();
+    pub(crate) async fn index(&self) -> Result<(Vec<Stored>, Arc<Client>), PageReceiverError> {
+        let mut status = self.status.clone();
         loop {
-            let arrived = seen.borrow_and_update().arrived;
+            let arrived = status.borrow_and_update().arrived;
             if self.ask(Client::missing).await?.is_empty() {
                 break;
             }
             // An error is the end of the task that takes them, which is told elsewhere.
-            let _ = seen.wait_for(|seen| seen.arrived > arrived).await;
+            let _ = status.wait_for(|status| status.arrived > arrived).await;
         }
         let index = self.ask(Client::index).await?;
         Ok((index, Arc::clone(&self.client)))
     }
 
     /// All pages have been restored without the pager: whatever becomes of it from now on, none is lost.
-    pub(crate) fn is_spare(&self, local: &Local, id: &str) -> Result<(), IntakeError> {
+    pub(crate) fn is_spare(&self, local: &NodeResources, id: &str) -> Result<(), PageReceiverError> {
         let (from, to) = (directory(local, id), spare_directory(local, id));
-        std::fs::rename(&from, to).map_err(|source| IntakeError::Directory { directory: from, source })
+        std::fs::rename(&from, to).map_err(|source| PageReceiverError::Directory { directory: from, source })
     }
 
     /// From now on pages are put into the processes that CRIU has restored: these, in the node's PID
     /// namespace, which do not run yet. One that has a page already that is not its own fails the move.
-    pub(crate) async fn push(&mut self, processes: Vec<u32>) -> Result<(), IntakeError> {
-        // The word of the restorer comes on another socket than the engine's.
-        until(&mut self.seen, |seen| seen.restored || seen.unrestored.is_some()).await;
-        if let Some(reason) = self.seen.borrow().unrestored.clone() {
-            return Err(IntakeError::Unrestored(reason));
+    pub(crate) async fn push(&mut self, processes: Vec<u32>) -> Result<(), PageReceiverError> {
+        // The restorer's message comes on another socket than the engine's.
+        until(&mut self.status, |status| status.restored || status.unrestored.is_some()).await;
+        if let Some(reason) = self.status.borrow().unrestored.clone() {
+            return Err(PageReceiverError::Unrestored(reason));
         }
         let restored = tokio::task::spawn_blocking(move || named_inside(&processes)).await??;
         self.ask(move |client| client.verify(&restored)).await.map_err(|error| match error {
-            IntakeError::Pager(PagerError::Refused { reason, .. }) => IntakeError::Unfit(reason),
+            PageReceiverError::Pager(PagerError::Refused { reason, .. }) => PageReceiverError::Unfit(reason),
             error => error,
         })?;
         self.ask(Client::push).await
@@ -304,13 +314,13 @@ impl Intake {
 
     /// Pends until pages cannot be taken any more; then why.
     pub(crate) fn failure(&self) -> impl Future<Output = String> + Send + use<> {
-        let mut seen = self.seen.clone();
-        async move { until(&mut seen, |_| false).await.unwrap_or_default() }
+        let mut status = self.status.clone();
+        async move { until(&mut status, |_| false).await.unwrap_or_default() }
     }
 
     /// Returns when every page is where it belongs, or with the reason why that will not be.
     pub(crate) async fn complete(&mut self) -> Result<(), String> {
-        match until(&mut self.seen, |seen| seen.done).await {
+        match until(&mut self.status, |status| status.done).await {
             Some(reason) => Err(reason),
             None => Ok(()),
         }
@@ -323,23 +333,23 @@ impl Intake {
 
     /// Whether the source talks.
     pub(crate) fn talk(&self) -> Talk {
-        Talk(self.seen.clone())
+        Talk(self.status.clone())
     }
 
     /// Fails when the pager is gone, which may not have been noticed yet.
-    pub(crate) async fn is_alive(&self) -> Result<(), IntakeError> {
+    pub(crate) async fn is_alive(&self) -> Result<(), PageReceiverError> {
         self.ask(Client::state).await.map(|_| ())
     }
 
     /// Why pages cannot be taken any more, if they cannot.
     pub(crate) fn failed(&self) -> Option<String> {
-        self.seen.borrow().failed.clone()
+        self.status.borrow().failed.clone()
     }
 
     /// Ends the pager of a service that is complete; or whose processes here are gone.
-    pub(crate) async fn abandon(self, local: &Local, id: &str) -> Result<(), IntakeError> {
+    pub(crate) async fn abandon(self, local: &NodeResources, id: &str) -> Result<(), PageReceiverError> {
         if let Err(error) = self.ask(Client::abandon).await {
-            tracing::debug!(migration = %id, error = %crate::error_chain(&error), "a pager cannot be told to end");
+            tracing::debug!(migration = %id, error = %crate::error_chain(&error), "cannot tell a pager to end");
         }
         discard(local, id).await
     }
@@ -347,17 +357,17 @@ impl Intake {
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Client) -> Result<T, PagerError> + Send + 'static,
-    ) -> Result<T, IntakeError> {
+    ) -> Result<T, PageReceiverError> {
         let client = Arc::clone(&self.client);
         Ok(tokio::task::spawn_blocking(move || question(&client)).await??)
     }
 }
 
-/// Waits; returns the reason when it failed instead. A task behind an [`Intake`] that is gone says nothing of the
-/// pages, least of all that they are lost: this daemon ends, and its next life goes on.
-async fn until(seen: &mut watch::Receiver<Seen>, reached: impl Fn(&Seen) -> bool) -> Option<String> {
-    if let Ok(seen) = seen.wait_for(|seen| reached(seen) || seen.failed.is_some()).await {
-        return seen.failed.clone().filter(|_| !reached(&seen));
+/// Waits; returns the reason when it failed instead. Pends when the task of the [`PageReceiver`] is gone: this daemon
+/// ends, and continues at its next start; the pages are not lost.
+async fn until(status: &mut watch::Receiver<Status>, reached: impl Fn(&Status) -> bool) -> Option<String> {
+    if let Ok(status) = status.wait_for(|status| reached(status) || status.failed.is_some()).await {
+        return status.failed.clone().filter(|_| !reached(&status));
     }
     std::future::pending().await
 }
@@ -381,7 +391,7 @@ async fn work(
     retained: Option<Arc<Retained>>,
     events: Events,
     mut arrival: Arrival,
-    telling: watch::Sender<Seen>,
+    status_tx: watch::Sender<Status>,
     mut conversations: mpsc::Receiver<Link>,
 ) {
     let mut events = forward(events);
@@ -393,14 +403,14 @@ async fn work(
     let waiting = Waiting::default();
     // The first failure is the reason; what follows are its consequences.
     let fail = |reason: String| {
-        telling.send_modify(|seen| {
-            seen.failed.get_or_insert(reason);
+        status_tx.send_modify(|status| {
+            status.failed.get_or_insert(reason);
         });
     };
     loop {
         tokio::select! {
-            Some(further) = arrival.further.recv() => match further {
-                Further::Stream(Purpose::Faults, stream) => {
+            Some(further) = arrival.connections.recv() => match further {
+                FurtherConnection::Stream(Purpose::Faults, stream) => {
                     let sender = stream.sender();
                     for (space, page) in waiting.all() {
                         let request = FaultRequest { space, page };
@@ -410,14 +420,14 @@ async fn work(
                     faults = Some(sender);
                     streams.spawn(take_faulted(stream, Storing::new(&client, &retained, &waiting)));
                 }
-                Further::Stream(_, stream) => {
-                    streams.spawn(take(stream, Storing::new(&client, &retained, &waiting), telling.clone()));
+                FurtherConnection::Stream(_, stream) => {
+                    streams.spawn(take(stream, Storing::new(&client, &retained, &waiting), status_tx.clone()));
                 }
-                Further::Resumed(resumed) => match tell_missing(&client, &resumed).await {
+                FurtherConnection::Resumed(resumed) => match tell_missing(&client, &resumed).await {
                     Ok(missing) => {
                         waiting.retain(&missing);
                         link = Some(resumed.sender());
-                        telling.send_modify(|seen| seen.talks = true);
+                        status_tx.send_modify(|status| status.talks = true);
                         conversing.spawn(until_ended(resumed));
                     }
                     Err(error) if error.is_of_link() => {}
@@ -430,7 +440,7 @@ async fn work(
                     let _ = begun.sender().send(Message::Received).await;
                 } else {
                     link = Some(begun.sender());
-                    telling.send_modify(|seen| seen.talks = true);
+                    status_tx.send_modify(|status| status.talks = true);
                 }
                 conversing.spawn(until_ended(begun));
             }
@@ -442,9 +452,9 @@ async fn work(
                         let _ = sender.send(Message::FaultRequest(FaultRequest { space, page })).await;
                     }
                 }
-                Some(Event::RestoreFinished) => telling.send_modify(|seen| seen.restored = true),
-                // The engine tells why, and better.
-                Some(Event::RestoreFailed { reason }) => telling.send_modify(|seen| seen.unrestored = Some(reason)),
+                Some(Event::RestoreFinished) => status_tx.send_modify(|status| status.restored = true),
+                // The engine gives a better reason.
+                Some(Event::RestoreFailed { reason }) => status_tx.send_modify(|status| status.unrestored = Some(reason)),
                 Some(Event::Failed { reason }) => fail(reason),
                 Some(Event::Done) => {
                     done = true;
@@ -452,12 +462,12 @@ async fn work(
                         // A source that does not hear it asks, and is answered from the journal.
                         let _ = link.send(Message::Received).await;
                     }
-                    telling.send_modify(|seen| seen.done = true);
+                    status_tx.send_modify(|status| status.done = true);
                 }
                 None => {
                     // One that was done had nothing to lose.
-                    if !telling.borrow().done {
-                        fail("the service's pager has ended; its log tells more".into());
+                    if !status_tx.borrow().done {
+                        fail("the service's pager has ended; see its log".into());
                     }
                     std::future::pending::<()>().await;
                 }
@@ -473,7 +483,7 @@ async fn work(
                 }
                 if conversing.is_empty() {
                     link = None;
-                    telling.send_modify(|seen| seen.talks = false);
+                    status_tx.send_modify(|status| status.talks = false);
                 }
             }
         }
@@ -484,7 +494,11 @@ async fn work(
 async fn until_ended(mut link: Link) -> Option<String> {
     match link.receive().await {
         Ok(message) => {
-            tracing::warn!(node = link.node(), got = message.name(), "nothing was due from the source");
+            tracing::warn!(
+                node = link.node(),
+                got = message.name(),
+                "the source sent a message when none was due"
+            );
             None
         }
         Err(error @ LinkError::Aborted { .. }) => Some(error.to_string()),
@@ -506,7 +520,7 @@ fn forward(events: Events) -> mpsc::Receiver<Event> {
     receiver
 }
 
-async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, IntakeError> {
+async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, PageReceiverError> {
     let there = Arc::clone(client);
     let missing = tokio::task::spawn_blocking(move || there.missing()).await??;
     for same in missing.chunk_by(|a, b| a.space == b.space) {
@@ -520,7 +534,7 @@ async fn tell_missing(client: &Arc<Client>, link: &Link) -> Result<Vec<Extent>, 
 }
 
 /// Ends pagers whose migrations have ended: this daemon ended between the two.
-pub(crate) async fn end_idle(local: &Local) -> Result<(), LocalError> {
+pub(crate) async fn end_idle(local: &NodeResources) -> Result<(), LocalError> {
     let parent = local.layout.run.join("pagers");
     let entries = match std::fs::read_dir(&parent) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -537,9 +551,9 @@ pub(crate) async fn end_idle(local: &Local) -> Result<(), LocalError> {
     Ok(())
 }
 
-/// Ends a pager, also one that does not answer, and removes what it leaves. Processes that still lack
+/// Ends a pager, even one that does not answer, and removes what it leaves. Processes that still lack
 /// pages must be gone.
-pub(crate) async fn discard(local: &Local, id: &str) -> Result<(), IntakeError> {
+pub(crate) async fn discard(local: &NodeResources, id: &str) -> Result<(), PageReceiverError> {
     for directory in [directory(local, id), spare_directory(local, id)] {
         let (there, pagers) = (directory.clone(), Arc::clone(&local.pagers));
         tokio::task::spawn_blocking(move || pagers.end(&there)).await??;
@@ -548,13 +562,13 @@ pub(crate) async fn discard(local: &Local, id: &str) -> Result<(), IntakeError> 
     Ok(())
 }
 
-/// The same of a pager that nobody needs, until it is done; its intake, where there is one, ends with it.
-pub(crate) async fn end(local: &Local, id: &str, intake: Option<Intake>) {
-    let mut ended = match intake {
-        Some(intake) => intake.abandon(local, id).await,
+/// The same for a pager that is no longer needed, again until it succeeds; its receiver, where there is one, ends too.
+pub(crate) async fn end(local: &NodeResources, id: &str, receiver: Option<PageReceiver>) {
+    let mut ended = match receiver {
+        Some(receiver) => receiver.abandon(local, id).await,
         None => discard(local, id).await,
     };
-    let mut again = local.again(id, "a pager that nobody needs does not end");
+    let mut again = local.again(id, "cannot end a pager that is no longer needed");
     while let Err(error) = ended {
         if !again.after(&error.into()).await {
             return;
@@ -564,18 +578,18 @@ pub(crate) async fn end(local: &Local, id: &str, intake: Option<Intake>) {
 }
 
 /// Removes what a pager leaves.
-async fn remove(directory: PathBuf) -> Result<(), IntakeError> {
+async fn remove(directory: PathBuf) -> Result<(), PageReceiverError> {
     let gone = directory.clone();
     match tokio::task::spawn_blocking(move || std::fs::remove_dir_all(gone)).await? {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(IntakeError::Directory { directory, source })
+            Err(PageReceiverError::Directory { directory, source })
         }
         _ => Ok(()),
     }
 }
 
-impl From<IntakeError> for LocalError {
-    fn from(error: IntakeError) -> Self {
+impl From<PageReceiverError> for LocalError {
+    fn from(error: PageReceiverError) -> Self {
         Self::Pages(Box::new(error))
     }
 }

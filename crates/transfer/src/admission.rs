@@ -1,9 +1,9 @@
-//! Which connections that have shown no certificate yet there is room for.
+//! Which connections that have shown no certificate yet are admitted.
 //!
-//! Room for some is kept for the addresses of the cluster's members: strangers that begin handshakes and
+//! Some are reserved for the addresses of the cluster's members: strangers that begin handshakes and
 //! never end them must not keep members out. Among strangers no address, and no prefix as a site or a host
-//! has it (/24 of IPv4, /64 of IPv6), gets all the room; and where all of it is taken, the handshake that
-//! has lasted longest makes place: an honest one takes a few round trips.
+//! has it (/24 of IPv4, /64 of IPv6), gets all of them. Where all are taken, the handshake that has
+//! lasted longest is ended for the next one: an honest one takes a few round trips.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -41,7 +41,7 @@ struct UnderWay {
 
 /// The handshakes under way.
 #[derive(Default)]
-pub(crate) struct Room {
+pub(crate) struct Admission {
     known: KnownAddresses,
     under_way: HashMap<Id, UnderWay>,
 }
@@ -57,8 +57,8 @@ pub(crate) enum Verdict {
     Refuse(&'static str),
 }
 
-impl Room {
-    /// The addresses for which room is kept.
+impl Admission {
+    /// The addresses for which some are reserved.
     pub(crate) fn known(&self) -> &KnownAddresses {
         &self.known
     }
@@ -83,8 +83,8 @@ impl Room {
         }
         let near = |one: &UnderWay| prefix(one.address) == prefix(address);
         let strangers = || self.under_way.iter().filter(|(_, one)| !one.known);
-        let room = options.max_pending.saturating_sub(options.reserved);
-        let full = strangers().count() >= room;
+        let most = options.max_pending.saturating_sub(options.reserved);
+        let full = strangers().count() >= most;
         let crowded = strangers().filter(|(_, one)| near(one)).count() >= options.max_pending_per_prefix;
         if !full && !crowded {
             return Verdict::Enter;

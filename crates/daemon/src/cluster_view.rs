@@ -1,4 +1,4 @@
-//! The node as migrations know it: what they ask of the cluster, and what they do to the node's books.
+//! The cluster as migrations see it from this node, and what they change in the node's state.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, PoisonError};
@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, DecisionResponse};
 use godwit_migration::link;
-use godwit_migration::local::Place;
-use godwit_migration::{Decision, Host, HostError, Known, Progress, Service, error_chain};
+use godwit_migration::resources::Place;
+use godwit_migration::{Cluster, ClusterError, Decision, Known, Progress, Service, error_chain};
 use godwit_names::ServiceName;
 use godwit_transfer::{Connection, NodeName};
 use tokio::sync::watch;
@@ -19,7 +19,7 @@ use crate::network::{forward, overlay};
 use crate::node::{Claim, Migrating, Node};
 use crate::state::StateError;
 
-/// A service whose pages are served by this life of the daemon, though an earlier one gave it away.
+/// A service that left before this daemon was started, and whose pages are still served.
 struct Leaving {
     node: Arc<Node>,
     name: ServiceName,
@@ -33,45 +33,45 @@ impl Drop for Leaving {
     }
 }
 
-/// The node as migrations know it.
-pub(crate) struct NodeHost(pub std::sync::Weak<Node>);
+/// The cluster as migrations see it from this node.
+pub(crate) struct ClusterView(pub std::sync::Weak<Node>);
 
-impl NodeHost {
-    fn node(&self) -> Result<Arc<Node>, HostError> {
-        self.0.upgrade().ok_or_else(|| HostError("godwitd is shutting down".into()))
+impl ClusterView {
+    fn node(&self) -> Result<Arc<Node>, ClusterError> {
+        self.0.upgrade().ok_or_else(|| ClusterError("godwitd is shutting down".into()))
     }
 }
 
-impl NodeHost {
-    /// Asks the source of a migration for its decision; `acknowledged`: says that it needs not be told any more.
+impl ClusterView {
+    /// Asks the source of a migration for its decision; with `acknowledged` it only acknowledges the commit.
     async fn ask(
         &self,
         source: &str,
         migration: &str,
         journal: &str,
         acknowledged: bool,
-    ) -> Result<DecisionResponse, HostError> {
+    ) -> Result<DecisionResponse, ClusterError> {
         let node = self.node()?;
         let address = node
             .member_address(source)
-            .map_err(|e| host_error(&e))?
-            .ok_or_else(|| HostError(format!("node {source} is no member of the cluster")))?;
+            .map_err(|e| cluster_error(&e))?
+            .ok_or_else(|| ClusterError(format!("node {source} is not a member of the cluster")))?;
         let (migration_id, journal) = (migration.to_owned(), journal.to_owned());
         let request = DecisionRequest { migration_id, journal, acknowledged };
         let answer = node.peers.get(source, &address).decision(request).await;
-        Ok(answer.map_err(|status| HostError(status.message().to_string()))?.into_inner())
+        Ok(answer.map_err(|status| ClusterError(status.message().to_string()))?.into_inner())
     }
 }
 
-fn host_error(error: &(dyn std::error::Error + 'static)) -> HostError {
-    HostError(error_chain(error))
+fn cluster_error(error: &(dyn std::error::Error + 'static)) -> ClusterError {
+    ClusterError(error_chain(error))
 }
 
 /// Most nodes that are asked where a service has gone.
 const MOST_ASKED: usize = 8;
 
-/// Why node `from` has no say in a service, if it has none: it is known to be another member's, which does not say
-/// that it has given it away.
+/// Why node `from` may not move a service here, if it may not: it is known to be another member's, which does not say
+/// that it has given the service away.
 async fn not_its_own(node: &Arc<Node>, service: &Service, from: &str) -> Result<Option<String>, StateError> {
     let mut asked = Vec::new();
     loop {
@@ -94,8 +94,7 @@ async fn not_its_own(node: &Arc<Node>, service: &Service, from: &str) -> Result<
         let is_new = !asked.contains(&owner) && asked.len() < MOST_ASKED;
         if !is_new || !cluster::hear(node, &owner).await? {
             return Ok(Some(format!(
-                "node {} has heard that service {} (id {}) is on node {owner}, and not that it went to node {from}; let \
-                 the nodes hear of each other, or remove node {owner} if it is lost",
+                "node {} knows service {} (id {}) as node {owner}'s, and has no news that it moved to node {from}; make sure that the nodes reach each other, or remove node {owner} if it is lost",
                 node.name, placement.service, service.id
             )));
         }
@@ -104,10 +103,10 @@ async fn not_its_own(node: &Arc<Node>, service: &Service, from: &str) -> Result<
 }
 
 #[async_trait]
-impl Host for NodeHost {
+impl Cluster for ClusterView {
     async fn admit(&self, service: &Service, from: &str) -> Result<Place, Vec<String>> {
         let node = self.node().map_err(|error| vec![error.to_string()])?;
-        // First of all: the rest acts upon what is said of the service.
+        // First of all: the rest acts on what node `from` says of the service.
         let owned = not_its_own(&node, service, from).await.map_err(|error| vec![error_chain(&error)])?;
         if let Some(objection) = owned {
             return Err(vec![objection]);
@@ -146,16 +145,16 @@ impl Host for NodeHost {
         match node.claim(&service.name, claim) {
             Some(occupied) => Ok(Box::new(occupied)),
             None => Err(vec![format!(
-                "a service {} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
+                "a service {} is being created or removed on node {}, or an earlier migration of it has not ended there; try again in a moment",
                 service.name, node.name
             )]),
         }
     }
 
-    fn known(&self, service: &Service) -> Result<Known, HostError> {
+    fn known(&self, service: &Service) -> Result<Known, ClusterError> {
         let node = self.node()?;
-        let owned = node.state.service(&service.name).map_err(|e| host_error(&e))?;
-        let placements = node.state.placements().map_err(|e| host_error(&e))?;
+        let owned = node.state.service(&service.name).map_err(|e| cluster_error(&e))?;
+        let placements = node.state.placements().map_err(|e| cluster_error(&e))?;
         let placement = placements.into_iter().find(|placement| placement.id == service.id);
         Ok(Known {
             here: owned.filter(|owned| owned.service.id == service.id).map(|owned| owned.service.epoch),
@@ -167,10 +166,10 @@ impl Host for NodeHost {
         self.node().ok()?.occupy(name).map(|occupied| Box::new(occupied) as Place)
     }
 
-    async fn adopt(&self, service: &Service) -> Result<(), HostError> {
+    async fn adopt(&self, service: &Service) -> Result<(), ClusterError> {
         let node = self.node()?;
-        node.state.put_service(service).map_err(|e| host_error(&e))?;
-        node.place(service, &node.name, service.epoch, false).map_err(|e| host_error(&e))?;
+        node.state.put_service(service).map_err(|e| cluster_error(&e))?;
+        node.place(service, &node.name, service.epoch, false).map_err(|e| cluster_error(&e))?;
         node.watch(service);
         node.events.tell("migration", "arrived", &service.name, "");
         Ok(())
@@ -178,7 +177,7 @@ impl Host for NodeHost {
 
     async fn lost(&self, service: &Service, reason: &str) {
         if let Ok(node) = self.node() {
-            // Its watcher would tell less.
+            // Its watcher would know less.
             node.unwatch(&service.name);
             node.events.tell("migration", "lost", &service.name, reason);
             // Before its processes are killed: it is started again when this migration is over.
@@ -186,38 +185,38 @@ impl Host for NodeHost {
         }
     }
 
-    async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {
+    async fn release(&self, service: &Service, to: &str) -> Result<(), ClusterError> {
         let node = self.node()?;
-        if node.state.remove_service(service).map_err(|e| host_error(&e))? {
+        if node.state.remove_service(service).map_err(|e| cluster_error(&e))? {
             node.unwatch(&service.name);
             node.forget_lives(&service.id);
         }
-        node.place(service, to, service.epoch + 1, false).map_err(|e| host_error(&e))?;
-        if let Some(placement) = node.placement(&service.name).map_err(|e| host_error(&e))?
+        node.place(service, to, service.epoch + 1, false).map_err(|e| cluster_error(&e))?;
+        if let Some(placement) = node.placement(&service.name).map_err(|e| cluster_error(&e))?
             && placement.node != node.name
         {
-            forward::forward(&node, &placement).await.map_err(|e| host_error(&e))?;
+            forward::forward(&node, &placement).await.map_err(|e| cluster_error(&e))?;
         }
         Ok(())
     }
 
-    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, HostError> {
+    fn serves(&self, service: &Service, migration: &str, to: &str) -> Result<Place, ClusterError> {
         let node = self.node()?;
         let (end, ended) = watch::channel(());
         let (_, progress) = watch::channel(Progress { phase: "serve", ..Progress::default() });
         let (id, to, cancel) = (migration.into(), to.into(), CancellationToken::new());
         node.begin_migration(&service.name, Migrating { id, to, cancel, progress, ended })
-            .map_err(|doing| HostError(format!("service {} {doing}", service.name)))?;
+            .map_err(|doing| ClusterError(format!("service {} {doing}", service.name)))?;
         Ok(Box::new(Leaving { node, name: service.name.clone(), _end: end }))
     }
 
-    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, HostError> {
+    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, ClusterError> {
         let answer = self.ask(source, migration, journal, false).await?;
         Ok(match answer.decision() {
             godwit_api::v1::Decision::Committed => Decision::Committed,
-            // One of before journals had an identity takes what it does not know for what it has aborted.
+            // An older version, without identities of journals, takes a migration that it does not know for aborted.
             godwit_api::v1::Decision::Aborted if !journal.is_empty() && answer.journal != journal => {
-                Decision::Unknown("it is of an older version, which cannot tell whether it knows".into())
+                Decision::Unknown("its godwitd is of an older version, which cannot say whether its journal has the migration".into())
             }
             godwit_api::v1::Decision::Aborted => Decision::Aborted(answer.reason),
             godwit_api::v1::Decision::Unknown => Decision::Unknown(answer.reason),
@@ -225,26 +224,26 @@ impl Host for NodeHost {
         })
     }
 
-    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), HostError> {
+    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), ClusterError> {
         self.ask(source, migration, "", true).await.map(drop)
     }
 
-    fn vtep(&self, node: &str) -> Result<Ipv4Addr, HostError> {
-        let members = self.node()?.state.members().map_err(|e| host_error(&e))?;
+    fn vtep(&self, node: &str) -> Result<Ipv4Addr, ClusterError> {
+        let members = self.node()?.state.members().map_err(|e| cluster_error(&e))?;
         let member = members.into_iter().find(|member| member.name == node);
         let vtep = member.and_then(|member| member.vtep.parse().ok());
-        vtep.ok_or_else(|| HostError(format!("it is not known where node {node} takes frames for services")))
+        vtep.ok_or_else(|| ClusterError(format!("the overlay address of node {node} is not known")))
     }
 
-    async fn connect(&self, to: &str) -> Result<Connection, HostError> {
+    async fn connect(&self, to: &str) -> Result<Connection, ClusterError> {
         let node = self.node()?;
         let address = node
             .member_address(to)
-            .map_err(|e| host_error(&e))?
-            .ok_or_else(|| HostError(format!("node {to} is no member of the cluster")))?;
-        let peer = NodeName::new(to).map_err(|e| host_error(&e))?;
+            .map_err(|e| cluster_error(&e))?
+            .ok_or_else(|| ClusterError(format!("node {to} is not a member of the cluster")))?;
+        let peer = NodeName::new(to).map_err(|e| cluster_error(&e))?;
         let opened = Connection::open(&node.peers.identity(), &address, &peer, &link::options()).await;
-        opened.map_err(|e| host_error(&e))
+        opened.map_err(|e| cluster_error(&e))
     }
 
     async fn told(&self, service: &Service, what: &str) {
@@ -255,7 +254,7 @@ impl Host for NodeHost {
 
     async fn in_doubt(&self, service: &Service, source: &str) {
         if let Ok(node) = self.node() {
-            let detail = format!("restored here, stopped, until node {source} tells whether it committed");
+            let detail = format!("restored here, and stopped until node {source} says whether it committed");
             node.events.tell("migration", "in doubt", &service.name, &detail);
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::waiting::Waiting;
-use super::{IntakeError, Seen};
+use super::{PageReceiverError, Status};
 use crate::blocking::off_worker;
 use crate::link::Link;
 use crate::message::Message;
@@ -24,11 +24,11 @@ const PAGE: usize = 4096;
 
 /// The stream of pages that a process waits for: they are few, and another thread would only take longer
 /// to wake than they take to store.
-pub(super) async fn take_faulted(mut stream: Link, mut into: Storing) -> Result<(), IntakeError> {
+pub(super) async fn take_faulted(mut stream: Link, mut into: Storing) -> Result<(), PageReceiverError> {
     loop {
         match stream.receive().await? {
             Message::Pages(bytes) if into.client.has_room() => into.store(bytes)?,
-            // The pager is slow, or stands still: other tasks must not wait with this one.
+            // The pager is slow or hangs: other tasks must not wait with this one.
             Message::Pages(bytes) => off_worker(|| into.store(bytes))?,
             other => return Err(stream.unexpected(&other, "Pages").into()),
         }
@@ -39,8 +39,8 @@ pub(super) async fn take_faulted(mut stream: Link, mut into: Storing) -> Result<
 pub(crate) async fn take<S: Carrier>(
     mut stream: Link<S>,
     mut into: Storing,
-    telling: watch::Sender<Seen>,
-) -> Result<(), IntakeError> {
+    status_tx: watch::Sender<Status>,
+) -> Result<(), PageReceiverError> {
     let (sender, mut batches) = mpsc::channel::<bytes::Bytes>(QUEUE);
     let (idle, mut idling) = watch::channel(0u64);
     let mut storing = AbortOnDropHandle::new(tokio::task::spawn_blocking(move || {
@@ -48,7 +48,7 @@ pub(crate) async fn take<S: Carrier>(
             into.store(bytes)?;
             idle.send_modify(|stored| *stored += 1);
         }
-        Ok::<_, IntakeError>(())
+        Ok::<_, PageReceiverError>(())
     }));
     let mut given = 0u64;
     loop {
@@ -67,7 +67,7 @@ pub(crate) async fn take<S: Carrier>(
                 if idling.wait_for(|stored| *stored == given).await.is_err() {
                     return storing.await?;
                 }
-                telling.send_modify(|seen| seen.arrived += 1);
+                status_tx.send_modify(|status| status.arrived += 1);
                 stream.send(Message::PagesEnd).await?;
             }
             other => return Err(stream.unexpected(&other, "Pages").into()),
@@ -80,7 +80,7 @@ pub(crate) struct Storing {
     client: Arc<Client>,
     retained: Option<Arc<Retained>>,
     waiting: Waiting,
-    /// Where this stream's pages are: differences are to what is there.
+    /// Where this stream's pages are: deltas apply to what is there.
     slots: PageMap<u64>,
 }
 
@@ -93,7 +93,7 @@ impl Storing {
         Self { client, retained: retained.clone(), waiting, slots: PageMap::new(NOWHERE) }
     }
 
-    fn store(&mut self, bytes: bytes::Bytes) -> Result<(), IntakeError> {
+    fn store(&mut self, bytes: bytes::Bytes) -> Result<(), PageReceiverError> {
         let Batch { space, runs } = Batch::decode(bytes)?;
         let (mut stored, mut zero) = (Vec::new(), Vec::new());
         for Run { range, kind, data } in runs {
@@ -132,26 +132,29 @@ impl Storing {
     }
 
     /// What was retained of these pages when the service left.
-    fn retained(&self, space: Space, range: &Range) -> Result<bytes::Bytes, IntakeError> {
-        let retained =
-            self.retained.as_ref().ok_or(IntakeError::Protocol("pages that were never retained here"))?;
+    fn retained(&self, space: Space, range: &Range) -> Result<bytes::Bytes, PageReceiverError> {
+        let retained = self
+            .retained
+            .as_ref()
+            .ok_or(PageReceiverError::Protocol("pages that were never retained here"))?;
         let mut content = bytes::BytesMut::new();
         for address in (range.start..range.end).step_by(PAGE) {
             let page = retained.page(space, address)?;
-            content
-                .extend_from_slice(&page.ok_or(IntakeError::Protocol("a page that was not retained here"))?);
+            content.extend_from_slice(
+                &page.ok_or(PageReceiverError::Protocol("a page that was not retained here"))?,
+            );
         }
         Ok(content.freeze())
     }
 
-    /// Pages as they are now, by their differences.
-    fn changed(&self, space: Space, range: &Range, deltas: &[u8]) -> Result<bytes::Bytes, IntakeError> {
+    /// Pages as they are now, by their deltas.
+    fn changed(&self, space: Space, range: &Range, deltas: &[u8]) -> Result<bytes::Bytes, PageReceiverError> {
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let mut content = vec![0; length];
         for (page, address) in content.as_chunks_mut::<PAGE>().0.iter_mut().zip((range.start..).step_by(PAGE))
         {
             let slot = Some(self.slots.get(space, address)).filter(|slot| *slot != NOWHERE);
-            let slot = slot.ok_or(IntakeError::Protocol("a difference to a page that never came"))?;
+            let slot = slot.ok_or(PageReceiverError::Protocol("a delta to a page that never came"))?;
             self.client.read(slot, page)?;
         }
         apply_deltas(deltas, &mut content)?;

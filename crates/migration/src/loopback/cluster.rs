@@ -1,4 +1,4 @@
-//! What the daemon does above a migration: the books, the names, and the way to the other node.
+//! What the daemon does above a migration: the state, the names, and the way to the other node.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -10,7 +10,7 @@ use godwit_transfer::{Connection, Identity};
 
 use super::machine::Machine;
 use super::wire::Wire;
-use crate::local::{Decision, Host, HostError, Known, Place};
+use crate::resources::{Cluster, ClusterError, Decision, Known, Place};
 use crate::service::Service;
 use crate::{error_chain, link, recovery};
 
@@ -35,9 +35,9 @@ impl Drop for Occupied {
 }
 
 impl Above {
-    fn step<T>(&self, verb: &str, work: impl FnOnce() -> Result<T, HostError>) -> Result<T, HostError> {
-        let failed = || Err(HostError(format!("a fault is injected into {verb}")));
-        self.machine.script.step(&format!("host.{verb}"), work).unwrap_or_else(failed)
+    fn step<T>(&self, verb: &str, work: impl FnOnce() -> Result<T, ClusterError>) -> Result<T, ClusterError> {
+        let failed = || Err(ClusterError(format!("a fault is injected into {verb}")));
+        self.machine.script.step(&format!("cluster.{verb}"), work).unwrap_or_else(failed)
     }
 
     fn take(&self, name: &ServiceName) -> Option<Place> {
@@ -47,21 +47,21 @@ impl Above {
 }
 
 #[async_trait]
-impl Host for Above {
+impl Cluster for Above {
     async fn admit(&self, service: &Service, _: &str) -> Result<Place, Vec<String>> {
         let admitted = self.step("admit", || {
             if self.machine.there().own.contains_key(&service.id) {
-                return Err(HostError("it is here".into()));
+                return Err(ClusterError("it is here".into()));
             }
             if self.machine.daemon().is_some_and(|local| local.doubts.has(&service.name)) {
-                return Err(HostError("it is in doubt".into()));
+                return Err(ClusterError("it is in doubt".into()));
             }
-            self.take(&service.name).ok_or_else(|| HostError("its name is taken".into()))
+            self.take(&service.name).ok_or_else(|| ClusterError("its name is taken".into()))
         });
         admitted.map_err(|error| vec![error.0])
     }
 
-    fn known(&self, service: &Service) -> Result<Known, HostError> {
+    fn known(&self, service: &Service) -> Result<Known, ClusterError> {
         self.step("known", || {
             let there = self.machine.there();
             Ok(Known {
@@ -75,7 +75,7 @@ impl Host for Above {
         self.take(name)
     }
 
-    async fn adopt(&self, service: &Service) -> Result<(), HostError> {
+    async fn adopt(&self, service: &Service) -> Result<(), ClusterError> {
         self.step("adopt", || {
             let mut there = self.machine.there();
             there.own.insert(service.id.clone(), service.clone());
@@ -84,7 +84,7 @@ impl Host for Above {
         })
     }
 
-    async fn release(&self, service: &Service, to: &str) -> Result<(), HostError> {
+    async fn release(&self, service: &Service, to: &str) -> Result<(), ClusterError> {
         self.step("release", || {
             let mut there = self.machine.there();
             if there.own.get(&service.id).is_some_and(|own| own.epoch == service.epoch) {
@@ -95,38 +95,40 @@ impl Host for Above {
         })
     }
 
-    fn serves(&self, service: &Service, _: &str, _: &str) -> Result<Place, HostError> {
-        self.step("serves", || self.take(&service.name).ok_or_else(|| HostError("its name is taken".into())))
+    fn serves(&self, service: &Service, _: &str, _: &str) -> Result<Place, ClusterError> {
+        self.step("serves", || {
+            self.take(&service.name).ok_or_else(|| ClusterError("its name is taken".into()))
+        })
     }
 
-    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, HostError> {
+    async fn decision(&self, source: &str, migration: &str, journal: &str) -> Result<Decision, ClusterError> {
         assert_eq!(source, self.peer.name);
         self.step("decision", || {
-            let local = self.peer.daemon().ok_or_else(|| HostError(format!("node {source} is down")))?;
+            let local = self.peer.daemon().ok_or_else(|| ClusterError(format!("node {source} is down")))?;
             recovery::decision(&local, migration, &self.machine.name, journal)
-                .map_err(|error| HostError(error_chain(&error)))
+                .map_err(|error| ClusterError(error_chain(&error)))
         })
     }
 
-    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), HostError> {
+    async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), ClusterError> {
         self.step("acknowledge", || {
-            let local = self.peer.daemon().ok_or_else(|| HostError(format!("node {source} is down")))?;
+            let local = self.peer.daemon().ok_or_else(|| ClusterError(format!("node {source} is down")))?;
             // The word is for the other node; what becomes of it there is not this one's fault.
             let noted = local.journal.acknowledge(migration, &self.machine.name);
-            noted.map_err(|error| HostError(error_chain(&error)))
+            noted.map_err(|error| ClusterError(error_chain(&error)))
         })
     }
 
-    fn vtep(&self, _: &str) -> Result<Ipv4Addr, HostError> {
+    fn vtep(&self, _: &str) -> Result<Ipv4Addr, ClusterError> {
         self.step("vtep", || Ok(Ipv4Addr::LOCALHOST))
     }
 
-    async fn connect(&self, node: &str) -> Result<Connection, HostError> {
+    async fn connect(&self, node: &str) -> Result<Connection, ClusterError> {
         assert_eq!(node, self.peer.name);
         self.step("connect", || Ok(()))?;
         let (address, to) = (self.wire.address(), self.peer_name());
         let opened = Connection::open(&self.identity, &address, &to, &link::options()).await;
-        opened.map_err(|error| HostError(error_chain(&error)))
+        opened.map_err(|error| ClusterError(error_chain(&error)))
     }
 
     async fn lost(&self, _: &Service, reason: &str) {

@@ -54,19 +54,19 @@ pub(crate) fn nanos(duration: Duration) -> Nanos {
 
 /// The wire's occupation and the frames that are under way, in the order of their times.
 #[derive(Debug)]
-pub(crate) struct Lane<T> {
+pub(crate) struct Wire<T> {
     free_at: Nanos,
     last_at: Nanos,
     under_way: VecDeque<(Nanos, T)>,
 }
 
-impl<T> Default for Lane<T> {
+impl<T> Default for Wire<T> {
     fn default() -> Self {
         Self { free_at: 0, last_at: 0, under_way: VecDeque::new() }
     }
 }
 
-impl<T> Lane<T> {
+impl<T> Wire<T> {
     /// Occupies the wire for `wire` from `now` on, or later if it is taken; the beginning is
     /// returned, or none if the queue is full.
     pub(crate) fn admit(&mut self, now: Nanos, wire: Nanos, patience: Nanos) -> Option<Nanos> {
@@ -119,22 +119,22 @@ mod tests {
 
     #[test]
     fn frames_follow_each_other_and_a_full_queue_drops() {
-        let mut lane = Lane::<()>::default();
-        assert_eq!(lane.admit(100, 50, 60), Some(100));
-        assert_eq!(lane.admit(100, 50, 60), Some(150));
-        assert_eq!(lane.admit(100, 50, 60), None, "it would wait 100 ns");
-        assert_eq!(lane.admit(140, 50, 60), Some(200));
-        assert_eq!(lane.admit(1000, 50, 60), Some(1000), "an idle wire saves nothing up");
+        let mut wire = Wire::<()>::default();
+        assert_eq!(wire.admit(100, 50, 60), Some(100));
+        assert_eq!(wire.admit(100, 50, 60), Some(150));
+        assert_eq!(wire.admit(100, 50, 60), None, "it would wait 100 ns");
+        assert_eq!(wire.admit(140, 50, 60), Some(200));
+        assert_eq!(wire.admit(1000, 50, 60), Some(1000), "an idle wire saves nothing up");
     }
 
     #[test]
     fn order_is_kept_when_the_delay_shrinks() {
-        let mut lane = Lane::default();
-        lane.send(500, "first");
-        lane.send(300, "second");
-        assert_eq!(lane.take_due(499), None);
-        assert_eq!(lane.take_due(500), Some((500, "first")));
-        assert_eq!(lane.take_due(500), Some((500, "second")));
-        assert_eq!(lane.next(), None);
+        let mut wire = Wire::default();
+        wire.send(500, "first");
+        wire.send(300, "second");
+        assert_eq!(wire.take_due(499), None);
+        assert_eq!(wire.take_due(500), Some((500, "first")));
+        assert_eq!(wire.take_due(500), Some((500, "second")));
+        assert_eq!(wire.next(), None);
     }
 }
