@@ -220,6 +220,8 @@ fn a_third_member_can_do_nothing_to_a_service_that_moves_between_two_others() {
     // The service as its definition goes over the wire.
     let database = victim.bed.lab().state("a").unwrap().join("node.db");
     let service = service_in(&database);
+    let before = ["a", "b"].map(|node| members(&victim.bed, node));
+    let own_address = victim.bed.lab().address("c").unwrap().to_string();
     for node in ["b", "c"] {
         wait_for(&format!("node {node} to know the service"), || {
             (shown(&victim.bed, node)["node"] == "a").then_some(())
@@ -246,6 +248,14 @@ fn a_third_member_can_do_nothing_to_a_service_that_moves_between_two_others() {
         wait_for(&format!("node {node} to know where the service is"), || {
             (shown(&victim.bed, node)["node"] == "b").then_some(())
         });
+    }
+    // Of the nodes that it told of nothing has come since, neither here nor in the packet filter.
+    for (node, before) in ["a", "b"].into_iter().zip(before) {
+        assert_eq!(members(&victim.bed, node), before, "at {node}");
+        let filter =
+            victim.bed.lab().command(node, "nft").unwrap().args(["list", "ruleset"]).output().unwrap();
+        let filter = String::from_utf8(filter.stdout).unwrap();
+        assert!(filter.contains(&own_address) && !filter.contains("10.99.0.77"), "at {node}:\n{filter}");
     }
     victim.ends_at_b();
 }
