@@ -200,7 +200,7 @@ fn root_filesystems_and_images_that_cannot_be_run() {
             &format!("root filesystem {}", shell.rootfs),
             "there is no command",
             command,
-            "give one that is there",
+            "give a command that is there",
         ];
         shell.run_fails(&[], &[command], 125, &words);
     };
