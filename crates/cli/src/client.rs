@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use godwit_api::v1::node_client::NodeClient;
+use godwit_api::{innermost, v1::node_client::NodeClient};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::{
@@ -123,15 +123,18 @@ impl Connection {
             .initial_connection_window_size(WINDOW)
             .connect_with_connector(connector)
             .await
-            .map_err(|error| ClientError::Lost { socket: socket.clone(), cause: innermost(&error) })?;
+            .map_err(|error| {
+                let cause = innermost(&error).unwrap_or_else(|| error.to_string());
+                ClientError::Lost { socket: socket.clone(), cause }
+            })?;
         Ok(Self { node: NodeClient::new(channel).max_decoding_message_size(MAX_ANSWER), socket })
     }
 
     /// Makes a sentence of a failed call.
     #[must_use]
     pub fn explain(&self, status: &Status) -> ClientError {
-        if let Some(source) = std::error::Error::source(status) {
-            return ClientError::Lost { socket: self.socket.clone(), cause: innermost(source) };
+        if let Some(cause) = innermost(status) {
+            return ClientError::Lost { socket: self.socket.clone(), cause };
         }
         let message = status.message().trim();
         match status.code() {
@@ -150,15 +153,6 @@ impl Connection {
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
-}
-
-/// The message that says most: the outer ones are "transport error".
-fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 fn unreachable(global: &Global, socket: &Path, cause: io::Error) -> ClientError {

@@ -16,6 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::images::{ImageError, ImageKind, rewrite};
+use crate::status;
 
 /// Most descriptors that CRIU's code has open at a time in a process; it is less than half of that.
 const NEEDED: u64 = 16;
@@ -93,10 +94,9 @@ fn raise_one(pid: u32) -> io::Result<Option<(u32, Process)>> {
     if limits.rlim_cur >= enough {
         return Ok(None);
     }
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let inside = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    let inside = inside.and_then(|pids| pids.split_whitespace().last()?.parse().ok());
-    let inside = inside.ok_or_else(|| io::Error::other("its status has no NSpid"))?;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let inside =
+        status::innermost(&text, "NSpid").ok_or_else(|| io::Error::other("its status has no NSpid"))?;
     let process = Process { pid, started: started(pid)?, limits };
     self::limits(pid, Some(libc::rlimit { rlim_cur: enough, rlim_max: enough.max(limits.rlim_max) }))?;
     Ok(Some((inside, process)))

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use godwit_api::innermost;
 use godwit_api::v1::{
     self as api, CaptureBatch, CaptureCount, CaptureEvent, CaptureInterface, CaptureNote, CapturePlace,
     CaptureRequest, CaptureStart, CapturedPacket, capture_event::Kind,
@@ -34,9 +35,10 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
+use crate::convert;
+use crate::network::attachment;
 use crate::node::Node;
 use crate::status::{internal, status};
-use crate::{convert, networks};
 
 /// Events that wait for a slow reader; then the nodes' own queues fill, and they count what is lost.
 const QUEUE: usize = 32;
@@ -94,7 +96,7 @@ pub(crate) async fn everywhere(
     let placement = placement.ok_or_else(|| {
         Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
     })?;
-    let Some((address, nth)) = networks::address_on(node, &placement, &request.network)? else {
+    let Some((address, nth)) = attachment::address_on(node, &placement, &request.network)? else {
         return Err(Status::failed_precondition(format!(
             "service {name} is in a network namespace that godwit did not create, so godwit captures nothing there; capture with `nsenter --net=PATH tcpdump` (`godwit inspect {name}` shows the path)"
         )));
@@ -217,12 +219,7 @@ fn reason(status: &Status) -> String {
     if status.code() == Code::Unimplemented {
         return "it runs a godwit that cannot capture; install the same one on all nodes".into();
     }
-    let mut innermost: &dyn std::error::Error = status;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    if std::error::Error::source(status).is_some() {
-        let cause = innermost.to_string();
+    if let Some(cause) = innermost(status) {
         // Some errors end with the address of a manual page about them.
         let cause = cause.split(": https://").next().unwrap_or_default();
         return format!("it cannot be reached: {cause}");
@@ -370,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_each_captured_once() {
+    fn places_are_each_looked_at_once() {
         let request = |at: Vec<i32>| CaptureRequest { at, ..CaptureRequest::default() };
         assert_eq!(places(&request(vec![])).unwrap(), Place::ALL);
         assert_eq!(places(&request(vec![4, 1, 4])).unwrap(), [Place::Service, Place::Uplink]);

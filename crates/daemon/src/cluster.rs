@@ -16,11 +16,12 @@ use godwit_names::ServiceName;
 use prost::Message as _;
 
 use crate::directory::{UNREACHABLE_MS, own_info};
+use crate::network::{cluster_networks as networks, forward, overlay as network};
 use crate::node::{Claim, Conflict, Node};
 use crate::peers::MAX_SYNC;
+use crate::removals;
 use crate::state::{StateError, now_ms};
 use crate::trust::{self, Belief, MAX_MEMBERS, MAX_SERVICES, Placements};
-use crate::{forward, network, networks, removals};
 
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -82,7 +83,7 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
         async move {
             match node.peers.get(&member.name, &member.address).sync(message).await {
                 Ok(answer) => {
-                    if let Err(error) = take_in(&node, &member.name, answer.into_inner()).await {
+                    if let Err(error) = take_in_whole(&node, &member.name, answer.into_inner()).await {
                         tracing::error!(error = %error_chain(&error), "cannot record news of the cluster");
                     }
                     if let Some(keys) = node.network.keys() {
@@ -122,7 +123,7 @@ fn too_much(message: &SyncMessage, most: usize) -> Option<String> {
 pub(crate) async fn hear(node: &Arc<Node>, from: &str) -> Result<bool, StateError> {
     let Some(address) = node.member_address(from)? else { return Ok(false) };
     match node.peers.get(from, &address).sync(what_we_know(node)?).await {
-        Ok(answer) => take_in(node, from, answer.into_inner()).await.map(|()| true),
+        Ok(answer) => take_in_whole(node, from, answer.into_inner()).await.map(|()| true),
         Err(status) => {
             tracing::debug!(peer = %from, %status, "no exchange");
             Ok(false)
@@ -190,8 +191,25 @@ fn placements(node: &Node) -> Result<Vec<Placement>, StateError> {
     Ok(placements)
 }
 
-/// Takes over what is newer in the message of a member, of what it has a say in ([`trust`]).
-pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(), StateError> {
+/// Takes over what is newer in the message of a member, of what it has a say in ([`trust`]). It does so to the end even if
+/// its caller is dropped, as it is when a peer cancels its request: what is recorded as known is not acted on again.
+pub(crate) async fn take_in_whole(
+    node: &Arc<Node>,
+    from: &str,
+    message: SyncMessage,
+) -> Result<(), StateError> {
+    let (node, from) = (Arc::clone(node), from.to_owned());
+    match tokio::spawn(async move { take_in(&node, &from, message).await }).await {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only the end of the daemon cancels it.
+            Err(_) => Ok(()),
+        },
+    }
+}
+
+async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(), StateError> {
     node.tombstones.hear(from, &message);
     removals::learn(node, &message.removals).await?;
     let mut members = node.state.members()?;

@@ -14,9 +14,10 @@ use godwit_transfer::{Connection, NodeName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::cluster;
+use crate::network::{forward, overlay};
 use crate::node::{Claim, Migrating, Node};
 use crate::state::StateError;
-use crate::{cluster, forward, network};
 
 /// A service that left before this daemon was started, and whose pages are still served.
 struct Leaving {
@@ -131,7 +132,7 @@ impl Cluster for ClusterView {
                 node.name
             ));
         }
-        objections.extend(network::objections(&node, service).await);
+        objections.extend(overlay::objections(&node, service).await);
         if !objections.is_empty() {
             return Err(objections);
         }

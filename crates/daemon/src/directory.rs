@@ -4,7 +4,7 @@ use godwit_api::v1::{Network, NodeInfo, NodeNetwork};
 use godwit_migration::terms::OverlayTerms;
 use godwit_names::ServiceName;
 use godwit_network::mac_to_string;
-use godwit_transfer::authority::CA_KEY_FILE;
+use godwit_transfer::certificate::CA_KEY_FILE;
 use tonic::Status;
 
 use crate::node::Node;

@@ -7,9 +7,10 @@ use godwit_criu::Criu;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
 
-use crate::keys::Keys;
+use crate::directory;
+use crate::network::overlay;
 use crate::node::Node;
-use crate::{directory, network};
+use crate::protection::keys::Keys;
 
 /// Below this much free disk, images and changed files may not fit.
 const DISK_LOW: u64 = 1 << 30;
@@ -96,7 +97,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
 /// Whether strangers are kept out of the overlay.
 async fn guard(node: &Node) -> Check {
     let name = "overlay guard";
-    match network::guarding(node).await {
+    match overlay::guarding(node).await {
         Ok(guarding) => ok(
             name,
             format!(

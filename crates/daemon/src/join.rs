@@ -15,9 +15,9 @@ use godwit_transfer::{ClusterAuthority, ConnectOptions, JoinToken, NodeName, Sec
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-use crate::encrypt::{Encrypt, setting};
 use crate::node::Node;
 use crate::peers::IDENTITY;
+use crate::protection::encrypt::{Encrypt, setting};
 use crate::removals;
 use crate::state::{State, now_ms};
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  godwit ── unix socket ──▶ node_api ─┐            ┌▶ services, restart, exec, logs   services of this node
-//!                                      ├─▶ verbs ───┼▶ migrate, cluster_view    moves (godwit-migration)
-//!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ networks, network, forward      the overlay (godwit-network)
+//!                                      ├─▶ verbs ───┼▶ migrate, cluster_view           moves (godwit-migration)
+//!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ network, network_changes        the overlay (godwit-network)
 //!                                                   ├▶ cluster, join, removals, renew  the members
 //!  data connections ────────▶ serve ──────────────▶ └▶ images, capture, doctor, …
 //!
@@ -23,25 +23,21 @@ mod connections;
 mod convert;
 mod directory;
 mod doctor;
-mod encrypt;
 mod events;
 mod exec;
-mod forward;
 mod images;
 mod introduced;
 mod join;
-mod keys;
 mod logs;
 mod migrate;
 mod network;
 mod network_changes;
-mod network_info;
-mod networks;
 mod node;
 mod node_api;
 mod notify;
 mod peer_api;
 mod peers;
+mod protection;
 mod removals;
 mod renew;
 mod restart;
@@ -49,7 +45,6 @@ mod serve;
 mod services;
 mod state;
 mod status;
-mod surroundings;
 mod tombstones;
 mod trust;
 mod verbs;
@@ -93,7 +88,7 @@ enum Verb {
         listen: std::net::SocketAddr,
         /// Encryption of services' packets between nodes, for this node and all that join
         #[arg(long, value_enum)]
-        encrypt: Option<encrypt::Encrypt>,
+        encrypt: Option<protection::encrypt::Encrypt>,
     },
     /// Join the cluster that a token invites to
     Join {

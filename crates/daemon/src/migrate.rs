@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use godwit_api::innermost;
 use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
 use godwit_migration::source::is_committed;
 use godwit_migration::{LocalError, Outcome, Progress, Source, error_chain};
@@ -211,8 +212,7 @@ async fn broken(
     committed: bool,
     error: Status,
 ) -> Status {
-    let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
-    let Some(cause) = causes.last().map(ToString::to_string) else { return error };
+    let Some(cause) = innermost(&error) else { return error };
     let arrived = to == node.name && node.state.service(name).is_ok_and(|owned| owned.is_some());
     let known = match arrived {
         true => match node.local().waits.of(name).await {

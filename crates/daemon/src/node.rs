@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_criu::Criu;
 use godwit_migration::resources::NodeResources;
-use godwit_migration::{Port, Progress, Service};
+use godwit_migration::{Backoff, Port, Progress, Service};
 use godwit_names::ServiceName;
 use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
@@ -22,8 +22,8 @@ use crate::convert;
 use crate::events::Events;
 use crate::introduced::Introduced;
 use crate::peers::Peers;
+use crate::protection::Surroundings;
 use crate::state::{State, StateError};
-use crate::surroundings::Surroundings;
 use crate::tombstones::Tombstones;
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
@@ -81,8 +81,8 @@ struct Transient {
     seen: HashSet<String>,
     /// Services that wait to be started again, by id.
     due: HashMap<String, Instant>,
-    /// The pause before the last start of a service by its policy, by id.
-    pauses: HashMap<String, Duration>,
+    /// The pauses before starts of a service by its policy, by id.
+    pauses: HashMap<String, Backoff>,
     /// What peers last told of themselves.
     last_seen: HashMap<String, NodeInfo>,
 }
@@ -125,6 +125,8 @@ pub(crate) struct Node {
     pub changing_networks: tokio::sync::Mutex<()>,
     /// Held while this node's networks are brought in line with the cluster's.
     pub reconciling_networks: tokio::sync::Mutex<()>,
+    /// Held while a member is removed, from the record to the packet filter.
+    pub applying_removals: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
     pub news: Notify,
     /// Raised when a name is no longer occupied.
@@ -150,6 +152,7 @@ impl Node {
             certificate_validity: None,
             changing_networks: tokio::sync::Mutex::default(),
             reconciling_networks: tokio::sync::Mutex::default(),
+            applying_removals: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
             means: std::sync::OnceLock::new(),

@@ -13,9 +13,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::convert::service_name;
+use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
+use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, cluster, connections, keys, migrate, networks, renew};
+use crate::{capture, cluster, connections, migrate, renew};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -87,7 +89,7 @@ impl Peer for PeerService {
         if message.info.as_ref().is_some_and(|info| info.name != from) {
             return Err(Status::permission_denied(format!("node {from} may speak only for itself")));
         }
-        cluster::take_in(&self.0, &from, message).await.map_err(internal)?;
+        cluster::take_in_whole(&self.0, &from, message).await.map_err(internal)?;
         Ok(Response::new(cluster::what_we_know(&self.0).map_err(internal)?))
     }
 
@@ -150,7 +152,7 @@ impl Peer for PeerService {
         request: Request<api::Network>,
     ) -> Result<Response<api::CheckResponse>, Status> {
         let from = caller(&request)?;
-        let conflict = networks::conflict(&self.0, &request.into_inner(), &from).await?;
+        let conflict = cluster_networks::conflict(&self.0, &request.into_inner(), &from).await?;
         Ok(Response::new(api::CheckResponse {
             conflict: conflict.unwrap_or_default(),
             address: String::new(),

@@ -13,11 +13,11 @@ use godwit_transfer::removal::MAX_SIGNATURE;
 use godwit_transfer::{ClusterAuthority, NodeName, Removal};
 use tonic::Status;
 
+use crate::network::{forward, overlay as network};
 use crate::node::Node;
 use crate::peers::IDENTITY;
 use crate::state::{State, StateError};
 use crate::status::internal;
-use crate::{forward, network};
 
 /// Refuses from the start on what an earlier life has heard of.
 pub(crate) fn load(state: &State, identity: &godwit_transfer::Identity) -> Result<(), StateError> {
@@ -41,7 +41,11 @@ pub(crate) fn told(state: &State) -> Result<Vec<api::Removal>, StateError> {
 }
 
 /// Takes over what another node says of removed ones, where the CA says it too.
+///
+/// Where that is known, it waits for whoever acts on it: the node that tells it says to its user then that the other one
+/// is removed.
 pub(crate) async fn learn(node: &Arc<Node>, told: &[api::Removal]) -> Result<(), StateError> {
+    let _alone = node.applying_removals.lock().await;
     for removal in told {
         let Ok(name) = NodeName::new(&removal.node) else { continue };
         let identity = node.peers.identity();
@@ -58,6 +62,7 @@ pub(crate) async fn learn(node: &Arc<Node>, told: &[api::Removal]) -> Result<(),
     Ok(())
 }
 
+/// For who holds [`Node::applying_removals`].
 async fn apply(node: &Arc<Node>, removal: &Removal) -> Result<(), StateError> {
     // First: what is in force is what is kept.
     node.state.put_removal(removal)?;
@@ -124,6 +129,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str) -> Result<Vec<String>, 
         )));
     }
     let removal = authority.remove(&parsed).map_err(internal)?;
+    let _alone = node.applying_removals.lock().await;
     apply(node, &removal).await.map_err(internal)?;
     node.state.remove_member(name).map_err(internal)?;
     let placements = node.state.placements().map_err(internal)?;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::v1 as api;
-use godwit_migration::{LocalError, Service, error_chain};
+use godwit_migration::{Backoff, LocalError, Service, error_chain};
 use godwit_names::ServiceName;
 use tonic::Status;
 
@@ -24,9 +24,8 @@ use crate::services;
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::internal;
 
-/// First and last pause between two checks whether a migration of a service has come to its end.
-const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_LAST: Duration = Duration::from_secs(5);
+/// The pauses between checks whether a migration of a service has come to its end.
+const CHECKS: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 /// Why a service is not started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,7 +197,7 @@ enum Followed {
 
 async fn follow_policy(node: &Arc<Node>, service: &Service) -> Followed {
     let name = &service.name;
-    let mut pause = PAUSE_FIRST;
+    let mut checks = CHECKS;
     let (_occupied, owned, code) = loop {
         let occupied = node.wait_to_occupy(name).await;
         // The task that had the name may have started, stopped, moved or removed it.
@@ -221,8 +220,7 @@ async fn follow_policy(node: &Arc<Node>, service: &Service) -> Followed {
             }
         }
         drop(occupied);
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_LAST);
+        checks.wait().await;
     };
     // It may end at once: that end is to be planned for.
     node.end_plan(&service.id);

@@ -36,12 +36,13 @@ use tonic::transport::Server;
 
 pub(crate) use arguments::ServeArgs;
 
+use crate::network::cluster_networks;
 use crate::node::Node;
 use crate::node_api::NodeService;
 use crate::notify::Manager;
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::verbs::Listed;
-use crate::{cluster, directory, images, join, networks, peers, renew, services};
+use crate::{cluster, directory, images, join, peers, renew, services};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -71,7 +72,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
 
     services::record_all(&node)?;
     // Before anything of services is looked for.
-    networks::keep(&node).await?;
+    cluster_networks::keep(&node).await?;
     node.local().clear_half_made().await.context("cannot look for services that were half made")?;
     recovery::recover(node.local()).await.context("cannot finish or undo earlier migrations")?;
     cluster::put_own_right(&node)?;

@@ -14,10 +14,11 @@ use godwit_names::ServiceName;
 use godwit_network::NetworkError;
 use tonic::Status;
 
+use crate::network::{attachment, forward};
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::{internal, invalid};
-use crate::{cluster, convert, forward, networks, removals};
+use crate::{cluster, convert, removals};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -136,7 +137,7 @@ fn claim(
     refused: &HashSet<Ipv4Addr>,
 ) -> Result<Result<(Attachment, Vec<Ipv4Addr>, Occupied), Conflict>, Status> {
     let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
-    let (network, addresses) = networks::attach(node, request, refused)?;
+    let (network, addresses) = attachment::attach(node, request, refused)?;
     let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec() };
     if let Some(conflict) = node.conflict(name, &claim, "", &node.name).map_err(internal)? {
         return Ok(Err(conflict));
@@ -298,7 +299,7 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
 }
 
 fn described(node: &Node, service: &Service) -> Result<api::Service, StateError> {
-    let networks = networks::shown(node, &service.addresses())?;
+    let networks = attachment::shown(node, &service.addresses())?;
     let first = networks.first().cloned().unwrap_or_default();
     Ok(api::Service {
         address: first.address,
@@ -378,7 +379,7 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
         if !placement.removed && placement.node != node.name && names.insert(placement.service.clone()) {
             let addresses = convert::addresses_of(&placement);
             shown.push(api::Service {
-                networks: networks::shown(node, &addresses).map_err(internal)?,
+                networks: attachment::shown(node, &addresses).map_err(internal)?,
                 reason: removals::gone(node, &placement.node).map_err(internal)?.unwrap_or_default(),
                 name: placement.service,
                 address: placement.address,

@@ -27,7 +27,7 @@ pub(crate) const MAX_SERVICES: usize = 10_000;
 pub(crate) const MAX_EPOCH: u64 = 1 << 40;
 
 /// How far another node's clock may be ahead: as far as for a certificate.
-const MAX_AHEAD: Duration = godwit_transfer::authority::CLOCK_SKEW;
+const MAX_AHEAD: Duration = godwit_transfer::certificate::CLOCK_SKEW;
 
 /// Longest word of what a node tells of itself.
 const MAX_WORD: usize = 256;

@@ -35,6 +35,7 @@
 
 pub mod arrivals;
 pub mod attach;
+pub mod backoff;
 pub mod binds;
 pub mod blocking;
 pub mod bulk;
@@ -76,6 +77,7 @@ pub mod task;
 pub mod terms;
 pub mod waits;
 
+pub use backoff::Backoff;
 pub use doubt::{Doubt, Doubts, Verdict};
 pub use options::{Compress, Mode, Options};
 pub use report::{Outcome, Report};
@@ -85,18 +87,4 @@ pub use service::{Attachment, Layout, Port, Service};
 pub use source::{Progress, Source};
 pub use waits::{Wait, Waits};
 
-/// An error and all its causes as one sentence.
-#[must_use]
-pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.ends_with(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
-}
+pub use godwit_memory::causes::error_chain;

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::arrivals::Arrivals;
 use crate::attach::Attach;
+use crate::backoff::Backoff;
 use crate::binds::Binds;
 use crate::checkpoint::Checkpoint;
 use crate::doubt::Doubts;
@@ -144,9 +145,8 @@ pub struct NodeResources {
     pub fatal: watch::Sender<Option<String>>,
 }
 
-/// First and last pause between two attempts at what has to be done in the end.
-const AGAIN_FIRST: Duration = Duration::from_millis(100);
-const AGAIN_LAST: Duration = Duration::from_secs(5);
+/// The pauses between attempts at what has to be done in the end.
+const AGAIN: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 impl NodeResources {
     /// What the engine is told of the service on this node.
@@ -166,7 +166,7 @@ impl NodeResources {
 
     /// For work that must succeed in the end: the pauses between attempts.
     pub(crate) fn again<'a>(&'a self, id: &'a str, failed: &'a str) -> Again<'a> {
-        Again { local: self, id, failed, pause: AGAIN_FIRST }
+        Again { local: self, id, failed, pauses: AGAIN }
     }
 
     /// Makes the directories a service needs here. The upper directory only for one that arrives:
@@ -335,7 +335,7 @@ pub(crate) struct Again<'a> {
     local: &'a NodeResources,
     id: &'a str,
     failed: &'a str,
-    pause: Duration,
+    pauses: Backoff,
 }
 
 impl Again<'_> {
@@ -344,10 +344,8 @@ impl Again<'_> {
     pub(crate) async fn after(&mut self, error: &LocalError) -> bool {
         let error = crate::error_chain(error);
         tracing::error!(migration = %self.id, %error, "{}; trying again", self.failed);
-        let pause = self.pause;
-        self.pause = (pause * 2).min(AGAIN_LAST);
         tokio::select! {
-            () = tokio::time::sleep(pause) => true,
+            () = self.pauses.wait() => true,
             () = self.local.ending.cancelled() => false,
         }
     }

@@ -39,6 +39,9 @@ const NLA_F_NESTED: u16 = 1 << 15;
 const NUD_REACHABLE: u16 = 0x02;
 const NUD_NOARP: u16 = 0x40;
 
+/// How long a new interface may take to come up. It takes about a millisecond.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Whether frames pass a bridge port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PortState {

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use tokio::task::{AbortHandle, Id};
 
-use crate::listen::ListenOptions;
+use crate::options::ListenOptions;
 
 /// The addresses of the cluster's members, as far as they are known; clones share them.
 #[derive(Debug, Clone, Default)]

@@ -14,50 +14,18 @@ use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::admission::{Admission, KnownAddresses, Verdict};
-use crate::identity::{Identity, node_of};
+use crate::certificate::node_of;
+use crate::identity::Identity;
 use crate::node::NodeName;
+use crate::options::{ConnectOptions, ListenOptions};
 use crate::removal::{Membership, Removals};
-use crate::socket::{LinkOptions, SecureStream, Socket};
+use crate::socket::{SecureStream, Socket};
 use crate::tls::{self, Alpn, TlsError};
+use crate::verify;
 
 /// How long to wait after the kernel refused to accept (usually: no file descriptor left), in the
 /// hope that a connection ends meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Limits on connections that have not shown a certificate yet.
-#[derive(Debug, Clone, Copy)]
-pub struct ListenOptions {
-    /// How long a handshake may take: 10 s, a few round trips of the worst link.
-    pub handshake_timeout: Duration,
-    /// How many handshakes of members may be under way, and how many of strangers together with the room
-    /// that is kept for members: 64.
-    pub max_pending: usize,
-    /// How many of them from one address: 16, more than the channels of one migration. Further
-    /// connections from there are closed at once, so that one silent host cannot keep others out.
-    pub max_pending_per_address: usize,
-    /// How many of them from one prefix, /24 or /64, that is not of members: 32.
-    pub max_pending_per_prefix: usize,
-    /// How many are kept for members: 16.
-    pub reserved: usize,
-    /// How long a stranger's handshake takes at least before it makes place for another one: 1 s.
-    pub patience: Duration,
-    /// How a dead link is noticed.
-    pub link: LinkOptions,
-}
-
-impl Default for ListenOptions {
-    fn default() -> Self {
-        Self {
-            handshake_timeout: Duration::from_secs(10),
-            max_pending: 64,
-            max_pending_per_address: 16,
-            max_pending_per_prefix: 32,
-            reserved: 16,
-            patience: Duration::from_secs(1),
-            link: LinkOptions::default(),
-        }
-    }
-}
 
 /// Why a node cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -333,21 +301,6 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// How to reach another node.
-#[derive(Debug, Clone, Copy)]
-pub struct ConnectOptions {
-    /// How long resolving, connecting and the handshake may take together.
-    pub timeout: Duration,
-    /// How a dead link is noticed.
-    pub link: LinkOptions,
-}
-
-impl Default for ConnectOptions {
-    fn default() -> Self {
-        Self { timeout: Duration::from_secs(10), link: LinkOptions::default() }
-    }
-}
-
 /// Why a node could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -450,7 +403,8 @@ pub(crate) async fn handshake(
     options: ConnectOptions,
 ) -> Result<SecureStream, ConnectError> {
     let (label, at) = (label.to_owned(), address.to_owned());
-    let name = tls::server_name(node).map_err(|source| TlsError::Identity { node: node.clone(), source })?;
+    let name =
+        verify::server_name(node).map_err(|source| TlsError::Identity { node: node.clone(), source })?;
     let attempt = async {
         let opened = match TcpStream::connect(address).await {
             Ok(stream) => Socket::new(stream, &options.link),

@@ -19,13 +19,16 @@ use crate::{
 
 /// Exit code for a service that is no more: neither where it was nor where it was to go.
 const LOST: u8 = 3;
+/// Exit code where godwitd ended before it could tell the outcome.
+const UNKNOWN: u8 = 4;
 
 /// Move a service to another node, with its memory and open connections
 ///
 /// Any node can be asked. Ctrl-C cancels a migration that has not committed yet; the service
 /// then goes on at its source. With --json each step is a line, {"event":"progress",…}, and the last
-/// line is the report. Ends with 1 (130 after Ctrl-C) when it was aborted, and with 3 when it
-/// was lost: pages that had stayed at the source were gone before they could follow.
+/// line is the report. The exit code is 1 (130 after Ctrl-C) when it was aborted, 3 when it was lost
+/// (pages that had stayed at the source were gone before they could follow), and 4 when the connection
+/// to godwitd broke before the report: the message tells what is known, such as that it had committed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The service
@@ -64,17 +67,19 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
                 Some(Ok(migration_event::Kind::Report(report))) => break report,
                 Some(Err(error)) => {
                     progress.end();
-                    if matches!(error, ClientError::Lost { .. }) {
-                        anyhow::bail!("{error}{}", known(&last, &args.name, &args.to));
+                    if !matches!(error, ClientError::Lost { .. }) {
+                        return Err(error.into());
                     }
-                    return Err(error.into());
+                    output::note(&format!("Error: {error}{}", known(&last, &args.name, &args.to)));
+                    return Ok(ExitCode::from(UNKNOWN));
                 }
                 None => {
                     progress.end();
-                    anyhow::bail!(
-                        "godwitd on {} ended the migration of {} without a report; `godwit inspect {}` tells how it stands",
+                    output::note(&format!(
+                        "Error: godwitd on {} ended the migration of {} without a report; `godwit inspect {}` tells how it stands",
                         connection.socket().display(), args.name, args.name
-                    );
+                    ));
+                    return Ok(ExitCode::from(UNKNOWN));
                 }
             },
             () = interrupts.next() => {

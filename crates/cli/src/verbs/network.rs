@@ -8,6 +8,7 @@ use godwit_api::v1::{
     NetworkRemoveRequest,
 };
 
+use super::each;
 use crate::{
     client::Connection,
     global::Global,
@@ -119,19 +120,10 @@ async fn list(global: &Global) -> anyhow::Result<ExitCode> {
 }
 
 async fn remove(args: Remove, global: &Global) -> anyhow::Result<ExitCode> {
-    let mut connection = Connection::open(global).await?;
-    let mut code = ExitCode::SUCCESS;
-    for name in args.names {
-        match connection.node.network_remove(NetworkRemoveRequest { name: name.clone() }).await {
-            Ok(_) if global.json => output::json(&serde_json::json!({ "removed": name }))?,
-            Ok(_) => output::line(&name)?,
-            Err(status) => {
-                output::note(&format!("Error: {}", connection.explain(&status)));
-                code = ExitCode::FAILURE;
-            }
-        }
-    }
-    Ok(code)
+    each::removed(args.names, global, async |node, name| {
+        node.network_remove(NetworkRemoveRequest { name }).await
+    })
+    .await
 }
 
 async fn inspect(args: Inspect, global: &Global) -> anyhow::Result<ExitCode> {

@@ -7,7 +7,7 @@ use std::{net::Ipv4Addr, process::ExitCode};
 use clap::ArgGroup;
 use godwit_api::v1::{Mount, PublishedPort, RunRequest, run_request::Source};
 
-use crate::{cli::Cli, client::Connection, global::Global, output, values};
+use crate::{client::Connection, global::Global, output, values};
 
 /// Create and start a service on this node; print its name
 ///
@@ -90,8 +90,9 @@ pub(crate) struct Args {
     command: Vec<String>,
 }
 
-pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    check_command(&args.command, &std::env::args().collect::<Vec<_>>())?;
+/// `definition` is godwit's: which flags it knows.
+pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command) -> anyhow::Result<ExitCode> {
+    check_command(&args.command, &std::env::args().collect::<Vec<_>>(), definition)?;
     let mut env = Vec::new();
     for file in &args.env_file {
         env.extend(values::env_file(file)?);
@@ -149,16 +150,15 @@ fn what_stays(request: &RunRequest) -> Option<String> {
 }
 
 /// Refuses a command that was given without `--` and has a word that may have been meant for godwit.
-fn check_command(command: &[String], typed: &[String]) -> anyhow::Result<()> {
+fn check_command(command: &[String], typed: &[String], godwit: &clap::Command) -> anyhow::Result<()> {
     let Some((program, words)) = command.split_first() else { return Ok(()) };
     // The command is what the command line ends with.
     let before = typed.len().checked_sub(command.len() + 1).and_then(|at| typed.get(at));
     if before.is_some_and(|word| word == "--") {
         return Ok(());
     }
-    let own = <Cli as clap::CommandFactory>::command();
-    let run = own.find_subcommand("run").map(clap::Command::get_arguments).into_iter().flatten();
-    let flags: Vec<_> = own.get_arguments().chain(run).collect();
+    let run = godwit.find_subcommand("run").map(clap::Command::get_arguments).into_iter().flatten();
+    let flags: Vec<_> = godwit.get_arguments().chain(run).collect();
     let is_own = |word: &&String| {
         let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
         flags.iter().any(|flag| {
@@ -184,7 +184,10 @@ mod tests {
     fn said(line: &str) -> String {
         let typed: Vec<_> = line.split(' ').map(str::to_owned).collect();
         let at = typed.iter().position(|word| word == "--").map_or(4, |dashes| dashes + 1);
-        check_command(&typed[at..], &typed).err().map(|error| error.to_string()).unwrap_or_default()
+        check_command(&typed[at..], &typed, &crate::definition())
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default()
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::Obstacle;
+use crate::status::{field, innermost};
 
 const TRACED: &str = "and CRIU cannot dump a process that is traced; end the debugger or strace first";
 const HEADLESS: &str =
@@ -50,23 +51,17 @@ pub(super) fn read(proc: &Path, pid: u32) -> Option<Task> {
 
 fn parse(pid: u32, text: &str) -> Option<Task> {
     let number = |name: &str| field(text, name)?.parse().ok();
-    let inside = field(text, "NSpid")?;
-    let last = |text: &str| text.split_whitespace().last()?.parse().ok();
     Some(Task {
         pid,
         parent: number("PPid")?,
-        inside: last(inside)?,
-        session: last(field(text, "NSsid")?)?,
-        depth: inside.split_whitespace().count(),
+        inside: innermost(text, "NSpid")?,
+        session: innermost(text, "NSsid")?,
+        depth: field(text, "NSpid")?.split_whitespace().count(),
         // The process gave itself this name, and a terminal may show it.
         name: field(text, "Name")?.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
         state: field(text, "State")?.chars().next()?,
         threads: field(text, "Threads")?.parse().ok()?,
     })
-}
-
-fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
 }
 
 /// What stands in the way in the states of these processes.

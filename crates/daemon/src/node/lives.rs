@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_migration::{Service, error_chain};
+use godwit_migration::{Service, error_chain, restart};
 use godwit_names::ServiceName;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -108,8 +108,8 @@ impl Node {
         if transient.due.contains_key(id) {
             return None;
         }
-        let pause = godwit_migration::restart::pause(transient.pauses.get(id).copied(), ran);
-        transient.pauses.insert(id.to_string(), pause);
+        let pauses = transient.pauses.entry(id.to_string()).or_insert(restart::PAUSES);
+        let pause = restart::pause(pauses, ran);
         transient.due.insert(id.to_string(), Instant::now() + pause);
         Some(pause)
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use godwit_network::{Prefix6, Subnet};
 
-use crate::encrypt::Encrypt;
+use crate::protection::encrypt::Encrypt;
 
 /// How `godwitd serve` was called.
 #[derive(Debug, Clone, clap::Args)]

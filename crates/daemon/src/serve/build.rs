@@ -29,9 +29,9 @@ use super::arguments::{AddressProbe, CriuPatches, CutOver, ServeArgs, Track, Use
 use crate::cluster_view::ClusterView;
 use crate::node::{Means, Node};
 use crate::peers::Peers;
+use crate::protection::{Surroundings, encrypt};
 use crate::state::{State, now_ms};
-use crate::surroundings::Surroundings;
-use crate::{encrypt, removals, restart};
+use crate::{removals, restart};
 
 /// VXLAN network id of the overlay.
 const VNI: u32 = 88;

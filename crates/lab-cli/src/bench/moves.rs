@@ -15,7 +15,7 @@ use godwit_cli::{
     output::{self, Table},
     values,
 };
-use godwit_lab::{Link, workload::LoadReport};
+use godwit_lab::Link;
 use serde_json::{Value, json};
 
 use super::{
@@ -216,25 +216,6 @@ async fn take(
 /// The same flags, with nothing shown on the way.
 fn quiet(global: &Global) -> Global {
     Global { json: true, socket: None, node: None, lab: global.lab.clone() }
-}
-
-/// The fields of a baseline's report: those of ours that it has.
-pub(super) fn baseline_report(
-    series: &str,
-    mode: &str,
-    frozen_ms: f64,
-    client: Option<&LoadReport>,
-) -> Value {
-    let downtime_ms = client.map_or(frozen_ms, |client| client.downtime_ms);
-    json!({
-        "series": series,
-        "mode": mode,
-        "outcome": "moved",
-        "frozen_ms": frozen_ms,
-        "downtime_ms": downtime_ms,
-        "lost_ops": client.map_or(0, |client| client.lost_ops + client.wrong),
-        "reconnects": client.map_or(0, |client| client.reconnects),
-    })
 }
 
 fn table(rows: &[Value]) -> Table {

@@ -180,7 +180,8 @@ fn row(series: &str, run: u32, args: &LinkArgs, crossed: &Crossed) -> Value {
 async fn cross(args: &LinkArgs, lab: &str, mode: Mode, threads: u32) -> anyhow::Result<Crossed> {
     args.lab(lab, async |lab| {
         let (there, streams) = (lab.clone(), args.streams);
-        let iperf = blocking(move || iperf::measure(&there, streams)).await?.bytes_per_second;
+        let measure = move || iperf::measure(&there, (SOURCE, DESTINATION), streams);
+        let iperf = blocking(measure).await?.bytes_per_second;
         let (connection, mut orders) = start(lab, args.memory, threads).await?;
         if threads > 0 {
             orders = blocking(move || {

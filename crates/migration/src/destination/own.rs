@@ -8,6 +8,7 @@ use godwit_engine::{ContainerStatus, EngineError};
 
 use super::page_receiver::Talk;
 use super::{Memory, page_receiver};
+use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::journal::Stage;
@@ -17,10 +18,8 @@ use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::waits::{UNREACHABLE, Waiting};
 
-/// First and last pause between two questions to a source that does not answer.
-pub(super) const ASK_FIRST: Duration = Duration::from_millis(100);
-
-pub(super) const ASK_LAST: Duration = Duration::from_secs(2);
+/// The pauses between questions to a source that does not answer, and between tries to start what is this node's.
+pub(super) const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
 /// The service is this node's: opens the port and lets it run; what the network did. Safe to do again
 /// after a crash.
@@ -83,7 +82,7 @@ pub(super) async fn adopt(
     started: Result<(), LocalError>,
 ) {
     let mut started = started;
-    let mut pause = ASK_FIRST;
+    let mut pauses = PAUSES;
     if started.is_ok() {
         local.standstills.stand_down(service).await;
     }
@@ -99,8 +98,7 @@ pub(super) async fn adopt(
             error = %crate::error_chain(&error),
             "the service is committed to this node, which cannot start it; trying again"
         );
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(ASK_LAST);
+        pauses.wait().await;
         started = start(local, service, id, keep_stopped, memory).await.map(drop);
         if started.is_ok() {
             local.standstills.stand_down(service).await;

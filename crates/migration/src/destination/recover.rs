@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::foreign::Foreign;
-use super::own::{ASK_FIRST, ASK_LAST, adopt, fill, start, tell_hook};
+use super::own::{PAUSES, adopt, fill, start, tell_hook};
 use super::page_receiver::{self, PageReceiver};
 use super::{Memory, drop_copy, drop_in_the_end};
 use crate::arrivals::Arrival;
@@ -103,7 +103,7 @@ pub(crate) async fn resolve(
     memory: Memory,
 ) {
     let mut verdict = local.doubts.begin(service, id, source);
-    let mut pause = ASK_FIRST;
+    let mut pauses = PAUSES;
     let aborted = loop {
         let stuck = match local.cluster.decision(source, id, journal).await {
             Ok(Decision::Committed) => break None,
@@ -121,7 +121,7 @@ pub(crate) async fn resolve(
             local.cluster.told(service, &sentence).await;
         }
         let decided = tokio::select! {
-            () = tokio::time::sleep(pause) => None,
+            () = pauses.wait() => None,
             Ok(()) = verdict.changed() => *verdict.borrow_and_update(),
         };
         match decided {
@@ -132,7 +132,6 @@ pub(crate) async fn resolve(
             }
             Some(Verdict::Drop) => break Some("an operator decided that it is not this node's".to_owned()),
         }
-        pause = (pause * 2).min(ASK_LAST);
     };
     match aborted {
         None => {

@@ -23,6 +23,7 @@ use super::answer::Answering;
 use super::pages::{Leaving, PagesError, Remaining};
 use super::residual::{CloseOnDrop, Residual};
 use super::streams::Streams;
+use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::link::{Link, LinkError};
 use crate::message::{Message, Reason, Resume};
@@ -30,9 +31,8 @@ use crate::options::ServeOptions;
 use crate::resources::NodeResources;
 use crate::service::Service;
 
-/// First and last pause between two attempts to reach the destination again.
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_LAST: Duration = Duration::from_secs(2);
+/// The pauses between attempts to reach the destination again.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
 /// How many attempts in a row may end at a page that cannot be read, 3 s in all, before that page is lost.
 const READS: u32 = 6;
@@ -107,7 +107,7 @@ impl Serving<'_> {
 
     async fn until_received(&self, begun: Option<Conversation>, service: &Service) -> Served {
         let mut total = Served::default();
-        let mut pause = RETRY_FIRST;
+        let mut pauses = PAUSES;
         let mut next = begun;
         let mut unreadable = 0;
         let mut lost = None;
@@ -115,7 +115,7 @@ impl Serving<'_> {
             let served = match next.take() {
                 Some(conversation) => {
                     if unreadable == 0 {
-                        pause = RETRY_FIRST;
+                        pauses.reset();
                     }
                     self.converse(conversation, &mut total).await
                 }
@@ -147,8 +147,7 @@ impl Serving<'_> {
                 error = %crate::error_chain(&error),
                 "cannot send the pages of the service that are still here to the destination; trying again"
             );
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY_LAST);
+            pauses.wait().await;
         }
     }
 

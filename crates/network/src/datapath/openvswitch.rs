@@ -62,10 +62,10 @@ use self::joins::Join;
 use self::programs::Programs;
 use super::kernel::{bring_vxlan_up, found};
 use super::{Behind, Datapath};
-use crate::endpoint::PORT_PREFIX;
 use crate::netlink::{Link, Netlink, PortState};
 use crate::netns::set_sysctl;
-use crate::overlay::GATEWAY_MAC;
+use crate::port::PORT_PREFIX;
+use crate::subnet::GATEWAY_MAC;
 use crate::{Mac, NetworkError, OverlayConfig, mac_to_string, publish};
 
 /// The start of the name of the switch's end of a service's port, in place of the port's own.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use godwit_isa_state::{Set, StateFile};
 
-use crate::cli::When;
 use crate::leg::Leg;
 use crate::machine::{self, Startable};
+use crate::when::When;
 use crate::{values, verbs};
 
 /// Resume from a state file, on any instruction set

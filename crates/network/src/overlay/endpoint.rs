@@ -22,39 +22,15 @@ use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 use serde::{Deserialize, Serialize};
 
+use super::Overlay;
+use super::hold::Handed;
 use crate::datapath::Behind;
-use crate::hold::Handed;
 use crate::inside::{Inside, has_inside, inside, interface};
 use crate::netlink::{Link, LinkEvents, PortState};
 use crate::netns::{self, Found, set_sysctl};
-use crate::publish::Leads;
-use crate::{Mac, NetworkError, Overlay, arp, ipv6};
-
-/// The start of every bridge port's name; the service's address on that network follows, in hexadecimal.
-pub(crate) const PORT_PREFIX: &str = "gws";
-/// The start of every bridge port's alias.
-const ALIAS_PREFIX: &str = "godwit ";
-
-/// A transport protocol with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-}
-
-/// A port of the node that leads to a service's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Published {
-    /// The node's port.
-    pub host_port: u16,
-    /// The service's port.
-    pub container_port: u16,
-    /// Of which protocol.
-    pub protocol: Protocol,
-}
+use crate::port::{alias, marked, port_name};
+use crate::publish::{Leads, Published};
+use crate::{Mac, NetworkError, arp, ipv6};
 
 /// What a network needs to know of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,20 +89,21 @@ impl Overlay {
         if namespace == Found::Other {
             return Err(NetworkError::FileInTheWay { path: endpoint.netns });
         }
-        let links = self.netlink.links().await?;
-        let plugged = || links.iter().filter_map(marked);
+        // A port's name goes by its address: whose that is, is asked of this one port.
+        let port = self.netlink.link(&endpoint.interface).await?.filter(|link| marked(link).is_some());
         if let Some((address, owner)) =
-            plugged().find(|(address, name)| *address == service.address && *name != service.name)
+            port.as_ref().and_then(marked).filter(|(_, name)| *name != service.name)
         {
             return Err(NetworkError::AddressTaken { address, owner });
         }
-        let ours = plugged().filter(|(_, name)| *name == service.name).map(|(address, _)| address);
-        let mut here = ours.filter(|address| self.config.subnet.contains(*address));
-        if let Some(existing) = here.find(|address| *address != service.address) {
+        // The last endpoint of a service takes the namespace with it: without one there is none.
+        if namespace == Found::Namespace
+            && let Some(existing) = self.other_address(service).await?
+        {
             let (name, wanted) = (service.name.clone(), service.address);
             return Err(NetworkError::OtherAddress { name, existing, wanted });
         }
-        let missing = self.missing(&endpoint, namespace, service.nth).await?;
+        let missing = self.missing(&endpoint, port, namespace, service.nth).await?;
         if let Err(error) = self.make(service, &endpoint, missing).await {
             let undone = match missing {
                 Missing::Everything => self.remove_own(&service.name, service.address).await,
@@ -143,14 +120,27 @@ impl Overlay {
         Ok(endpoint)
     }
 
-    /// What has to be made. A namespace that exists is kept, as the service may be running in it.
-    async fn missing(&self, endpoint: &Endpoint, namespace: Found, nth: u8) -> Result<Missing, NetworkError> {
+    /// An address that the service has on this network beside the one that it is to have.
+    async fn other_address(&self, service: &ServiceEndpoint) -> Result<Option<Ipv4Addr>, NetworkError> {
+        let links = self.netlink.links().await?;
+        let ours = links.iter().filter_map(marked).filter(|(_, name)| *name == service.name);
+        let mut here =
+            ours.map(|(address, _)| address).filter(|address| self.config.subnet.contains(*address));
+        Ok(here.find(|address| *address != service.address))
+    }
+
+    /// What has to be made where this port is there. A namespace that exists is kept, as the service may be running in it.
+    async fn missing(
+        &self,
+        endpoint: &Endpoint,
+        port: Option<Link>,
+        namespace: Found,
+        nth: u8,
+    ) -> Result<Missing, NetworkError> {
         if namespace != Found::Namespace {
             return Ok(Missing::Everything);
         }
-        let link = self.netlink.link(&endpoint.interface).await?;
-        let ours = link.filter(|link| marked(link).is_some());
-        let plugged = match ours {
+        let plugged = match port {
             Some(link) => self.datapath.is_plugged(&link).await?,
             None => false,
         };
@@ -251,7 +241,7 @@ impl Overlay {
         let link = self.netlink.need_link(port).await?;
 
         inside(&endpoint.netns, service.nth, Inside::Up).await?;
-        let alias = format!("{ALIAS_PREFIX}{} {}", service.address, service.name);
+        let alias = alias(service.address, &service.name);
         let message = LinkUnspec::new_with_index(link.index)
             .append_extra_attribute(LinkAttribute::IfAlias(alias))
             .build();
@@ -473,12 +463,18 @@ impl Overlay {
         Ok(found)
     }
 
-    /// Only the veth and the namespace, for [`Overlay::down`], which removes the rest at once.
-    pub(crate) async fn unplug(&self, endpoint: &ExistingEndpoint) -> Result<(), NetworkError> {
-        if let Some(address) = endpoint.address {
+    /// Removes the veths of all endpoints and their namespaces, for [`Overlay::down`], which removes the rest at once.
+    pub(super) async fn unplug_all(&self) -> Result<(), NetworkError> {
+        let endpoints = self.list_endpoints().await?;
+        for address in endpoints.iter().filter_map(|endpoint| endpoint.address) {
             self.remove_port(&port_name(address)).await?;
         }
-        self.remove_namespace(&endpoint.name).await
+        let links = self.netlink.links().await?;
+        let plugged: HashSet<_> = links.iter().filter_map(marked).map(|(_, name)| name).collect();
+        for endpoint in endpoints.iter().filter(|endpoint| !plugged.contains(&endpoint.name)) {
+            netns::remove(&endpoint.netns)?;
+        }
+        Ok(())
     }
 
     /// Takes care, for as long as it is awaited, that the uplink answers for the open services
@@ -536,26 +532,8 @@ enum Missing {
     Everything,
 }
 
-/// The bridge port's name, which goes by the address: the service's name may be longer than the 15 bytes
-/// an interface may have, and a service has a port for each of its networks.
-pub(crate) fn port_name(address: Ipv4Addr) -> String {
-    format!("{PORT_PREFIX}{:08x}", address.to_bits())
-}
-
-/// The address and the service of an endpoint's bridge port.
-fn marked(link: &Link) -> Option<(Ipv4Addr, ServiceName)> {
-    let (address, name) = link.alias.as_deref().and_then(parse_alias)?;
-    (link.name == port_name(address)).then_some((address, name))
-}
-
-fn parse_alias(alias: &str) -> Option<(Ipv4Addr, ServiceName)> {
-    let (address, name) = alias.strip_prefix(ALIAS_PREFIX)?.split_once(' ')?;
-    Some((address.parse().ok()?, name.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     /// A daemon moves these between its threads: that it compiles is the test.
@@ -571,27 +549,5 @@ mod tests {
         can_move(overlay.list_endpoints());
         can_move(overlay.follow_uplink());
         can_move(overlay);
-    }
-
-    #[test]
-    fn a_port_name_fits_an_interface_and_tells_the_address() {
-        assert_eq!(port_name(Ipv4Addr::new(10, 88, 0, 10)), "gws0a58000a");
-        assert!(port_name(Ipv4Addr::BROADCAST).len() <= 15);
-    }
-
-    #[test]
-    fn an_alias_tells_address_and_name() {
-        let found = parse_alias("godwit 10.88.0.10 redis").unwrap();
-        assert_eq!(found, (Ipv4Addr::new(10, 88, 0, 10), "redis".parse().unwrap()));
-        for other in [
-            "",
-            "godwit",
-            "godwit redis",
-            "godwit 10.88.0 redis",
-            "something 10.88.0.10 redis",
-            "godwit 10.88.0.10 ../x",
-        ] {
-            assert_eq!(parse_alias(other), None, "{other}");
-        }
     }
 }

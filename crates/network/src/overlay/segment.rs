@@ -15,8 +15,9 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, timeout_at};
 
+use super::Overlay;
 use crate::packet::{OFFLOAD_HEADER, PacketSocket};
-use crate::{Mac, NetworkError, Overlay, arp};
+use crate::{Mac, NetworkError, arp};
 
 /// Probes that are sent: any one of them may be lost.
 const PROBES: u32 = 3;

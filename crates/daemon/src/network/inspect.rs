@@ -1,14 +1,14 @@
-//! How a network stands, as this node has it: its terms, its guard, and how packets to each other node are encrypted.
+//! A network as this node has it: its terms, its guard, and how packets to each other node are encrypted.
 
 use godwit_api::v1::{NetworkInfo, NetworkNode, NodeNetwork};
 use godwit_migration::terms::OverlayTerms;
 use godwit_network::Subnet;
 use tonic::Status;
 
+use super::overlay::guarding;
 use crate::directory::{find_network, nodes};
-use crate::keys::{Keyed, KeysStatus, vtep_of};
-use crate::network::guarding;
 use crate::node::Node;
+use crate::protection::keys::{Keyed, KeysStatus, vtep_of};
 use crate::status::internal;
 
 /// A network as this node has it.

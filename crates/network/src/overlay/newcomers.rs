@@ -21,11 +21,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use godwit_names::ServiceName;
 
-use crate::endpoint::port_name;
+use super::Overlay;
+use super::endpoint::ServiceEndpoint;
+use crate::NetworkError;
 use crate::foreign::load;
 use crate::packet::PacketSocket;
+use crate::port::port_name;
 use crate::select::openings_sent;
-use crate::{NetworkError, Overlay, ServiceEndpoint};
 
 /// How much memory the kernel may use for them, in bytes: some thousand connections.
 const STORE: i32 = 1 << 20;

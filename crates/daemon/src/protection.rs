@@ -1,5 +1,13 @@
-//! What is around a node's overlay, there before it takes frames: the guard, which keeps strangers out and networks
-//! apart, and what encrypts packets.
+//! What protects a node's overlay, and is there before that takes frames: the guard, which keeps strangers out and networks
+//! apart, and what encrypts packets between nodes.
+//!
+//! ```text
+//!   encrypt   what `--encrypt` can say, and what it comes to
+//!   keys      the keys of the encryption, agreed between each two nodes
+//! ```
+
+pub(crate) mod encrypt;
+pub(crate) mod keys;
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -12,8 +20,8 @@ use godwit_network::{
 use tokio::sync::Mutex;
 use tracing::warn;
 
+use self::keys::{Keys, vtep_of};
 use crate::convert::overlay_config;
-use crate::keys::{Keys, vtep_of};
 use crate::state::{State, StateError};
 
 /// What is around a node's overlay.

@@ -6,9 +6,9 @@
 //! once, and whether a service may have any is for the caller to say
 //! ([`Overlay::create_endpoint`], [`Overlay::open`], [`Overlay::set_remote`]).
 
-use crate::netlink::LinkEvents;
-use crate::overlay::{self, PATIENCE};
-use crate::{NetworkError, Overlay, ipv6};
+use super::{Overlay, address_bridge, apply_settings};
+use crate::netlink::{LinkEvents, PATIENCE};
+use crate::{NetworkError, ipv6};
 
 impl Overlay {
     /// What is missing of the bridge and the VXLAN device; nothing when both are as they must be.
@@ -34,9 +34,9 @@ impl Overlay {
             let interface = config.bridge.clone();
             return Err(NetworkError::NotUp { interface, seconds: PATIENCE.as_secs() });
         }
-        overlay::address_bridge(&self.netlink, config, self.bridge).await?;
+        address_bridge(&self.netlink, config, self.bridge).await?;
         ipv6::up(&self.netlink, config, self.bridge).await?;
-        overlay::apply_settings(config)?;
+        apply_settings(config)?;
         Ok(Some(damage))
     }
 }

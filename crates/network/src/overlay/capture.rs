@@ -32,14 +32,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::mpsc;
 
-use crate::endpoint::port_name;
+use super::Overlay;
 use crate::filter::Filter;
 use crate::inside;
 use crate::netns::{self, Found};
 use crate::packet::PacketSocket;
 use crate::packet::watch::{Received, room_beside};
+use crate::port::port_name;
 use crate::select::{everything, of_service};
-use crate::{NetworkError, Overlay, enter, mac_of};
+use crate::{NetworkError, enter, mac_of};
 
 /// Bytes of a frame that are kept at most: no frame is longer, also with segments yet to be cut.
 pub const WHOLE: u32 = 256 << 10;

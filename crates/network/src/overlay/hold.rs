@@ -40,12 +40,13 @@ use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::endpoint::ServiceEndpoint;
+use super::{Overlay, Shared};
+use crate::NetworkError;
 use crate::datapath::Behind;
 use crate::echoes::forget_time;
-use crate::endpoint::port_name;
-use crate::overlay::Shared;
 use crate::packet::{MOST_AT_ONCE, PacketSocket, Which};
-use crate::{NetworkError, Overlay, ServiceEndpoint};
+use crate::port::port_name;
 
 /// How much memory the kernel may use for the frames of one service, in bytes (it doubles the
 /// figure for its own book-keeping). A client that streams at 1 Gbit/s for a tenth of a second
