@@ -1,4 +1,4 @@
-//! CRIU's image files, as far as godwit looks into them: the inventory, each task's core and memory
+//! CRIU's image files, as far as godwit reads them: the inventory, each task's core and memory
 //! (in [`memory`](self::lazy_areas)), and the statistics of a dump.
 //!
 //! ```text
@@ -45,7 +45,7 @@ const SERVICE_MAGIC: u32 = 0x5510_5940;
 /// (registers, signal queue); 16 MiB leaves room for a core with full signal queues.
 const FILE_LIMIT: u64 = 16 << 20;
 
-/// The same for those that tell of memory: a million areas, or three million runs of pages; and of open files, with
+/// The same for those about memory: a million areas, or three million runs of pages; and of open files, with
 /// 4 KiB in the queues of 10,000 connections.
 const MEMORY_LIMIT: u64 = 64 << 20;
 
@@ -258,13 +258,13 @@ pub struct DumpStats {
     /// Time to write the memory.
     #[prost(uint32, required, tag = "4")]
     pub memwrite_time: u32,
-    /// Private pages looked at.
+    /// Private pages examined.
     #[prost(uint64, required, tag = "5")]
     pub pages_scanned: u64,
     /// Private pages written.
     #[prost(uint64, required, tag = "7")]
     pub pages_written: u64,
-    /// Shared pages looked at.
+    /// Shared pages examined.
     #[prost(uint64, optional, tag = "12")]
     pub shpages_scanned: Option<u64>,
     /// Shared pages written.

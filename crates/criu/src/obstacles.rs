@@ -5,7 +5,7 @@
 //! - [`tasks`]: processes in a state that cannot be restored.
 //! - [`files`]: what they have open and mapped.
 //! - [`memory`]: what they have reserved, where CRIU is not godwit's, and what a destination cannot restore of it.
-//! - [`unix`]: connections that nobody has accepted yet.
+//! - [`unix`]: connections that have not been accepted yet.
 //!
 //! A check stops nothing: processes come and go meanwhile, and much of what it finds passes by
 //! itself. An obstacle that two checks find is more certain; see [`Obstacle`]. What is looked for

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_each_looked_at_once() {
+    fn places_are_each_captured_once() {
         let request = |at: Vec<i32>| CaptureRequest { at, ..CaptureRequest::default() };
         assert_eq!(places(&request(vec![])).unwrap(), Place::ALL);
         assert_eq!(places(&request(vec![4, 1, 4])).unwrap(), [Place::Service, Place::Uplink]);

@@ -68,7 +68,7 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
     let message = what_we_know(node)?;
     if let Some(sentence) = too_much(&message, MAX_SYNC) {
         // Nobody would take it, and nobody says so to a user.
-        tracing::error!(%sentence, "the cluster is not told what this node knows");
+        tracing::error!(%sentence, "cannot send the cluster what this node knows");
         if !node.told_too_much.swap(true, Ordering::Relaxed) {
             node.events.tell("node", "too much", &node.name, &sentence);
         }
@@ -218,7 +218,7 @@ async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(
             continue;
         }
         if let Some(fault) = trust::member_fault(&member, now_ms()) {
-            tracing::debug!(from, %fault, "a peer told of a member that cannot be");
+            tracing::debug!(from, %fault, "a peer sent an invalid member");
         } else if member.name != from {
             introduce(node, &members, &member);
         } else {
@@ -227,7 +227,7 @@ async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(
         }
     }
     if !members.iter().any(|member| member.name == from) {
-        tracing::debug!(from, "is not known yet, and is not heard");
+        tracing::debug!(from, "the sender is not known yet; its message is ignored");
         return Ok(());
     }
     if let Some(info) = message.info.filter(|info| info.name == from && trust::is_plain(info)) {
@@ -284,7 +284,7 @@ async fn take_member(node: &Arc<Node>, members: &[Member], member: &Member) -> R
         tracing::warn!(
             node = member.name,
             other = other.name,
-            "a node tells the address of another one; remove the one that is no more with `godwit cluster remove`"
+            "a node has the address of another one; if that one is gone, remove it with `godwit cluster remove`"
         );
         return Ok(());
     }

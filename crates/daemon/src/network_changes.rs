@@ -85,7 +85,7 @@ async fn ask_all(node: &Arc<Node>, network: &Network) -> Result<(), Status> {
         let asked = node.peers.get(&member.name, &member.address).check_network(network.clone()).await;
         let answer = asked.map_err(|error| {
             Status::unavailable(format!(
-                "network {} is not {doing}: node {} cannot be asked whether it can be ({}); networks are made and removed on all nodes at once: start godwitd there, and try again",
+                "network {} is not {doing}: node {} does not answer ({}); networks are made and removed on all nodes at once: start godwitd there, and try again",
                 network.name, member.name, error.message()
             ))
         })?;

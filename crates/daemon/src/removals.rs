@@ -24,7 +24,7 @@ pub(crate) fn load(state: &State, identity: &godwit_transfer::Identity) -> Resul
     for removal in state.removals()? {
         match removal.check(identity.ca()) {
             Ok(()) => drop(identity.removals().add(&removal)),
-            Err(error) => tracing::warn!(%error, "the state holds a removal that is none"),
+            Err(error) => tracing::warn!(%error, "the state has an invalid removal"),
         }
     }
     Ok(())
@@ -56,7 +56,7 @@ pub(crate) async fn learn(node: &Arc<Node>, told: &[api::Removal]) -> Result<(),
         let removal = Removal { node: name, until: removal.until, signature: removal.signature.to_vec() };
         match removal.check(identity.ca()) {
             Ok(()) => apply(node, &removal).await?,
-            Err(error) => tracing::warn!(%error, "a peer told of a removal that is none"),
+            Err(error) => tracing::warn!(%error, "a peer sent an invalid removal"),
         }
     }
     Ok(())
@@ -74,7 +74,7 @@ async fn apply(node: &Arc<Node>, removal: &Removal) -> Result<(), StateError> {
             "node",
             "removed",
             name,
-            "this node's certificate until now is refused by the others",
+            "the other nodes refuse this node's earlier certificate",
         );
         return Ok(());
     }

@@ -169,7 +169,7 @@ async fn ask_peers(
                 return Ok(Some((answer.conflict, answer.address.parse().ok())));
             }
             Err(error) => {
-                tracing::warn!(peer = %member.name, %error, "cannot be asked whether the name is free")
+                tracing::warn!(peer = %member.name, %error, "cannot ask the node whether the name is free")
             }
         }
     }

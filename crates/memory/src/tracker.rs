@@ -102,7 +102,7 @@ pub enum TrackError {
 pub struct Round {
     /// One for each process.
     pub spaces: Vec<SpaceRound>,
-    /// Spaces of earlier scans that are no more.
+    /// Spaces of earlier scans that are gone.
     pub ended: Vec<Space>,
 }
 
@@ -115,8 +115,8 @@ pub struct SpaceRound {
     pub process: Arc<Process>,
     /// Populated pages that may differ from what they were at the scan before.
     pub written: Vec<Range>,
-    /// Pages that earlier scans gave as written and that are no more: they read as zeros, or are not
-    /// mapped, or are carried by CRIU.
+    /// Pages that earlier scans gave as written and that are gone: they read as zeros, or are not mapped, or are carried
+    /// by CRIU.
     pub gone: Vec<Range>,
     /// Pages that there are.
     pub populated_pages: u64,
@@ -161,7 +161,7 @@ impl Tracker {
     /// # Errors
     /// [`TrackError`] when a process that lives cannot be examined.
     pub fn round(&mut self, pids: &[i32], frozen: bool) -> Result<Round, TrackError> {
-        // What was protected for a scan that failed has not been told to anybody.
+        // A scan that failed has protected pages without reporting them.
         let certain = std::mem::replace(&mut self.complete, false);
         let mut round = Round::default();
         let mut seen = Vec::new();
@@ -186,14 +186,14 @@ impl Tracker {
         Ok(round)
     }
 
-    /// A scan of one process; none when it is to be passed over.
+    /// A scan of one process; none when the process is to be skipped.
     fn scan(&mut self, pid: i32, frozen: bool, certain: bool) -> Result<Option<SpaceRound>, TrackError> {
         let (process, unwatched) = match self.tracked(pid) {
             Some(tracked) => (Arc::clone(&tracked.process), matches!(tracked.watch, Watch::New)),
             None => (Arc::new(Process::open(pid)?), true),
         };
-        // A child of vfork(2) has its parent's memory until it executes a program. Watching both would
-        // take the notes of one from the other.
+        // A child of vfork(2) has its parent's memory until it executes a program. A scan of one would remove the
+        // marks that the scan of the other needs.
         let shares = |other: &Tracked| other.process.pid() != pid && same::memory(pid, other.process.pid());
         if !frozen && unwatched && self.spaces.values().any(shares) {
             return Ok(None);
@@ -246,7 +246,7 @@ impl Tracker {
             tracked.known = found.populated;
             Some(round)
         });
-        // Also after an error, if the caller knows it: it has to be told what is gone.
+        // Even after an error, if the caller knows the space: it has to be told what is gone.
         if told || result.is_ok() {
             self.spaces.insert(space, tracked);
         }

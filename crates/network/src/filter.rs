@@ -9,7 +9,7 @@
 //! kind value = "host" ADDRESS | "port" NUMBER
 //! ```
 //!
-//! It looks at the service's own packet, also where that is wrapped in VXLAN. Frames are anybody's
+//! It examines the service's own packet, even where that is wrapped in VXLAN. Frames are anybody's
 //! bytes: what is too short to have a header has none.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

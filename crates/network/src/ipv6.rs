@@ -69,7 +69,7 @@ pub(crate) async fn address_inside(
     let (index, name) = (link.index, link.name.as_str());
     let (address, gateway) = (prefix.of(address), prefix.of(gateway));
     enable(name)?;
-    // The gateway knows better ways for nobody.
+    // The gateway must not redirect any host.
     set_sysctl(&format!("ipv6/conf/{name}/accept_redirects"), "0")?;
     add_address(netlink, index, name, address).await?;
     route(netlink, index, gateway, 128, None, &format!("route from {address} to {gateway}")).await?;
@@ -153,7 +153,7 @@ fn advertisement(address: Ipv6Addr, mac: Mac) -> Vec<u8> {
         &ALL_NODES_MAC,
         &mac,
         &0x86dd_u16.to_be_bytes(),
-        // Version 6, 32 bytes of ICMPv6, and the hop limit without which nobody heeds it.
+        // Version 6, 32 bytes of ICMPv6, and the hop limit without which it is ignored.
         &[0x60, 0, 0, 0, 0, 32, 58, 255],
         &address.octets(),
         &ALL_NODES.octets(),

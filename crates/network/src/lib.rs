@@ -20,8 +20,8 @@
 //!   may not have, so that no peer waits for a retransmission timer that ran on during the frozen time.
 //! - [`Networks`] are those of a node, and tell which one an address is of.
 //! - [`Guard`] accepts frames from known nodes only and isolates networks. [`WireGuard`] or [`Tunnel`] encrypts the traffic
-//!   between nodes. Both are made before the overlay. [`Overlay::mend`] makes again what somebody removed.
-//! - [`Overlay::find_foreign`] asks whether somebody else has a service's address.
+//!   between nodes. Both are made before the overlay. [`Overlay::mend`] makes again what another program removed.
+//! - [`Overlay::find_foreign`] asks whether another host has a service's address.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
 //! - [`Overlay::capture`] shows the packets of a service, [`connections::inside`] its connections.

@@ -344,7 +344,7 @@ pub enum ConnectError {
     },
     /// The host's certificate is of a node that was removed.
     #[error(
-        "node `{node}` at {address} was removed from the cluster; let it join again if it is to come back"
+        "node `{node}` at {address} was removed from the cluster; if it is to come back, let it join again"
     )]
     Removed {
         /// The node.

@@ -39,7 +39,7 @@ use crate::{
     values,
 };
 
-/// What the daemon keeps of a packet when nobody asks for less.
+/// What the daemon captures of a packet by default.
 const WHOLE: u32 = 256 << 10;
 /// Between two readings of the clock.
 const TICK: Duration = Duration::from_millis(100);

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(excess(Some(&of(0)), &user), Vec::<String>::new());
         let found = excess(Some(&changed()), &user);
         assert!(found[0].contains("group 7") && found[1].contains("securebits"), "{found:?}");
-        // A capability is of no use to who can never come to hold it.
+        // A capability in a set does not help a process that can never gain it.
         let user = Allowed { capabilities: all, ..bound() };
         assert_eq!(excess(Some(&changed()), &user).len(), 4);
         // What takes no capability.

@@ -1,4 +1,4 @@
-//! The images that tell of memory: each process's areas, and which of its pages are where.
+//! The images of memory: each process's areas, and which of its pages are where.
 //!
 //! ```text
 //! mm-PID.img       = one mm_entry: the areas (VMAs) of the process

@@ -55,7 +55,7 @@ pub(crate) fn attach(
         };
         if name.starts_with("ns:") || name.contains(':') {
             return Err(Status::invalid_argument(format!(
-                "{text:?} is no network; give NAME, NAME:ip=ADDRESS, or alone ns: and the absolute path of a network namespace"
+                "{text:?} is not a network; give NAME, NAME:ip=ADDRESS, or alone ns: and the absolute path of a network namespace"
             )));
         }
         let subnet: Subnet = find_network(node, name)?.subnet.parse().map_err(internal)?;
@@ -126,7 +126,7 @@ pub(crate) fn address_on(
     let found = addresses.find(|(_, address)| subnet.contains(*address));
     found.map(|(nth, address)| Some((address, nth))).ok_or_else(|| {
         Status::failed_precondition(format!(
-            "service {} is not on the network {name}; `godwit inspect {}` tells its networks",
+            "service {} is not on the network {name}; `godwit inspect {}` shows its networks",
             placement.service, placement.service
         ))
     })

@@ -95,7 +95,7 @@ pub(crate) async fn learn(node: &Arc<Node>, told: &[Network]) -> Result<(), Stat
             && network.name != FIRST
             && overlay_config(node.networks().first().config(), network).is_ok();
         if !good {
-            tracing::warn!(network = network.name, "a peer told of a network that cannot be");
+            tracing::warn!(network = network.name, "a peer sent an invalid network");
         } else if network.removed && !known.iter().any(|known| known.name == network.name) {
             // There is nothing to remove, and what others still have to hear of would never end.
         } else if node.state.put_network(network)? {
@@ -147,7 +147,7 @@ pub(crate) async fn conflict(node: &Node, network: &Network, asker: &str) -> Res
         }));
     }
     if let Some(other) = known.iter().find(|other| other.name == network.name) {
-        return Ok(Some(format!("there is a network {} already, {}", other.name, other.subnet)));
+        return Ok(Some(format!("the network {} exists already, with {}", other.name, other.subnet)));
     }
     for other in &known {
         if other.vni == network.vni {
@@ -182,7 +182,7 @@ pub(crate) fn list(node: &Node) -> Result<Vec<NetworkEntry>, Status> {
         let subnet: Subnet = network.subnet.parse().map_err(internal)?;
         let reason = match node.networks().of(subnet.gateway()) {
             Ok(_) => String::new(),
-            Err(_) => format!("it is not up on node {}; the log of godwitd there says why", node.name),
+            Err(_) => format!("it is not up on node {}; see the log of godwitd there", node.name),
         };
         let services = services_on(node, subnet, &node.name).map_err(internal)?;
         Ok(NetworkEntry { network: Some(network), services, reason })

@@ -66,7 +66,7 @@ pub(crate) async fn lead(node: &Node, addresses: &[Ipv4Addr]) -> Result<(), Stat
         });
         if let Err(error) = lead_to(node, *address, there).await {
             let error = error_chain(&error);
-            tracing::warn!(%address, %error, "the overlay cannot be pointed at the service that has the address");
+            tracing::warn!(%address, %error, "cannot point the overlay at the service that has the address");
         }
     }
     Ok(())

@@ -17,7 +17,7 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<NetworkInfo, Stat
     let subnet: Subnet = network.subnet.parse().map_err(internal)?;
     let overlay = node.networks().of(subnet.gateway()).map_err(|_| {
         Status::unavailable(format!(
-            "network {} is not up on node {}; the log of godwitd there says why",
+            "network {} is not up on node {}; see the log of godwitd there",
             network.name, node.name
         ))
     })?;
@@ -72,7 +72,7 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<NetworkInfo, Stat
                 let keyed = status.as_ref().map(|status| status.keyed(&member.name, vtep_of(&member)));
                 (shown.state, shown.reason) = match (&theirs, info.is_self) {
                     (_, true) => ("self".into(), String::new()),
-                    (None, _) => ("unknown".into(), "not heard of since godwitd was started".into()),
+                    (None, _) => ("unknown".into(), "not heard from since godwitd was started".into()),
                     (Some(theirs), _) => {
                         state_of((&node.name, &ours), (&member.name, theirs), keyed.as_ref())
                     }

@@ -55,13 +55,13 @@ pub(crate) async fn mend(node: &Arc<Node>) -> Result<(), String> {
     let mut mended = false;
     for overlay in node.networks().all() {
         if let Some(damage) = overlay.mend().await.map_err(|error| error_chain(&error))? {
-            warn!(%damage, "the overlay was made whole again");
+            warn!(%damage, "the overlay was repaired");
             node.events.tell("node", "mended", &node.name, &damage);
             mended = true;
         }
     }
     if node.networks().first().lost_ports().await.map_err(|error| error_chain(&error))? {
-        warn!("published ports had been taken away, and are published again");
+        warn!("published ports had been removed, and are published again");
         node.events.tell("node", "mended", &node.name, "published ports");
         mended = true;
     }
@@ -77,16 +77,16 @@ pub(crate) async fn mend(node: &Arc<Node>) -> Result<(), String> {
 async fn plug_in(node: &Arc<Node>, all: bool) -> Result<(), StateError> {
     for owned in node.state.services()?.into_iter().filter(|owned| owned.exit_code.is_none()) {
         let (service, name) = (&owned.service, &owned.service.name);
-        // Whoever works on a service says whether its port is open; nobody begins to while this looks at it.
+        // The task that works on a service decides whether its port is open; none begins while this one checks it.
         let Some(_occupied) = node.occupy(name) else { continue };
         for endpoint in service.endpoints() {
             // Without its network there is nothing to plug it into, and that was said.
             let Ok(overlay) = node.networks().of(endpoint.address) else { continue };
             match plug_endpoint_in(&overlay, &endpoint, all).await {
-                Ok(true) => node.events.tell("service", "plugged in", name, "it had lost its port"),
+                Ok(true) => node.events.tell("service", "plugged in", name, "the service had lost its port"),
                 Ok(false) => {}
                 Err(error) => {
-                    error!(service = %name, error = %error_chain(&error), "it cannot be plugged in again")
+                    error!(service = %name, error = %error_chain(&error), "cannot plug the service in again")
                 }
             }
         }
@@ -94,7 +94,7 @@ async fn plug_in(node: &Arc<Node>, all: bool) -> Result<(), StateError> {
     Ok(())
 }
 
-/// Whether it had lost its port.
+/// Whether the service had lost its port.
 async fn plug_endpoint_in(
     overlay: &Overlay,
     endpoint: &ServiceEndpoint,
@@ -148,7 +148,7 @@ pub(crate) async fn guarding(node: &Node) -> Result<Guarding, String> {
         Ok(Some(guarding)) => Ok(guarding),
         Ok(None) => {
             let reason = node.network.unguarded.lock().await.clone();
-            Err(reason.unwrap_or_else(|| "somebody removed the table godwit_guard of nftables".into()))
+            Err(reason.unwrap_or_else(|| "another program removed the nftables table godwit_guard".into()))
         }
         Err(error) => Err(error_chain(&error)),
     }

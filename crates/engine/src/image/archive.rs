@@ -1,4 +1,4 @@
-//! Reads tar streams of strangers: POSIX ustar and pax, GNU long names and sparse files.
+//! Reads untrusted tar streams: POSIX ustar and pax, GNU long names and sparse files.
 //!
 //! ```text
 //! stream  = { member } [ 512 zero bytes × 2 ] rest

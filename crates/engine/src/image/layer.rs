@@ -29,7 +29,7 @@ pub const MAX_LAYER_ENTRIES: u64 = 4_000_000;
 pub const MAX_LAYER_BYTES: u64 = 256 << 30;
 /// Bytes that unpacking leaves free on the disk, for the node's journal and logs.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// How many bytes are unpacked between two looks at the free space.
+/// How many bytes are unpacked between two checks of the free space.
 const RESERVE_INTERVAL: u64 = 16 << 20;
 /// Bytes of a file handled at a time.
 const CHUNK: usize = 256 << 10;

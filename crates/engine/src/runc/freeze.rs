@@ -25,10 +25,10 @@ use super::stop::{self, StopSignals};
 use super::{Runc, io_error};
 use crate::container::{ContainerConfig, EngineError};
 
-/// How often a CRIU that is waited for is looked at: whether it can only go on after a thaw.
+/// How often to check, while waiting for CRIU, whether it can only continue after a thaw.
 const CRIU_LOOK: Duration = Duration::from_millis(500);
 
-/// How long a CRIU whose dump nobody wants any more may go on: 60 s are enough for some 60 GiB. A
+/// How long CRIU may continue a dump that is no longer wanted: 60 s are enough for some 60 GiB. A
 /// container that stays frozen for good is worse than what a killed CRIU may leave.
 const CRIU_LIMIT: Duration = Duration::from_secs(60);
 
@@ -41,7 +41,7 @@ const VFORK_LOOK: Duration = Duration::from_millis(1);
 /// How long a process may take to stop by a signal when it is thawed. No event tells that it has.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 
-/// Between two looks whether it has: a matter of microseconds.
+/// Between two checks whether it has: a matter of microseconds.
 const STOP_LOOK: Duration = Duration::from_micros(200);
 
 /// How long to try to meet a container when none of its processes is in vfork. A child is out of it

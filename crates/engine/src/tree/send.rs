@@ -1,6 +1,6 @@
 //! Reads what changed in a tree and yields it as items, while the tree may go on changing.
 //!
-//! Nothing is believed that an earlier scan found: each path is looked at again when its turn
+//! Nothing that an earlier scan found is believed: each path is examined again when its turn
 //! comes. What differs from the scan then, or cannot be sent because it or its directory went
 //! away, is named in [`Sent::unsettled`], so that the next round sends it again whatever its
 //! times say. (A directory that is renamed away and back leaves its files' times untouched.)
@@ -58,7 +58,7 @@ impl TreeSender {
         Self { root: root.to_path_buf(), last: None }
     }
 
-    /// Finds what the receiver lacks. `frozen` says that nobody writes to the tree until the round
+    /// Finds what the receiver lacks. `frozen` says that no process writes to the tree until the round
     /// is sent.
     pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };

@@ -4,12 +4,11 @@
 //! pager ──┬── one table of open files ──┬── guard, asleep
 //!         └── userfaultfds, lock, … ────┘
 //! ```
-//! When the last descriptor of a userfaultfd closes, the kernel lets the process behind it go on with
-//! zeros in place of the pages that it lacks. The guard shares the pager's table of files (clone(2),
-//! `CLONE_FILES`), so a pager that is killed closes nothing. The guard then closes all but the
-//! userfaultfds, by which everybody learns that the pager is gone, and holds these: processes that
-//! touch a page that they lack stand still, until the daemon has killed them and ends the guard
-//! ([`end`](super::end())). Where nobody ends it, it ends when the processes are gone.
+//! When the last descriptor of a userfaultfd closes, the kernel gives the process behind it zeros in place of the pages
+//! that it lacks. The guard shares the pager's table of files (clone(2), `CLONE_FILES`), so a pager that is killed closes
+//! nothing. The guard then closes all but the userfaultfds, so that the pager's peers see that it is gone, and holds
+//! these: processes that touch a page that they lack wait, until the daemon has killed them and ends the guard
+//! ([`end`](super::end())). If the daemon does not, the guard ends when the processes are gone.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -29,8 +28,8 @@ use super::uffd::Uffd;
 use super::{GUARD, PagerError};
 use crate::process::pidfd;
 
-/// Between two checks whether the processes live: the kernel has no event for the end of an address
-/// space, and nobody waits for the guard's.
+/// Between two checks whether the processes live: the kernel has no event for the end of an address space, and nothing
+/// waits for the guard's end.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A guard that sleeps as long as this process lives. Unless it is [let go](Self::let_go), it holds the

@@ -19,8 +19,8 @@ pub(super) enum Watch {
     /// By a userfaultfd of its address space.
     Uffd {
         userfault: Userfault,
-        /// Whether nothing else watches. Until then marks tell nothing: an earlier userfaultfd goes on as long as
-        /// somebody has a copy of its descriptor, as a program has that was forked and has not executed another one.
+        /// Whether nothing else watches. Until then marks mean nothing: an earlier userfaultfd works as long as a copy of
+        /// its descriptor exists, as in a process that was forked and has not executed another program.
         is_alone: bool,
         /// Areas that it does not take, such as memory that the kernel may drop: glibc has had some in
         /// each program since 2.41.
@@ -165,8 +165,8 @@ impl Watch {
                     *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();
                 }
             }
-            // The others are not watched, or not all of each. Some of their pages may have been protected
-            // just now without having been told, so from here on all of them count as written.
+            // The others are not watched, or not wholly. Some of their pages may have been protected just now without
+            // being reported, so from here on all of them count as written.
             let ranges = |watched: bool| {
                 let areas = private.iter().zip(&pages).filter(|(_, pages)| pages.is_some() == watched);
                 areas.map(|(area, _)| area.range.clone()).collect::<Vec<_>>()
@@ -275,11 +275,10 @@ struct Begun {
 }
 
 impl Beginning<'_> {
-    /// Begins to watch areas, and leaves those in the list of which that is so.
+    /// Begins to watch areas, and leaves in the list those that are watched.
     ///
-    /// What is watched and what is not are two areas for the kernel, and mremap(2) fails over both. So an
-    /// area is watched as a whole, and for that nothing of the process runs between listing and watching:
-    /// it would cut through what the process makes of it meanwhile.
+    /// For the kernel, a watched part and the rest are two areas, and mremap(2) fails over both. So an area is watched as
+    /// a whole, and the process does not run between listing and watching: otherwise it could change the area in between.
     fn begin(
         self,
         refused: &mut Vec<Range>,
@@ -293,7 +292,7 @@ impl Beginning<'_> {
         let Self { userfault, is_alone, process, scanner, pagemap } = self;
         let begun = match inject::while_stopped(process, || {
             watch_all(userfault, process, watched, |area| {
-                // Where that cannot be told, the address space is another one, which watching it finds.
+                // Where the kernel does not say, the address space is another one; watching it finds that out.
                 *is_alone && scanner.is_watched(pagemap.as_fd(), area).unwrap_or(false)
             })
         }) {
@@ -333,8 +332,8 @@ impl Beginning<'_> {
     }
 }
 
-/// Watches all areas of a process that does not run but those that are watched already, as the list or the question
-/// says.
+/// Watches all areas of a process that does not run, except those that are watched already, according to the list or the
+/// function.
 fn watch_all(
     userfault: &Userfault,
     process: &Process,

@@ -60,7 +60,7 @@ impl Source {
         let unix = match opened {
             Ok(sockets) => Some(Arc::new(sockets)),
             Err(error) => {
-                tracing::warn!(service = %self.service.name, %error, "its unix sockets cannot be asked for");
+                tracing::warn!(service = %self.service.name, %error, "cannot list its unix sockets");
                 None
             }
         };

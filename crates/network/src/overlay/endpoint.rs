@@ -219,7 +219,7 @@ impl Overlay {
     }
 
     /// Makes the veth and closes its port before the namespace has an address: between the link's
-    /// coming up and the closing, frames could pass, but nobody is there to answer them.
+    /// coming up and the closing, frames could pass, but no process is there to answer them.
     async fn plug(&self, service: &ServiceEndpoint, endpoint: &Endpoint) -> Result<(), NetworkError> {
         let (port, own) = (endpoint.interface.as_str(), interface(service.nth));
         let netns = std::fs::File::open(&endpoint.netns)
@@ -375,7 +375,7 @@ impl Overlay {
         self.shared.ports.publish(&self.config, name, leads, ports).await
     }
 
-    /// Whether somebody has taken published ports of this node away, of whichever network: they are to be
+    /// Whether another program has removed published ports of this node, of whichever network: they are to be
     /// published again then.
     ///
     /// # Errors

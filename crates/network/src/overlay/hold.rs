@@ -22,8 +22,8 @@
 //! the port it came in by, so frames of other nodes, which learn of the move later, are passed on by a
 //! task of this process.
 //!
-//! The source keeps a copy of what comes until the move is decided: if the service stays, it is handed in
-//! there by [`Overlay::open`], whatever has become of the destination.
+//! The source holds a copy of what comes until the move is decided. If the service stays, [`Overlay::open`] delivers the
+//! copy there, whatever has become of the destination.
 //!
 //! The sockets' receive queues are the stores: bounded, in order, and when one is full the oldest frames
 //! are kept and new ones are dropped and counted.
@@ -57,7 +57,7 @@ const LARGEST_STORE: i32 = 16 << 20;
 /// learn its new place within a few round trips.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What was handed in to a service, by [`Overlay::open`].
+/// What was delivered to a service, by [`Overlay::open`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Handed {
     /// Frames that had waited for it.

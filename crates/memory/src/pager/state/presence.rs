@@ -28,7 +28,7 @@ impl State {
         Ok(())
     }
 
-    /// Looks at these restored processes, which do not run: one that has a page where it lacks one has
+    /// Checks these restored processes, which do not run: one that has a page where it lacks one has
     /// not been restored as it was. With the last of them all are known.
     pub(crate) fn verify(&mut self, processes: &[Restored], last: bool) -> Result<(), String> {
         if !self.restore_finished {
@@ -47,7 +47,7 @@ impl State {
     fn examine(&mut self, processes: &[Restored]) -> Result<(), String> {
         for Restored { space, pid } in processes {
             let live = self.lives.values_mut().find(|live| live.space == *space && !live.is_forked);
-            // One without memory that comes from here needs no look.
+            // One without memory that comes from here needs no check.
             let Some(live) = live else { continue };
             let cannot = |error: &dyn std::fmt::Display| {
                 format!("cannot check whether process {space} was restored as it was: {error}")
