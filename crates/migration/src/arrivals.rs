@@ -104,7 +104,10 @@ impl Arrivals {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_transfer::{ClusterAuthority, Connection, Identity, ListenOptions, Listener, NodeName};
+
     use super::*;
+    use crate::link;
 
     #[tokio::test]
     async fn a_service_is_waited_for_until_its_arrival_ends() {
@@ -127,5 +130,35 @@ mod tests {
         assert_eq!(arrivals.settled("redis").await, Err("its pager is too old".into()));
         drop(arrival);
         assert_eq!(arrivals.settled("redis").await, Ok(()));
+    }
+
+    /// A connection that this node has accepted from node "b", and the other end of it.
+    async fn link() -> (Link, Connection) {
+        let directory = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| (NodeName::new(name).unwrap(), directory.path().join(name)));
+        let authority = ClusterAuthority::create(&a.1, "test").unwrap();
+        let own = authority.issue_own(&a.1, &a.0).unwrap();
+        let request = Identity::create_request(&b.1, &b.0).unwrap();
+        let certificate = authority.issue(&b.0, &request).unwrap();
+        let other = Identity::install(&b.1, authority.pem(), &certificate).unwrap();
+        let mut listener =
+            Listener::bind(([127, 0, 0, 1], 0).into(), &own, ListenOptions::default()).await.unwrap();
+        let (address, options) = (listener.local_addr().to_string(), link::options());
+        let accepted = async { Connection::accept(listener.accept().await, &options).await };
+        let (accepted, opened) = tokio::join!(accepted, Connection::open(&other, &address, &a.0, &options));
+        (Link::new(accepted.unwrap()), opened.unwrap())
+    }
+
+    #[tokio::test]
+    async fn so_many_connections_of_a_migration_wait_and_the_next_one_is_given_back() {
+        let arrivals = Arrivals::default();
+        let _arrival = arrivals.expect("01A", "b", "redis");
+        let (link, _other) = link().await;
+        let sender = arrivals.lock().get("01A").unwrap().further.clone();
+        // Each stands for a connection that waits.
+        let mut waiting = sender.reserve_many(MOST_WAITING).await.unwrap();
+        let refused = arrivals.give("01A", "b", Further::Resumed(link)).unwrap();
+        drop(waiting.next());
+        assert!(arrivals.give("01A", "b", refused).is_none());
     }
 }

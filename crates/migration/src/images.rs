@@ -374,10 +374,55 @@ fn is_image_name(name: &str) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_engine::rootfs::{Overlay, RootfsError};
+
     use super::*;
 
     fn piece(name: &str, offset: u64, data: &'static [u8]) -> ImageData {
         ImageData { name: name.into(), offset, data: Bytes::from_static(data) }
+    }
+
+    /// A directory is a directory.
+    struct NoMounts;
+
+    impl Mounts for NoMounts {
+        fn mount_root(&self, _: &Overlay) -> Result<(), RootfsError> {
+            Ok(())
+        }
+
+        fn unmount_root(&self, _: &Overlay) -> Result<(), RootfsError> {
+            Ok(())
+        }
+
+        fn mount_memory(&self, _: &Path, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn unmount_memory(&self, _: &Path) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_logs_of_the_latest_failures_are_retained_and_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let mounts: Arc<dyn Mounts> = Arc::new(NoMounts);
+        let logs = dir.path().join("logs");
+        let close = |number: usize, well| {
+            let name = format!("{number:02}");
+            let room = Room::open(&mounts, &dir.path().join("room"), &logs.join(name), 1 << 20).unwrap();
+            fs::write(room.work().join("dump.log"), "why").unwrap();
+            room.close(well).unwrap();
+        };
+        (0..=KEPT_LOGS).for_each(|number| close(number, false));
+        close(KEPT_LOGS + 1, true);
+        let mut left: Vec<_> = fs::read_dir(&logs)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let latest: Vec<_> = (1..=KEPT_LOGS).map(|number| format!("{number:02}")).collect();
+        assert_eq!(left, latest);
     }
 
     #[test]

@@ -263,3 +263,21 @@ fn missing_layers(
     }
     Ok(missing)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::service::tests::service;
+
+    #[test]
+    fn an_epoch_that_leaves_no_room_for_another_move_is_refused() {
+        let open = Open { migration: "01A".into(), ..Open::default() };
+        let checked = |epoch| check_ids(&Service { epoch, ..service() }, &open);
+        checked(MAX_EPOCH - 1).unwrap();
+        for epoch in [MAX_EPOCH, MAX_EPOCH + 1, u64::MAX] {
+            let refused = checked(epoch).unwrap_err().to_string();
+            assert!(refused.contains("no room for another move"), "{epoch}: {refused}");
+        }
+    }
+}

@@ -34,6 +34,10 @@ use crate::service::Service;
 /// The pauses between attempts to reach the destination again.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
+/// How long after the end of a stream `Received` may still come: a destination that has all pages says so and closes all
+/// connections, each of which takes its own time. TCP sends a lost segment again several times in it.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// How many attempts in a row may end at a page that cannot be read, 3 s in all, before that page is lost.
 const READS: u32 = 6;
 
@@ -83,6 +87,15 @@ impl ServeError {
     /// Whether the kernel has a page and does not give it.
     fn is_unreadable(&self) -> bool {
         matches!(self, Self::Pages(PagesError::Unreadable { .. }))
+    }
+
+    /// Whether it says no more than that the destination has closed a connection.
+    fn is_of_closing(&self) -> bool {
+        match self {
+            Self::Link(LinkError::Broken(error)) => error.is_closed(),
+            Self::Link(LinkError::Closed(_)) | Self::Pages(PagesError::Closed) => true,
+            _ => false,
+        }
     }
 }
 
@@ -253,12 +266,25 @@ impl Serving<'_> {
                 None => std::future::pending().await,
             }
         };
+        let failing = async {
+            tokio::select! {
+                failed = pushed => failed,
+                failed = answering => failed.map(|()| unreachable!("faults are answered until an error")),
+            }
+        };
         let shown = self.show(residual, pages);
-        let ended = tokio::select! {
-            received = received => received,
-            failed = pushed => failed,
-            failed = answering => failed.map(|()| unreachable!("faults are answered until an error")),
-            never = shown => match never {},
+        let ended = {
+            tokio::pin!(received);
+            tokio::select! {
+                received = &mut received => received,
+                failed = failing => match failed {
+                    Err(error) if error.is_of_closing() => {
+                        tokio::time::timeout(LAST_WORD, received).await.unwrap_or(Err(error))
+                    }
+                    failed => failed,
+                },
+                never = shown => match never {},
+            }
         };
         total.bytes += residual.bytes.load(Ordering::Relaxed);
         total.faults += residual.faults.load(Ordering::Relaxed);
