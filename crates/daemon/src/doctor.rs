@@ -310,6 +310,11 @@ fn capabilities() -> Check {
         .lines()
         .find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok())
         .unwrap_or(0);
+    lacking(effective)
+}
+
+/// What a godwitd with these effective capabilities lacks.
+fn lacking(effective: u64) -> Check {
     let lacking: Vec<_> = CAPABILITIES.iter().filter(|(bit, ..)| effective >> bit & 1 == 0).collect();
     let names: Vec<_> = lacking.iter().map(|(_, name, what)| format!("{name} ({what})")).collect();
     match lacking.as_slice() {
@@ -431,6 +436,15 @@ mod tests {
         let differ = criu_of(&[node("a", 0, "4.2.1"), node("b", 0, "4.1.1")]);
         assert_eq!(differ.status, "degraded");
         assert!(differ.found.contains("4.1.1 on node b, 4.2.1 on node a"), "{differ:?}");
+    }
+
+    #[test]
+    fn a_capability_that_is_not_there_is_named_with_its_use() {
+        assert_eq!(lacking(u64::MAX).status, "ok");
+        let clocks = lacking(!(1 << 25));
+        assert_eq!(clocks.status, "missing");
+        assert_eq!(clocks.found, "without CAP_SYS_TIME (restoring the offsets of services' clocks)");
+        assert_eq!(lacking(!(1 << 24)).status, "degraded", "most services do without");
     }
 
     #[test]

@@ -131,7 +131,7 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
 /// Admits hosts that show a valid token, for as long as the node lives.
 pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
     let mut identities = node.peers.identities();
-    let mut answering: VecDeque<AbortOnDropHandle<()>> = VecDeque::new();
+    let mut answers = Answers::default();
     loop {
         let (stream, remote) = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -143,17 +143,28 @@ pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
                 continue;
             }
         };
-        answering.retain(|answer| !answer.is_finished());
-        if answering.len() >= ANSWERING {
-            // An honest one takes a round trip: the one that came first has had its time.
-            answering.pop_front();
-        }
         let node = Arc::clone(&node);
-        answering.push_back(AbortOnDropHandle::new(tokio::spawn(async move {
+        answers.begin(async move {
             if let Err(error) = answer(&node, stream, &remote.to_string()).await {
                 tracing::warn!(%remote, error = format!("{error:#}"), "a join failed");
             }
-        })));
+        });
+    }
+}
+
+/// The answers under way, in the order in which their hosts came.
+#[derive(Default)]
+struct Answers(VecDeque<AbortOnDropHandle<()>>);
+
+impl Answers {
+    /// Begins one more, in the place of the oldest where there are too many.
+    fn begin(&mut self, answer: impl Future<Output = ()> + Send + 'static) {
+        self.0.retain(|answer| !answer.is_finished());
+        if self.0.len() >= ANSWERING {
+            // An honest host takes a round trip: the one that came first has had its time.
+            self.0.pop_front();
+        }
+        self.0.push_back(AbortOnDropHandle::new(tokio::spawn(answer)));
     }
 }
 
@@ -196,4 +207,64 @@ fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String>
         inviter_address: node.member_address(&node.name).map_err(|e| error_chain(&e))?.unwrap_or_default(),
         settings: node.state.settings().map_err(|e| error_chain(&e))?,
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use godwit_transfer::{Fingerprint, TokenError};
+    use tokio::sync::oneshot;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// It is reached only when something is broken.
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[tokio::test]
+    async fn hosts_that_say_nothing_are_answered_in_bounded_number_and_keep_no_other_out() {
+        let mut answers = Answers::default();
+        let mut silent = Vec::new();
+        for _ in 0..=ANSWERING {
+            let (held, ended) = oneshot::channel::<()>();
+            silent.push(ended);
+            answers.begin(async move {
+                let _held = held;
+                std::future::pending().await
+            });
+        }
+        // The one that came first makes place for the last.
+        timeout(PATIENCE, &mut silent[0]).await.unwrap().unwrap_err();
+        let (served, serving) = oneshot::channel();
+        answers.begin(async move { served.send(()).unwrap() });
+        timeout(PATIENCE, serving).await.unwrap().unwrap();
+        timeout(PATIENCE, &mut silent[1]).await.unwrap().unwrap_err();
+        for (number, ended) in silent.iter_mut().enumerate().skip(2) {
+            assert!(futures::poll!(ended).is_pending(), "the answer to host {number} has ended");
+        }
+    }
+
+    #[test]
+    fn a_token_is_read_from_standard_input_with_or_without_the_end_of_its_line() {
+        let node = NodeName::new("b").unwrap();
+        let token = JoinToken::new("10.99.0.11:7118", Fingerprint::from([7; 32]), node).unwrap();
+        let text = token.encode().unwrap();
+        for end in ["", "\n", "\r\n"] {
+            let line = format!("{text}{end}");
+            let read = read_token(line.as_bytes()).unwrap();
+            assert_eq!(JoinToken::decode(&read).unwrap(), token, "{end:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_token_is_not_read_to_its_end_and_refused() {
+        let long = format!("gwt1.{}", "A".repeat(1 << 20));
+        let read = read_token(long.as_bytes()).unwrap();
+        assert!(read.len() < 2 * MAX_TOKEN, "{} bytes are read", read.len());
+        assert!(matches!(JoinToken::decode(&read), Err(TokenError::TooLong { .. })));
+        let none = read_token(&b""[..]).unwrap();
+        assert!(matches!(JoinToken::decode(&none), Err(TokenError::Prefix)));
+        let binary = read_token(&b"gwt1.\xff"[..]).unwrap_err().to_string();
+        assert!(binary.contains("standard input"), "{binary}");
+    }
 }

@@ -57,18 +57,24 @@ pub(super) async fn accept_peers(
             }
             _ => {
                 let stream = PeerStream { peer: accepted.peer, stream: accepted.stream };
-                // Data connections do not wait behind it.
-                match peers.try_send(Ok(stream)) {
-                    Ok(()) => {}
-                    Err(mpsc::error::TrySendError::Full(_)) => {
-                        tracing::warn!(
-                            "too many connections of other nodes wait to be served; one is closed"
-                        );
-                    }
-                    Err(mpsc::error::TrySendError::Closed(_)) => return,
+                if !hand_on(&peers, Ok(stream)) {
+                    return;
                 }
             }
         }
+    }
+}
+
+/// Hands a connection on, or closes it where too many wait: data connections do not wait behind it. No when none is
+/// taken any more.
+fn hand_on<T>(peers: &mpsc::Sender<T>, stream: T) -> bool {
+    match peers.try_send(stream) {
+        Ok(()) => true,
+        Err(mpsc::error::TrySendError::Full(_)) => {
+            tracing::warn!("too many connections of other nodes wait to be served; one is closed");
+            true
+        }
+        Err(mpsc::error::TrySendError::Closed(_)) => false,
     }
 }
 
@@ -142,6 +148,20 @@ impl AsyncWrite for PeerStream {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_for_which_there_is_no_room_is_closed_and_nothing_waits_for_it() {
+        let (peers, mut taken) = mpsc::channel(1);
+        let connections: [_; 3] = std::array::from_fn(|_| Arc::new(()));
+        let open = |number: usize| Arc::strong_count(&connections[number]) > 1;
+        assert!(hand_on(&peers, Arc::clone(&connections[0])));
+        assert!(hand_on(&peers, Arc::clone(&connections[1])));
+        assert!(open(0) && !open(1));
+        assert!(taken.try_recv().is_ok());
+        assert!(hand_on(&peers, Arc::clone(&connections[2])) && open(2));
+        drop(taken);
+        assert!(!hand_on(&peers, Arc::clone(&connections[1])) && !open(1));
+    }
 
     #[test]
     fn one_members_data_connections_are_bounded_and_take_no_room_from_others() {
