@@ -70,12 +70,7 @@ async fn apply(node: &Arc<Node>, removal: &Removal) -> Result<(), StateError> {
     node.news.notify_one();
     let name = removal.node.as_str();
     if name == node.name {
-        node.events.tell(
-            "node",
-            "removed",
-            name,
-            "the other nodes refuse this node's earlier certificate",
-        );
+        node.events.tell("node", "removed", name, "the other nodes refuse this node's earlier certificate");
         return Ok(());
     }
     if !node.state.remove_member(name)? {

@@ -154,10 +154,10 @@ mod tests {
         let arrivals = Arrivals::default();
         let _arrival = arrivals.expect("01A", "b", "redis");
         let (link, _other) = link().await;
-        let sender = arrivals.lock().get("01A").unwrap().further.clone();
+        let sender = arrivals.lock().get("01A").unwrap().connections.clone();
         // Each stands for a connection that waits.
         let mut waiting = sender.reserve_many(MOST_WAITING).await.unwrap();
-        let refused = arrivals.give("01A", "b", Further::Resumed(link)).unwrap();
+        let refused = arrivals.give("01A", "b", FurtherConnection::Resumed(link)).unwrap();
         drop(waiting.next());
         assert!(arrivals.give("01A", "b", refused).is_none());
     }

@@ -410,7 +410,8 @@ mod tests {
         let logs = dir.path().join("logs");
         let close = |number: usize, well| {
             let name = format!("{number:02}");
-            let room = Room::open(&mounts, &dir.path().join("room"), &logs.join(name), 1 << 20).unwrap();
+            let room =
+                ImageTmpfs::open(&mounts, &dir.path().join("room"), &logs.join(name), 1 << 20).unwrap();
             fs::write(room.work().join("dump.log"), "why").unwrap();
             room.close(well).unwrap();
         };
