@@ -94,7 +94,7 @@ pub(crate) async fn everywhere(
     let name = convert::service_name(&request.name)?;
     let placement = node.placement(&name).map_err(internal)?;
     let placement = placement.ok_or_else(|| {
-        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
+        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists all services"))
     })?;
     let Some((address, nth)) = attachment::address_on(node, &placement, &request.network)? else {
         return Err(Status::failed_precondition(format!(

@@ -111,6 +111,6 @@ pub(crate) fn find_network(node: &Node, name: &str) -> Result<Network, Status> {
     let name = if name.is_empty() { FIRST } else { name };
     let known = known_networks(node).map_err(internal)?;
     known.into_iter().find(|network| network.name == name).ok_or_else(|| {
-        Status::not_found(format!("there is no network {name}; `godwit network ls` lists those there are"))
+        Status::not_found(format!("there is no network {name}; `godwit network ls` lists all networks"))
     })
 }

@@ -327,7 +327,7 @@ fn lacking(effective: u64) -> Check {
         _ => missing(
             "capabilities",
             format!("without {}", names.join(", ")),
-            "run godwitd as root with these capabilities: look at CapabilityBoundingSet= of its systemd unit (`systemctl cat godwitd`)",
+            "run godwitd as root with these capabilities: check CapabilityBoundingSet= of its systemd unit (`systemctl cat godwitd`)",
         ),
     }
 }

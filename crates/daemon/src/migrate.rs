@@ -40,7 +40,7 @@ pub(crate) async fn start(
     let known = node.member_address(&request.to).map_err(internal)?;
     if known.is_none() {
         return Err(Status::not_found(format!(
-            "there is no node {}; `godwit nodes` lists those there are",
+            "there is no node {}; `godwit nodes` lists all nodes",
             request.to
         )));
     }

@@ -40,7 +40,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
             placement.node, node.name
         ))),
         _ => Err(Status::not_found(format!(
-            "there is no service {name}; `godwit ps -a` lists those there are"
+            "there is no service {name}; `godwit ps -a` lists all services"
         ))),
     }
 }
@@ -397,7 +397,7 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
 /// One service, wherever it is.
 pub(crate) async fn inspect(node: &Node, name: &ServiceName) -> Result<api::Service, Status> {
     list(node, true).await?.into_iter().find(|service| service.name == name.as_str()).ok_or_else(|| {
-        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
+        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists all services"))
     })
 }
 

@@ -36,7 +36,7 @@ impl Wait {
                 "{lacking} of {total} MiB of its memory are still on node {source}, and follow from there"
             ),
             Some(time) => format!(
-                "waits for pages of node {source} ({lacking} of {total} MiB), unreachable for {} s: service {service} stands still when it needs them, and goes on when node {source} is back; if that never comes back, its memory is lost, and `godwit rm --force {service}` here removes it",
+                "waits for pages of node {source} ({lacking} of {total} MiB), unreachable for {} s: service {service} waits when it needs them, and continues when node {source} is back; if that never comes back, its memory is lost, and `godwit rm --force {service}` here removes it",
                 time.as_secs()
             ),
         }

@@ -47,7 +47,7 @@ pub enum NetworkError {
     },
     /// No network has the address.
     #[error(
-        "the address {address} is of none of this node's networks; `godwit network ls` lists those there are"
+        "the address {address} is of none of this node's networks; `godwit network ls` lists all networks"
     )]
     NoNetwork {
         /// The address.

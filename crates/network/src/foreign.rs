@@ -42,7 +42,7 @@ pub fn check_namespace(netns: &Path) -> Result<(), NetworkError> {
     }
     let inode = |path: &Path| {
         let metadata = std::fs::metadata(path);
-        metadata.map(|m| m.ino()).map_err(NetworkError::system(format!("look at {}", path.display())))
+        metadata.map(|m| m.ino()).map_err(NetworkError::system(format!("examine {}", path.display())))
     };
     if inode(netns)? == inode(Path::new("/proc/self/ns/net"))? {
         return Err(refused("it is the node's own"));

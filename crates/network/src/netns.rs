@@ -27,7 +27,7 @@ pub(crate) enum Found {
 
 /// Finds what is at the place of a namespace.
 pub(crate) fn inspect(path: &Path) -> Result<Found, NetworkError> {
-    let failed = |e: io::Error| NetworkError::system(format!("look at {}", path.display()))(e);
+    let failed = |e: io::Error| NetworkError::system(format!("examine {}", path.display()))(e);
     let metadata = match path.symlink_metadata() {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),

@@ -109,7 +109,7 @@ impl Resend {
             }
             Ok(Self { connections, sockets, raw, since: Instant::now() })
         };
-        let failed = NetworkError::system(format!("look at the connections in {}", netns.display()));
+        let failed = NetworkError::system(format!("examine the connections in {}", netns.display()));
         enter(netns, look).await?.map_err(failed)
     }
 

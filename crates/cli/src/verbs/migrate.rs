@@ -76,7 +76,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
                 None => {
                     progress.end();
                     output::note(&format!(
-                        "Error: godwitd on {} ended the migration of {} without a report; `godwit inspect {}` tells how it stands",
+                        "Error: godwitd on {} ended the migration of {} without a report; `godwit inspect {}` shows its state",
                         connection.socket().display(), args.name, args.name
                     ));
                     return Ok(ExitCode::from(UNKNOWN));

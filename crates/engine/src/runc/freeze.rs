@@ -94,7 +94,7 @@ impl Runc {
         let statuses = cgroup
             .members()
             .and_then(process::statuses)
-            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
+            .map_err(|source| io_error(&config.name, "examine its processes".into(), source))?;
         Ok(statuses.into_iter().filter(stopped).map(|status| status.inner_pid).collect())
     }
 
@@ -110,7 +110,7 @@ impl Runc {
             return Err(EngineError::NotFound(config.name.clone()));
         }
         let statuses = process::statuses(members)
-            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
+            .map_err(|source| io_error(&config.name, "examine its processes".into(), source))?;
         self.stop_as_before(config, keep_stopped, &statuses).await?;
         let parent = |pid: u32| statuses.iter().find(|s| s.pid == pid).map(|s| s.parent);
         let depth =

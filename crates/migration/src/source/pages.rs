@@ -49,7 +49,7 @@ pub enum PagesError {
     Stopped,
     /// The kernel has a page and cannot read it: a broken swap disk, or broken memory.
     #[error(
-        "the page at {page:#x} of process {pid} exists and cannot be read; look into the kernel's log for errors of the memory or the swap"
+        "the page at {page:#x} of process {pid} exists and cannot be read; check the kernel's log for errors of the memory or the swap"
     )]
     Unreadable {
         /// The process.
