@@ -119,9 +119,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str) -> Result<Vec<String>, 
     }
     let is_member = node.member_address(name).map_err(internal)?.is_some();
     if !is_member && node.state.granted(name).map_err(internal)?.is_none() {
-        return Err(Status::not_found(format!(
-            "there is no node {name}; `godwit nodes` lists all nodes"
-        )));
+        return Err(Status::not_found(format!("there is no node {name}; `godwit nodes` lists all nodes")));
     }
     let removal = authority.remove(&parsed).map_err(internal)?;
     let _alone = node.applying_removals.lock().await;

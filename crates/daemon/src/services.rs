@@ -39,9 +39,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
             "service {name} is on node {}, not on {}; ask there",
             placement.node, node.name
         ))),
-        _ => Err(Status::not_found(format!(
-            "there is no service {name}; `godwit ps -a` lists all services"
-        ))),
+        _ => Err(Status::not_found(format!("there is no service {name}; `godwit ps -a` lists all services"))),
     }
 }
 
