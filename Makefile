@@ -184,7 +184,7 @@ install: ## install the programs, man pages, completions and the systemd unit un
 	@target/release/godwit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish
 	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	@sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/godwitd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/godwitd.service
-	@echo "    the node's daemon: make it a member with 'godwit cluster init' or 'godwit cluster join', then 'systemctl enable --now godwitd'"
+	@echo "    'godwit cluster init' founds a cluster and starts the node's daemon; 'godwit cluster join TOKEN' joins one"
 
 install-isa: ## install godwit-cc, godwit-state and what they need under PREFIX ('make isa' builds them)
 	$(SAY) "installing the tool chain for two instruction sets under $(DESTDIR)$(PREFIX)"

@@ -12,7 +12,8 @@
 //!
 //! [`node_api`] and [`peer_api`] are thin: each verb's work is in the module of its name, and [`verbs`] says who may ask for
 //! it. Data connections need no verb: a member's certificate opens them, and what comes over one is `godwit-migration`'s to
-//! judge. What users give is checked in [`convert`], what other nodes say in [`trust`]. At its start [`services`] finds the
+//! judge. What users give is checked in [`convert`], what other nodes say in [`trust`]. [`own`] says what the node is called
+//! and where it is reached, and [`unit`] has systemd start it. At its start [`services`] finds the
 //! node's services again, which have run on with their shims and pagers, and [`serve`] calls
 //! `godwit_migration::recovery`. How pages move, what CRIU does and how the kernel's tables look is not known here.
 
@@ -40,6 +41,7 @@ mod networks;
 mod node;
 mod node_api;
 mod notify;
+mod own;
 mod peer_api;
 mod peers;
 mod removals;
@@ -52,9 +54,9 @@ mod status;
 mod surroundings;
 mod tombstones;
 mod trust;
+mod unit;
 mod verbs;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -77,39 +79,10 @@ struct Cli {
 enum Verb {
     /// Serve this node
     Serve(Box<serve::ServeArgs>),
-    /// Found a cluster on this node
-    Init {
-        /// Directory that survives a restart of the machine
-        #[arg(long, default_value = "/var/lib/godwit")]
-        state: PathBuf,
-        /// Name of the cluster
-        #[arg(long, default_value = "godwit")]
-        cluster: String,
-        /// Name of this node
-        #[arg(long)]
-        node: String,
-        /// Address and port other nodes reach this one at
-        #[arg(long, value_name = "ADDRESS:PORT")]
-        listen: std::net::SocketAddr,
-        /// Whether what nodes send each other for services is encrypted, on this node and on all that join
-        #[arg(long, value_enum)]
-        encrypt: Option<encrypt::Encrypt>,
-    },
-    /// Join the cluster that a token invites to
-    Join {
-        /// Directory that survives a restart of the machine
-        #[arg(long, default_value = "/var/lib/godwit")]
-        state: PathBuf,
-        /// Name of this node
-        #[arg(long)]
-        node: String,
-        /// Address and port other nodes reach this one at
-        #[arg(long, value_name = "ADDRESS:PORT")]
-        listen: std::net::SocketAddr,
-        /// What `godwit cluster token` printed on the founding node; with `-` it is read from standard input,
-        /// where the machine's other users do not see it
-        token: String,
-    },
+    /// Found a cluster on this node, and start its daemon
+    Init(join::InitArgs),
+    /// Join the cluster that a token invites to, and start this node's daemon
+    Join(join::JoinArgs),
 }
 
 fn main() -> ExitCode {
@@ -134,13 +107,8 @@ fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match cli.verb {
             Verb::Serve(args) => serve::serve(*args, &manager).await,
-            Verb::Init { state, cluster, node, listen, encrypt } => {
-                join::init(&state, &cluster, &node, &listen.to_string(), encrypt)
-            }
-            Verb::Join { state, node, listen, token } => {
-                let token = if token == "-" { join::read_token(std::io::stdin().lock())? } else { token };
-                join::join(&state, &node, &listen.to_string(), &token).await
-            }
+            Verb::Init(args) => join::init(&args).await,
+            Verb::Join(args) => join::join(&args).await,
         }
     });
     let code = match done {
@@ -153,4 +121,14 @@ fn main() -> ExitCode {
     // Without dropping the runtime: it would drop tasks one by one, and those that are left would take the end of
     // another task for the end of what that task looks after. The next life goes on from the journal.
     std::process::exit(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
 }

@@ -6,25 +6,28 @@ use std::path::PathBuf;
 use godwit_network::{Prefix6, Subnet};
 
 use crate::encrypt::Encrypt;
+use crate::unit;
 
 /// How `godwitd serve` was called.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Directory that survives a restart of the machine
-    #[arg(long, default_value = "/var/lib/godwit")]
+    #[arg(long, default_value = unit::STATE)]
     pub state: PathBuf,
     /// Directory that does not; the socket is in it
     #[arg(long, default_value = "/run/godwit")]
     pub run: PathBuf,
-    /// Name of this node
-    #[arg(long)]
-    pub node: String,
-    /// Address and port other nodes reach this one at; the next port serves new nodes
+    /// Name of this node; another than in its certificate is refused [default: the one in the certificate]
+    #[arg(long, alias = "node")]
+    pub name: Option<String>,
+    /// Address and port other nodes reach this one at; the next port serves new nodes [default: as the node was founded
+    /// or has joined]
     #[arg(long, value_name = "ADDRESS:PORT")]
-    pub listen: SocketAddr,
-    /// Interface that carries the overlay and on which clients reach services
-    #[arg(long, default_value = "eth0")]
-    pub uplink: String,
+    pub listen: Option<SocketAddr>,
+    /// Interface that carries the overlay and on which clients reach services [default: as the node was founded or has
+    /// joined]
+    #[arg(long, value_name = "INTERFACE")]
+    pub uplink: Option<String>,
     /// The switch that services are plugged into
     #[arg(long, value_enum, default_value_t = NetworkBackend::Kernel)]
     pub network_backend: NetworkBackend,
@@ -193,11 +196,20 @@ mod tests {
     }
 
     #[test]
+    fn no_flag_is_needed() {
+        let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
+        let found = command.try_get_matches_from(["serve"]).unwrap();
+        let args = <ServeArgs as clap::FromArgMatches>::from_arg_matches(&found).unwrap();
+        assert_eq!((args.name, args.listen, args.uplink), (None, None, None));
+    }
+
+    #[test]
     fn flags_of_version_0_1_are_taken() {
         let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
         let line = "serve --node a --listen 192.0.2.1:7117 --agent-memory 5 --keep-memory 6";
         let found = command.try_get_matches_from(line.split(' ')).unwrap();
         let args = <ServeArgs as clap::FromArgMatches>::from_arg_matches(&found).unwrap();
         assert_eq!((args.delta_cache, args.retained_memory), (5, Some(6)));
+        assert_eq!((args.name.as_deref(), args.listen), (Some("a"), "192.0.2.1:7117".parse().ok()));
     }
 }

@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::arguments::{AddressProbe, CriuPatches, CutOver, ServeArgs, Track, Userfaultfd};
 use crate::host::NodeHost;
 use crate::node::{Means, Node};
+use crate::own::Own;
 use crate::peers::Peers;
 use crate::state::{State, now_ms};
 use crate::surroundings::Surroundings;
@@ -37,13 +38,17 @@ use crate::{encrypt, removals, restart};
 const VNI: u32 = 88;
 
 /// A node that nothing can reach yet. Its overlay is up.
-pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<Node>> {
-    let state = Arc::new(State::open(&args.state.join("node.db"))?);
+pub(super) async fn build(
+    args: &ServeArgs,
+    own: &Own,
+    state: Arc<State>,
+    identity: Arc<Identity>,
+) -> anyhow::Result<Arc<Node>> {
     removals::load(&state, &identity)?;
-    let vtep = godwit_network::underlay_address(&args.uplink).await?;
+    let vtep = godwit_network::underlay_address(&own.uplink).await?;
     state.put_member(&Member {
-        name: args.node.clone(),
-        address: args.listen.to_string(),
+        name: own.name.clone(),
+        address: own.listen.to_string(),
         vtep: vtep.to_string(),
         revision: u64::try_from(now_ms()).unwrap_or(1),
     })?;
@@ -54,11 +59,11 @@ pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::
         netns_dir: args.run.join("netns"),
         encryption: encrypt::of_node(args.encrypt, &state)?,
         backend: args.network_backend.into(),
-        ..OverlayConfig::new(args.subnet, &args.uplink, vtep)
+        ..OverlayConfig::new(args.subnet, &own.uplink, vtep)
     };
     // Before the overlay takes its first frame.
-    let (tunnel_port, probes) = (args.listen.port().checked_add(2), args.address_probe == AddressProbe::Auto);
-    let network = Surroundings::raise(&config, &args.node, tunnel_port, probes, &state).await?;
+    let (tunnel_port, probes) = (own.listen.port().checked_add(2), args.address_probe == AddressProbe::Auto);
+    let network = Surroundings::raise(&config, &own.name, tunnel_port, probes, &state).await?;
     let overlay = Overlay::up(config).await?;
     let store = Store::open(&args.state.join("images"))?;
     let engine = Runc::new(RuncConfig {
@@ -76,7 +81,7 @@ pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::
         tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");
     }
     let certificate_validity = args.certificate_validity.map(Duration::from_secs);
-    let mut node = Node::new(&args.node, state, Peers::new(identity), network);
+    let mut node = Node::new(&own.name, state, Peers::new(identity), network);
     node.certificate_validity = certificate_validity;
     let node = Arc::new(node);
     let holds = args.cutover == CutOver::Hold;
@@ -94,7 +99,7 @@ pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::
         holds,
     };
     let local = Local {
-        node: args.node.clone(),
+        node: own.name.clone(),
         layout: layout.clone(),
         engine: Arc::new(engine),
         network: Arc::new(network),
