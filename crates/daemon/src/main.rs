@@ -57,9 +57,11 @@ mod trust;
 mod unit;
 mod verbs;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 // What `godwit version` shows is what migrations speak; `migration` must not know the API's crate.
@@ -83,6 +85,11 @@ enum Verb {
     Init(join::InitArgs),
     /// Join the cluster that a token invites to, and start this node's daemon
     Join(join::JoinArgs),
+    /// Write the man pages of godwitd into a directory
+    Man {
+        /// The directory, made if it is missing
+        directory: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -109,6 +116,7 @@ fn main() -> ExitCode {
             Verb::Serve(args) => serve::serve(*args, &manager).await,
             Verb::Init(args) => join::init(&args).await,
             Verb::Join(args) => join::join(&args).await,
+            Verb::Man { directory } => man(&directory),
         }
     });
     let code = match done {
@@ -123,12 +131,38 @@ fn main() -> ExitCode {
     std::process::exit(code)
 }
 
+/// Writes a man page of godwitd, and one of each verb.
+fn man(directory: &Path) -> anyhow::Result<()> {
+    let unwritable = || format!("the man pages cannot be written to {}", directory.display());
+    std::fs::create_dir_all(directory).with_context(unwritable)?;
+    clap_mangen::generate_to(Cli::command(), directory).with_context(unwritable)
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
-    use clap::CommandFactory as _;
+    use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_has_a_man_page_with_its_flags() {
+        let directory = tempfile::tempdir().unwrap();
+        let pages = directory.path().join("man/man1");
+        man(&pages).unwrap();
+        for (page, words) in [
+            ("godwitd", "godwitd\\-serve(1)"),
+            ("godwitd-serve", "\\-\\-address\\-probe"),
+            ("godwitd-init", "\\-\\-no\\-start"),
+            ("godwitd-join", "\\-\\-uplink"),
+            ("godwitd-man", "DIRECTORY"),
+        ] {
+            let text = std::fs::read_to_string(pages.join(format!("{page}.1"))).unwrap();
+            assert!(text.contains(words), "{page}: {text}");
+            assert!(!text.contains("ready\\-fd"), "{page} shows what is for programs alone");
+        }
     }
 }

@@ -48,9 +48,9 @@ pub(crate) struct ServeArgs {
     /// Whether it is asked on the uplink who has the address of a service that is to come
     #[arg(long, value_enum, default_value_t = AddressProbe::Auto)]
     pub address_probe: AddressProbe,
-    /// CRIU
-    #[arg(long, default_value = "/usr/local/lib/godwit/bin/criu")]
-    pub criu: PathBuf,
+    /// CRIU [default: the one in godwitd's own directory, else /usr/local/lib/godwit/bin/criu]
+    #[arg(long, env = "GODWIT_CRIU", value_name = "PATH")]
+    pub criu: Option<PathBuf>,
     /// runc
     #[arg(long, default_value = "runc")]
     pub runc: PathBuf,
