@@ -153,6 +153,7 @@ bench: setup release ## measure moves beside stock tools, and draw them in bench
 	@target/release/godwit bench migrate --memory 256MiB --mode precopy --link 1gbit,1ms --busy --out $(RESULTS)/busy.jsonl
 	$(SAY) "measuring the cut-over"
 	@target/release/godwit bench cutover --out $(RESULTS)/cutover.jsonl
+	@target/release/godwit bench cutover --cutover hold --pause 100,1000,5000 --out $(RESULTS)/pauses.jsonl
 	$(SAY) "measuring parts"
 	@target/release/godwit bench wire --out $(RESULTS)/wire.jsonl
 	@target/release/godwit bench wire --veth --out $(RESULTS)/wire-veth.jsonl

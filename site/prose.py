@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks the English of the documentation against site/style.json: words with a better one in docs/glossary.md, long
-sentences, and sentences whose subject is a clause.
+"""Checks the documentation against site/style.json: words with a better one in docs/glossary.md, long sentences,
+sentences whose subject is a clause, and long lines.
 
     python3 site/prose.py [FILE…]
 
-Code, addresses of links and pictures are not looked at. A cell of a table is a sentence.
+It skips code, addresses of links and pictures. A cell of a table is a sentence. site/test_prose.py tests it.
 """
 
 import json
@@ -27,13 +27,17 @@ def sentences(text):
 
     def cut(block, begin):
         whole = "\n".join(block)
+
+        def line(at):
+            return begin + whole.count("\n", 0, at + len(whole[at:]) - len(whole[at:].lstrip()))
+
         # Ends at a stop before a capital or code, not at "e.g." or "et al.".
         at = 0
         for end in re.finditer(r"(?<!e\.g)(?<!i\.e)(?<!al)[.!?:;][)\"*_]*(?=\s+(?:[(\"]*[A-Z`]|[*_]+\w)|\s*$)|;(?=\s)", whole):
-            yield begin + whole.count("\n", 0, at), whole[at : end.end()]
+            yield line(at), whole[at : end.end()]
             at = end.end()
         if whole[at:].strip():
-            yield begin + whole.count("\n", 0, at), whole[at:]
+            yield line(at), whole[at:]
 
     for number, line in enumerate([*text.split("\n"), ""], 1):
         stripped = line.strip()
@@ -53,7 +57,19 @@ def sentences(text):
             block.append(stripped)
 
 
+def long_lines(text, most):
+    """Each line of prose with more than this many characters, and how many it has. Tables and blocks of code have lines of
+    any length, and the address of a link does not count."""
+    text = re.sub(r"^( *)(```+|~~~).*?^ *\2.*?$|<!--.*?-->", lambda code: "\n" * code[0].count("\n"), text, flags=re.S | re.M)
+    for number, line in enumerate(text.split("\n"), 1):
+        length = len(re.sub(r"\]\([^)]*\)", "]", line.rstrip()))
+        if length > most and not re.match(r"\s*(\||!\[|\[[^\]]+\]:)", line):
+            yield number, length
+
+
 def faults(text, style):
+    for line, length in long_lines(text, style["characters in a line"]):
+        yield line, f"a line of {length} characters; {style['characters in a line']} are the most"
     for line, sentence in sentences(text):
         words = re.findall(r"[^\s]*\w[^\s]*", sentence)
         if len(words) > style["words in a sentence"]:
@@ -80,4 +96,5 @@ def main():
         sys.exit(f"Error: {wrong} places do not follow site/style.json")
 
 
-main()
+if __name__ == "__main__":
+    main()

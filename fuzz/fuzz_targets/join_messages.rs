@@ -81,7 +81,7 @@ fuzz_target!(|input: Input<'_>| {
         Input::Certificate(der) => {
             let text = pem("CERTIFICATE", der);
             let _ = Fingerprint::of_pem(&text);
-            let _ = godwit_transfer::identity::node_of(&der.into());
+            let _ = godwit_transfer::certificate::node_of(&der.into());
         }
     }
 });

@@ -151,7 +151,7 @@ fn pauses_with_frames_held_and_dropped_take_turns_and_are_drawn() {
     let picture = fs::read_to_string(drawn.join("cutover.svg")).unwrap();
     assert!(picture.contains("50 connections") && picture.contains("dropped"), "{picture:.300}");
     let summary = fs::read_to_string(drawn.join("summary.md")).unwrap();
-    assert!(summary.contains("| one idle connection | held | 1 |"), "{summary}");
+    assert!(summary.contains("| one idle connection, held 100.0 ms | held | 1 |"), "{summary}");
     assert!(summary.contains("| cut-over, 50 connections: time-outs |"), "{summary}");
     let left = leftovers::of(&lab);
     assert!(left.is_empty(), "{left:?}");

@@ -217,7 +217,7 @@ fn a_capture_goes_on_without_a_node_and_with_it_when_it_is_back() {
     running.wait_for("node b: ");
     client.round();
     bed.lab().start_node("b").unwrap();
-    running.wait_for("node b looks again");
+    running.wait_for("node b captures again");
     bed.migrate("redis", "a", "b");
     client.round();
     running.interrupt();
@@ -286,5 +286,5 @@ fn inspect_shows_connections_and_a_capture_only_what_it_was_asked_for() {
     fs::remove_file(&path).unwrap();
 
     is_refused(&bed, &["nobody"], "there is no service nobody", &path);
-    is_refused(&bed, &["redis", "frob"], "\"frob\" is no test", &path);
+    is_refused(&bed, &["redis", "frob"], "\"frob\" is not a test", &path);
 }

@@ -277,7 +277,7 @@ fn what_was_asked_of_confinement_holds_before_and_after_moves() {
     assert!(status.contains("no_new_privs: 1") && status.contains("call syslog: ERANGE"), "{status}");
 
     for (flag, said) in
-        [("--cap-add=FLY", "\"FLY\" is no capability"), ("--ulimit=wings=1", "\"wings\" is no limit")]
+        [("--cap-add=FLY", "\"FLY\" is not a capability"), ("--ulimit=wings=1", "\"wings\" is not a limit")]
     {
         let refused = bed.godwit("a", &["run", "--name", "x", "--rootfs", "/nowhere", flag, "true"]);
         assert!(refused.code == 125 && refused.stderr.contains(said), "{refused:?}");

@@ -126,9 +126,9 @@ fn what_a_source_adds_to_the_images_is_refused_by_name_and_the_service_goes_on()
         (|images| core(images, &[5, 11], 0), "process 1 has no seccomp filter"),
         (
             |images| core(images, &[3, 11], 0),
-            "process 1 has its seccomp filter where a CRIU of before 2018 had it",
+            "process 1 has its seccomp filter where CRIU had it before 2018",
         ),
-        (all_pass, "process 1 has a seccomp filter that lets"),
+        (all_pass, "process 1 has a seccomp filter that allows"),
         (disk, "disk in tmpfs-dev-"),
     ];
     for (change, said) in changes {

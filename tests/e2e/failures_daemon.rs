@@ -2,7 +2,7 @@
 //! exactly one node in the end, and its client has lost nothing. One daemon killed at every step is in
 //! `failures_matrix`. Needs root.
 
-use godwit_tests::victim::Victim;
+use godwit_tests::victim::{UNKNOWN, Victim};
 
 #[test]
 fn a_copy_whose_source_is_gone_is_in_doubt_until_the_source_is_back() {
@@ -10,7 +10,7 @@ fn a_copy_whose_source_is_gone_is_in_doubt_until_the_source_is_back() {
     let attempt = victim.begin_and_hold("destination.restored");
     victim.bed.lab().stop_node("a").unwrap();
     victim.let_go("destination.restored");
-    assert_eq!(attempt.end().code, 1);
+    assert_eq!(attempt.end().code, UNKNOWN);
     let shown = victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "in-doubt"));
     assert!(shown.unwrap().reason.contains("node a"));
     // The doubt outlives the daemon that has it.

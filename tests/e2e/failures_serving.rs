@@ -1,7 +1,7 @@
 //! What happens to a service while pages of it are still at its source: commands for it, daemons that
 //! are told to end, pages that are lost at the source or on their way. Needs root.
 
-use godwit_tests::victim::{Attempt, NAME, Victim};
+use godwit_tests::victim::{Attempt, NAME, UNKNOWN, Victim};
 use godwit_tests::{hold::inject, wait_for};
 
 const POSTCOPY: [&str; 2] = ["--mode", "postcopy"];
@@ -33,7 +33,7 @@ fn a_source_that_is_told_to_end_serves_on_when_it_is_started_again() {
     victim.let_go(POINT);
     // The daemon may hang up before its report is out.
     let said = attempt.end();
-    assert!(said.code == 1 || said.stdout.contains("serves them when it is started again"), "{said:?}");
+    assert!(said.code == UNKNOWN || said.stdout.contains("serves them when it is started again"), "{said:?}");
     victim.has_ended("a");
     victim.bed.lab().start_node("a").unwrap();
     victim.ends_at_b();
@@ -76,7 +76,7 @@ fn a_service_that_is_stopped_is_let_go_by_its_source_too() {
 fn a_service_that_is_removed_while_its_source_is_away_is_let_go_when_that_is_back() {
     let (victim, attempt) = served("rm-away");
     victim.bed.lab().stop_node("a").unwrap();
-    assert_eq!(attempt.end().code, 1);
+    assert_eq!(attempt.end().code, UNKNOWN);
     victim.let_go(POINT);
     victim.bed.done("b", &["rm", "--force", NAME]);
     victim.bed.lab().start_node("a").unwrap();
@@ -107,7 +107,7 @@ fn a_service_that_is_lost_is_started_from_its_files_once_its_migration_is_over()
         rustix::process::kill_process(pager, rustix::process::Signal::KILL).unwrap();
     }
     victim.reached("destination.lost");
-    // It is in the books as ended, and its processes are about to be killed.
+    // The state says that it has ended, and its processes are about to be killed.
     wait_for("node b to put the start off", || {
         let log = std::fs::read_to_string(victim.bed.lab().log("b").unwrap()).unwrap();
         log.contains("it is not started yet").then_some(())
@@ -205,7 +205,7 @@ fn a_service_whose_pager_is_killed_is_lost_and_godwit_ends_with_that() {
 fn a_source_that_has_lost_the_pages_says_so_and_the_service_does_not_run_on_without_them() {
     let (victim, attempt) = served("serve-lost");
     victim.bed.lab().stop_node("a").unwrap();
-    assert_eq!(attempt.end().code, 1);
+    assert_eq!(attempt.end().code, UNKNOWN);
     victim.let_go(POINT);
     victim.kill_processes("a");
     victim.bed.lab().start_node("a").unwrap();
@@ -228,9 +228,9 @@ fn a_service_is_lost_when_its_source_cannot_read_a_page_of_it_any_more() {
 }
 
 #[test]
-fn a_source_whose_books_fail_at_the_commit_serves_the_pages_all_the_same() {
+fn a_source_whose_state_fails_at_the_commit_serves_the_pages_all_the_same() {
     let victim =
-        Victim::up_with("serve-books", |config, _| inject(config, "source.releasing"), |_| Vec::new());
+        Victim::up_with("serve-state", |config, _| inject(config, "source.releasing"), |_| Vec::new());
     assert_eq!(victim.begin_with("a", "b", &POSTCOPY).moved(), "");
     victim.ends_at_b();
 }

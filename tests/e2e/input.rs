@@ -200,7 +200,7 @@ fn root_filesystems_and_images_that_cannot_be_run() {
             &format!("root filesystem {}", shell.rootfs),
             "there is no command",
             command,
-            "give one that is there",
+            "give a command that is there",
         ];
         shell.run_fails(&[], &[command], 125, &words);
     };
@@ -211,7 +211,7 @@ fn root_filesystems_and_images_that_cannot_be_run() {
     let rootfs = |path: &str, words: &[&str]| {
         shell.run_fails(&["--rootfs", path], &sh, 125, &[words, &[path]].concat())
     };
-    rootfs(&scratch("missing"), &["it does not exist", "give the directory of a root filesystem"]);
+    rootfs(&scratch("missing"), &["it does not exist", "pass the directory of a root filesystem"]);
     fs::create_dir(scratch("empty")).unwrap();
     rootfs(&scratch("empty"), &["it is empty"]);
     fs::write(scratch("file"), "x").unwrap();
@@ -219,7 +219,7 @@ fn root_filesystems_and_images_that_cannot_be_run() {
     let image = |path: &str, words: &[&str]| {
         shell.run_fails(&["--image", path], &sh, 125, &[words, &[path]].concat())
     };
-    image(&scratch("missing"), &["it does not exist", "give an OCI archive or layout directory"]);
+    image(&scratch("missing"), &["it does not exist", "pass an OCI archive or layout directory"]);
     image(&scratch("file"), &["it is not a tar archive"]);
     image(&scratch("empty"), &["OCI"]);
     // An archive of something else, and one that ends in the middle.

@@ -1,11 +1,16 @@
 //! What the third member of a cluster can do to a service of the others, while it moves and afterwards: nothing, and
 //! less when it has been removed. Needs root.
 
-use std::{future::Future, net::SocketAddrV4, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    net::SocketAddrV4,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use godwit_api::v1::{
-    CaptureRequest, DecisionRequest, MigrateRequest, NodeInfo, Placement, ServiceRequest, SyncMessage,
-    peer_client::PeerClient,
+    CaptureRequest, DecisionRequest, Member, MigrateRequest, NodeInfo, Placement, ServiceRequest,
+    SyncMessage, peer_client::PeerClient,
 };
 use godwit_lab::LabConfig;
 use godwit_migration::link::{Link, options};
@@ -86,6 +91,12 @@ fn shown(bed: &Bed, node: &str) -> Value {
     bed.json::<Vec<Value>>(node, &["ps", "-a"]).into_iter().find(|service| service["name"] == NAME).unwrap()
 }
 
+/// The cluster's nodes and their addresses, as a node sees them.
+fn members(bed: &Bed, node: &str) -> Vec<(Value, Value)> {
+    let nodes = bed.json::<Vec<Value>>(node, &["nodes"]);
+    nodes.into_iter().map(|node| (node["name"].clone(), node["address"].clone())).collect()
+}
+
 async fn refused<T>(what: &str, code: Code, asked: impl Future<Output = Result<T, tonic::Status>>) {
     match asked.await {
         Ok(_) => panic!("{what} is done"),
@@ -96,6 +107,8 @@ async fn refused<T>(what: &str, code: Code, asked: impl Future<Output = Result<T
 /// All that `c` may try, at nodes `a` and `b`.
 fn tries_all(bed: &Bed, migration: &str, service: &Value) {
     let addresses = ["a", "b"].map(|node| (node, address(bed, node)));
+    let own = address(bed, "c");
+    let before = ["a", "b"].map(|node| members(bed, node));
     let id = service["id"].as_str().unwrap().to_owned();
     let offer = |changes: &[(&str, Value)]| {
         let mut service = service.clone();
@@ -166,8 +179,18 @@ fn tries_all(bed: &Bed, migration: &str, service: &Value) {
                 let news = SyncMessage { placements: vec![placement], ..SyncMessage::default() };
                 api.sync(news).await.unwrap();
             }
+            // It tells of nodes: of the others at its own address, of itself at theirs, of a stranger.
+            let moved = addresses.iter().map(|(other, _)| (*other, own.as_str()));
+            let taken = addresses.iter().map(|(_, address)| ("c", address.as_str()));
+            for (name, address) in moved.chain(taken).chain([("d", "10.99.0.77:7117")]) {
+                let vtep = address.split(':').next().unwrap().to_owned();
+                let revision = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
+                let revision = u64::try_from(revision).unwrap();
+                let member = Member { name: name.into(), address: address.into(), vtep, revision };
+                api.sync(SyncMessage { members: vec![member], ..SyncMessage::default() }).await.unwrap();
+            }
             // It has a service of its own, and looks at another's packets by that.
-            let own = Placement {
+            let placed = Placement {
                 service: "own".into(),
                 address: ADDRESS.to_string(),
                 node: "c".into(),
@@ -175,17 +198,20 @@ fn tries_all(bed: &Bed, migration: &str, service: &Value) {
                 id: "01OWN".into(),
                 ..Placement::default()
             };
-            api.sync(SyncMessage { placements: vec![own.clone()], ..SyncMessage::default() }).await.unwrap();
+            api.sync(SyncMessage { placements: vec![placed.clone()], ..SyncMessage::default() })
+                .await
+                .unwrap();
             let capture = CaptureRequest {
                 name: "own".into(),
                 address: ADDRESS.to_string(),
                 ..CaptureRequest::default()
             };
             refused("capture of another's packets", denied, api.capture(capture)).await;
-            let gone = Placement { removed: true, epoch: 2, ..own };
+            let gone = Placement { removed: true, epoch: 2, ..placed };
             api.sync(SyncMessage { placements: vec![gone], ..SyncMessage::default() }).await.unwrap();
         }
     });
+    assert_eq!(["a", "b"].map(|node| members(bed, node)), before);
 }
 
 #[test]
@@ -194,6 +220,8 @@ fn a_third_member_can_do_nothing_to_a_service_that_moves_between_two_others() {
     // The service as its definition goes over the wire.
     let database = victim.bed.lab().state("a").unwrap().join("node.db");
     let service = service_in(&database);
+    let before = ["a", "b"].map(|node| members(&victim.bed, node));
+    let own_address = victim.bed.lab().address("c").unwrap().to_string();
     for node in ["b", "c"] {
         wait_for(&format!("node {node} to know the service"), || {
             (shown(&victim.bed, node)["node"] == "a").then_some(())
@@ -221,10 +249,18 @@ fn a_third_member_can_do_nothing_to_a_service_that_moves_between_two_others() {
             (shown(&victim.bed, node)["node"] == "b").then_some(())
         });
     }
+    // Of the nodes that it told of nothing has come since, neither here nor in the packet filter.
+    for (node, before) in ["a", "b"].into_iter().zip(before) {
+        assert_eq!(members(&victim.bed, node), before, "at {node}");
+        let filter =
+            victim.bed.lab().command(node, "nft").unwrap().args(["list", "ruleset"]).output().unwrap();
+        let filter = String::from_utf8(filter.stdout).unwrap();
+        assert!(filter.contains(&own_address) && !filter.contains("10.99.0.77"), "at {node}:\n{filter}");
+    }
     victim.ends_at_b();
 }
 
-/// The only service in a node's books, as JSON.
+/// The only service in a node's state, as JSON.
 fn service_in(database: &std::path::Path) -> Value {
     let said = std::process::Command::new("python3")
         .args(["-c", "import sqlite3, sys; print(sqlite3.connect('file:' + sys.argv[1] + '?mode=ro', uri=True).execute(sys.argv[2]).fetchone()[0])"])
@@ -313,7 +349,7 @@ fn verbs_from_other_nodes_are_taken_of_those_that_the_operator_names() {
     // Node b takes none of a's.
     for verb in [&["migrate", "s", "--to", "a"][..], &["cancel", "s"]] {
         let said = bed.godwit("a", verb);
-        let words = ["node b takes no", "from node a", "give the verb on node b", "--verbs-from a"];
+        let words = ["node b does not accept", "from node a", "run it on node b", "--verbs-from a"];
         assert_eq!(said.code, 1, "{said:?}");
         assert!(words.iter().all(|word| said.stderr.contains(word)), "{said:?}");
     }

@@ -167,7 +167,7 @@ fn networks_outlive_daemons_and_what_cannot_be_is_said() {
         assert_ne!(said.code, 0, "{arguments:?}");
         assert!(said.stderr.contains(words), "{arguments:?}: {}", said.stderr);
     };
-    refused("a", &["network", "create", "default"], "there is a network default already, 10.88.0.0/16");
+    refused("a", &["network", "create", "default"], "the network default exists already, with 10.88.0.0/16");
     refused("a", &["network", "create", "ns"], "cannot be a network's name");
     refused(
         "a",
@@ -185,7 +185,7 @@ fn networks_outlive_daemons_and_what_cannot_be_is_said() {
     refused("a", &["network", "inspect", "x"], "there is no network x");
 
     bed.done("a", &["network", "create", "back", "--subnet", "10.89.5.0/24", "--subnet6", "fd67:6f65::/96"]);
-    refused("b", &["network", "create", "back"], "there is a network back already");
+    refused("b", &["network", "create", "back"], "the network back exists already");
     let rootfs = busybox.rootfs.to_str().unwrap();
     let run = |networks: &[&str]| {
         let flags = networks.iter().flat_map(|network| ["--network", network]);
@@ -199,7 +199,7 @@ fn networks_outlive_daemons_and_what_cannot_be_is_said() {
         (vec!["back", "back"], "network back is given twice"),
         (vec!["back:ip=10.88.0.9"], "outside the services' subnet 10.89.5.0/24"),
         (vec!["back:ip=10.89.5.1"], "gateway"),
-        (vec!["ns:/run/netns/x", "back"], "is no network"),
+        (vec!["ns:/run/netns/x", "back"], "is not a network"),
     ] {
         let arguments = run(&networks);
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -224,7 +224,7 @@ fn networks_outlive_daemons_and_what_cannot_be_is_said() {
     assert!(reaches(&bed, "b", "peer", at));
     // Who is not there cannot be asked.
     bed.lab().stop_node("b").unwrap();
-    refused("a", &["network", "create", "more"], "node b cannot be asked");
+    refused("a", &["network", "create", "more"], "node b does not answer");
     refused("a", &["network", "rm", "back"], "services are on it: peer, svc");
     bed.lab().start_node("b").unwrap();
     // A node on which the network cannot be says so, lets no service in that needs it, and gets it in the end.

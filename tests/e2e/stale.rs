@@ -1,4 +1,4 @@
-//! What an earlier move has left in a node's books destroys nothing that the node has now: letting go is tried
+//! What an earlier move has left in a node's state destroys nothing that the node has now: letting go is tried
 //! again while the daemon lives, and a daemon that starts compares identities before it removes anything. And a
 //! list of the cluster that names a service which is nowhere can be put right. Needs root.
 
@@ -12,7 +12,7 @@ use std::{
 use godwit_lab::workload::Workload;
 use godwit_tests::{
     Bed, CLIENT,
-    victim::{NAME, Victim},
+    victim::{NAME, UNKNOWN, Victim},
     wait_for,
 };
 
@@ -99,7 +99,7 @@ fn where_nobody_knows_whether_the_commit_is_on_the_disk_the_service_stays_frozen
         |_| Vec::new(),
     );
     let said = victim.begin("a", "b").end();
-    assert_eq!(said.code, 1, "{said:?}");
+    assert!([1, UNKNOWN].contains(&said.code), "{said:?}");
     victim.has_ended("a");
     // Whether it could still tell the user is a matter of luck.
     let log = fs::read_to_string(victim.bed.lab().log("a").unwrap()).unwrap();

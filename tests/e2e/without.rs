@@ -58,7 +58,7 @@ fn with_a_criu_without_patches_services_move_in_all_modes() {
         data.check_fill(FILL).unwrap();
     }
     let checks = bed.done("b", &["doctor", "--json"]);
-    assert!(checks.contains("a stock CRIU"), "{checks}");
+    assert!(checks.contains("an unpatched CRIU"), "{checks}");
 }
 
 #[test]

@@ -59,9 +59,8 @@ const COMMAND_SECONDS: u32 = 90;
 pub const BACKEND_VARIABLE: &str = "GODWIT_TEST_BACKEND";
 /// How often a move is tried that is aborted for what is said in [`BUSY`].
 pub const TRIES: u32 = 5;
-/// What a machine that is busy with much else makes of a move that comes about on any other: a daemon may come
-/// to nothing for seconds, and to give up is right then; and a service that does not run cannot accept what its
-/// clients ask for.
+/// Reasons of aborted moves that overload alone can cause: a daemon that gets no processor for seconds is given up,
+/// and a service that gets none does not accept its clients' connections.
 pub const BUSY: [&str; 3] = ["was silent for", "has closed the connection", "wait for the service to accept"];
 /// Lines of a daemon's log that a failed test shows.
 const LOG_TAIL: usize = 40;

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     BUSY, tier,
-    victim::{Attempt, NAME, Victim},
+    victim::{Attempt, NAME, UNKNOWN, Victim},
     wait_for,
 };
 
@@ -328,7 +328,7 @@ impl Stand {
                 victim.bed.lab().stop_node(from).unwrap();
                 // Whoever had asked for it hears that its daemon has gone, unless it was over.
                 let said = attempt.end();
-                assert!(said.code == 1 || phase.committed, "{said:?}");
+                assert!(said.code == UNKNOWN || phase.committed, "{said:?}");
                 victim.let_go(phase.point);
                 victim.bed.lab().start_node(from).unwrap();
                 Ending::default()

@@ -82,6 +82,9 @@ pub struct Victim {
     _directory: tempfile::TempDir,
 }
 
+/// The exit code of a `godwit migrate` whose daemon has gone.
+pub const UNKNOWN: i32 = 4;
+
 /// A `godwit migrate` under way.
 #[derive(Debug)]
 pub struct Attempt(Child);

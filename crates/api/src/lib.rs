@@ -7,6 +7,10 @@
 //! `proto/` is the source; [`v1`] is what `tonic` makes of it. What nodes say to each other on data connections is not
 //! here, but in `godwit_migration::message`. Nothing here depends on another crate of the workspace.
 
+mod cause;
+
+pub use cause::innermost;
+
 /// Version 1 of the API.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {

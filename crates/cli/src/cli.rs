@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{global::Global, verbs};
 
@@ -60,7 +60,7 @@ pub(crate) enum Verb {
     Cluster(verbs::cluster::Args),
     /// Make nodes and a client host on this machine to try things with
     Lab(verbs::lab::Args),
-    /// Measure migrations in a lab, beside stock programs
+    /// Measure migrations in a lab, and the same with unpatched runc and CRIU
     Bench(verbs::lab::Args),
     Version(verbs::version::Args),
     Completions(verbs::completions::Args),
@@ -78,7 +78,7 @@ impl Verb {
 
     pub(crate) async fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Run(args) => verbs::run::run(*args, global).await,
+            Self::Run(args) => verbs::run::run(*args, global, &Cli::command()).await,
             Self::Ps(args) => verbs::ps::run(args, global).await,
             Self::Inspect(args) => verbs::inspect::run(args, global).await,
             Self::Logs(args) => verbs::logs::run(args, global).await,
@@ -100,8 +100,8 @@ impl Verb {
             Self::Lab(args) => verbs::lab::run("lab", args, global),
             Self::Bench(args) => verbs::lab::run("bench", args, global),
             Self::Version(args) => verbs::version::run(args, global).await,
-            Self::Completions(args) => verbs::completions::run(&args),
-            Self::Man(args) => verbs::man::run(&args),
+            Self::Completions(args) => verbs::completions::run(&args, Cli::command()),
+            Self::Man(args) => verbs::man::run(&args, Cli::command()),
         }
     }
 }

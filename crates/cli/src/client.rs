@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use godwit_api::v1::node_client::NodeClient;
+use godwit_api::{innermost, v1::node_client::NodeClient};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::{
@@ -39,13 +39,13 @@ pub enum ClientError {
     NoDaemon { socket: PathBuf, cause: io::Error },
     /// It runs, but does not listen yet.
     #[error(
-        "godwitd is starting and does not listen on {} yet: it brings unfinished migrations to their end first; try again in a moment, `journalctl -u godwitd` tells what it does",
+        "godwitd is starting and does not listen on {} yet: it first finishes or undoes earlier migrations; try again in a moment, or see `journalctl -u godwitd`",
         socket.display()
     )]
     Starting { socket: PathBuf },
     /// The daemon of a lab's node is not there.
     #[error(
-        "godwitd of node {node} in lab {lab} does not answer on {}: {}; `godwit lab status {lab}` tells what runs there",
+        "godwitd of node {node} in lab {lab} does not answer on {}: {}; `godwit lab status {lab}` shows what runs there",
         socket.display(), reason(cause)
     )]
     NoLabDaemon { lab: String, node: String, socket: PathBuf, cause: io::Error },
@@ -65,12 +65,12 @@ pub enum ClientError {
     Refused { code: Code, message: String },
     /// The connection ended before the answer.
     #[error(
-        "the connection to godwitd on {} broke before the answer was there ({cause}); `godwit ps -a` tells how things stand once it is back",
+        "the connection to godwitd on {} broke before it answered ({cause}); once godwitd runs again, `godwit ps -a` shows what became of the request",
         socket.display()
     )]
     Lost { socket: PathBuf, cause: String },
     /// Client and daemon are of different versions.
-    #[error("godwitd on {} does not know this request: it is of another version than this godwit ({version})", socket.display())]
+    #[error("godwitd on {} does not know this request, as its version is not that of this godwit ({version}); install the same version of both", socket.display())]
     OtherVersion { socket: PathBuf, version: &'static str },
 }
 
@@ -123,15 +123,18 @@ impl Connection {
             .initial_connection_window_size(WINDOW)
             .connect_with_connector(connector)
             .await
-            .map_err(|error| ClientError::Lost { socket: socket.clone(), cause: innermost(&error) })?;
+            .map_err(|error| {
+                let cause = innermost(&error).unwrap_or_else(|| error.to_string());
+                ClientError::Lost { socket: socket.clone(), cause }
+            })?;
         Ok(Self { node: NodeClient::new(channel).max_decoding_message_size(MAX_ANSWER), socket })
     }
 
     /// Makes a sentence of a failed call.
     #[must_use]
     pub fn explain(&self, status: &Status) -> ClientError {
-        if let Some(source) = std::error::Error::source(status) {
-            return ClientError::Lost { socket: self.socket.clone(), cause: innermost(source) };
+        if let Some(cause) = innermost(status) {
+            return ClientError::Lost { socket: self.socket.clone(), cause };
         }
         let message = status.message().trim();
         match status.code() {
@@ -150,15 +153,6 @@ impl Connection {
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
-}
-
-/// The message that says most: the outer ones are "transport error".
-fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 fn unreachable(global: &Global, socket: &Path, cause: io::Error) -> ClientError {

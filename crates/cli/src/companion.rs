@@ -25,7 +25,7 @@ pub(crate) const VERBS_OF_LAB: [&str; 2] = ["lab", "bench"];
 /// `godwit-lab` is not installed.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "`godwit {verb}` is performed by the program {LAB}, which is neither in {} nor in a directory of $PATH: install it beside godwit, for example with `make release install` in godwit's source",
+    "`godwit {verb}` needs the program {LAB}, which is neither in {} nor in a directory of $PATH; install it beside godwit, for example with `make release install` in godwit's source",
     directory.display()
 )]
 pub(crate) struct NoLab {

@@ -20,7 +20,7 @@ pub enum ValueError {
         "'{unit}' could mean 1000 or 1024: write k, m, g, t or KiB, MiB, GiB, TiB, which all count in 1024"
     )]
     AmbiguousUnit { unit: String },
-    #[error("the size is zero: leave the flag away for no limit")]
+    #[error("the size is zero; for no limit, leave the flag out")]
     ZeroSize,
     #[error("the size is more than 64 bits can hold")]
     HugeSize,
@@ -42,11 +42,11 @@ pub enum ValueError {
     Ulimit,
     #[error("write NAME=VALUE")]
     Label,
-    #[error("write MOMENT=NAME, for example post-resume=announce")]
+    #[error("write POINT=NAME, for example post-resume=announce")]
     Hook,
     #[error("a mount needs type=bind or type=tmpfs")]
     MountType,
-    #[error("'{key}' is no part of a {kind} mount; there are {known}")]
+    #[error("'{key}' is not a field of a {kind} mount; the fields are {known}")]
     MountKey { kind: &'static str, key: String, known: &'static str },
     #[error("a {kind} mount needs {missing}")]
     MountPart { kind: &'static str, missing: &'static str },
@@ -57,11 +57,11 @@ pub enum ValueError {
     #[error("write SOURCE:TARGET or SOURCE:TARGET:ro")]
     Volume,
     #[error(
-        "there are no named volumes: write ./{name} for a directory here, or the path of one, for example /srv/{name}"
+        "named volumes are not supported; write ./{name} for a directory here, or the path of one, for example /srv/{name}"
     )]
     NamedVolume { name: String },
     #[error(
-        "there is no such archive or image layout here, and nothing is pulled from registries; fetch it first, for example with `skopeo copy docker://{reference} oci-archive:image.tar`, and give --image image.tar"
+        "there is no such archive or image layout here, and godwit does not pull from registries; fetch it first, for example with `skopeo copy docker://{reference} oci-archive:image.tar`, and give --image image.tar"
     )]
     Reference { reference: String },
     #[error("write a time as 10m, 2h, 1d ago, as seconds since 1970, or as 2026-01-31T12:00:00Z")]
@@ -154,7 +154,7 @@ pub(crate) fn publish(text: &str) -> Result<PublishedPort, ValueError> {
     })
 }
 
-/// `MOMENT=NAME`; the daemon knows the moments.
+/// `POINT=NAME`; the daemon knows the hook points.
 pub(crate) fn hook(text: &str) -> Result<(String, String), ValueError> {
     match text.split_once('=') {
         Some((moment, name)) if !moment.is_empty() && !name.is_empty() => {

@@ -88,12 +88,15 @@ fn a_wrong_mount_is_told_what_is_wrong() {
             "type=bind,src=/a,dst=/b/../c",
             "'/b/../c' must be an absolute path inside the container, without '..'",
         ),
-        ("type=tmpfs,dst=/b,src=/a", "'src' is no part of a tmpfs mount; there are type, dst, size, ro"),
+        (
+            "type=tmpfs,dst=/b,src=/a",
+            "'src' is not a field of a tmpfs mount; the fields are type, dst, size, ro",
+        ),
         (
             "type=bind,src=/a,dst=/b,size=1m",
-            "'size' is no part of a bind mount; there are type, src, dst, ro",
+            "'size' is not a field of a bind mount; the fields are type, src, dst, ro",
         ),
-        ("type=tmpfs,dst=/b,size=0", "tmpfs size: the size is zero: leave the flag away for no limit"),
+        ("type=tmpfs,dst=/b,size=0", "tmpfs size: the size is zero; for no limit, leave the flag out"),
     ] {
         assert_eq!(mount(text).unwrap_err().to_string(), expected);
     }
@@ -170,7 +173,7 @@ fn limits_of_processes_and_entrypoints_are_read_strictly() {
 #[test]
 fn what_podman_takes_for_the_name_of_a_volume_or_of_an_image_is_told_from_a_path() {
     let said = volume("data:/data").unwrap_err().to_string();
-    assert!(said.contains("no named volumes") && said.contains("./data"), "{said}");
+    assert!(said.contains("named volumes are not supported") && said.contains("./data"), "{said}");
     assert!(volume("../data:/data").is_ok() && volume("a/b:/data").is_ok());
     for reference in ["redis", "docker.io/library/redis:7", "quay.io/x/y"] {
         let said = image(reference).unwrap_err().to_string();

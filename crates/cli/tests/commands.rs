@@ -100,7 +100,7 @@ async fn run_sends_how_the_service_is_to_be_held() {
     assert_eq!(asked.command, ["sleep", "100", "-q"], "no `--` was needed");
 
     for (arguments, said) in [
-        (&["--security-opt", "label=x"][..], "there are seccomp=unconfined"),
+        (&["--security-opt", "label=x"][..], "write seccomp=unconfined"),
         (&["--security-opt", "seccomp=/nowhere"], "/nowhere cannot be read"),
         (&["sleep", "9", "--name", "x"], "put --name before sleep"),
     ] {
@@ -473,7 +473,7 @@ async fn a_daemon_that_goes_away_before_it_answers_is_named() {
     let finished = Finished::from(godwit(&arguments).output().await.unwrap());
     assert_eq!(finished.code, 1, "{finished:?}");
     let expected =
-        format!("Error: the connection to godwitd on {} broke before the answer was there", socket.display());
+        format!("Error: the connection to godwitd on {} broke before it answered", socket.display());
     assert!(finished.stderr.starts_with(&expected), "{finished:?}");
 }
 

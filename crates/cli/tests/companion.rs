@@ -107,7 +107,7 @@ fn where_it_is_not_installed_the_error_says_what_to_do() {
         let said = String::from_utf8(output.stderr).unwrap();
         let beside = installed.directory.path().display();
         assert!(
-            said.starts_with(&format!("Error: `godwit {verb}` is performed by the program godwit-lab, which is neither in {beside} nor in a directory of $PATH: install it beside godwit")),
+            said.starts_with(&format!("Error: `godwit {verb}` needs the program godwit-lab, which is neither in {beside} nor in a directory of $PATH; install it beside godwit")),
             "{said}"
         );
     }

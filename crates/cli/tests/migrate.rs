@@ -10,7 +10,10 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{UnixListener, UnixStream},
+};
 
 #[tokio::test]
 async fn a_migration_shows_its_phases_and_reports_in_a_table() {
@@ -107,11 +110,36 @@ async fn a_service_that_was_lost_ends_with_where_and_why_and_3() {
 }
 
 #[tokio::test]
-async fn a_migration_that_ends_without_a_report_is_no_success() {
+async fn a_migration_that_ends_without_a_report_ends_with_4() {
     let fake = Fake::start();
     let finished = fake.run(&["migrate", "breaks", "--to", "b"]).await;
-    assert_eq!(finished.code, 1);
+    assert_eq!(finished.code, 4);
     assert!(finished.stderr.contains("without a report"), "{finished:?}");
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_after_the_commit_ends_it_with_what_is_known_and_4() {
+    let fake = Fake::start();
+    let between = tempfile::tempdir().unwrap();
+    let socket = between.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let daemon = fake.socket();
+    let relay = tokio::spawn(async move {
+        let (mut here, _) = listener.accept().await.unwrap();
+        let mut there = UnixStream::connect(daemon).await.unwrap();
+        tokio::io::copy_bidirectional(&mut here, &mut there).await
+    });
+    let mut command =
+        fake::godwit(&["--socket", socket.to_str().unwrap(), "migrate", "committed", "--to", "b"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert_eq!(lines.next_line().await.unwrap().unwrap(), "migrating committed: commit");
+    // Closes both connections.
+    relay.abort();
+    let last = lines.next_line().await.unwrap().unwrap();
+    assert!(last.starts_with("Error: the connection to godwitd on "), "{last}");
+    assert!(last.contains("the migration had committed: committed is on node b"), "{last}");
+    assert_eq!(child.wait().await.unwrap().code(), Some(4));
 }
 
 /// Starts a migration that waits, sends SIGINT once it says that it freezes, waits for its end.

@@ -15,7 +15,7 @@ async fn the_network_is_shown_with_what_is_known_of_each_node() {
         "network     default",
         "isolation   3 packets from one network to another dropped",
         "guard       known nodes only; 7 packets of others dropped",
-        "encryption  tunnel; 0 packets refused, 0 not sent for want of keys",
+        "encryption  tunnel; 0 packets refused, 0 not sent for lack of keys",
         "a*    10.99.0.11  -     -           self                    -         -",
         "b     10.99.0.11  1390  tunnel      encrypted               12 s old  345 packets",
         "d     10.99.0.11  1390  wireguard   encrypted               12 s old  3.0 MiB",

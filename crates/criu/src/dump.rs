@@ -379,7 +379,7 @@ fn rpc_options(
     if let Some(key) = &options.external_network {
         let path = PathBuf::from(format!("/proc/{}/ns/net", options.pid));
         let namespace = std::fs::metadata(&path).map_err(|source| CriuError::File {
-            action: "look at network namespace",
+            action: "examine the network namespace",
             path,
             source,
         })?;

@@ -39,7 +39,7 @@ pub enum CriuError {
         source: std::io::Error,
     },
     /// CRIU said something that its protocol does not allow.
-    #[error("CRIU at {path} gave an answer that is not understood: {reason}; use CRIU 4.1 or newer")]
+    #[error("CRIU at {path} gave an invalid answer: {reason}; use CRIU 4.1 or newer")]
     Answer {
         /// The binary.
         path: PathBuf,
@@ -70,7 +70,7 @@ pub enum CriuError {
     /// its freezer was frozen, and connections may be in repair mode ([`remains`](crate::remains)). Without the
     /// patch `killed-tracer` it may also have ended, or have CRIU's code in it.
     #[error(
-        "CRIU ended ({status}) while it dumped process {pid}; look whether it still runs; CRIU's log is {log}"
+        "CRIU ended ({status}) while it dumped process {pid}; check whether it still runs; CRIU's log is {log}"
     )]
     Died {
         /// Root of the process tree.
@@ -86,6 +86,6 @@ pub enum CriuError {
 fn see(log: Option<&std::path::Path>) -> String {
     match log {
         Some(log) => format!("its log is {}", log.display()),
-        None => "`godwit doctor` tells whether it works at all".into(),
+        None => "`godwit doctor` shows whether it works at all".into(),
     }
 }

@@ -1,4 +1,4 @@
-//! CRIU's image files, as far as godwit looks into them: the inventory, each task's core and memory
+//! CRIU's image files, as far as godwit reads them: the inventory, each task's core and memory
 //! (in [`memory`](self::lazy_areas)), and the statistics of a dump.
 //!
 //! ```text
@@ -45,7 +45,7 @@ const SERVICE_MAGIC: u32 = 0x5510_5940;
 /// (registers, signal queue); 16 MiB leaves room for a core with full signal queues.
 const FILE_LIMIT: u64 = 16 << 20;
 
-/// The same for those that tell of memory: a million areas, or three million runs of pages; and of open files, with
+/// The same for those about memory: a million areas, or three million runs of pages; and of open files, with
 /// 4 KiB in the queues of 10,000 connections.
 const MEMORY_LIMIT: u64 = 64 << 20;
 
@@ -136,7 +136,7 @@ pub enum ImageError {
         reason: String,
     },
     /// The file cannot be written.
-    #[error("image {path} cannot be written; look whether there is room for the service's memory")]
+    #[error("image {path} cannot be written; make sure that this node has free memory for them")]
     Write {
         /// The file.
         path: PathBuf,
@@ -258,13 +258,13 @@ pub struct DumpStats {
     /// Time to write the memory.
     #[prost(uint32, required, tag = "4")]
     pub memwrite_time: u32,
-    /// Private pages looked at.
+    /// Private pages examined.
     #[prost(uint64, required, tag = "5")]
     pub pages_scanned: u64,
     /// Private pages written.
     #[prost(uint64, required, tag = "7")]
     pub pages_written: u64,
-    /// Shared pages looked at.
+    /// Shared pages examined.
     #[prost(uint64, optional, tag = "12")]
     pub shpages_scanned: Option<u64>,
     /// Shared pages written.
@@ -311,7 +311,7 @@ pub fn stopped_processes(images: &Path) -> Result<Vec<u32>, ImageError> {
 pub(crate) fn dump_stats(work: &Path) -> Result<DumpStats, ImageError> {
     let path = work.join("stats-dump");
     let stats: Stats = single(&path, ImageKind::Statistics)?;
-    stats.dump.ok_or_else(|| ImageError::Damaged { path, reason: "it has no figures of a dump".into() })
+    stats.dump.ok_or_else(|| ImageError::Damaged { path, reason: "it has no statistics of a dump".into() })
 }
 
 /// The messages in the bytes of an image; the error says what is wrong with them.
@@ -324,9 +324,9 @@ pub fn decode<M: Message + Default>(bytes: &[u8], kind: ImageKind) -> Result<Vec
 pub(crate) fn split(bytes: &[u8], kind: ImageKind) -> Result<(&[u8], Vec<&[u8]>), String> {
     let mut rest = bytes;
     for expected in kind.head().into_iter().chain([kind as u32]) {
-        let word = take_word(&mut rest).ok_or("it ends inside its head")?;
+        let word = take_word(&mut rest).ok_or("it ends inside its header")?;
         if word != expected {
-            return Err(format!("its head has {word:#x}, where a {kind:?} image has {expected:#x}"));
+            return Err(format!("its header has {word:#x}, where a {kind:?} image has {expected:#x}"));
         }
     }
     let (head, _) = bytes.split_at(bytes.len() - rest.len());
@@ -389,7 +389,7 @@ fn records<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<Vec<M>,
 fn single<M: Message + Default>(path: &Path, kind: ImageKind) -> Result<M, ImageError> {
     let mut messages = records(path, kind)?;
     if messages.len() != 1 {
-        let reason = format!("it has {} records where one belongs", messages.len());
+        let reason = format!("it has {} records, and must have one", messages.len());
         return Err(ImageError::Damaged { path: path.to_owned(), reason });
     }
     Ok(messages.remove(0))

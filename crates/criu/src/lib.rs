@@ -32,6 +32,7 @@ mod open_files;
 pub mod remains;
 pub mod repair;
 mod rpc;
+mod status;
 mod watches;
 
 use std::path::{Path, PathBuf};

@@ -16,6 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::images::{ImageError, ImageKind, rewrite};
+use crate::status;
 
 /// Most descriptors that CRIU's code has open at a time in a process; it is less than half of that.
 const NEEDED: u64 = 16;
@@ -56,7 +57,7 @@ pub(crate) fn raise(cgroup: &Path, images: &Path) -> Raised {
             Err(error) => tracing::warn!(
                 pid,
                 %error,
-                "the process may open hardly any more files, and its limit cannot be raised for CRIU"
+                "the process is close to its limit of open files, which cannot be raised for CRIU"
             ),
         }
     }
@@ -64,7 +65,7 @@ pub(crate) fn raise(cgroup: &Path, images: &Path) -> Raised {
     if !note.is_empty()
         && let Err(error) = std::fs::write(images.join(NOTE), note)
     {
-        tracing::warn!(%error, "limits of open files cannot be raised for CRIU: they cannot be noted");
+        tracing::warn!(%error, "limits of open files cannot be raised for CRIU: the present ones cannot be recorded");
         return Raised::default();
     }
     raised
@@ -93,10 +94,9 @@ fn raise_one(pid: u32) -> io::Result<Option<(u32, Process)>> {
     if limits.rlim_cur >= enough {
         return Ok(None);
     }
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let inside = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    let inside = inside.and_then(|pids| pids.split_whitespace().last()?.parse().ok());
-    let inside = inside.ok_or_else(|| io::Error::other("its status has no NSpid"))?;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let inside =
+        status::innermost(&text, "NSpid").ok_or_else(|| io::Error::other("its status has no NSpid"))?;
     let process = Process { pid, started: started(pid)?, limits };
     self::limits(pid, Some(libc::rlimit { rlim_cur: enough, rlim_max: enough.max(limits.rlim_max) }))?;
     Ok(Some((inside, process)))
@@ -162,7 +162,7 @@ pub(crate) fn repair(images: &Path) -> Result<usize, ImageError> {
         let [pid, soft, hard] = words[..] else { return Err(damaged("a line is not three numbers")) };
         let path: PathBuf = images.join(format!("core-{pid}.img"));
         rewrite(&path, ImageKind::Core, |records| {
-            let [record] = records[..] else { return Err("it has not one record".into()) };
+            let [record] = records[..] else { return Err("it does not have exactly one record".into()) };
             Ok(Some(vec![with_limit(record, soft, hard)?.into()]))
         })?;
         count += 1;

@@ -114,7 +114,7 @@ impl Linked {
         for (gone, other, identity) in &self.files {
             if let Err(error) = clean_one(&self.root, gone, other, *identity) {
                 let name = String::from_utf8_lossy(gone);
-                tracing::warn!(%error, %name, "it cannot be seen whether CRIU has left a link to the file");
+                tracing::warn!(%error, %name, "cannot check whether CRIU has left a link to the file");
             }
         }
     }
@@ -156,7 +156,7 @@ pub(crate) fn parse(note: &[u8]) -> Result<HashMap<PathBuf, PathBuf>, &'static s
     let names: Vec<&[u8]> = note.split(|byte| *byte == 0).collect();
     let pairs = names.chunks_exact(2);
     if !pairs.remainder().is_empty() {
-        return Err("a name has no other");
+        return Err("its number of names is odd");
     }
     let path = |name: &&[u8]| PathBuf::from(std::ffi::OsString::from_vec(name.to_vec()));
     Ok(pairs.filter_map(|pair| Some((path(pair.first()?), path(pair.last()?)))).collect())

@@ -29,11 +29,8 @@ const WAITING_CONNECTION: &str = "a unix socket connection waits for the service
                                   closed again, and CRIU cannot dump those; try again when it has";
 const LOOPBACK: &str = "a connection inside the container carried data while it was dumped; try again when \
                         there is less traffic on it";
-const MESSAGE_QUEUE: &str =
-    "the service has a POSIX message queue, which CRIU cannot dump; it cannot move while it has";
-const RESERVATION: &str = "a process has reserved more memory than this node has; let scripts/setup-criu \
-                           --build build CRIU, whose patch `reservations` restores that, or let the service \
-                           reserve less";
+const MESSAGE_QUEUE: &str = "the service has a POSIX message queue, which CRIU cannot dump; it can move when it has closed and removed it";
+const RESERVATION: &str = "a process has reserved more memory than this node has; build CRIU with scripts/setup-criu --build, whose patch `reservations` restores that, or configure the service to reserve less";
 
 /// Parts of CRIU's messages, and what they mean. The first that occurs in an error line counts.
 const HINTS: &[(&str, &str)] = &[
@@ -60,7 +57,7 @@ const HINTS: &[(&str, &str)] = &[
     ),
     (
         "Zombies with threads are not supported",
-        "the main thread of a process has ended while others go on, and CRIU cannot dump that; the program \
+        "the main thread of a process has ended while others continue, and CRIU cannot dump that; the program \
          has to keep its main thread",
     ),
     ("found while seizing", TRACED),
@@ -75,8 +72,7 @@ const HINTS: &[(&str, &str)] = &[
     ("page-pipe: create_page_pipe: Can't allocate", RESERVATION),
     (
         "Can't create memfd in victim: Too many open files",
-        "a process may open no more files, and CRIU needs some in it; raise its limit (RLIMIT_NOFILE), or give \
-         godwitd CAP_SYS_RESOURCE, with which it raises the limit for the dump",
+        "a process has reached its limit of open files, and CRIU must open some in it; raise the limit (RLIMIT_NOFILE), or give godwitd CAP_SYS_RESOURCE, so that it raises the limit for the dump",
     ),
     ("mqueue isn't empty", MESSAGE_QUEUE),
     ("path=/mq-", MESSAGE_QUEUE),
@@ -96,13 +92,12 @@ const HINTS: &[(&str, &str)] = &[
     ("sockets: Can't dump", UNSUPPORTED_SOCKET),
     (
         "Unaccessible path opened",
-        "a file is open whose name was given to another one since; close it or open it by its new name",
+        "the name of an open file now belongs to another file; let the service close it, or open it by its new name",
     ),
     ("ghost file", "a deleted file that is still open is larger than the limit for such files"),
     (
         "Can't create link remap",
-        "a file is open under a name that was deleted, while it has another one that does not move along: in a \
-         directory of the node, or mapped only; let the service open it by the other name, or delete that too",
+        "the name of an open file was deleted, and its other name does not move with the service: it is in a directory of the node, or the file is only mapped; let the service open it by the other name, or delete that too",
     ),
     (
         "doesn't have a proper root mount",
@@ -118,7 +113,7 @@ const HINTS: &[(&str, &str)] = &[
         "A session leader of",
         "a process was started in the container from outside; wait until such commands have ended",
     ),
-    ("No space left on device", "the place for the images is full"),
+    ("No space left on device", "the tmpfs for the images is full"),
 ];
 
 /// The first error line of a log, without its time and source position.

@@ -5,10 +5,10 @@
 //! - [`tasks`]: processes in a state that cannot be restored.
 //! - [`files`]: what they have open and mapped.
 //! - [`memory`]: what they have reserved, where CRIU is not godwit's, and what a destination cannot restore of it.
-//! - [`unix`]: connections that nobody has accepted yet.
+//! - [`unix`]: connections that have not been accepted yet.
 //!
-//! A look takes part of nothing: processes come and go meanwhile, and much of what it finds passes by
-//! itself. Two looks that find the same obstacle mean more than one; see [`Obstacle`]. What is looked for
+//! A check stops nothing: processes come and go meanwhile, and much of what it finds passes by
+//! itself. An obstacle that two checks find is more certain; see [`Obstacle`]. What is looked for
 //! is what CRIU 4.2 refuses in every case; where that depends on more than `/proc` shows, nothing is said.
 
 mod files;
@@ -53,7 +53,7 @@ impl Obstacle {
     }
 }
 
-/// What to look at.
+/// What to check.
 #[derive(Debug)]
 pub struct Subject<'a> {
     /// `/proc`.
@@ -69,10 +69,10 @@ pub struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// Looks once, and returns all that it finds. It reads some files for each process and thread and some
+    /// Checks once, and returns all that it finds. It reads some files for each process and thread and some
     /// microseconds' worth for each open file: not for an asynchronous thread.
     #[must_use]
-    pub fn look(&self) -> Vec<Obstacle> {
+    pub fn check(&self) -> Vec<Obstacle> {
         let tasks: Vec<Task> = self.processes.iter().filter_map(|pid| tasks::read(self.proc, *pid)).collect();
         let mut found = tasks::obstacles(self.proc, &tasks, self.main);
         // Which process has a unix socket open.
@@ -93,14 +93,14 @@ impl Subject<'_> {
                     Some(Obstacle::new(task, waiting.what(), unix::WAITING))
                 })),
                 // Then CRIU asks in vain as well, and says so.
-                Err(error) => tracing::warn!(%error, "the unix sockets of a service cannot be asked for"),
+                Err(error) => tracing::warn!(%error, "cannot list the unix sockets of a service"),
             }
         }
         found
     }
 }
 
-/// Those of one look that another one found as well.
+/// Those of one check that another one found as well.
 #[must_use]
 pub fn still_there(before: Vec<Obstacle>, now: &[Obstacle]) -> Vec<Obstacle> {
     before.into_iter().filter(|obstacle| now.contains(obstacle)).collect()

@@ -28,7 +28,7 @@ fn criu() -> Criu {
     Criu::new(std::env::var_os("GODWIT_CRIU").map_or("/usr/local/lib/godwit/bin/criu".into(), PathBuf::from))
 }
 
-/// No test: the process that the others look at and dump.
+/// No test: the process that the others check and dump.
 #[test]
 #[ignore = "started by the other tests"]
 fn subject() {
@@ -275,7 +275,7 @@ impl Subject {
         all
     }
 
-    fn look(&self) -> Vec<Obstacle> {
+    fn check(&self) -> Vec<Obstacle> {
         let sockets = UnixSockets::open().unwrap();
         let processes = self.processes();
         let proc = Path::new("/proc");
@@ -287,7 +287,7 @@ impl Subject {
             unix: Some(&sockets),
             looks_at_memory: self.by_stock,
         }
-        .look()
+        .check()
     }
 
     async fn dump(&self) -> Result<(), CriuError> {
@@ -310,16 +310,20 @@ impl Drop for Subject {
     }
 }
 
-/// Looks at a process, and has CRIU try to dump it.
+/// Checks a process, and has CRIU try to dump it.
 async fn is_obstacle(role: &str, what: &str, why: &str) {
     let subject = Subject::start(role);
-    let found = subject.look();
+    let found = subject.check();
     let sentences = obstacles::sentences(&found);
     assert!(
         matches!(&sentences[..], [one] if one.contains(what) && one.contains(why)),
         "{role}: {what}, {why}: {sentences:?}"
     );
-    assert_eq!(obstacles::still_there(found.clone(), &subject.look()), found, "{role}: it is the same again");
+    assert_eq!(
+        obstacles::still_there(found.clone(), &subject.check()),
+        found,
+        "{role}: it is the same again"
+    );
     let dumped = subject.dump().await;
     assert!(matches!(dumped, Err(CriuError::Dump { .. })), "{role}: CRIU can: {dumped:?}");
 }
@@ -327,7 +331,7 @@ async fn is_obstacle(role: &str, what: &str, why: &str) {
 #[tokio::test]
 async fn what_criu_can_dump_is_no_obstacle() {
     let subject = Subject::start("nothing");
-    assert_eq!(subject.look(), []);
+    assert_eq!(subject.check(), []);
     subject.dump().await.unwrap();
 }
 
@@ -353,7 +357,7 @@ async fn sockets_that_criu_cannot_dump_are_obstacles() {
 
 #[tokio::test]
 async fn processes_in_states_that_criu_cannot_dump_are_obstacles() {
-    is_obstacle("headless", "while its main thread has ended", "keep its main thread").await;
+    is_obstacle("headless", "although its main thread has ended", "keep its main thread").await;
     is_obstacle("traced", "is traced by process", "end the debugger").await;
     is_obstacle("namespace", "is in a uts namespace of its own", "sandbox").await;
     is_obstacle("trap", "has a SIGTRAP waiting", "try again").await;
@@ -363,7 +367,7 @@ async fn processes_in_states_that_criu_cannot_dump_are_obstacles() {
 #[test]
 fn a_process_in_a_session_that_cannot_be_made_again_is_an_obstacle() {
     let subject = Subject::start("leaderless");
-    let sentences = obstacles::sentences(&subject.look());
+    let sentences = obstacles::sentences(&subject.check());
     assert!(matches!(&sentences[..], [one] if one.contains("lives on in session")), "{sentences:?}");
 }
 
@@ -371,11 +375,11 @@ fn a_process_in_a_session_that_cannot_be_made_again_is_an_obstacle() {
 #[tokio::test]
 async fn a_reservation_is_an_obstacle_where_criu_looks_at_memory_and_has_too_little() {
     let subject = Subject::start("reservation");
-    assert_eq!(subject.look(), []);
+    assert_eq!(subject.check(), []);
     subject.dump().await.unwrap();
     let mut subject = Subject::start("reservation");
     subject.by_stock = true;
-    let sentences = obstacles::sentences(&subject.look());
+    let sentences = obstacles::sentences(&subject.check());
     let dumped = subject.dump().await;
     assert_eq!(sentences.is_empty(), dumped.is_ok(), "{sentences:?}, {dumped:?}");
     assert!(
@@ -386,7 +390,7 @@ async fn a_reservation_is_an_obstacle_where_criu_looks_at_memory_and_has_too_lit
 
 /// As many open files as a busy server has.
 #[test]
-fn a_look_at_many_open_files_takes_no_seconds() {
+fn a_check_of_many_open_files_takes_no_seconds() {
     let subject = Subject::start("many");
     // Of the processor: a busy machine does not count.
     let spent = || {
@@ -394,7 +398,7 @@ fn a_look_at_many_open_files_takes_no_seconds() {
         usage.user_time() + usage.system_time()
     };
     let before = spent();
-    let found = subject.look();
+    let found = subject.check();
     let took = spent() - before;
     assert_eq!(found, []);
     assert!(took.tv_sec() < 3, "{took}");

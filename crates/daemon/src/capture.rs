@@ -1,4 +1,4 @@
-//! Packets of a service for whoever asks: of this node, and of all nodes at once.
+//! Captures of a service's packets: on this node, and on all nodes at once.
 //!
 //! ```text
 //!   godwit capture ◄── CaptureEvent ── everywhere(), on the node that is asked
@@ -7,12 +7,12 @@
 //!                                        └─ Peer.Capture ── here() on node c …
 //! ```
 //!
-//! Every node looks from the beginning, whether it has the service or not: when the service comes,
-//! its endpoint is looked at before anything runs in it ([`godwit_network::capture`]). So a move needs
-//! no word between nodes. A node that joins is asked when this one hears of it; one that cannot be
-//! reached is said to be missing, and asked again.
+//! Every node captures from the start, whether it has the service or not: when the service comes, its
+//! endpoint is captured before anything runs in it ([`godwit_network::capture`]). So a move needs no
+//! message between nodes. A node that joins is asked as soon as it is known here; one that cannot be
+//! reached is reported as missing, and asked again.
 //!
-//! What a peer tells is checked before it is passed on, and is shown under that peer's name.
+//! What a peer sends is checked before it is passed on, and is shown under that peer's name.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use godwit_api::innermost;
 use godwit_api::v1::{
     self as api, CaptureBatch, CaptureCount, CaptureEvent, CaptureInterface, CaptureNote, CapturePlace,
     CaptureRequest, CaptureStart, CapturedPacket, capture_event::Kind,
@@ -34,13 +35,14 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
+use crate::convert;
+use crate::network::attachment;
 use crate::node::Node;
 use crate::status::{internal, status};
-use crate::{convert, networks};
 
 /// Events that wait for a slow reader; then the nodes' own queues fill, and they count what is lost.
 const QUEUE: usize = 32;
-/// A peer tells something five times a second; silent for so long, it is not there.
+/// A peer sends something five times a second; one that is silent for so long counts as missing.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Between two attempts to reach a peer.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -92,11 +94,11 @@ pub(crate) async fn everywhere(
     let name = convert::service_name(&request.name)?;
     let placement = node.placement(&name).map_err(internal)?;
     let placement = placement.ok_or_else(|| {
-        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
+        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists all services"))
     })?;
-    let Some((address, nth)) = networks::address_on(node, &placement, &request.network)? else {
+    let Some((address, nth)) = attachment::address_on(node, &placement, &request.network)? else {
         return Err(Status::failed_precondition(format!(
-            "service {name} is in a network namespace of somebody else's, whose packets are not godwit's to show; capture inside it with `nsenter --net=PATH tcpdump` (`godwit inspect {name}` tells the path)"
+            "service {name} is in a network namespace that godwit did not create, so godwit captures nothing there; capture with `nsenter --net=PATH tcpdump` (`godwit inspect {name}` shows the path)"
         )));
     };
     (request.address, request.nth) = (address.to_string(), nth);
@@ -169,8 +171,8 @@ async fn pass_on_own(name: String, mut own: Batches, events: Events) {
             return;
         }
     }
-    // Whoever reads may have gone, and that may be why.
-    let _ = events.send(note(&name, "its capture has ended, which it should not; its log tells more")).await;
+    // The reader may have gone, and that may be why.
+    let _ = events.send(note(&name, "its capture has ended unexpectedly; see its log")).await;
 }
 
 /// Passes on what a peer sees, and says when it cannot be asked.
@@ -187,7 +189,7 @@ async fn follow(node: Arc<Node>, peer: String, request: CaptureRequest, events: 
     }
 }
 
-/// One connection to a peer; why it ended, or nothing when nobody reads any more.
+/// One connection to a peer; why it ended, or nothing when the reader has gone.
 async fn follow_once(
     node: &Node,
     peer: &str,
@@ -196,7 +198,7 @@ async fn follow_once(
     said: &mut String,
 ) -> Result<(), String> {
     let address = node.member_address(peer).map_err(|error| error.to_string())?;
-    let address = address.ok_or("it is no member of the cluster any more")?;
+    let address = address.ok_or("it is no longer a member of the cluster")?;
     let silent = |_| format!("it has been silent for {} s", SILENCE.as_secs());
     let mut client = node.peers.get_patient(peer, &address);
     let asked = timeout(SILENCE, client.capture(request.clone())).await.map_err(silent)?;
@@ -217,12 +219,7 @@ fn reason(status: &Status) -> String {
     if status.code() == Code::Unimplemented {
         return "it runs a godwit that cannot capture; install the same one on all nodes".into();
     }
-    let mut innermost: &dyn std::error::Error = status;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    if std::error::Error::source(status).is_some() {
-        let cause = innermost.to_string();
+    if let Some(cause) = innermost(status) {
         // Some errors end with the address of a manual page about them.
         let cause = cause.split(": https://").next().unwrap_or_default();
         return format!("it cannot be reached: {cause}");
@@ -230,29 +227,29 @@ fn reason(status: &Status) -> String {
     status.message().to_owned()
 }
 
-/// A batch as no more than what a node may tell, under the name of the one that told it.
+/// A batch, reduced to what a node may send, under the name of its sender.
 fn checked(peer: &str, mut batch: CaptureBatch) -> Result<CaptureBatch, String> {
-    let wrong = |what: &str| format!("it told {what}, which no godwit does");
+    let wrong = |what: &str| format!("it violated the protocol: it sent {what}");
     let most = Place::ALL.len();
     if batch.interfaces.len() > most || batch.counts.len() > most {
-        return Err(wrong("of more places than there are"));
+        return Err(wrong("more places than exist"));
     }
     for interface in &batch.interfaces {
         let good = interface.name.len() <= LONGEST_INTERFACE
             && interface.name.bytes().all(|byte| byte.is_ascii_graphic());
         if !good || interface.place() == CapturePlace::Unspecified {
-            return Err(wrong("of an interface that cannot be"));
+            return Err(wrong("an invalid interface"));
         }
     }
     if batch.counts.iter().any(|count| count.place() == CapturePlace::Unspecified) {
-        return Err(wrong("counts of no place"));
+        return Err(wrong("counts of an unknown place"));
     }
     for packet in &mut batch.packets {
         if packet.place() == CapturePlace::Unspecified
             || packet.time_ns < 0
             || packet.data.len() > WHOLE as usize
         {
-            return Err(wrong("of a packet that cannot be"));
+            return Err(wrong("an invalid packet"));
         }
         packet.length = packet.length.max(u32::try_from(packet.data.len()).unwrap_or(u32::MAX));
     }
@@ -281,7 +278,7 @@ fn places(request: &CaptureRequest) -> Result<Vec<Place>, Status> {
             "place {number} is not known; there are service, port, overlay and uplink"
         ))),
     };
-    // A list as long as anybody likes names no more than these.
+    // However long the list is, it names no more than these.
     let mut places = request.at.iter().map(place).collect::<Result<Vec<_>, _>>()?;
     places.sort_unstable();
     places.dedup();
@@ -357,7 +354,7 @@ mod tests {
             ("too many interfaces", |b| b.interfaces = vec![b.interfaces[0].clone(); 5]),
             ("an interface with a long name", |b| b.interfaces[0].name = "x".repeat(16)),
             ("an interface with an odd name", |b| b.interfaces[0].name = "\n".into()),
-            ("counts of no place", |b| b.counts[0].place = 9),
+            ("counts of an unknown place", |b| b.counts[0].place = 9),
             ("a packet of no place", |b| b.packets[0].place = 0),
             ("a packet before 1970", |b| b.packets[0].time_ns = -1),
             ("a huge packet", |b| b.packets[0].data = vec![0; WHOLE as usize + 1].into()),
@@ -370,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_each_looked_at_once() {
+    fn places_are_each_captured_once() {
         let request = |at: Vec<i32>| CaptureRequest { at, ..CaptureRequest::default() };
         assert_eq!(places(&request(vec![])).unwrap(), Place::ALL);
         assert_eq!(places(&request(vec![4, 1, 4])).unwrap(), [Place::Service, Place::Uplink]);

@@ -16,11 +16,12 @@ use godwit_names::ServiceName;
 use prost::Message as _;
 
 use crate::directory::{UNREACHABLE_MS, own_info};
+use crate::network::{cluster_networks as networks, forward, overlay as network};
 use crate::node::{Claim, Conflict, Node};
 use crate::peers::MAX_SYNC;
+use crate::removals;
 use crate::state::{StateError, now_ms};
 use crate::trust::{self, Belief, MAX_MEMBERS, MAX_SERVICES, Placements};
-use crate::{forward, network, networks, removals};
 
 /// Between two exchanges when there is no news.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -67,7 +68,7 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
     let message = what_we_know(node)?;
     if let Some(sentence) = too_much(&message, MAX_SYNC) {
         // Nobody would take it, and nobody says so to a user.
-        tracing::error!(%sentence, "the cluster is not told what this node knows");
+        tracing::error!(%sentence, "cannot send the cluster what this node knows");
         if !node.told_too_much.swap(true, Ordering::Relaxed) {
             node.events.tell("node", "too much", &node.name, &sentence);
         }
@@ -82,7 +83,7 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
         async move {
             match node.peers.get(&member.name, &member.address).sync(message).await {
                 Ok(answer) => {
-                    if let Err(error) = take_in(&node, &member.name, answer.into_inner()).await {
+                    if let Err(error) = take_in_whole(&node, &member.name, answer.into_inner()).await {
                         tracing::error!(error = %error_chain(&error), "cannot record news of the cluster");
                     }
                     if let Some(keys) = node.network.keys() {
@@ -122,7 +123,7 @@ fn too_much(message: &SyncMessage, most: usize) -> Option<String> {
 pub(crate) async fn hear(node: &Arc<Node>, from: &str) -> Result<bool, StateError> {
     let Some(address) = node.member_address(from)? else { return Ok(false) };
     match node.peers.get(from, &address).sync(what_we_know(node)?).await {
-        Ok(answer) => take_in(node, from, answer.into_inner()).await.map(|()| true),
+        Ok(answer) => take_in_whole(node, from, answer.into_inner()).await.map(|()| true),
         Err(status) => {
             tracing::debug!(peer = %from, %status, "no exchange");
             Ok(false)
@@ -190,8 +191,25 @@ fn placements(node: &Node) -> Result<Vec<Placement>, StateError> {
     Ok(placements)
 }
 
-/// Takes over what is newer in the message of a member, of what it has a say in ([`trust`]).
-pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(), StateError> {
+/// Takes over what is newer in the message of a member, of what it has a say in ([`trust`]). It does so to the end even if
+/// its caller is dropped, as it is when a peer cancels its request: what is recorded as known is not acted on again.
+pub(crate) async fn take_in_whole(
+    node: &Arc<Node>,
+    from: &str,
+    message: SyncMessage,
+) -> Result<(), StateError> {
+    let (node, from) = (Arc::clone(node), from.to_owned());
+    match tokio::spawn(async move { take_in(&node, &from, message).await }).await {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only the end of the daemon cancels it.
+            Err(_) => Ok(()),
+        },
+    }
+}
+
+async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) -> Result<(), StateError> {
     node.tombstones.hear(from, &message);
     removals::learn(node, &message.removals).await?;
     let mut members = node.state.members()?;
@@ -200,7 +218,7 @@ pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) 
             continue;
         }
         if let Some(fault) = trust::member_fault(&member, now_ms()) {
-            tracing::debug!(from, %fault, "a peer told of a member that cannot be");
+            tracing::debug!(from, %fault, "a peer sent an invalid member");
         } else if member.name != from {
             introduce(node, &members, &member);
         } else {
@@ -209,7 +227,7 @@ pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) 
         }
     }
     if !members.iter().any(|member| member.name == from) {
-        tracing::debug!(from, "is not known yet, and is not heard");
+        tracing::debug!(from, "the sender is not known yet; its message is ignored");
         return Ok(());
     }
     if let Some(info) = message.info.filter(|info| info.name == from && trust::is_plain(info)) {
@@ -244,7 +262,7 @@ pub(crate) async fn take_in(node: &Arc<Node>, from: &str, message: SyncMessage) 
 /// A member that somebody else tells of is asked itself, where it is not known or does not answer.
 fn introduce(node: &Node, members: &[Member], told: &Member) {
     let silent = |name: &str| {
-        node.heard(name).is_none_or(|info| now_ms().saturating_sub(info.last_seen_ms) > UNREACHABLE_MS)
+        node.last_seen(name).is_none_or(|info| now_ms().saturating_sub(info.last_seen_ms) > UNREACHABLE_MS)
     };
     match members.iter().find(|member| member.name == told.name) {
         Some(known) if known.address == told.address || !silent(&known.name) => {}
@@ -266,7 +284,7 @@ async fn take_member(node: &Arc<Node>, members: &[Member], member: &Member) -> R
         tracing::warn!(
             node = member.name,
             other = other.name,
-            "a node tells the address of another one; remove the one that is no more with `godwit cluster remove`"
+            "a node has the address of another one; if that one is gone, remove it with `godwit cluster remove`"
         );
         return Ok(());
     }

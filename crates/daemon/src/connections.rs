@@ -78,7 +78,7 @@ fn connection(found: Connection) -> api::Connection {
     }
 }
 
-/// Whether an answer is what a node tells: so many, and words that do a terminal no harm.
+/// Whether an answer is valid: not too many sockets, and words that do a terminal no harm.
 fn is_plain(answer: &api::ConnectionsResponse) -> bool {
     let word = |text: &String| text.len() <= LONGEST_WORD && text.bytes().all(|b| b.is_ascii_graphic());
     answer.list.len() <= MOST_LISTED

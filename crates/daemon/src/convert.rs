@@ -26,7 +26,7 @@ pub(crate) fn service_name(text: &str) -> Result<ServiceName, Status> {
     text.parse().map_err(|error: ServiceNameError| Status::invalid_argument(error.to_string()))
 }
 
-/// Refuses what cannot be a network's name, which stands before a colon in the words for a service's networks.
+/// Refuses what cannot be a network's name, which is followed by a colon in `--network NAME:ip=ADDRESS`.
 pub(crate) fn check_network_name(name: &str) -> Result<(), Status> {
     if is_name(name) && name != "ns" {
         return Ok(());
@@ -86,12 +86,12 @@ pub(crate) fn network(text: &str) -> Result<Attachment, Status> {
     match text.strip_prefix("ns:").map(PathBuf::from) {
         Some(path) if path.is_absolute() => Ok(Attachment::Namespace(path)),
         _ => Err(Status::invalid_argument(format!(
-            "{text:?} is no network; give ns: and the absolute path of a network namespace"
+            "{text:?} is not a network; give ns: and the absolute path of a network namespace"
         ))),
     }
 }
 
-/// Hooks by the names of their moments.
+/// Hooks by the names of their points.
 pub(crate) fn hooks(named: &HashMap<String, String>) -> Result<Hooks, Status> {
     let mut hooks = Hooks::default();
     for (moment, name) in named {
@@ -102,7 +102,7 @@ pub(crate) fn hooks(named: &HashMap<String, String>) -> Result<Hooks, Status> {
             "aborted" | "kept" => &mut hooks.aborted,
             other => {
                 return Err(Status::invalid_argument(format!(
-                    "{other:?} is no moment of a move; hooks are run at pre-freeze, post-resume and aborted"
+                    "{other:?} is not a hook point; hooks run at pre-freeze, post-resume and aborted"
                 )));
             }
         };
@@ -165,7 +165,7 @@ pub(crate) fn check_limits(service: &Service) -> Result<(), Status> {
     Ok(())
 }
 
-/// How the service's processes are to be held.
+/// How the service's processes are to be confined.
 pub(crate) fn confinement(request: &api::RunRequest) -> Result<Confinement, Status> {
     let invalid = |error: ConfinementError| Status::invalid_argument(error_chain(&error));
     let default = Confinement::default();
@@ -262,7 +262,7 @@ fn shown_mount(mount: &Mount) -> api::Mount {
     }
 }
 
-/// Milliseconds without digits that nobody has measured.
+/// Milliseconds without digits beyond the precision of the measurement.
 pub(crate) fn to_microseconds(ms: f64) -> f64 {
     (ms * 1e3).round() / 1e3
 }
@@ -329,7 +329,7 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
         })?,
     };
     if request.streams > MAX_STREAMS {
-        return Err(format!("{} connections are too many; {MAX_STREAMS} are the most", request.streams));
+        return Err(format!("{} streams are too many; at most {MAX_STREAMS} are allowed", request.streams));
     }
     let some = |n: u32| (n != 0).then_some(n);
     Ok(Options {
@@ -348,10 +348,10 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
     })
 }
 
-/// Most connections for pages: more than any machine has cores to fill them with.
+/// Most streams: more than any machine has cores to fill them.
 const MAX_STREAMS: u32 = 8;
 
-/// The addresses of a placement, in the order of its networks; none in a namespace of somebody else's.
+/// The addresses of a placement, in the order of its networks; none in a namespace that godwit did not create.
 pub(crate) fn addresses_of(placement: &Placement) -> Vec<Ipv4Addr> {
     let texts = std::iter::once(&placement.address).chain(&placement.more);
     texts

@@ -4,7 +4,7 @@ use godwit_api::v1::{Network, NodeInfo, NodeNetwork};
 use godwit_migration::terms::OverlayTerms;
 use godwit_names::ServiceName;
 use godwit_network::mac_to_string;
-use godwit_transfer::authority::CA_KEY_FILE;
+use godwit_transfer::certificate::CA_KEY_FILE;
 use tonic::Status;
 
 use crate::node::Node;
@@ -14,7 +14,7 @@ use crate::status::internal;
 
 /// The name of the network that every cluster has.
 pub(crate) const FIRST: &str = "default";
-/// A peer not heard of for this long is shown as unreachable.
+/// A peer not heard from for this long is shown as unreachable.
 pub(crate) const UNREACHABLE_MS: i64 = 5_000;
 
 /// What this node tells of itself.
@@ -52,15 +52,15 @@ pub(crate) fn nodes(node: &Node) -> Result<Vec<NodeInfo>, StateError> {
                 return own_info(node);
             }
             let silent = NodeInfo { name: member.name.clone(), ..NodeInfo::default() };
-            let mut info = node.heard(&member.name).unwrap_or(silent);
+            let mut info = node.last_seen(&member.name).unwrap_or(silent);
             info.address = member.address;
             let age = now_ms() - info.last_seen_ms;
             if info.last_seen_ms == 0 {
                 info.state = "unreachable".into();
-                info.reason = "never heard of since godwitd was started".into();
+                info.reason = "never heard from since godwitd was started".into();
             } else if age > UNREACHABLE_MS {
                 info.state = "unreachable".into();
-                info.reason = format!("last heard of {} s ago", age / 1000);
+                info.reason = format!("last heard from {} s ago", age / 1000);
             }
             Ok(info)
         })
@@ -111,6 +111,6 @@ pub(crate) fn find_network(node: &Node, name: &str) -> Result<Network, Status> {
     let name = if name.is_empty() { FIRST } else { name };
     let known = known_networks(node).map_err(internal)?;
     known.into_iter().find(|network| network.name == name).ok_or_else(|| {
-        Status::not_found(format!("there is no network {name}; `godwit network ls` lists those there are"))
+        Status::not_found(format!("there is no network {name}; `godwit network ls` lists all networks"))
     })
 }

@@ -7,9 +7,10 @@ use godwit_criu::Criu;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
 
-use crate::keys::Keys;
+use crate::directory;
+use crate::network::overlay;
 use crate::node::Node;
-use crate::{directory, network};
+use crate::protection::keys::Keys;
 
 /// Below this much free disk, images and changed files may not fit.
 const DISK_LOW: u64 = 1 << 30;
@@ -60,7 +61,7 @@ fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> C
     Check { name: name.into(), status: "missing".into(), found: found.into(), advice: advice.into() }
 }
 
-/// Looks at everything godwit stands on.
+/// Checks everything that godwit needs.
 pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
     let mut checks = criu(node.criu()).await;
@@ -76,8 +77,8 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     for fact in godwit_network::probe(node.networks().first().config()).await {
         checks.push(match (fact.ok, fact.optional) {
             (true, _) => ok(fact.name, fact.detail),
-            (false, true) => degraded(fact.name, "not as it could be", fact.detail),
-            (false, false) => missing(fact.name, "not as it must be", fact.detail),
+            (false, true) => degraded(fact.name, "not ideal", fact.detail),
+            (false, false) => missing(fact.name, "not sufficient", fact.detail),
         });
     }
     checks.push(guard(node).await);
@@ -86,7 +87,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     match directory::nodes(node) {
         Ok(nodes) => checks.extend([clocks(&nodes), criu_of(&nodes)]),
         Err(error) => {
-            checks.push(missing("clocks", error_chain(&error), "look at the disk of the state directory"))
+            checks.push(missing("clocks", error_chain(&error), "check the disk of the state directory"))
         }
     }
     checks.push(disk(&local.layout.state));
@@ -96,7 +97,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
 /// Whether strangers are kept out of the overlay.
 async fn guard(node: &Node) -> Check {
     let name = "overlay guard";
-    match network::guarding(node).await {
+    match overlay::guarding(node).await {
         Ok(guarding) => ok(
             name,
             format!(
@@ -116,13 +117,13 @@ async fn guard(node: &Node) -> Check {
     }
 }
 
-/// Whether what nodes send each other is private.
+/// Whether packets between nodes are encrypted.
 async fn encryption(node: &Node) -> Check {
     let name = "encryption";
     let Some(keys) = node.network.keys() else {
-        return ok(name, "off: what nodes send each other for services is in the clear");
+        return ok(name, "off: services' packets between nodes are not encrypted");
     };
-    match (keys, keys.look().await.broken()) {
+    match (keys, keys.status().await.broken()) {
         (_, Some(reason)) => missing(name, "nothing passes between this node and others", reason),
         (Keys::Tunnel(_), None) => ok(name, "tunnel: ChaCha20-Poly1305 in user space"),
         (Keys::WireGuard(_), None) => ok(name, "wireguard: the kernel's WireGuard"),
@@ -151,11 +152,11 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Err(error) => missing("criu check", error_chain(&error), advice),
     };
     let lazy = match criu.lazy_external().await {
-        Ok(true) => ok("lazy dump", "passes over the memory that godwit moves"),
+        Ok(true) => ok("lazy dump", "skips the memory that godwit moves"),
         Ok(false) => degraded(
             "lazy dump",
-            "a stock CRIU, which takes hold of each page (0.1 s for each GiB)",
-            "let scripts/setup build CRIU: it applies godwit's patch lazy-pages-external",
+            "an unpatched CRIU, which visits each page (0.1 s for each GiB)",
+            "build CRIU with scripts/setup, which applies godwit's patch lazy-pages-external",
         ),
         Err(error) => missing("lazy dump", error_chain(&error), advice),
     };
@@ -163,7 +164,7 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Ok(0) => degraded(
             "criu patches",
             "a CRIU without godwit's patches, or without some: some services do not move, others more slowly",
-            "let scripts/setup-criu --build build CRIU from source",
+            "build CRIU from source with scripts/setup-criu --build",
         ),
         Ok(series) => ok("criu patches", format!("all, series {series}")),
         Err(error) => missing("criu patches", error_chain(&error), advice),
@@ -176,11 +177,9 @@ fn tracker(tracker: &Detected) -> Check {
     let name = "tracker";
     match tracker.backend {
         Backend::Uffd => ok(name, "uffd: writes are followed without stopping the service"),
-        Backend::SoftDirty => degraded(
-            name,
-            "soft-dirty: the service stands still for a moment at each look",
-            tracker.reasons.join("; "),
-        ),
+        Backend::SoftDirty => {
+            degraded(name, "soft-dirty: each scan stops the service briefly", tracker.reasons.join("; "))
+        }
         Backend::None => degraded(
             name,
             "none: only modes cold and postcopy",
@@ -189,10 +188,10 @@ fn tracker(tracker: &Detected) -> Check {
     }
 }
 
-/// Whether services can run here before their pages are in place.
+/// Whether services can resume here before their pages are in place.
 fn lazy_restore(works: bool) -> Check {
     match works {
-        true => ok("lazy restore", "services run before all of their pages are in place"),
+        true => ok("lazy restore", "services resume before all of their pages are in place"),
         false => degraded(
             "lazy restore",
             "services that arrive are restored from images, with all their pages",
@@ -217,7 +216,7 @@ fn userfaultfd() -> Check {
         return degraded(
             "userfaultfd",
             std::io::Error::last_os_error().to_string(),
-            "modes postcopy and hybrid need it, and pre-copy without stopping the service: enable CONFIG_USERFAULTFD; cold migration works without",
+            "modes postcopy and hybrid need it, and so does pre-copy without stops of the service: enable CONFIG_USERFAULTFD; cold migration works without it",
         );
     }
     if let Ok(fd) = i32::try_from(fd) {
@@ -233,7 +232,7 @@ fn pagemap_scan() -> Check {
         Err(error) => degraded(
             "PAGEMAP_SCAN",
             error.to_string(),
-            "pre-copy without stopping the service needs Linux 6.7 or newer; with soft-dirty pre-copy works too, modes cold and postcopy work without both",
+            "pre-copy without stops of the service needs Linux 6.7 or newer; with soft-dirty it stops the service briefly; modes cold and postcopy need neither",
         ),
     }
 }
@@ -258,7 +257,7 @@ fn soft_dirty_bit() -> std::io::Result<bool> {
     Ok(u64::from_ne_bytes(entry) & (1 << 55) != 0)
 }
 
-/// How transparent huge pages are set. Any setting will do: restores turn them off for themselves.
+/// How transparent huge pages are set. Any setting will do: a restore turns them off for itself.
 fn huge_pages(directory: &Path) -> Check {
     let setting = |name: &str| {
         let text = std::fs::read_to_string(directory.join(name)).ok()?;
@@ -311,6 +310,11 @@ fn capabilities() -> Check {
         .lines()
         .find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok())
         .unwrap_or(0);
+    lacking(effective)
+}
+
+/// What a godwitd with these effective capabilities lacks.
+fn lacking(effective: u64) -> Check {
     let lacking: Vec<_> = CAPABILITIES.iter().filter(|(bit, ..)| effective >> bit & 1 == 0).collect();
     let names: Vec<_> = lacking.iter().map(|(_, name, what)| format!("{name} ({what})")).collect();
     match lacking.as_slice() {
@@ -323,7 +327,7 @@ fn capabilities() -> Check {
         _ => missing(
             "capabilities",
             format!("without {}", names.join(", ")),
-            "run godwitd as root with these capabilities: look at CapabilityBoundingSet= of its systemd unit (`systemctl cat godwitd`)",
+            "run godwitd as root with these capabilities: check CapabilityBoundingSet= of its systemd unit (`systemctl cat godwitd`)",
         ),
     }
 }
@@ -339,11 +343,11 @@ fn clock() -> Check {
     degraded(
         "clock",
         "not synchronised",
-        "run an NTP client: services see the time of day jump when they move between clocks that differ, and certificates are not valid before their first day by a clock that is late",
+        "run an NTP client: a service sees the time of day jump when it moves between nodes whose clocks differ, and a node whose clock is late refuses certificates as not yet valid",
     )
 }
 
-/// Whether the nodes' clocks agree, as far as they have been heard of.
+/// Whether the nodes' clocks agree, as far as they are known.
 fn clocks(nodes: &[NodeInfo]) -> Check {
     let name = "clocks";
     let others = nodes.iter().filter(|node| !node.is_self && node.last_seen_ms != 0);
@@ -379,7 +383,7 @@ fn criu_of(nodes: &[NodeInfo]) -> Check {
     degraded(
         name,
         shown.join(", "),
-        "run scripts/setup on those with the older ones: no service moves there from a newer one",
+        "run scripts/setup on the nodes with the older version: no service can move there from one with a newer version",
     )
 }
 
@@ -432,6 +436,15 @@ mod tests {
         let differ = criu_of(&[node("a", 0, "4.2.1"), node("b", 0, "4.1.1")]);
         assert_eq!(differ.status, "degraded");
         assert!(differ.found.contains("4.1.1 on node b, 4.2.1 on node a"), "{differ:?}");
+    }
+
+    #[test]
+    fn a_capability_that_is_not_there_is_named_with_its_use() {
+        assert_eq!(lacking(u64::MAX).status, "ok");
+        let clocks = lacking(!(1 << 25));
+        assert_eq!(clocks.status, "missing");
+        assert_eq!(clocks.found, "without CAP_SYS_TIME (restoring the offsets of services' clocks)");
+        assert_eq!(lacking(!(1 << 24)).status, "degraded", "most services do without");
     }
 
     #[test]

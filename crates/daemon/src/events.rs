@@ -1,4 +1,4 @@
-//! What happened on this node: kept in the state, and told to those who listen.
+//! What happened on this node: stored in the state, and sent to those who listen.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Events {
         Self { node: node.to_string(), state, live: broadcast::channel(BACKLOG).0 }
     }
 
-    /// Tells an event. One that cannot be kept is still told, and the failure logged.
+    /// Tells an event. One that cannot be stored is still told, and the failure logged.
     pub(crate) fn tell(&self, subject: &str, action: &str, name: &str, detail: &str) {
         let event = Event {
             time_ms: now_ms(),

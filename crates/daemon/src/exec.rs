@@ -45,7 +45,9 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
     }
     // A migration that began already must not meet a new process in the service.
     let occupied = node.occupy(&name).ok_or_else(|| {
-        Status::aborted(format!("service {name} is being created, removed or migrated; try again then"))
+        Status::aborted(format!(
+            "service {name} is being created, removed or migrated; try again when that has ended"
+        ))
     })?;
     let request = ExecRequest {
         command: start.command,
@@ -80,7 +82,7 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
         let _ = tokio::join!(stdout, stderr);
         let last = match ended {
             Ok(status) => Ok(ExecOutput { kind: Some(exec_output::Kind::ExitCode(exit_code(status))) }),
-            Err(error) => Err(Status::internal(format!("the command's end cannot be seen: {error}"))),
+            Err(error) => Err(Status::internal(format!("cannot tell how the command ended: {error}"))),
         };
         // The user may have gone.
         let _ = out.send(last).await;

@@ -1,7 +1,7 @@
 //! The layers of images on this node: listed, removed on request, and collected by themselves.
 //!
-//! A layer is in use while a service of this node or an unfinished migration names it. One that is not is kept for a
-//! while, so that a service that comes back brings no layers along, and less long when the disk runs short.
+//! A layer is in use while a service of this node or an unfinished migration names it. An unused one stays for some time,
+//! so that a service that comes back brings no layers along; for less time when the disk runs short.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -71,14 +71,14 @@ pub(crate) async fn remove(node: &Arc<Node>, wanted: &[String]) -> Result<Vec<ap
         }
         if begun.elapsed() > PATIENCE {
             return Err(Status::unavailable(
-                "a service is being created or arrives, whose layers must not vanish; try again when that has ended",
+                "a service is being created or is arriving, and needs its layers; try again when that has ended",
             ));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// `None`: somebody holds the layers right now.
+/// `None`: another task holds the layers now.
 fn remove_now(node: &Node, wanted: &[String]) -> Result<Option<Vec<api::ImageLayer>>, Status> {
     let store = &node.local().store;
     let Some(mut collector) = store.collector() else { return Ok(None) };
@@ -128,7 +128,7 @@ fn choose(
     Ok(layer.clone())
 }
 
-/// Collects layers that nobody uses, as long as the daemon runs.
+/// Removes unused layers, as long as the daemon runs.
 pub(crate) async fn tend(node: &Arc<Node>, keep: Duration) {
     let mut clock = tokio::time::interval(PERIOD);
     loop {
@@ -142,12 +142,12 @@ pub(crate) async fn tend(node: &Arc<Node>, keep: Duration) {
     }
 }
 
-/// One look; when somebody holds the layers, the next one does the work.
+/// One run; when another task holds the layers, the next run does the work.
 fn collect(node: &Node, keep: Duration) -> Result<(), Status> {
     let store = &node.local().store;
     let Some(mut collector) = store.collector() else { return Ok(()) };
     let used = used(node)?;
-    // So their last use is known to within a period.
+    // In this way their last use is known to within a period.
     used.keys().try_for_each(|digest| store.touch(digest)).map_err(internal)?;
     let unused: Vec<_> = store
         .layers()

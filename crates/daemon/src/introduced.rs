@@ -1,7 +1,7 @@
-//! Members of which this node has heard, and which have not spoken to it: an address to try.
+//! Members that others have named, and that have not spoken to this node: an address to try.
 //!
-//! What is said of them is not believed. It leads to a connection that only the named node's certificate
-//! lets come about, and then the node speaks for itself.
+//! What others say of them is not believed. It only leads to a connection, which succeeds with the named node's
+//! certificate alone; then the node speaks for itself.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +23,7 @@ impl Introduced {
         }
     }
 
-    /// Those to be tried now, each with an address; who is said to be there again is tried again.
+    /// Those to be tried now, each with an address; one that is named again is tried again.
     pub(crate) fn take(&self) -> BTreeMap<String, String> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -20,10 +20,10 @@ use tonic::Status;
 
 pub(crate) use arguments::{InitArgs, JoinArgs};
 
-use crate::encrypt::{Encrypt, setting};
 use crate::node::Node;
 use crate::own::{Place, Toward};
 use crate::peers::IDENTITY;
+use crate::protection::encrypt::{Encrypt, setting};
 use crate::removals;
 use crate::state::{State, now_ms};
 use crate::unit::Systemd;
@@ -41,14 +41,14 @@ pub(crate) fn join_address(listen: &str) -> Option<String> {
 }
 
 fn member(name: &str, listen: &str) -> anyhow::Result<Member> {
-    let (host, _) = listen.rsplit_once(':').with_context(|| format!("{listen:?} is no HOST:PORT"))?;
+    let (host, _) = listen.rsplit_once(':').with_context(|| format!("{listen:?} is not HOST:PORT"))?;
     let revision = u64::try_from(now_ms()).unwrap_or(1);
     Ok(Member { name: name.into(), address: listen.into(), vtep: host.into(), revision })
 }
 
 /// Founds a cluster on this node, and starts its daemon.
 pub(crate) async fn init(args: &InitArgs) -> anyhow::Result<()> {
-    // What this node cannot do, it shall not ask of the others.
+    // A node that cannot encrypt must not ask the others to.
     let encryption = args.encrypt.map(Encrypt::resolve).transpose()?;
     let asked = args.asked();
     let name = asked.name_of_founder()?;
@@ -69,7 +69,7 @@ pub(crate) async fn init(args: &InitArgs) -> anyhow::Result<()> {
 
 /// A token from somewhere else than the arguments, which all users of a machine can see.
 fn read_token(from: impl std::io::Read) -> anyhow::Result<String> {
-    // A few bytes more than a token may have are enough to see that it is none.
+    // A few bytes more than a token may have are enough to see that it is not one.
     let most = u64::try_from(MAX_TOKEN).unwrap_or(u64::MAX).saturating_add(8);
     let mut text = String::new();
     std::io::Read::read_to_string(&mut from.take(most), &mut text)
@@ -143,7 +143,7 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
     let granted = node.state.granted(&request.node).map_err(|e| Status::internal(error_chain(&e)))?;
     if let Some(granted) = granted.filter(|_| !request.again) {
         return Err(Status::already_exists(format!(
-            "node {name} was let in {} s ago and has not shown itself yet: start its godwitd; if its joining broke, `godwit cluster token --again {name}` invites it once more",
+            "node {name} was admitted {} s ago and has not connected yet: start its godwitd; if its join failed, `godwit cluster token --again {name}` makes another token",
             now_ms().saturating_sub(granted) / 1000
         )));
     }
@@ -165,32 +165,43 @@ pub(crate) fn create_token(node: &Node, request: &CreateTokenRequest) -> Result<
     token.encode().map_err(|e| Status::internal(error_chain(&e)))
 }
 
-/// Lets in whoever shows a valid token, for as long as the node lives.
+/// Admits hosts that show a valid token, for as long as the node lives.
 pub(crate) async fn invite(node: Arc<Node>, mut listener: JoinListener) {
     let mut identities = node.peers.identities();
-    let mut answering: VecDeque<AbortOnDropHandle<()>> = VecDeque::new();
+    let mut answers = Answers::default();
     loop {
         let (stream, remote) = tokio::select! {
             accepted = listener.accept() => accepted,
             Ok(()) = identities.changed() => {
                 let identity = Arc::clone(&identities.borrow_and_update());
                 if let Err(error) = listener.set_identity(&identity) {
-                    tracing::error!(error = %error_chain(&error), "new nodes are shown the older certificate");
+                    tracing::error!(error = %error_chain(&error), "cannot use the renewed certificate; new nodes see the old one");
                 }
                 continue;
             }
         };
-        answering.retain(|answer| !answer.is_finished());
-        if answering.len() >= ANSWERING {
-            // An honest one takes a round trip: the one that came first has had its time.
-            answering.pop_front();
-        }
         let node = Arc::clone(&node);
-        answering.push_back(AbortOnDropHandle::new(tokio::spawn(async move {
+        answers.begin(async move {
             if let Err(error) = answer(&node, stream, &remote.to_string()).await {
-                tracing::warn!(%remote, error = format!("{error:#}"), "a host did not join");
+                tracing::warn!(%remote, error = format!("{error:#}"), "a join failed");
             }
-        })));
+        });
+    }
+}
+
+/// The answers under way, in the order in which their hosts came.
+#[derive(Default)]
+struct Answers(VecDeque<AbortOnDropHandle<()>>);
+
+impl Answers {
+    /// Begins one more, in the place of the oldest where there are too many.
+    fn begin(&mut self, answer: impl Future<Output = ()> + Send + 'static) {
+        self.0.retain(|answer| !answer.is_finished());
+        if self.0.len() >= ANSWERING {
+            // An honest host takes a round trip: the one that came first has had its time.
+            self.0.pop_front();
+        }
+        self.0.push_back(AbortOnDropHandle::new(tokio::spawn(answer)));
     }
 }
 
@@ -200,7 +211,7 @@ async fn answer(node: &Node, mut stream: SecureStream, remote: &str) -> anyhow::
     let answer = match granted {
         Ok(answer) => answer,
         Err(reason) => {
-            tracing::warn!(%remote, wanted = %request.node, %reason, "a host was not let in");
+            tracing::warn!(%remote, wanted = %request.node, %reason, "a join was refused");
             JoinAnswer::Refused { reason }
         }
     };
@@ -216,13 +227,13 @@ fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String>
     let authority =
         ClusterAuthority::load(&node.local().layout.state.join(IDENTITY)).map_err(|e| error_chain(&e))?;
     let authority = node.lasting(authority);
-    // Of one name one certificate is good: who was let in before under this one is not a member.
+    // One certificate of a name is valid: a node that was admitted before under this name is no longer a member.
     let granted = node.state.granted(request.node.as_str()).map_err(|e| error_chain(&e))?;
     let after = match granted {
         Some(_) => removals::take_back(node, &authority, &request.node)?.until,
         None => node.peers.identity().removals().of(&request.node).unwrap_or(0),
     };
-    // Before it has it: a name whose grant is not noted could be granted twice.
+    // Before it has it: a name whose grant is not recorded could be granted twice.
     node.state.put_granted(request.node.as_str()).map_err(|e| error_chain(&e))?;
     let certificate_pem =
         authority.issue_after(&request.node, &request.request_pem, after).map_err(|e| error_chain(&e))?;
@@ -233,4 +244,64 @@ fn grant(node: &Node, request: &join::JoinRequest) -> Result<JoinAnswer, String>
         inviter_address: node.member_address(&node.name).map_err(|e| error_chain(&e))?.unwrap_or_default(),
         settings: node.state.settings().map_err(|e| error_chain(&e))?,
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use godwit_transfer::{Fingerprint, TokenError};
+    use tokio::sync::oneshot;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// It is reached only when something is broken.
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[tokio::test]
+    async fn hosts_that_say_nothing_are_answered_in_bounded_number_and_keep_no_other_out() {
+        let mut answers = Answers::default();
+        let mut silent = Vec::new();
+        for _ in 0..=ANSWERING {
+            let (held, ended) = oneshot::channel::<()>();
+            silent.push(ended);
+            answers.begin(async move {
+                let _held = held;
+                std::future::pending().await
+            });
+        }
+        // The one that came first makes place for the last.
+        timeout(PATIENCE, &mut silent[0]).await.unwrap().unwrap_err();
+        let (served, serving) = oneshot::channel();
+        answers.begin(async move { served.send(()).unwrap() });
+        timeout(PATIENCE, serving).await.unwrap().unwrap();
+        timeout(PATIENCE, &mut silent[1]).await.unwrap().unwrap_err();
+        for (number, ended) in silent.iter_mut().enumerate().skip(2) {
+            assert!(futures::poll!(ended).is_pending(), "the answer to host {number} has ended");
+        }
+    }
+
+    #[test]
+    fn a_token_is_read_from_standard_input_with_or_without_the_end_of_its_line() {
+        let node = NodeName::new("b").unwrap();
+        let token = JoinToken::new("10.99.0.11:7118", Fingerprint::from([7; 32]), node).unwrap();
+        let text = token.encode().unwrap();
+        for end in ["", "\n", "\r\n"] {
+            let line = format!("{text}{end}");
+            let read = read_token(line.as_bytes()).unwrap();
+            assert_eq!(JoinToken::decode(&read).unwrap(), token, "{end:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_token_is_not_read_to_its_end_and_refused() {
+        let long = format!("gwt1.{}", "A".repeat(1 << 20));
+        let read = read_token(long.as_bytes()).unwrap();
+        assert!(read.len() < 2 * MAX_TOKEN, "{} bytes are read", read.len());
+        assert!(matches!(JoinToken::decode(&read), Err(TokenError::TooLong { .. })));
+        let none = read_token(&b""[..]).unwrap();
+        assert!(matches!(JoinToken::decode(&none), Err(TokenError::Prefix)));
+        let binary = read_token(&b"gwt1.\xff"[..]).unwrap_err().to_string();
+        assert!(binary.contains("standard input"), "{binary}");
+    }
 }

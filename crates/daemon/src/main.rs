@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  godwit ── unix socket ──▶ node_api ─┐            ┌▶ services, restart, exec, logs   services of this node
-//!                                      ├─▶ verbs ───┼▶ migrate, host                   moves (godwit-migration)
-//!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ networks, network, forward      the overlay (godwit-network)
+//!                                      ├─▶ verbs ───┼▶ migrate, cluster_view           moves (godwit-migration)
+//!  other nodes ── mutual TLS ▶ peer_api┘  who may   ├▶ network, network_changes        the overlay (godwit-network)
 //!                                                   ├▶ cluster, join, removals, renew  the members
 //!  data connections ────────▶ serve ──────────────▶ └▶ images, capture, doctor, …
 //!
@@ -19,31 +19,27 @@
 
 mod capture;
 mod cluster;
+mod cluster_view;
 mod connections;
 mod convert;
 mod directory;
 mod doctor;
-mod encrypt;
 mod events;
 mod exec;
-mod forward;
-mod host;
 mod images;
 mod introduced;
 mod join;
-mod keys;
 mod logs;
 mod migrate;
 mod network;
 mod network_changes;
-mod network_info;
-mod networks;
 mod node;
 mod node_api;
 mod notify;
 mod own;
 mod peer_api;
 mod peers;
+mod protection;
 mod removals;
 mod renew;
 mod restart;
@@ -51,7 +47,6 @@ mod serve;
 mod services;
 mod state;
 mod status;
-mod surroundings;
 mod tombstones;
 mod trust;
 mod unit;
@@ -126,8 +121,8 @@ fn main() -> ExitCode {
             1
         }
     };
-    // Without dropping the runtime: it would drop tasks one by one, and those that are left would take the end of
-    // another task for the end of what that task looks after. The next life goes on from the journal.
+    // Without dropping the runtime: it would drop tasks one by one, and a task that is left would take the end of
+    // another one for the end of the process that this one watches. The next start continues from the journal.
     std::process::exit(code)
 }
 

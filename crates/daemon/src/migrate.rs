@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use godwit_api::innermost;
 use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
 use godwit_migration::source::is_committed;
 use godwit_migration::{LocalError, Outcome, Progress, Source, error_chain};
@@ -18,10 +19,10 @@ use crate::status::internal;
 /// Progress that waits for a slow reader; more is merged, only the report must not be lost.
 const QUEUE: usize = 64;
 
-/// Events of a migration for whoever asked.
+/// Events of a migration for the user who asked.
 pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
 
-/// Starts a migration of a service of this node. It goes on also when nobody reads the stream.
+/// Starts a migration of a service of this node. It continues even when the stream is not read.
 pub(crate) async fn start(
     node: &Arc<Node>,
     name: ServiceName,
@@ -39,7 +40,7 @@ pub(crate) async fn start(
     let known = node.member_address(&request.to).map_err(internal)?;
     if known.is_none() {
         return Err(Status::not_found(format!(
-            "there is no node {}; `godwit nodes` lists those there are",
+            "there is no node {}; `godwit nodes` lists all nodes",
             request.to
         )));
     }
@@ -99,7 +100,7 @@ pub(crate) async fn start(
                     Err(Status::unavailable(why))
                 } else {
                     Err(Status::internal(format!(
-                        "service {name} could neither be moved nor put back: {why}; godwitd tries again until it is put back; look at `godwit inspect {name}` and at godwitd's log"
+                        "service {name} could be neither moved nor rolled back: {why}; godwitd keeps trying to roll it back; see `godwit inspect {name}` and godwitd's log"
                     )))
                 }
             }
@@ -129,7 +130,7 @@ fn stream(
                     let last = match ended {
                         Ok(Ok(report)) => Ok(MigrationEvent { kind: Some(Kind::Report(report)) }),
                         Ok(Err(status)) => Err(status),
-                        Err(_) => Err(Status::internal("the migration's task failed; godwitd's log tells more")),
+                        Err(_) => Err(Status::internal("the migration's task failed; see godwitd's log")),
                     };
                     // A reader that has gone needs no report.
                     let _ = events.send(last).await;
@@ -162,7 +163,7 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
     let name = convert::service_name(&request.name)?;
     let mut there = elsewhere(node, &name)?;
     if there.as_ref().is_some_and(|(owner, _)| *owner == request.to) {
-        // It may have arrived here a moment ago and not stand in the books yet.
+        // It may have arrived here just now, and not be in the state yet.
         node.settle(&name).await;
         there = elsewhere(node, &name)?;
     }
@@ -211,8 +212,7 @@ async fn broken(
     committed: bool,
     error: Status,
 ) -> Status {
-    let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
-    let Some(cause) = causes.last().map(ToString::to_string) else { return error };
+    let Some(cause) = innermost(&error) else { return error };
     let arrived = to == node.name && node.state.service(name).is_ok_and(|owned| owned.is_some());
     let known = match arrived {
         true => match node.local().waits.of(name).await {
@@ -220,16 +220,16 @@ async fn broken(
             None => format!("service {name} is on this node, node {to}, and has all of its memory"),
         },
         false if committed => format!(
-            "the migration had committed: service {name} is on node {to}; `godwit inspect {name}` there tells whether it waits for pages of node {owner}"
+            "the migration had committed: service {name} is on node {to}; `godwit inspect {name}` there shows whether it waits for pages of node {owner}"
         ),
         false => format!(
-            "whether service {name} moves to node {to} is not known here; `godwit ps -a` on node {to} tells whether it has arrived, and on node {owner}, when that is back, how it stands"
+            "this node does not know whether service {name} has moved to node {to}; `godwit ps -a` on node {to} shows whether it has arrived, and on node {owner}, when that is back, whether it is still there"
         ),
     };
     Status::unavailable(format!("node {owner}, which moves the service, does not answer ({cause}): {known}"))
 }
 
-/// Cancels a migration from this node, and waits until the service is back, or will not be.
+/// Cancels a migration from this node, and waits until the service runs here again, or has moved.
 pub(crate) async fn cancel(node: &Arc<Node>, name: &ServiceName) -> Result<api::CancelResponse, Status> {
     let Some(mut migrating) = node.migration(name) else {
         crate::services::owned(node, name)?;
@@ -258,7 +258,7 @@ pub(crate) async fn cancel_anywhere(
     node: &Arc<Node>,
     name: &ServiceName,
 ) -> Result<api::CancelResponse, Status> {
-    // A service that has just committed is in nobody's books for a moment, but its migration is here.
+    // A service that has just committed is for a short time in no node's state, but its migration is here.
     if node.migration(name).is_some() {
         return cancel(node, name).await;
     }

@@ -1,4 +1,4 @@
-//! Networks that are made or removed: on all nodes at once, when none of them has something against it.
+//! The cluster's networks are made and removed: on all nodes at once, when none of them has something against it.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tonic::Status;
 
 use crate::convert::{MOST_VNI, overlay_config};
 use crate::directory::{FIRST, find_network, known_networks};
-use crate::networks::{conflict, keep, overlap, reconcile};
+use crate::network::cluster_networks::{conflict, keep, overlap, reconcile};
 use crate::node::Node;
 use crate::status::{internal, invalid};
 use crate::{cluster, convert};
@@ -85,7 +85,7 @@ async fn ask_all(node: &Arc<Node>, network: &Network) -> Result<(), Status> {
         let asked = node.peers.get(&member.name, &member.address).check_network(network.clone()).await;
         let answer = asked.map_err(|error| {
             Status::unavailable(format!(
-                "network {} is not {doing}: node {} cannot be asked whether it can be ({}); networks are made and removed on all nodes at once: start godwitd there, and try again",
+                "network {} is not {doing}: node {} does not answer ({}); networks are made and removed on all nodes at once: start godwitd there, and try again",
                 network.name, member.name, error.message()
             ))
         })?;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_criu::Criu;
-use godwit_migration::local::Local;
-use godwit_migration::{Port, Progress, Service};
+use godwit_migration::resources::NodeResources;
+use godwit_migration::{Backoff, Port, Progress, Service};
 use godwit_names::ServiceName;
 use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
@@ -22,8 +22,8 @@ use crate::convert;
 use crate::events::Events;
 use crate::introduced::Introduced;
 use crate::peers::Peers;
+use crate::protection::Surroundings;
 use crate::state::{State, StateError};
-use crate::surroundings::Surroundings;
 use crate::tombstones::Tombstones;
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
@@ -44,7 +44,7 @@ pub(crate) struct Migrating {
     pub ended: watch::Receiver<()>,
 }
 
-/// What is kept for a service that is being made, or on its way here.
+/// What is reserved for a service that is being created, or on its way here.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim {
     /// Its addresses.
@@ -64,10 +64,10 @@ pub(crate) struct Conflict {
     pub node: Option<String>,
 }
 
-/// What changes while the node runs and is not worth a disk.
+/// What changes while the node runs and is not stored on disk.
 #[derive(Default)]
 struct Transient {
-    /// Names that are being created or removed, with what is kept for them until it is in the books.
+    /// Names that are being created or removed, with what is reserved for them until it is in the state.
     busy: HashMap<ServiceName, Claim>,
     /// Migrations from here, by service.
     migrating: HashMap<ServiceName, Migrating>,
@@ -79,21 +79,21 @@ struct Transient {
     ending: HashSet<ServiceName>,
     /// Services whose processes this daemon has seen run, by id.
     seen: HashSet<String>,
-    /// Services that are started again in a moment, by id.
+    /// Services that wait to be started again, by id.
     due: HashMap<String, Instant>,
-    /// The pause before the last start of a service by its policy, by id.
-    pauses: HashMap<String, Duration>,
+    /// The pauses before starts of a service by its policy, by id.
+    pauses: HashMap<String, Backoff>,
     /// What peers last told of themselves.
-    heard: HashMap<String, NodeInfo>,
+    last_seen: HashMap<String, NodeInfo>,
 }
 
 /// What a node works with.
 pub(crate) struct Means {
-    /// For migrations: engine, network, images and journal.
-    pub local: Arc<Local>,
-    /// The networks that are up, for whoever makes, shows or captures them.
+    /// What migrations use: engine, network, images and journal.
+    pub local: Arc<NodeResources>,
+    /// The networks that are up.
     pub networks: Arc<Networks>,
-    /// CRIU, for whoever examines it.
+    /// CRIU, for `godwit doctor`.
     pub criu: Criu,
     /// Starts a service again that has ended after so long, if its policy wants that.
     pub by_policy: fn(&Arc<Node>, &Service, Duration),
@@ -111,7 +111,7 @@ pub(crate) struct Node {
     pub peers: Peers,
     /// What is around its overlay.
     pub network: Surroundings,
-    /// Held by who looks whether a name, addresses and ports are free, and takes them.
+    /// Held while a task checks whether a name, addresses and ports are free, and reserves them.
     pub claiming: Mutex<()>,
     /// It has been told that this node knows more than fits into a message.
     pub told_too_much: AtomicBool,
@@ -121,10 +121,12 @@ pub(crate) struct Node {
     pub introduced: Introduced,
     /// How long certificates last that this node issues, where that is not the usual time.
     pub certificate_validity: Option<Duration>,
-    /// Held by who makes or removes a network.
+    /// Held while a network is made or removed.
     pub changing_networks: tokio::sync::Mutex<()>,
-    /// Held by who brings this node's networks in line with those there should be.
+    /// Held while this node's networks are brought in line with the cluster's.
     pub reconciling_networks: tokio::sync::Mutex<()>,
+    /// Held while a member is removed, from the record to the packet filter.
+    pub applying_removals: tokio::sync::Mutex<()>,
     /// Raised when others should hear news at once.
     pub news: Notify,
     /// Raised when a name is no longer occupied.
@@ -134,7 +136,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node whose means are given later by [`Node::equip`].
+    /// A node that gets its equipment later, by [`Node::equip`].
     pub(crate) fn new(name: &str, state: Arc<State>, peers: Peers, network: Surroundings) -> Self {
         let events = Events::new(name, Arc::clone(&state));
         Self {
@@ -150,6 +152,7 @@ impl Node {
             certificate_validity: None,
             changing_networks: tokio::sync::Mutex::default(),
             reconciling_networks: tokio::sync::Mutex::default(),
+            applying_removals: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
             means: std::sync::OnceLock::new(),
@@ -157,7 +160,7 @@ impl Node {
         }
     }
 
-    /// Gives the node its means, which in turn know the node.
+    /// Gives the node its equipment, which in turn knows the node.
     pub(crate) fn equip(&self, means: Means) {
         assert!(self.means.set(means).is_ok(), "a node is equipped once");
     }
@@ -168,7 +171,7 @@ impl Node {
     }
 
     /// What it moves services with.
-    pub(crate) fn local(&self) -> &Arc<Local> {
+    pub(crate) fn local(&self) -> &Arc<NodeResources> {
         &self.means().local
     }
 
@@ -192,13 +195,13 @@ impl Node {
         self.transient.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a name for an operation that must not meet another one on it.
+    /// Reserves a name for an operation; no other operation on it can begin meanwhile.
     pub(crate) fn occupy(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
         self.claim(name, Claim::default())
     }
 
-    /// The same with addresses and ports, which nobody else is given meanwhile; under [`Node::claiming`] from the
-    /// look at what is free.
+    /// The same with addresses and ports, which are reserved meanwhile; under [`Node::claiming`] from the check of what
+    /// is free.
     pub(crate) fn claim(self: &Arc<Self>, name: &ServiceName, claim: Claim) -> Option<Occupied> {
         let mut transient = self.transient();
         if transient.migrating.contains_key(name) || transient.busy.contains_key(name) {
@@ -213,7 +216,7 @@ impl Node {
         self.transient().busy.contains_key(name)
     }
 
-    /// Addresses that are kept for services that are not in the books yet.
+    /// Addresses that are reserved for services that are not in the state yet.
     pub(crate) fn claimed_addresses(&self) -> Vec<Ipv4Addr> {
         self.transient().busy.values().flat_map(|claim| claim.addresses.clone()).collect()
     }
@@ -246,8 +249,8 @@ impl Node {
         self.transient().migrating.get(name).cloned()
     }
 
-    /// Waits a while for what is ending on a name: who was told that an operation is over may start
-    /// the next one before this node has put the last of it away.
+    /// Waits a while for what is ending on a name: a user who was told that an operation is over may start the next one
+    /// before this node has finished the last of it.
     pub(crate) async fn settle(&self, name: &ServiceName) {
         let free = async {
             loop {
@@ -265,8 +268,8 @@ impl Node {
         let _ = tokio::time::timeout(LEAVE, free).await;
     }
 
-    /// Waits a while for the end of a migration from here that has committed: a service that comes
-    /// straight back finds the last of it being let go.
+    /// Waits a while for the end of a migration from here that has committed: a service that comes straight back may
+    /// find it still being released.
     pub(crate) async fn let_leave(&self, name: &ServiceName) {
         if let Some(mut leaving) = self.migration(name)
             && leaving.progress.borrow().is_committed()
@@ -283,12 +286,12 @@ impl Node {
 
     /// Remembers what a peer told of itself.
     pub(crate) fn hear(&self, info: NodeInfo) {
-        self.transient().heard.insert(info.name.clone(), info);
+        self.transient().last_seen.insert(info.name.clone(), info);
     }
 
     /// Forgets a node that was removed.
     pub(crate) fn forget(&self, name: &str) {
-        self.transient().heard.remove(name);
+        self.transient().last_seen.remove(name);
         self.peers.forget(name);
     }
 
@@ -301,18 +304,18 @@ impl Node {
     }
 
     /// What a peer last told of itself.
-    pub(crate) fn heard(&self, name: &str) -> Option<NodeInfo> {
-        self.transient().heard.get(name).cloned()
+    pub(crate) fn last_seen(&self, name: &str) -> Option<NodeInfo> {
+        self.transient().last_seen.get(name).cloned()
     }
 
     /// The link-layer addresses with which nodes answer for their services.
     pub(crate) fn known_macs(&self) -> Vec<Mac> {
         let transient = self.transient();
-        let told = transient.heard.values().filter_map(|info| info.network.as_ref());
+        let told = transient.last_seen.values().filter_map(|info| info.network.as_ref());
         told.filter_map(|network| convert::parse_mac(&network.uplink_mac)).collect()
     }
 
-    /// Takes a name for an operation as soon as nobody else has it.
+    /// Reserves a name for an operation as soon as it is free.
     pub(crate) async fn wait_to_occupy(self: &Arc<Self>, name: &ServiceName) -> Occupied {
         loop {
             let freed = self.freed.notified();
@@ -366,7 +369,7 @@ impl Node {
     }
 
     /// Why there cannot be a service of this name, addresses and published ports, as far as this node knows;
-    /// nothing if there can. Of what node `asker` has, that knows more.
+    /// nothing if there can. What node `asker` has does not count: it knows that better.
     pub(crate) fn conflict(
         &self,
         name: &ServiceName,
@@ -424,7 +427,7 @@ impl Node {
             if other == name {
                 return about(
                     format!(
-                        "a service {name} is being created or removed on node {}, or an earlier migration of it ends there; try again in a moment",
+                        "a service {name} is being created or removed on node {}, or an earlier migration of it has not ended there; try again in a moment",
                         self.name
                     ),
                     None,
@@ -442,7 +445,7 @@ impl Node {
 }
 
 impl Node {
-    /// Which other service has the service's network namespace, if that is somebody else's, in a sentence:
+    /// Which other service has the service's network namespace, if godwit did not create that, in a sentence:
     /// each would be silenced with the other.
     pub(crate) fn namespace_taken(&self, service: &Service) -> Result<Option<String>, StateError> {
         let Some(path) = service.network.namespace() else { return Ok(None) };
@@ -459,7 +462,7 @@ impl Node {
     }
 }
 
-/// A name that is taken for an operation; free again when this is dropped.
+/// A name that is reserved for an operation; free again when this is dropped.
 pub(crate) struct Occupied {
     node: Arc<Node>,
     name: ServiceName,

@@ -11,12 +11,13 @@ use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::convert::service_name;
+use crate::network::{cluster_networks, inspect};
 use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    capture, connections, directory, doctor, exec, images, join, logs, migrate, network_changes,
-    network_info, networks, removals, restart,
+    capture, connections, directory, doctor, exec, images, join, logs, migrate, network_changes, removals,
+    restart,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -156,7 +157,7 @@ impl NodeApi for NodeService {
         request: Request<api::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
         let request = request.into_inner();
-        // Listening starts before the past is read, so that nothing falls between.
+        // Listening starts before the past is read, so that no event is missed.
         let live = self.0.events.listen();
         let past = self.0.state.events(request.since_ms).map_err(internal)?;
         let newest = past.last().map_or(0, |event| event.time_ms);
@@ -185,7 +186,7 @@ impl NodeApi for NodeService {
         &self,
         request: Request<api::NetworkInspectRequest>,
     ) -> Result<Response<api::NetworkInfo>, Status> {
-        Ok(Response::new(network_info::inspect(&self.0, &request.into_inner().name).await?))
+        Ok(Response::new(inspect::inspect(&self.0, &request.into_inner().name).await?))
     }
 
     async fn network_create(
@@ -202,7 +203,7 @@ impl NodeApi for NodeService {
         &self,
         _: Request<api::NetworkListRequest>,
     ) -> Result<Response<api::NetworkListResponse>, Status> {
-        Ok(Response::new(api::NetworkListResponse { networks: networks::list(&self.0)? }))
+        Ok(Response::new(api::NetworkListResponse { networks: cluster_networks::list(&self.0)? }))
     }
 
     async fn network_remove(

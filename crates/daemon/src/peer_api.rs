@@ -13,9 +13,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::convert::service_name;
+use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
+use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, cluster, connections, keys, migrate, networks, renew};
+use crate::{capture, cluster, connections, migrate, renew};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -25,15 +27,15 @@ pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
 pub(crate) struct VerbsFrom(pub Vec<String>);
 
 impl VerbsFrom {
-    /// Whether node `from` may pass on a verb for a service that is placed on node `owner`. What is a node's
-    /// own it may always act on.
+    /// Whether node `from` may pass on a verb for a service that is placed on node `owner`. A node may always act on its
+    /// own services.
     fn allows(&self, from: &str, owner: Option<&str>) -> bool {
         owner == Some(from) || self.0.iter().any(|name| name == "all" || name == from)
     }
 }
 
 impl PeerService {
-    /// Lets a verb of another node's user pass, and notes whose it was.
+    /// Lets a verb of another node's user pass, and logs the node.
     fn pass(&self, from: &str, verb: &str, service: &ServiceName) -> Result<(), Status> {
         let placement = self.0.placement(service).map_err(internal)?;
         if !self.1.allows(from, placement.map(|placement| placement.node).as_deref()) {
@@ -43,8 +45,8 @@ impl PeerService {
         Ok(())
     }
 
-    /// Whether an address is that of services of node `from` alone: who may see packets of its own service must not
-    /// name another's address.
+    /// Whether an address is that of services of node `from` alone: a node that may see the packets of its own service
+    /// must not name another one's address.
     fn shows(&self, from: &str, address: &str) -> Result<(), Status> {
         if self.1.allows(from, None) {
             return Ok(());
@@ -62,8 +64,7 @@ impl PeerService {
     fn refusal(&self, from: &str, verb: &str) -> Status {
         let name = &self.0.name;
         Status::permission_denied(format!(
-            "node {name} takes no `{verb}` from node {from}; give the verb on node {name}, or start its godwitd with \
-             --verbs-from {from}"
+            "node {name} does not accept `{verb}` from node {from}; run it on node {name}, or start its godwitd with --verbs-from {from}"
         ))
     }
 }
@@ -74,7 +75,7 @@ fn caller<T>(request: &Request<T>) -> Result<String, Status> {
         .extensions()
         .get::<NodeName>()
         .map(ToString::to_string)
-        .ok_or_else(|| Status::unauthenticated("the caller shows no certificate of this cluster"))
+        .ok_or_else(|| Status::unauthenticated("the caller has no certificate of this cluster"))
 }
 
 #[tonic::async_trait]
@@ -88,7 +89,7 @@ impl Peer for PeerService {
         if message.info.as_ref().is_some_and(|info| info.name != from) {
             return Err(Status::permission_denied(format!("node {from} may speak only for itself")));
         }
-        cluster::take_in(&self.0, &from, message).await.map_err(internal)?;
+        cluster::take_in_whole(&self.0, &from, message).await.map_err(internal)?;
         Ok(Response::new(cluster::what_we_know(&self.0).map_err(internal)?))
     }
 
@@ -151,7 +152,7 @@ impl Peer for PeerService {
         request: Request<api::Network>,
     ) -> Result<Response<api::CheckResponse>, Status> {
         let from = caller(&request)?;
-        let conflict = networks::conflict(&self.0, &request.into_inner(), &from).await?;
+        let conflict = cluster_networks::conflict(&self.0, &request.into_inner(), &from).await?;
         Ok(Response::new(api::CheckResponse {
             conflict: conflict.unwrap_or_default(),
             address: String::new(),

@@ -22,8 +22,8 @@ pub(crate) const CONNECT: Duration = Duration::from_secs(3);
 /// How long a peer may take to answer a question.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What may be on its way of a stream that lasts: a stream of packets fills a fast link also where
-/// the round trip is long.
+/// How much of a lasting stream may be on its way: a stream of packets must fill a fast link even where the round trip
+/// is long.
 const WINDOW: u32 = 4 << 20;
 
 /// One client per peer; connections are made when first needed and again after they broke.
@@ -43,12 +43,12 @@ impl Peers {
         Arc::clone(&self.identity.borrow())
     }
 
-    /// Shows this from now on: a renewed certificate.
+    /// Uses a renewed certificate from now on.
     pub(crate) fn set_identity(&self, identity: Identity) {
         self.identity.send_replace(Arc::new(identity));
     }
 
-    /// Hears of renewed certificates.
+    /// Is told of renewed certificates.
     pub(crate) fn identities(&self) -> watch::Receiver<Arc<Identity>> {
         self.identity.subscribe()
     }

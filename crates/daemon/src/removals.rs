@@ -13,18 +13,18 @@ use godwit_transfer::removal::MAX_SIGNATURE;
 use godwit_transfer::{ClusterAuthority, NodeName, Removal};
 use tonic::Status;
 
+use crate::network::{forward, overlay as network};
 use crate::node::Node;
 use crate::peers::IDENTITY;
 use crate::state::{State, StateError};
 use crate::status::internal;
-use crate::{forward, network};
 
 /// Refuses from the start on what an earlier life has heard of.
 pub(crate) fn load(state: &State, identity: &godwit_transfer::Identity) -> Result<(), StateError> {
     for removal in state.removals()? {
         match removal.check(identity.ca()) {
             Ok(()) => drop(identity.removals().add(&removal)),
-            Err(error) => tracing::warn!(%error, "the state holds a removal that is none"),
+            Err(error) => tracing::warn!(%error, "the state has an invalid removal"),
         }
     }
     Ok(())
@@ -41,7 +41,11 @@ pub(crate) fn told(state: &State) -> Result<Vec<api::Removal>, StateError> {
 }
 
 /// Takes over what another node says of removed ones, where the CA says it too.
+///
+/// Where that is known, it waits for whoever acts on it: the node that tells it says to its user then that the other one
+/// is removed.
 pub(crate) async fn learn(node: &Arc<Node>, told: &[api::Removal]) -> Result<(), StateError> {
+    let _alone = node.applying_removals.lock().await;
     for removal in told {
         let Ok(name) = NodeName::new(&removal.node) else { continue };
         let identity = node.peers.identity();
@@ -52,12 +56,13 @@ pub(crate) async fn learn(node: &Arc<Node>, told: &[api::Removal]) -> Result<(),
         let removal = Removal { node: name, until: removal.until, signature: removal.signature.to_vec() };
         match removal.check(identity.ca()) {
             Ok(()) => apply(node, &removal).await?,
-            Err(error) => tracing::warn!(%error, "a peer told of a removal that is none"),
+            Err(error) => tracing::warn!(%error, "a peer sent an invalid removal"),
         }
     }
     Ok(())
 }
 
+/// For who holds [`Node::applying_removals`].
 async fn apply(node: &Arc<Node>, removal: &Removal) -> Result<(), StateError> {
     // First: what is in force is what is kept.
     node.state.put_removal(removal)?;
@@ -65,12 +70,7 @@ async fn apply(node: &Arc<Node>, removal: &Removal) -> Result<(), StateError> {
     node.news.notify_one();
     let name = removal.node.as_str();
     if name == node.name {
-        node.events.tell(
-            "node",
-            "removed",
-            name,
-            "this node's certificate until now is refused by the others",
-        );
+        node.events.tell("node", "removed", name, "the other nodes refuse this node's earlier certificate");
         return Ok(());
     }
     if !node.state.remove_member(name)? {
@@ -119,11 +119,10 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str) -> Result<Vec<String>, 
     }
     let is_member = node.member_address(name).map_err(internal)?.is_some();
     if !is_member && node.state.granted(name).map_err(internal)?.is_none() {
-        return Err(Status::not_found(format!(
-            "there is no node {name}; `godwit nodes` lists those there are"
-        )));
+        return Err(Status::not_found(format!("there is no node {name}; `godwit nodes` lists all nodes")));
     }
     let removal = authority.remove(&parsed).map_err(internal)?;
+    let _alone = node.applying_removals.lock().await;
     apply(node, &removal).await.map_err(internal)?;
     node.state.remove_member(name).map_err(internal)?;
     let placements = node.state.placements().map_err(internal)?;

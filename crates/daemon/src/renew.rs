@@ -1,7 +1,7 @@
 //! Another certificate for this node, before the one it has ends.
 //!
-//! The node with the CA's key gives itself one; the others ask it over the connection that their present
-//! certificate lets come about. Connections that are up stay as they are.
+//! The node with the CA's key issues its own; the others ask it over a connection with their present certificate.
+//! Connections that are up stay as they are.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,8 +14,8 @@ use crate::node::Node;
 use crate::peers::IDENTITY;
 use crate::status::{internal, status};
 
-/// Between two looks at the clock, which may be set meanwhile.
-const LOOK: Duration = Duration::from_secs(600);
+/// Longest pause between two readings of the clock, which may be set meanwhile.
+const INTERVAL: Duration = Duration::from_secs(600);
 /// Between two attempts.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -25,7 +25,7 @@ pub(crate) async fn run(node: &Node) {
     loop {
         let due = node.peers.identity().renew_at();
         if let Ok(wait) = due.duration_since(SystemTime::now()) {
-            tokio::time::sleep(wait.min(LOOK)).await;
+            tokio::time::sleep(wait.min(INTERVAL)).await;
             continue;
         }
         match renew(node).await {
@@ -60,9 +60,9 @@ async fn renew(node: &Node) -> Result<(), String> {
 
 async fn ask(node: &Node, request: String) -> Result<String, Status> {
     let members = node.state.members().map_err(internal)?;
-    let has_key = |name: &str| node.heard(name).is_some_and(|info| info.authority);
+    let has_key = |name: &str| node.last_seen(name).is_some_and(|info| info.authority);
     let holder = members.into_iter().find(|member| has_key(&member.name)).ok_or_else(|| {
-        Status::unavailable("the node with the key of the cluster's CA has not been heard of; start it")
+        Status::unavailable("the node with the key of the cluster's CA has not been heard from; start it")
     })?;
     let answer = node.peers.get(&holder.name, &holder.address).renew(RenewRequest { request }).await?;
     Ok(answer.into_inner().certificate)

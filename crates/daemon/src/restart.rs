@@ -7,14 +7,14 @@
 //!                                    ▲      not yet │ no └─▶ stays stopped, and an event says why
 //!                                    └──────────────┘
 //! ```
-//! A service is started only by who has its name, so that neither a migration, a stop nor a removal meets it; and
-//! only if it is this node's beyond doubt ([`objection`]): it runs on one node at most.
+//! A service is started only by a task that has reserved its name, so that no migration, stop or removal runs beside it;
+//! and only if it is this node's beyond doubt ([`objection`]): it runs on one node at most.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::v1 as api;
-use godwit_migration::{LocalError, Service, error_chain};
+use godwit_migration::{Backoff, LocalError, Service, error_chain};
 use godwit_names::ServiceName;
 use tonic::Status;
 
@@ -24,9 +24,8 @@ use crate::services;
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::internal;
 
-/// First and last pause between two looks whether a migration of a service has come to its end.
-const LOOK_FIRST: Duration = Duration::from_millis(100);
-const LOOK_LAST: Duration = Duration::from_secs(5);
+/// The pauses between checks whether a migration of a service has come to its end.
+const CHECKS: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 /// Why a service is not started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +63,7 @@ pub(crate) async fn restart(
     let _occupied = node.occupy(name).ok_or_else(|| services::occupied(name))?;
     let owned = services::owned(node, name)?;
     if owned.exit_code.is_none() {
-        // Before it has ended for nothing.
+        // Before the service is stopped in vain.
         refuse(node, &owned.service).await?;
         services::end(node, &owned.service, timeout).await?;
     }
@@ -90,29 +89,29 @@ async fn refuse(node: &Arc<Node>, service: &Service) -> Result<(), Status> {
     }
 }
 
-/// What speaks against starting a service here, as far as this node and those know that answer.
+/// What speaks against starting a service here, as far as this node and the nodes that answer know.
 async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objection>, LocalError> {
     let (local, name) = (node.local(), &service.name);
     if local.doubts.has(name) || !local.journal.unfinished_of(&service.id)?.is_empty() {
         return Ok(Some(Objection::NotYet(format!(
-            "a migration of service {name} has not come to its end on node {}; `godwit inspect {name}` tells how it stands",
+            "a migration of service {name} has not ended on node {}; `godwit inspect {name}` shows its state",
             node.name
         ))));
     }
     let elsewhere = |where_it_is: &str| {
         Some(Objection::Elsewhere(format!(
-            "service {name} is not started on node {}, as it is {where_it_is}: this node has its files of before it left; `godwit rm --force {name}` removes them",
+            "service {name} is not started on node {}, as it is {where_it_is}: the files here are from before it left; `godwit rm --force {name}` removes them",
             node.name
         )))
     };
-    if local.host.known(service)?.elsewhere.is_some_and(|epoch| epoch >= service.epoch) {
+    if local.cluster.known(service)?.elsewhere.is_some_and(|epoch| epoch >= service.epoch) {
         return Ok(elsewhere("on another node, or was removed there"));
     }
     if node.has_run(&service.id) {
-        // So this disk is not one of before it left, and nobody needs to be waited for who does not answer.
+        // So this disk is not older than a move of the service, and nodes that do not answer need not be waited for.
         return Ok(None);
     }
-    let failed = |error: StateError| LocalError::Host(godwit_migration::HostError(error_chain(&error)));
+    let failed = |error: StateError| LocalError::Cluster(godwit_migration::ClusterError(error_chain(&error)));
     Ok(cluster::claimed(node, service)
         .await
         .map_err(failed)?
@@ -120,15 +119,15 @@ async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objecti
 }
 
 /// Starts a service of this node that has ended. The caller has its name. If it fails, the service stays ended, and
-/// the reason is kept with it.
+/// the reason is recorded.
 async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), LocalError> {
-    let failed = |error: StateError| LocalError::Host(godwit_migration::HostError(error_chain(&error)));
+    let failed = |error: StateError| LocalError::Cluster(godwit_migration::ClusterError(error_chain(&error)));
     let mut service = owned.service.clone();
     service.started_ms = now_ms();
-    // First in the books: what they say to run and does not is found by the next life of this daemon.
+    // First in the state: the next start of this daemon finds a service that should run and does not.
     if !node.state.set_started(&service, restarts).map_err(failed)? {
-        return Err(LocalError::Host(godwit_migration::HostError(format!(
-            "service {} is not what it was a moment ago; try again",
+        return Err(LocalError::Cluster(godwit_migration::ClusterError(format!(
+            "service {} has changed meanwhile; try again",
             service.name
         ))));
     }
@@ -172,12 +171,12 @@ pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
     });
 }
 
-/// The service as it is in the books, if it is this life of it, has ended, and its policy wants it to be started.
+/// The service as it is in the state, if it is this life of it, has ended, and its policy wants it to be started.
 fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {
     let owned = match node.state.service(&service.name) {
         Ok(owned) => owned?,
         Err(error) => {
-            tracing::error!(service = %service.name, error = %error_chain(&error), "it is not known whether it is to be started again");
+            tracing::error!(service = %service.name, error = %error_chain(&error), "cannot tell whether to start it again");
             return None;
         }
     };
@@ -192,16 +191,16 @@ fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {
 enum Followed {
     /// The service is another node's, and is not started here.
     Never,
-    /// It was started, or could not be, or nobody wants it any more.
+    /// It was started, or could not be, or need not be any more.
     OrNot,
 }
 
 async fn follow_policy(node: &Arc<Node>, service: &Service) -> Followed {
     let name = &service.name;
-    let mut look = LOOK_FIRST;
+    let mut checks = CHECKS;
     let (_occupied, owned, code) = loop {
         let occupied = node.wait_to_occupy(name).await;
-        // Whoever had the name may have started, stopped, moved or removed it.
+        // The task that had the name may have started, stopped, moved or removed it.
         let Some((owned, code)) = wanted(node, service) else {
             node.end_plan(&service.id);
             return Followed::OrNot;
@@ -221,8 +220,7 @@ async fn follow_policy(node: &Arc<Node>, service: &Service) -> Followed {
             }
         }
         drop(occupied);
-        tokio::time::sleep(look).await;
-        look = (look * 2).min(LOOK_LAST);
+        checks.wait().await;
     };
     // It may end at once: that end is to be planned for.
     node.end_plan(&service.id);

@@ -36,6 +36,7 @@ use tonic::transport::Server;
 
 pub(crate) use arguments::ServeArgs;
 
+use crate::network::cluster_networks;
 use crate::node::Node;
 use crate::node_api::NodeService;
 use crate::notify::Manager;
@@ -43,7 +44,7 @@ use crate::own::{Asked, Own};
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::state::State;
 use crate::verbs::Listed;
-use crate::{cluster, directory, images, join, networks, peers, renew, services};
+use crate::{cluster, directory, images, join, peers, renew, services};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -75,9 +76,9 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
 
     services::record_all(&node)?;
     // Before anything of services is looked for.
-    networks::keep(&node).await?;
-    node.local().clear_half_made().await.context("what was half made cannot be looked for")?;
-    recovery::recover(node.local()).await.context("migrations left unfinished cannot be ended")?;
+    cluster_networks::keep(&node).await?;
+    node.local().clear_half_made().await.context("cannot look for services that were half made")?;
+    recovery::recover(node.local()).await.context("cannot finish or undo earlier migrations")?;
     cluster::put_own_right(&node)?;
     services::find_again(&node).await?;
 
@@ -88,7 +89,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     let socket = args.run.join("godwitd.sock");
     let users = listen_unix(&socket)?;
     tracing::info!(node = %own.name, listen = %own.listen, uplink = %own.uplink, socket = %socket.display(), "godwitd serves");
-    manager.tell("READY=1").context("the service manager cannot be told that the node is ready")?;
+    manager.tell("READY=1").context("cannot tell the service manager that the node is ready")?;
     if let Some(fd) = args.ready_fd {
         tell_ready(fd)?;
     }
@@ -117,7 +118,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
         _ = interrupt.recv() => Ok(()),
     };
     if let Err(error) = manager.tell("STOPPING=1") {
-        tracing::warn!(%error, "the service manager cannot be told that the node ends");
+        tracing::warn!(%error, "cannot tell the service manager that the node ends");
     }
     shut_down(&node).await;
     let _ = std::fs::remove_file(&socket);
@@ -142,8 +143,8 @@ fn allow_open_files() {
     }
 }
 
-/// How long another daemon may have the run directory. One that was killed is still told to have it for as
-/// long as a program that it was starting has not been executed, and shares its files.
+/// How long another daemon may have the run directory. The lock of one that was killed stays for as long as a child that
+/// it forked has not executed its program, and shares its files.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Two daemons on one run directory would fight over the same containers.
@@ -163,14 +164,14 @@ fn lock(run: &Path) -> anyhow::Result<nix::fcntl::Flock<std::fs::File>> {
 }
 
 fn listen_unix(path: &Path) -> anyhow::Result<UnixListener> {
-    // The lock says that nobody listens on a socket that is there.
+    // The lock says that no daemon listens on a socket that is there.
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             return Err(e).with_context(|| format!("cannot remove {}", path.display()));
         }
         _ => {}
     }
-    // With this mode from its first instant: whoever connects before a change stays connected.
+    // With this mode from the start: a client that connects before a change stays connected.
     let before = umask(Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(path);
     umask(before);
@@ -225,7 +226,7 @@ mod tests {
     async fn the_socket_is_for_root_alone_from_its_first_instant() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
-        // What was there before is nobody's: the lock says so.
+        // What was there before belongs to no daemon: the lock says so.
         std::fs::write(&path, "").unwrap();
         let before = umask(Mode::empty());
         let _listening = listen_unix(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Services of this node: made, looked at, ended, removed, and found again after a restart.
+//! Services of this node: created, shown, ended, removed, and found again after a restart.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -14,10 +14,11 @@ use godwit_names::ServiceName;
 use godwit_network::NetworkError;
 use tonic::Status;
 
+use crate::network::{attachment, forward};
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::{internal, invalid};
-use crate::{cluster, convert, forward, networks, removals};
+use crate::{cluster, convert, removals};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -30,7 +31,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
     match node.placement(name).map_err(internal)? {
         Some(placement) if placement.node == node.name && !node.is_arriving(name) => {
             Err(Status::not_found(format!(
-                "the cluster's list has service {name} on node {}, which does not have it: it is gone; `godwit rm --force {name}` there takes its name and addresses off the list",
+                "the cluster lists service {name} on node {}, which does not have it: it is gone; `godwit rm --force {name}` there frees its name and addresses",
                 node.name
             )))
         }
@@ -38,9 +39,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
             "service {name} is on node {}, not on {}; ask there",
             placement.node, node.name
         ))),
-        _ => Err(Status::not_found(format!(
-            "there is no service {name}; `godwit ps -a` lists those there are"
-        ))),
+        _ => Err(Status::not_found(format!("there is no service {name}; `godwit ps -a` lists all services"))),
     }
 }
 
@@ -68,7 +67,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
         Ok(()) => {}
         Err(error) => {
             if let Err(left) = node.local().clear(&service).await {
-                tracing::error!(service = %service.name, error = %error_chain(&left), "what was half made cannot be removed");
+                tracing::error!(service = %service.name, error = %error_chain(&left), "cannot remove a service that was half made");
             }
             return Err(error);
         }
@@ -76,8 +75,8 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     failpoint::point("service.started").await;
     node.state.put_service(&service).map_err(internal)?;
     if let Err(error) = node.local().made(&service) {
-        // The books are asked before the mark is believed.
-        tracing::warn!(service = %service.name, error = %error_chain(&error), "the mark of a service that is being made stays");
+        // The state is read before the mark is believed.
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
     }
     node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
     node.watch(&service);
@@ -85,10 +84,10 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     show(node, owned(node, &service.name)?).await
 }
 
-/// How often another address is chosen, where the one that was free here is not elsewhere.
+/// How often another address is chosen when the one that is free here is taken elsewhere.
 const TRIES: usize = 8;
 
-/// Keeps a name, addresses and published ports for a new service, until what is returned last is dropped.
+/// Reserves a name, addresses and published ports for a new service, until what is returned last is dropped.
 async fn reserve(
     node: &Arc<Node>,
     name: &ServiceName,
@@ -101,7 +100,7 @@ async fn reserve(
         tries += 1;
         let reserved = match claim(node, name, request, &ports, &refused)? {
             Ok(reserved) => reserved,
-            // It may have been removed there a moment ago.
+            // It may just have been removed there.
             Err(Conflict { node: Some(other), .. })
                 if cluster::hear(node, &other).await.map_err(internal)? =>
             {
@@ -126,7 +125,7 @@ async fn reserve(
     }
 }
 
-/// What is free is taken before anybody else looks.
+/// Reserves what is free, under the lock.
 #[allow(clippy::type_complexity)]
 fn claim(
     node: &Arc<Node>,
@@ -136,7 +135,7 @@ fn claim(
     refused: &HashSet<Ipv4Addr>,
 ) -> Result<Result<(Attachment, Vec<Ipv4Addr>, Occupied), Conflict>, Status> {
     let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
-    let (network, addresses) = networks::attach(node, request, refused)?;
+    let (network, addresses) = attachment::attach(node, request, refused)?;
     let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec() };
     if let Some(conflict) = node.conflict(name, &claim, "", &node.name).map_err(internal)? {
         return Ok(Err(conflict));
@@ -145,7 +144,7 @@ fn claim(
     Ok(Ok((network, addresses, occupied)))
 }
 
-/// Other nodes may know of a name, an address or a port that this one has not heard of yet: a conflict in a
+/// Other nodes may know of a name, an address or a port that this one does not know yet: a conflict in a
 /// sentence, and the address that it is about, if it is about one.
 async fn ask_peers(
     node: &Arc<Node>,
@@ -168,7 +167,7 @@ async fn ask_peers(
                 return Ok(Some((answer.conflict, answer.address.parse().ok())));
             }
             Err(error) => {
-                tracing::warn!(peer = %member.name, %error, "cannot be asked whether the name is free")
+                tracing::warn!(peer = %member.name, %error, "cannot ask the node whether the name is free")
             }
         }
     }
@@ -185,7 +184,7 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
         Source::Image(path) => (path, false),
     };
     if !Path::new(&path).is_absolute() {
-        return Err(Status::invalid_argument(format!("{path} is no absolute path")));
+        return Err(Status::invalid_argument(format!("{path} is not an absolute path")));
     }
     let origin = path.clone();
     let image = tokio::task::spawn_blocking(move || {
@@ -220,7 +219,7 @@ fn describe(
     let mut env = vec![format!("PATH={DEFAULT_PATH}"), format!("HOSTNAME={}", convert::hostname(request))];
     for pair in image.config.env.iter().chain(&request.env) {
         let Some((name, _)) = pair.split_once('=') else {
-            return Err(Status::invalid_argument(format!("{pair:?} is no NAME=VALUE")));
+            return Err(Status::invalid_argument(format!("{pair:?} is not NAME=VALUE")));
         };
         env.retain(|known| known.split_once('=').is_none_or(|(other, _)| other != name));
         env.push(pair.clone());
@@ -274,7 +273,7 @@ fn describe(
 
 async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<(), Status> {
     let local = node.local();
-    // What somebody has left under the name must not mix with it.
+    // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
     local.make_directories(service, false).map_err(internal)?;
@@ -298,7 +297,7 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
 }
 
 fn described(node: &Node, service: &Service) -> Result<api::Service, StateError> {
-    let networks = networks::shown(node, &service.addresses())?;
+    let networks = attachment::shown(node, &service.addresses())?;
     let first = networks.first().cloned().unwrap_or_default();
     Ok(api::Service {
         address: first.address,
@@ -309,7 +308,7 @@ fn described(node: &Node, service: &Service) -> Result<api::Service, StateError>
     })
 }
 
-/// A service of this node as the API shows it: books and processes of one life, though it may be started again
+/// A service of this node as the API shows it: state and processes of one life, though it may be started again
 /// while they are read.
 pub(crate) async fn show(node: &Node, mut owned: Owned) -> Result<api::Service, Status> {
     let life = |owned: &Owned| (owned.service.started_ms, owned.exit_code, owned.restarts);
@@ -378,7 +377,7 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
         if !placement.removed && placement.node != node.name && names.insert(placement.service.clone()) {
             let addresses = convert::addresses_of(&placement);
             shown.push(api::Service {
-                networks: networks::shown(node, &addresses).map_err(internal)?,
+                networks: attachment::shown(node, &addresses).map_err(internal)?,
                 reason: removals::gone(node, &placement.node).map_err(internal)?.unwrap_or_default(),
                 name: placement.service,
                 address: placement.address,
@@ -396,7 +395,7 @@ pub(crate) async fn list(node: &Node, all: bool) -> Result<Vec<api::Service>, St
 /// One service, wherever it is.
 pub(crate) async fn inspect(node: &Node, name: &ServiceName) -> Result<api::Service, Status> {
     list(node, true).await?.into_iter().find(|service| service.name == name.as_str()).ok_or_else(|| {
-        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists those there are"))
+        Status::not_found(format!("there is no service {name}; `godwit ps -a` lists all services"))
     })
 }
 
@@ -423,7 +422,7 @@ pub(crate) async fn stop(
 pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) -> Result<(), Status> {
     let engine = &node.local().engine;
     let config = node.local().config(service);
-    // Whoever watches it notes its end, also where it has just ended by itself.
+    // Its watcher records the end, even where it has just ended by itself.
     let _ending = node.ending(&service.name);
     let noted = node.noted(&service.name);
     send(node, &config, nix::libc::SIGTERM).await?;
@@ -484,7 +483,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
     Ok(())
 }
 
-/// Takes a service off the cluster's list that the list has on this node, and this node has not.
+/// Removes a service from the cluster's list that the list has on this node, and that this node does not have.
 async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let placement = node.placement(name).map_err(internal)?;
     let Some(placement) = placement.filter(|placement| placement.node == node.name) else {
@@ -495,7 +494,7 @@ async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let open = local.journal.unfinished_of(&placement.id).map_err(internal)?;
     if node.state.service(name).map_err(internal)?.is_some() || !open.is_empty() || local.doubts.has(name) {
         return Err(Status::aborted(format!(
-            "service {name} is about to be this node's, or a migration of it ends here; try again when it has"
+            "service {name} is about to become this node's, or a migration of it has not ended here; try again when it has"
         )));
     }
     local.clear_left(name, &placement.id).await.map_err(internal)?;
@@ -516,8 +515,8 @@ pub(crate) fn resolve(node: &Node, name: &ServiceName, own: bool) -> Result<(), 
     Ok(())
 }
 
-/// Before anything is removed that another life of this daemon has left: what this node owns says so on the disk,
-/// where an older version made it.
+/// Writes incarnations into the directories of this node's services, where an older version did not, before anything is
+/// removed that an earlier run of this daemon has left.
 pub(crate) fn record_all(node: &Node) -> anyhow::Result<()> {
     for owned in node.state.services()? {
         node.local().record(&owned.service)?;

@@ -17,7 +17,7 @@ use godwit_names::ServiceName;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
 
-/// Events that are kept; older ones are forgotten.
+/// Events that are stored; older ones are deleted.
 const MAX_EVENTS: i64 = 10_000;
 
 /// Why the state could not be read or written.
@@ -26,7 +26,7 @@ pub(crate) enum StateError {
     /// SQLite's answer.
     #[error("godwitd's database node.db cannot be used; check the disk that holds its state directory")]
     Database(#[from] rusqlite::Error),
-    /// The file cannot be made root's alone.
+    /// The file cannot be closed to other users.
     #[error("godwitd's database node.db cannot be made")]
     File(#[from] std::io::Error),
     /// A row that cannot be read.
@@ -133,7 +133,7 @@ impl State {
         })
     }
 
-    /// Notes that a user stops a service, before it is stopped.
+    /// Records that a user stops a service, before it is stopped.
     pub(crate) fn set_stopped(&self, service: &Service) -> Result<(), StateError> {
         off_worker(|| {
             self.lock().execute(
@@ -144,7 +144,7 @@ impl State {
         })
     }
 
-    /// Notes that a service that has ended is started again, before it is, for the so many'th time by its policy;
+    /// Records that a service that has ended is about to be started again, and how often its policy has done so; says
     /// whether it is here at this epoch, and has ended.
     pub(crate) fn set_started(&self, service: &Service, restarts: u32) -> Result<bool, StateError> {
         off_worker(|| {
@@ -170,7 +170,7 @@ impl State {
         })
     }
 
-    /// Notes how this life of a service, or an earlier one, ended.
+    /// Records how this life of a service, or an earlier one, ended.
     pub(crate) fn set_exit(&self, service: &Service, code: i32, reason: &str) -> Result<(), StateError> {
         off_worker(|| {
             self.lock().execute(
@@ -374,7 +374,7 @@ impl State {
         })
     }
 
-    /// Keeps the hash of a join token's secret until it is used or has expired.
+    /// Stores the hash of a join token's secret until it is used or has expired.
     pub(crate) fn put_token(
         &self,
         secret_sha256: &[u8],
@@ -403,7 +403,7 @@ impl State {
         })
     }
 
-    /// Notes that a node of this name was given a certificate now.
+    /// Records that a node of this name was given a certificate now.
     pub(crate) fn put_granted(&self, node: &str) -> Result<(), StateError> {
         off_worker(|| {
             self.lock().execute(
@@ -426,7 +426,7 @@ impl State {
         })
     }
 
-    /// Keeps what all nodes of the cluster do alike.
+    /// Stores a setting of the cluster.
     pub(crate) fn put_settings(&self, settings: &BTreeMap<String, String>) -> Result<(), StateError> {
         off_worker(|| {
             let database = self.lock();
@@ -440,7 +440,7 @@ impl State {
         })
     }
 
-    /// What all nodes of the cluster do alike, by name.
+    /// The settings of the cluster, by name.
     pub(crate) fn settings(&self) -> Result<BTreeMap<String, String>, StateError> {
         off_worker(|| {
             let database = self.lock();
@@ -450,7 +450,7 @@ impl State {
         })
     }
 
-    /// Keeps an event.
+    /// Stores an event.
     pub(crate) fn put_event(&self, event: &Event) -> Result<(), StateError> {
         off_worker(|| {
             let database = self.lock();

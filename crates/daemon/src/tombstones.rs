@@ -1,23 +1,23 @@
-//! When the note that a service or network was removed is needed no more.
+//! When the tombstone of a service or network that was removed is no longer needed.
 //!
-//! A node keeps such a note, a tombstone, so that it does not learn of the removed one again from a member that has
-//! not heard of the removal. It is needed as long as a member may list the removed one:
+//! A node keeps a tombstone so that it does not learn of the removed one again from a member that does not know of the
+//! removal. It is needed as long as a member may list the removed one:
 //!
 //! ```text
 //! every second: this node ── what it knows, tombstones too ──▶ member
 //!               this node ◀── what the member knows ────────── member
 //! ```
-//! A member that has answered has taken over the tombstones, if it knew of what they are about. When for [`AGREED`]
-//! all members answered and none listed it, nobody can bring it back, and the tombstone is forgotten. Each node finds
-//! that by itself. As long as one member is away nothing is forgotten: it is let go by `godwit cluster remove`, and
-//! what it knew of others it forgets when it joins again.
+//! A member that has answered has taken over the tombstones of what it had. When for [`AGREED`] all members have
+//! answered and none has listed the removed one, no member can bring it back, and the tombstone is forgotten. Each node
+//! decides that by itself. As long as one member is away nothing is forgotten. `godwit cluster remove` ends that: a
+//! removed member forgets what it knew of others when it joins again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_api::v1::{Network, Placement, SyncMessage};
-use godwit_migration::local::Local;
+use godwit_migration::resources::NodeResources;
 
 use crate::state::{State, StateError};
 
@@ -83,8 +83,8 @@ impl Tombstones {
         self.lock().words.insert(from.to_owned(), Word { at, services, networks });
     }
 
-    /// Forgets the tombstones that nobody needs. To be called each second.
-    pub(crate) fn collect(&self, own: &str, state: &State, local: &Local) -> Result<(), StateError> {
+    /// Forgets the tombstones that are no longer needed. To be called each second.
+    pub(crate) fn collect(&self, own: &str, state: &State, local: &NodeResources) -> Result<(), StateError> {
         let members = state.members()?.into_iter().map(|member| member.name);
         let others: Vec<_> = members.filter(|name| name != own).collect();
         let placements = state.placements()?.into_iter().filter(|placement| placement.removed);
@@ -103,7 +103,7 @@ impl Tombstones {
         Ok(())
     }
 
-    /// Those of the tombstones of which all the others have heard.
+    /// The tombstones that all others know.
     fn due(&self, others: &[String], there: impl Iterator<Item = Removed>, now: Instant) -> Vec<Removed> {
         let Seen { words, agreed } = &mut *self.lock();
         words.retain(|name, _| others.contains(name));

@@ -1,9 +1,9 @@
 //! What is believed of what another node says.
 //!
 //! A node is known by its certificate, and speaks for itself: its address, what it is, and the services it
-//! has. Nobody speaks for others. What a node says of third ones is used in two ways only: an address at
-//! which a member unknown here may be, which its own certificate has to confirm (`introduced.rs`), and where
-//! a service went that it had itself.
+//! has. No node speaks for others. What a node says of others is used in two ways only: as an address at
+//! which a member unknown here may be, which that member's own certificate has to confirm (`introduced.rs`),
+//! and as the place to which a service went that it had itself.
 //!
 //! Everything is bounded: names, numbers, and how much there is of it.
 
@@ -27,7 +27,7 @@ pub(crate) const MAX_SERVICES: usize = 10_000;
 pub(crate) const MAX_EPOCH: u64 = 1 << 40;
 
 /// How far another node's clock may be ahead: as far as for a certificate.
-const MAX_AHEAD: Duration = godwit_transfer::authority::CLOCK_SKEW;
+const MAX_AHEAD: Duration = godwit_transfer::certificate::CLOCK_SKEW;
 
 /// Longest word of what a node tells of itself.
 const MAX_WORD: usize = 256;
@@ -37,17 +37,17 @@ const MAX_PORTS: usize = 1024;
 /// Longest id; a ULID has 26 letters.
 const MAX_ID: usize = 64;
 
-/// Why an entry about a member cannot be, if it cannot.
+/// Why an entry about a member is not valid, if it is not.
 pub(crate) fn member_fault(member: &Member, now_ms: i64) -> Option<String> {
     if let Err(error) = NodeName::new(&member.name) {
         return Some(error.to_string());
     }
     let address = member.address.parse::<SocketAddr>();
     if !address.is_ok_and(|address| is_host(address.ip()) && address.port() != 0) {
-        return Some(format!("{:?} is no address of a node", shortened(&member.address)));
+        return Some(format!("{:?} is not the address of a node", shortened(&member.address)));
     }
     if !member.vtep.parse::<Ipv4Addr>().is_ok_and(|vtep| is_host(vtep.into())) {
-        return Some(format!("{:?} is no address for the overlay", shortened(&member.vtep)));
+        return Some(format!("{:?} is not an address for the overlay", shortened(&member.vtep)));
     }
     let ahead = i64::try_from(MAX_AHEAD.as_millis()).unwrap_or(i64::MAX);
     let latest = u64::try_from(now_ms.saturating_add(ahead)).unwrap_or(0);
@@ -59,7 +59,7 @@ fn is_host(address: IpAddr) -> bool {
     !address.is_unspecified() && !address.is_multicast() && !address.is_loopback() && !broadcast
 }
 
-/// Whether what a node tells of itself are words that do a terminal no harm, and not too long ones.
+/// Whether the words of a node about itself are short enough and do a terminal no harm.
 pub(crate) fn is_plain(info: &NodeInfo) -> bool {
     let plain = |text: &str| text.len() <= MAX_WORD && !text.chars().any(char::is_control);
     let NodeInfo { name, address, state, reason, version, arch, kernel, .. } = info;
@@ -70,7 +70,7 @@ pub(crate) fn is_plain(info: &NodeInfo) -> bool {
         })
 }
 
-/// Whether an entry about a service can be at all.
+/// Whether an entry about a service is valid.
 pub(crate) fn is_sound(placement: &Placement) -> bool {
     let address = |text: &String| text.is_empty() || text.parse::<Ipv4Addr>().is_ok();
     is_name(&placement.service)
@@ -88,11 +88,11 @@ pub(crate) fn is_sound(placement: &Placement) -> bool {
 /// What is done with an entry about a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Belief {
-    /// The teller has no say in it.
+    /// The sender may not say it.
     None,
     /// It counts if it is newer.
     IfNewer,
-    /// It counts: the node that had the service is a member no more.
+    /// It counts: the node that had the service is no longer a member.
     Always,
 }
 
@@ -125,13 +125,13 @@ impl<'a> Placements<'a> {
         self.known.contains_key(service)
     }
 
-    /// What `told` is worth, of the mouth of node `from`.
+    /// Whether to believe `told`, which node `from` says.
     ///
     /// The owner that is known so far says where a service goes: it has committed the move. The new owner
     /// alone is not believed, else every member could take every service.
     pub(crate) fn belief(&self, from: &str, told: &Placement) -> Belief {
         if told.node == self.own {
-            // Nobody knows better than this node what it has. Of a service that it knows nothing of, as with an
+            // This node knows best what it has. Of a service that it knows nothing of, as with an
             // older disk, it lists what the others do, so that an operator can take it off the list.
             return if self.known.contains_key(&told.service) { Belief::None } else { Belief::IfNewer };
         }

@@ -113,7 +113,7 @@ where
             return Box::pin(self.0.call(request));
         }
         let refused =
-            Status::permission_denied("this verb is for nobody; install the same godwit on both sides");
+            Status::permission_denied("no node may ask for this verb; install the same godwit on both nodes");
         Box::pin(std::future::ready(Ok(refused.into_http())))
     }
 }

@@ -123,10 +123,10 @@ pub struct Ulimit {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfinementError {
     /// There is no such capability.
-    #[error("{0:?} is no capability; capabilities(7) lists them, and ALL means all of them")]
+    #[error("{0:?} is not a capability; capabilities(7) lists them, and ALL means all of them")]
     Capability(String),
     /// There is no such limit.
-    #[error("{0:?} is no limit of a process; there are {known}", known = RESOURCES.join(", "))]
+    #[error("{0:?} is not a limit of processes; the limits are {known}", known = RESOURCES.join(", "))]
     Resource(String),
     /// The soft limit is above the hard one.
     #[error("the limit {name} is {soft} and may be raised to {hard}: the second number must not be less")]
@@ -261,7 +261,7 @@ mod tests {
         assert!(with(|c| c.capabilities.push("CAP_X".into())).contains("CAP_X"));
         assert!(with(|c| c.seccomp = Seccomp::Profile("{".into())).contains("seccomp"));
         let mut confinement = Confinement { ulimits: vec![limit("files", 1, 2)], ..Confinement::default() };
-        assert!(confinement.check().unwrap_err().to_string().contains("\"files\" is no limit"));
+        assert!(confinement.check().unwrap_err().to_string().contains("\"files\" is not a limit"));
         confinement.ulimits = vec![limit("core", 3, 2)];
         assert!(confinement.check().unwrap_err().to_string().contains("is 3 and may be raised to 2"));
         confinement.ulimits = vec![limit("core", 1, 2), limit("core", 1, 2)];

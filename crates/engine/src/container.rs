@@ -77,7 +77,7 @@ pub struct ContainerConfig {
     pub cpu_millis: u32,
     /// Host name inside.
     pub hostname: String,
-    /// Who runs it.
+    /// The user that runs it.
     pub user: User,
     /// Absolute working directory inside.
     pub workdir: PathBuf,
@@ -146,7 +146,7 @@ pub struct ExecRequest {
     pub command: Vec<String>,
     /// Further `NAME=VALUE` pairs.
     pub env: Vec<String>,
-    /// Who runs it; none: as the container.
+    /// The user that runs it; none: as the container.
     pub user: Option<String>,
     /// Absolute working directory inside; none: as the container.
     pub workdir: Option<String>,
@@ -184,7 +184,7 @@ pub enum EngineError {
         reason: String,
     },
     /// It asks to be held in a way that there is not.
-    #[error("container {name} cannot be held as it asks to be")]
+    #[error("container {name} cannot be confined as its options ask for")]
     Confinement {
         /// Container.
         name: ServiceName,

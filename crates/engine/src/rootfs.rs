@@ -49,7 +49,7 @@ pub enum RootfsError {
         source: io::Error,
     },
     /// There is no such user.
-    #[error("root filesystem {}: there is no user {user:?} in its /etc/passwd; give one that is, or a number", root.display())]
+    #[error("root filesystem {}: there is no user {user:?} in its /etc/passwd; give a user that is, or a number", root.display())]
     NoUser {
         /// The root filesystem.
         root: PathBuf,
@@ -57,7 +57,7 @@ pub enum RootfsError {
         user: String,
     },
     /// There is no such group.
-    #[error("root filesystem {}: there is no group {group:?} in its /etc/group; give one that is, or a number", root.display())]
+    #[error("root filesystem {}: there is no group {group:?} in its /etc/group; give a group that is, or a number", root.display())]
     NoGroup {
         /// The root filesystem.
         root: PathBuf,
@@ -65,7 +65,7 @@ pub enum RootfsError {
         group: String,
     },
     /// There is no such command.
-    #[error("root filesystem {}: there is no command {command:?} (searched: {searched}); give one that is there", root.display())]
+    #[error("root filesystem {}: there is no command {command:?} (searched: {searched}); give a command that is there", root.display())]
     NoCommand {
         /// The root filesystem.
         root: PathBuf,

@@ -323,7 +323,7 @@ impl Engine for Runc {
         let main = self.main_pid(config).await?;
         let members = self.members(config)?;
         let statuses = process::statuses(members.iter().copied())
-            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
+            .map_err(|source| io_error(&config.name, "examine its processes".into(), source))?;
         // A command's first process has its parent outside the container.
         let from_outside =
             |status: &&process::ProcessStatus| status.pid != main && !members.contains(&status.parent);
@@ -359,7 +359,7 @@ impl Engine for Runc {
         // A service may have thousands of processes.
         let read = tokio::task::spawn_blocking(move || statuses(&of, members));
         let statuses = read.await.map_err(|error| {
-            io_error(&config.name, "look at its processes".into(), io::Error::other(error))
+            io_error(&config.name, "examine its processes".into(), io::Error::other(error))
         })??;
         Ok(process::unshared_bytes(&statuses, charged))
     }
@@ -368,7 +368,7 @@ impl Engine for Runc {
 /// What the processes of a container look like now.
 fn statuses(config: &ContainerConfig, members: Vec<u32>) -> Result<Vec<process::ProcessStatus>, EngineError> {
     process::statuses(members)
-        .map_err(|source| io_error(&config.name, "look at its processes".into(), source))
+        .map_err(|source| io_error(&config.name, "examine its processes".into(), source))
 }
 
 fn io_error(name: &ServiceName, action: String, source: io::Error) -> EngineError {

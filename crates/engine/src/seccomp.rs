@@ -44,7 +44,7 @@ pub enum Seccomp {
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// It is too long.
-    #[error("the seccomp profile has {0} bytes, and {MAX_PROFILE} are the most")]
+    #[error("the seccomp profile has {0} bytes; at most {MAX_PROFILE} are allowed")]
     TooLong(usize),
     /// It is not a profile.
     #[error("the seccomp profile cannot be read")]

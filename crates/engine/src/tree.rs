@@ -34,7 +34,7 @@ mod tests;
 pub use compare::{Difference, compare};
 pub use item::{Data, DecodeError, End, Entry, Item, Kind, MAX_DATA, MAX_ITEM, Remove, Xattr};
 pub use receive::{Limits, Receiver, Written};
-pub use send::{Round, Sent, Source, send};
+pub use send::{Round, Sent, TreeSender, send};
 pub use snapshot::{Changes, Snapshot};
 
 use std::io;

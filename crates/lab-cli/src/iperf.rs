@@ -1,4 +1,4 @@
-//! iperf3 between the nodes of a lab: what the link carries, to compare with.
+//! iperf3 between two nodes of a lab: what the link carries, to compare with.
 
 use std::{
     process::Stdio,
@@ -8,8 +8,6 @@ use std::{
 use anyhow::{Context as _, bail};
 use godwit_lab::Lab;
 use serde_json::Value;
-
-use super::trial::{DESTINATION, SOURCE};
 
 /// How long it measures, seconds.
 const SECONDS: &str = "4";
@@ -22,29 +20,29 @@ const BEGIN: Duration = Duration::from_millis(500);
 /// What it got.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Measured {
-    /// Payload from the source to the destination.
+    /// Payload from the one to the other.
     pub(crate) bytes_per_second: f64,
     /// When it sent at its full rate.
     pub(crate) window: (Instant, Instant),
 }
 
-/// Sends over so many connections from the source to the destination. Blocks.
-pub(crate) fn measure(lab: &Lab, streams: u32) -> anyhow::Result<Measured> {
-    let mut server = lab.command(DESTINATION, "iperf3")?;
+/// Sends over so many connections from one node to another. Blocks.
+pub(crate) fn measure(lab: &Lab, (from, to): (&str, &str), streams: u32) -> anyhow::Result<Measured> {
+    let mut server = lab.command(to, "iperf3")?;
     let server = server.args(["-s", "-1"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = server.spawn().context("iperf3 cannot be run")?;
-    let measured = send(lab, streams);
+    let measured = send(lab, (from, to), streams);
     // It has ended by itself, unless the client failed.
     let _ = server.kill();
     server.wait()?;
     measured
 }
 
-fn send(lab: &Lab, streams: u32) -> anyhow::Result<Measured> {
-    let address = lab.address(DESTINATION)?.to_string();
+fn send(lab: &Lab, (from, to): (&str, &str), streams: u32) -> anyhow::Result<Measured> {
+    let address = lab.address(to)?.to_string();
     let deadline = Instant::now() + START;
     loop {
-        let mut client = lab.command(SOURCE, "iperf3")?;
+        let mut client = lab.command(from, "iperf3")?;
         client.args(["-c", &address, "-J", "-t", SECONDS, "-P", &streams.to_string()]);
         let begun = Instant::now();
         let output = client.stdin(Stdio::null()).output().context("iperf3 cannot be run")?;
@@ -53,7 +51,7 @@ fn send(lab: &Lab, streams: u32) -> anyhow::Result<Measured> {
         match said["end"]["sum_received"]["bits_per_second"].as_f64() {
             Some(bits) => {
                 let seconds = said["end"]["sum_sent"]["seconds"].as_f64().unwrap_or_default();
-                // It says goodbye for a while after that.
+                // Afterwards it takes some time to close its connections.
                 let sent = (begun + Duration::from_secs_f64(seconds)).min(ended);
                 return Ok(Measured { bytes_per_second: bits / 8.0, window: (begun + BEGIN, sent) });
             }

@@ -44,7 +44,7 @@ enum LabVerb {
     Bed(BedVerb),
     /// Move a Redis with a busy client between two nodes of a lab of its own, and show what happened
     ///
-    /// Ends with an error if any answer was lost.
+    /// Fails if any answer was lost.
     Demo(demo::Args),
 }
 
@@ -66,7 +66,7 @@ enum BedVerb {
         #[arg(long, value_enum, default_value_t)]
         network_backend: NetworkBackend,
     },
-    /// Take a lab down with everything in it, also what a crash left of it
+    /// Take a lab down with everything in it, even what a crash left of it
     Down {
         /// Name of the lab [default: that of --lab]
         name: Option<String>,
@@ -150,7 +150,7 @@ struct LinkArgs {
     /// One-way delay between them
     #[arg(long, value_name = "TIME", value_parser = conditions::delay)]
     delay: Option<Duration>,
-    /// Most by which the delay of a frame is more or less; frames do not overtake each other
+    /// Largest deviation of a frame's delay; frames do not overtake each other
     #[arg(long, value_name = "TIME", value_parser = conditions::delay)]
     jitter: Option<Duration>,
     /// Share of the frames that are lost
@@ -159,10 +159,10 @@ struct LinkArgs {
     /// Begin with conditions that have a name: lan, office, wifi, wan, lte
     #[arg(long, value_name = "NAME", value_parser = Conditions::named)]
     preset: Option<Conditions>,
-    /// Change along a file with lines of time, rate, delay and loss
+    /// Follow a file with lines of time, rate, delay and loss
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "delay", "jitter", "loss", "preset"])]
     trace: Option<PathBuf>,
-    /// No conditions of its own any more
+    /// Remove the conditions between the two hosts
     #[arg(long, conflicts_with_all = ["rate", "delay", "jitter", "loss", "preset", "trace"])]
     none: bool,
 }
@@ -177,7 +177,7 @@ impl LinkArgs {
             let text = std::fs::read_to_string(file)
                 .with_context(|| format!("the trace {} cannot be read", file.display()))?;
             let steps = conditions::trace(&text);
-            return steps.with_context(|| format!("the trace {} is of no use", file.display())).map(Some);
+            return steps.with_context(|| format!("the trace {} is not valid", file.display())).map(Some);
         }
         let said =
             self.rate.is_some() || self.delay.is_some() || self.jitter.is_some() || self.loss.is_some();

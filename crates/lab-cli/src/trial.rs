@@ -231,7 +231,8 @@ pub(crate) async fn with_godwit(
         tokio::time::sleep(WATCHED).await;
         // What any bulk of the same rate takes from it, on this machine and link.
         let (there, streams) = (lab.clone(), job.how.streams());
-        iperf = Some(blocking(move || iperf::measure(&there, streams)).await?.window);
+        let measure = move || iperf::measure(&there, (SOURCE, DESTINATION), streams);
+        iperf = Some(blocking(measure).await?.window);
         tokio::time::sleep(WATCHED).await;
     }
     let mut all = Vec::new();

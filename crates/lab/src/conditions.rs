@@ -13,14 +13,10 @@ use std::{fmt, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    config::{scaled, write_delay, write_rate},
     error::LabError,
+    units::{TIMES, read_delay, read_rate, scaled, write_delay, write_rate},
 };
 
-/// Rates that a way can have, bits per second.
-const RATES: std::ops::RangeInclusive<f64> = 1e4..=1e11;
-/// Longest delay, nanoseconds.
-const LONGEST: f64 = 1e10;
 /// Most changes in a trace: an hour of them, ten a second.
 const MAX_STEPS: usize = 36_000;
 
@@ -120,27 +116,6 @@ pub fn delay(text: &str) -> Result<Duration, LabError> {
     read_delay(text).map_err(|why| bad(text, why))
 }
 
-/// A rate, or why it is none.
-pub(crate) fn read_rate(text: &str) -> Result<u64, &'static str> {
-    let units = [("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3), ("bit", 1.0)];
-    let rate = scaled(&text.to_ascii_lowercase(), &units)?;
-    if !RATES.contains(&rate) {
-        return Err("the rate must lie between 10kbit and 100gbit");
-    }
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // bounded above
-    Ok(rate.round() as u64)
-}
-
-/// A delay, or why it is none.
-pub(crate) fn read_delay(text: &str) -> Result<Duration, &'static str> {
-    let time = scaled(&text.to_ascii_lowercase(), &TIMES)?;
-    if time > LONGEST {
-        return Err("the delay must lie between 0ms and 10s");
-    }
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // bounded above
-    Ok(Duration::from_nanos(time.round() as u64))
-}
-
 /// Reads `0.1%` as a share.
 ///
 /// # Errors
@@ -190,8 +165,6 @@ pub fn trace(text: &str) -> Result<Vec<Step>, LabError> {
     }
     Ok(steps)
 }
-
-const TIMES: [(&str, f64); 3] = [("ms", 1e6), ("us", 1e3), ("s", 1e9)];
 
 fn bad(given: &str, reason: &str) -> LabError {
     LabError::BadConditions { given: given.to_owned(), reason: reason.to_owned() }

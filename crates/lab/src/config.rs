@@ -11,8 +11,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    conditions::{read_delay, read_rate},
     error::LabError,
+    units::{read_delay, read_rate, write_delay, write_rate},
 };
 
 /// The host outside the nodes from which clients use the services.
@@ -73,25 +73,6 @@ impl fmt::Display for Link {
     }
 }
 
-/// A rate as it is read, in the largest unit of which it is a multiple.
-pub(crate) fn write_rate(f: &mut fmt::Formatter<'_>, rate: u64) -> fmt::Result {
-    let (value, unit) = match rate {
-        r if r % 1_000_000_000 == 0 => (r / 1_000_000_000, "gbit"),
-        r if r % 1_000_000 == 0 => (r / 1_000_000, "mbit"),
-        r if r % 1_000 == 0 => (r / 1_000, "kbit"),
-        r => (r, "bit"),
-    };
-    write!(f, "{value}{unit}")
-}
-
-/// A delay as it is read.
-pub(crate) fn write_delay(f: &mut fmt::Formatter<'_>, delay: Duration) -> fmt::Result {
-    match delay.as_micros() {
-        m if m % 1000 == 0 => write!(f, "{}ms", m / 1000),
-        m => write!(f, "{m}us"),
-    }
-}
-
 impl FromStr for Link {
     type Err = LabError;
 
@@ -106,17 +87,6 @@ impl FromStr for Link {
         let delay = delay.map_or(Ok(Duration::ZERO), |delay| read_delay(delay.trim())).map_err(bad)?;
         Ok(Self { rate, delay })
     }
-}
-
-/// Reads a number followed by one of the units; the first unit that fits counts.
-pub(crate) fn scaled(text: &str, units: &[(&str, f64)]) -> Result<f64, &'static str> {
-    for (unit, scale) in units {
-        if let Some(number) = text.strip_suffix(unit) {
-            let value: f64 = number.trim().parse().map_err(|_| "the part before the unit is no number")?;
-            return if value.is_finite() && value >= 0.0 { Ok(value * scale) } else { Err("it is negative") };
-        }
-    }
-    Err("a unit is missing (gbit, mbit, kbit for the rate; s, ms, us for the delay)")
 }
 
 /// Where the programs are that a lab starts.

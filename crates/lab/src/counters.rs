@@ -4,7 +4,7 @@ use std::{fs, io};
 
 use crate::{
     error::{Context, LabError},
-    lab::Lab,
+    handle::Lab,
 };
 
 /// Counts since the namespace was made.

@@ -16,8 +16,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use crate::{
     config::{NetworkBackend, PEER_PORT, SERVICE_SUBNET, UPLINK},
     error::{Context, LabError},
-    lab::Lab,
-    netns, openvswitch, process, registry, up,
+    handle::Lab,
+    netns, openvswitch, process, programs, registry,
 };
 
 const PROGRAM: &str = "godwitd";
@@ -29,8 +29,6 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 /// How long a join token is good for; it is used at once.
 const TOKEN_SECONDS: u32 = 300;
-/// Lines of a log that an error quotes.
-const QUOTED_LINES: usize = 12;
 
 /// Name of a daemon's pid record.
 pub(crate) fn role(node: &str) -> String {
@@ -75,7 +73,7 @@ fn listen(lab: &Lab, node: &str) -> Result<String, LabError> {
 }
 
 fn godwitd(lab: &Lab, node: &str) -> Result<Command, LabError> {
-    lab.command(node, up::program(&lab.config, PROGRAM)?)
+    lab.command(node, programs::path(&lab.config, PROGRAM)?)
 }
 
 /// The same by way of the command that the lab's daemons are started through, if there is one.
@@ -84,7 +82,7 @@ fn godwitd_through(lab: &Lab, node: &str) -> Result<Command, LabError> {
         return godwitd(lab, node);
     };
     let mut command = lab.command(node, first)?;
-    command.args(words).arg(up::program(&lab.config, PROGRAM)?);
+    command.args(words).arg(programs::path(&lab.config, PROGRAM)?);
     Ok(command)
 }
 
@@ -98,7 +96,7 @@ fn finish(lab: &Lab, node: &str, verb: &str, mut command: Command) -> Result<(),
         program: format!("{PROGRAM} {verb} on node {node}"),
         lab: lab.name().to_owned(),
         status: output.status,
-        output: last_lines(&String::from_utf8_lossy(&output.stderr)),
+        output: programs::last_lines(&String::from_utf8_lossy(&output.stderr)),
     })
 }
 
@@ -111,7 +109,7 @@ pub(crate) fn serve(lab: &Lab, node: &str) -> Result<(), LabError> {
             message: format!("it runs already as process {}", running.pid),
         });
     }
-    let programs = &lab.config.programs;
+    let given = &lab.config.programs;
     let log = lab.paths.log(node);
     let output =
         fs::File::options().create(true).append(true).open(&log).context("opening", log.display())?;
@@ -122,18 +120,18 @@ pub(crate) fn serve(lab: &Lab, node: &str) -> Result<(), LabError> {
     command.args(["--subnet", &format!("{}/{}", SERVICE_SUBNET.0, SERVICE_SUBNET.1)]);
     command.args(["--network-backend", &lab.config.network_backend.to_string()]);
     command.arg("--cgroup-parent").arg(Path::new("/").join(lab.paths.cgroup()).join(node));
-    for (option, path) in [("--criu", &programs.criu), ("--runc", &programs.runc)] {
+    for (option, path) in [("--criu", &given.criu), ("--runc", &given.runc)] {
         if let Some(path) = path {
             command.arg(option).arg(path);
         }
     }
-    if !programs.serve_arguments.iter().any(|argument| argument == "--verbs-from") {
+    if !given.serve_arguments.iter().any(|argument| argument == "--verbs-from") {
         // All nodes are one person's.
         command.args(["--verbs-from", "all"]);
     }
-    command.args(&programs.serve_arguments).stdout(output);
-    command.envs(programs.serve_environment.iter().map(|(name, value)| (name, value)));
-    up::start(lab, &role(node), command, &log).map(|_| ())
+    command.args(&given.serve_arguments).stdout(output);
+    command.envs(given.serve_environment.iter().map(|(name, value)| (name, value)));
+    programs::start(lab, &role(node), command, &log).map(|_| ())
 }
 
 /// Ends a node's daemon at once, if it runs.
@@ -164,7 +162,7 @@ pub(crate) fn wait_ready(lab: &Lab, node: &str, count: usize) -> Result<(), LabE
                 node: node.to_owned(),
                 lab: lab.name().to_owned(),
                 seconds: 0,
-                reason: format!("the daemon has ended: {}", tail(&lab.paths.log(node))),
+                reason: format!("the daemon has ended: {}", programs::tail(&lab.paths.log(node))),
                 log: lab.paths.log(node),
             });
         }
@@ -215,15 +213,4 @@ fn call<T: Send>(
         })
     })
     .map_err(|error| error.to_string())?
-}
-
-/// The last lines of a log, for an error.
-pub(crate) fn tail(log: &Path) -> String {
-    last_lines(&String::from_utf8_lossy(&fs::read(log).unwrap_or_default()))
-}
-
-fn last_lines(text: &str) -> String {
-    let lines: Vec<_> = text.trim_end().lines().collect();
-    let from = lines.len().saturating_sub(QUOTED_LINES);
-    lines.get(from..).unwrap_or_default().join("\n")
 }

@@ -15,7 +15,7 @@ use crate::{
     config::{CGROUP_ROOT, NETNS_ROOT, Paths, RUN_ROOT, STATE_ROOT, parse_netns_name},
     error::{Context, LabError},
     files,
-    lab::Lab,
+    handle::Lab,
     mounts, netns,
     process::{Belonging, kill_all, unkillable},
     registry::{self, Lock},

@@ -44,7 +44,7 @@ pub enum LabError {
     },
     /// The link description does not parse.
     #[error(
-        "{given:?} is no link: {reason}; write a rate and a one-way delay such as 1gbit,1ms or 20mbit,25ms"
+        "{given:?} is not a link: {reason}; write a rate and a one-way delay such as 1gbit,1ms or 20mbit,25ms"
     )]
     BadLink {
         /// What was given.
@@ -106,7 +106,7 @@ pub enum LabError {
         message: String,
     },
     /// What the way between two hosts shall be like cannot be read.
-    #[error("'{given}' is not understood: {reason}")]
+    #[error("'{given}' is not valid: {reason}")]
     BadConditions {
         /// What was given.
         given: String,

@@ -1,26 +1,16 @@
-//! The handle of a lab, and what can be seen of it.
+//! What can be done with a lab: make it, take it down, see how it is, change its links, start and end its daemons.
 
-use std::{
-    collections::BTreeSet,
-    fs, io,
-    net::Ipv4Addr,
-    os::{fd::AsFd, unix::process::CommandExt},
-    path::PathBuf,
-    process::{Command, ExitStatus},
-};
+use std::{net::Ipv4Addr, path::PathBuf};
 
-use nix::sched::{CloneFlags, setns};
 use serde::Serialize;
 
 use crate::{
     conditions::Step,
-    config::{
-        CLIENT, LabConfig, Link, NetworkBackend, Paths, RUN_ROOT, STATE_ROOT, check_lab_name,
-        parse_netns_name,
-    },
+    config::{CLIENT, LabConfig, Link, Paths, check_lab_name},
     daemon, down,
-    error::{Context, LabError},
-    host, netns, openvswitch,
+    error::LabError,
+    handle::{Lab, need_root},
+    host, netns,
     registry::{self, Lock, Record},
     switch::{
         PortFigures, Request, WayStatus,
@@ -31,13 +21,6 @@ use crate::{
 
 /// So many steps of a trace fit into a request.
 const STEPS: usize = 200;
-
-/// A lab that is up.
-#[derive(Clone, Debug)]
-pub struct Lab {
-    pub(crate) config: LabConfig,
-    pub(crate) paths: Paths,
-}
 
 /// One host of a lab, as it is now.
 #[derive(Clone, Debug, Serialize)]
@@ -77,11 +60,6 @@ pub struct LabStatus {
     pub hosts: Vec<HostStatus>,
 }
 
-/// Refuses callers that are not root.
-pub(crate) fn need_root() -> Result<(), LabError> {
-    if nix::unistd::geteuid().is_root() { Ok(()) } else { Err(LabError::NotRoot) }
-}
-
 impl Lab {
     /// Makes a lab. What was made is taken away again if that fails.
     ///
@@ -99,30 +77,6 @@ impl Lab {
         need_root()?;
         check_lab_name(name)?;
         down::down(name)
-    }
-
-    /// The lab of that name.
-    ///
-    /// # Errors
-    /// There is none, or only remains of one.
-    pub fn open(name: &str) -> Result<Self, LabError> {
-        check_lab_name(name)?;
-        let paths = Paths::new(name);
-        let record = Record::read(&paths).ok_or_else(|| LabError::Unknown(name.to_owned()))?;
-        Ok(Self { config: record.config, paths })
-    }
-
-    /// Names of all labs, with those of which only remains are left.
-    pub fn list() -> Vec<String> {
-        let mut names = BTreeSet::new();
-        for root in [STATE_ROOT, RUN_ROOT] {
-            let entries = fs::read_dir(root).into_iter().flatten().flatten();
-            names.extend(entries.filter_map(|entry| entry.file_name().into_string().ok()));
-        }
-        let spaces = netns::names();
-        names.extend(spaces.iter().filter_map(|name| parse_netns_name(name)).map(|(lab, _)| lab.to_owned()));
-        names.retain(|name| check_lab_name(name).is_ok());
-        names.into_iter().collect()
     }
 
     /// How a lab is.
@@ -177,102 +131,6 @@ impl Lab {
             daemons: record.config.daemons,
             hosts: record.config.hosts().into_iter().map(host).collect(),
         })
-    }
-
-    /// The lab's name.
-    pub fn name(&self) -> &str {
-        &self.config.name
-    }
-
-    /// What it was made from.
-    pub fn config(&self) -> &LabConfig {
-        &self.config
-    }
-
-    /// Underlay address of a host.
-    ///
-    /// # Errors
-    /// There is no such host.
-    pub fn address(&self, host: &str) -> Result<Ipv4Addr, LabError> {
-        self.config.address(host).ok_or_else(|| self.unknown(host))
-    }
-
-    /// Network namespace of a host.
-    ///
-    /// # Errors
-    /// There is no such host.
-    pub fn namespace(&self, host: &str) -> Result<PathBuf, LabError> {
-        self.address(host).map(|_| self.paths.netns(host))
-    }
-
-    /// Unix socket of a node's daemon.
-    ///
-    /// # Errors
-    /// There is no such node.
-    pub fn socket(&self, node: &str) -> Result<PathBuf, LabError> {
-        self.node(node).map(|_| self.paths.socket(node))
-    }
-
-    /// Log of a node's daemon.
-    ///
-    /// # Errors
-    /// There is no such node.
-    pub fn log(&self, node: &str) -> Result<PathBuf, LabError> {
-        self.node(node).map(|_| self.paths.log(node))
-    }
-
-    /// Directory of a node's state.
-    ///
-    /// # Errors
-    /// There is no such node.
-    pub fn state(&self, node: &str) -> Result<PathBuf, LabError> {
-        self.node(node).map(|_| self.paths.node_state(node))
-    }
-
-    /// A command that will run in a host's network namespace, with `GODWIT_LAB` set, and on a node
-    /// `GODWIT_NODE` too (and `OVS_RUNDIR`, where it has an Open vSwitch). Everything else is as in [`Command`].
-    ///
-    /// # Errors
-    /// There is no such host, or its namespace is gone.
-    pub fn command(&self, host: &str, program: impl AsRef<std::ffi::OsStr>) -> Result<Command, LabError> {
-        let path = self.namespace(host)?;
-        let namespace = fs::File::open(&path).context("opening network namespace", path.display())?;
-        let mut command = Command::new(program);
-        command.env("GODWIT_LAB", self.name());
-        if host == CLIENT {
-            command.env_remove("GODWIT_NODE");
-        } else {
-            command.env("GODWIT_NODE", host);
-            if self.config.network_backend == NetworkBackend::OpenVswitch {
-                command.env(openvswitch::RUN_VARIABLE, self.paths.openvswitch(host));
-            }
-        }
-        // SAFETY: setns is a bare system call, safe between fork and exec.
-        unsafe {
-            command.pre_exec(move || Ok(setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?));
-        }
-        Ok(command)
-    }
-
-    /// Runs a command on a host with this process's standard streams, and waits for it.
-    ///
-    /// # Errors
-    /// There is no such host, no command is given, or it cannot be started.
-    pub fn exec(&self, host: &str, command: &[String]) -> Result<ExitStatus, LabError> {
-        let (program, arguments) = command.split_first().ok_or_else(|| LabError::System {
-            action: "running on",
-            object: host.to_owned(),
-            source: io::Error::new(io::ErrorKind::InvalidInput, "no command is given"),
-        })?;
-        self.command(host, program)?.args(arguments).status().context("running", program)
-    }
-
-    /// Runs `work` on a thread inside a host's network namespace: sockets made there stay there.
-    ///
-    /// # Errors
-    /// There is no such host, or its namespace is gone.
-    pub fn inside<T: Send>(&self, host: &str, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
-        netns::inside(&self.namespace(host)?, work)
     }
 
     /// Lets nothing pass between two hosts, in either direction; others are not affected.
@@ -353,15 +211,6 @@ impl Lab {
 
     fn control_failed(&self, reason: String) -> LabError {
         LabError::LinkControl { lab: self.name().to_owned(), reason }
-    }
-
-    fn node(&self, node: &str) -> Result<Ipv4Addr, LabError> {
-        if node == CLIENT { Err(self.unknown(node)) } else { self.address(node) }
-    }
-
-    fn unknown(&self, host: &str) -> LabError {
-        let hosts: Vec<_> = self.config.hosts().into_iter().map(|(name, _)| name).collect();
-        LabError::UnknownHost { lab: self.name().to_owned(), host: host.to_owned(), hosts: hosts.join(", ") }
     }
 
     /// Starts a node's daemon that does not run, and waits until it answers.

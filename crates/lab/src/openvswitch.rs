@@ -9,12 +9,10 @@ use std::{
 
 use crate::{
     error::{Context, LabError},
-    lab::Lab,
-    up,
+    handle::Lab,
+    programs,
 };
 
-/// The variable by which Open vSwitch's programs find their daemons' sockets.
-pub(crate) const RUN_VARIABLE: &str = "OVS_RUNDIR";
 /// The layout of the database, as the packages of Debian and Ubuntu bring it.
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Seconds until a daemon that starts must answer.
@@ -64,7 +62,7 @@ fn prefixed(prefix: &str, path: &Path) -> std::ffi::OsString {
 fn serve(lab: &Lab, node: &str, role: &str, mut command: Command) -> Result<(), LabError> {
     command.stdout(Stdio::null());
     let log = lab.paths.openvswitch_log(node);
-    up::start(lab, &format!("{role}-{node}"), command, &log).map(|_| ()).map_err(missing)
+    programs::start(lab, &format!("{role}-{node}"), command, &log).map(|_| ()).map_err(missing)
 }
 
 fn finish(lab: &Lab, node: &str, name: &str, command: &mut Command) -> Result<(), LabError> {

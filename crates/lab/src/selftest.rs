@@ -27,7 +27,7 @@ use crate::{
     conditions::{Conditions, Step},
     config::{LabConfig, Link},
     error::{Context, LabError},
-    lab::Lab,
+    handle::Lab,
     switch::frame_on_wire,
 };
 

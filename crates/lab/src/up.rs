@@ -4,19 +4,16 @@ use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader},
     os::unix::process::CommandExt,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use crate::{
     config::{LabConfig, Paths, RUN_ROOT, STATE_ROOT, SWITCH, UPLINK},
     daemon, down,
     error::{Context, LabError},
-    host,
-    lab::{Lab, need_root},
-    netns,
-    process::Process,
-    registry::{self, Lock, Record},
+    handle::{Lab, need_root},
+    host, netns, programs,
+    registry::{Lock, Record},
 };
 
 /// Name of the link program's pid record.
@@ -91,46 +88,6 @@ fn make_run(paths: &Paths) -> Result<(), LabError> {
     Err(io::Error::from(io::ErrorKind::NotFound)).context("creating", paths.run().display())
 }
 
-/// Where one of our own programs lies: beside this one, or beside the directory of this test.
-pub(crate) fn program(config: &LabConfig, name: &'static str) -> Result<PathBuf, LabError> {
-    let beside = match &config.programs.directory {
-        Some(directory) => directory.clone(),
-        None => {
-            let own = std::env::current_exe().context("finding", "the running program")?;
-            let mut directory = own.parent().map(PathBuf::from).unwrap_or_default();
-            if directory.ends_with("deps") {
-                directory.pop();
-            }
-            directory
-        }
-    };
-    let path = beside.join(name);
-    if path.is_file() { Ok(path) } else { Err(LabError::NoProgram { name, beside }) }
-}
-
-/// Starts a program that outlives this one, away from its terminal.
-pub(crate) fn start(
-    lab: &Lab,
-    role: &str,
-    mut command: Command,
-    log: &std::path::Path,
-) -> Result<Child, LabError> {
-    let file = File::options().create(true).append(true).open(log).context("opening", log.display())?;
-    command.current_dir("/").stdin(Stdio::null()).stderr(file);
-    // SAFETY: setsid is a bare system call, safe between fork and exec.
-    unsafe {
-        command.pre_exec(|| {
-            nix::unistd::setsid()?;
-            Ok(())
-        });
-    }
-    let child = command.spawn().context("starting", command.get_program().display())?;
-    if let Some(process) = i32::try_from(child.id()).ok().and_then(Process::of) {
-        registry::record_process(&lab.paths, role, &process)?;
-    }
-    Ok(child)
-}
-
 fn start_links(lab: &Lab) -> Result<(), LabError> {
     let Lab { config, paths } = lab;
     let mut command = inside_switch(lab)?;
@@ -144,7 +101,7 @@ fn start_links(lab: &Lab) -> Result<(), LabError> {
         command.arg("--host").arg(argument);
     }
     command.stdout(Stdio::piped());
-    let mut child = start(lab, LINK_ROLE, command, &paths.link_log())?;
+    let mut child = programs::start(lab, LINK_ROLE, command, &paths.link_log())?;
     let mut line = String::new();
     if let Some(output) = child.stdout.take() {
         BufReader::new(output).read_line(&mut line).context("reading from", LINK_PROGRAM)?;
@@ -157,7 +114,7 @@ fn start_links(lab: &Lab) -> Result<(), LabError> {
         program: format!("{LINK_PROGRAM} (which makes {UPLINK} of every host)"),
         lab: config.name.clone(),
         status,
-        output: daemon::tail(&paths.link_log()),
+        output: programs::tail(&paths.link_log()),
     })
 }
 
@@ -166,7 +123,7 @@ fn inside_switch(lab: &Lab) -> Result<Command, LabError> {
     use std::os::fd::AsFd;
     let path = lab.paths.netns(SWITCH);
     let namespace = File::open(&path).context("opening network namespace", path.display())?;
-    let mut command = Command::new(program(&lab.config, LINK_PROGRAM)?);
+    let mut command = Command::new(programs::path(&lab.config, LINK_PROGRAM)?);
     // SAFETY: setns is a bare system call, safe between fork and exec.
     unsafe {
         command.pre_exec(move || Ok(setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?));

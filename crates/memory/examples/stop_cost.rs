@@ -1,7 +1,7 @@
-//! How long a process stands still when it is looked at for the first time, as one of its threads sees it:
+//! How long a process stands still when it is examined for the first time, as one of its threads sees it:
 //! that thread reads the clock all the time and notes the longest gap. The other threads sleep.
 //!
-//! `chrt -f 10 cargo run --release -p godwit-memory --example stop_cost -- THREADS LOOKS CONNECTIONS`
+//! `chrt -f 10 cargo run --release -p godwit-memory --example stop_cost -- THREADS SCANS CONNECTIONS`
 //!
 //! With `chrt` other programs of the machine do not count, and the thread with the clock does not keep the
 //! others of its process from stopping.
@@ -67,7 +67,7 @@ fn connect(connections: usize) -> Vec<[TcpStream; 2]> {
 fn main() {
     let mut words = std::env::args().skip(1).filter_map(|word| word.parse().ok());
     let threads: usize = words.next().unwrap_or(1);
-    let looks: usize = words.next().unwrap_or(300);
+    let scans: usize = words.next().unwrap_or(300);
     let connections: usize = words.next().unwrap_or(0);
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, which holds zeros: two numbers and a flag that is not set.
@@ -92,12 +92,12 @@ fn main() {
         }
     };
     reads(false);
-    let measure = |look: &dyn Fn()| {
-        let mut gaps: Vec<u64> = (0..looks)
+    let measure = |scan: &dyn Fn()| {
+        let mut gaps: Vec<u64> = (0..scans)
             .map(|_| {
                 reads(true);
                 shared.longest.store(0, Ordering::Relaxed);
-                look();
+                scan();
                 // It has to run again to see that it did not.
                 std::thread::sleep(Duration::from_millis(2));
                 reads(false);
@@ -110,13 +110,13 @@ fn main() {
         println!("  median {:.0} µs, p99 {:.0} µs, longest {:.0} µs", us(50), us(99), us(100));
     };
     println!(
-        "{threads} threads, {connections} connections, {looks} times; longest gap in the time of a look and 2 ms:"
+        "{threads} threads, {connections} connections, {scans} times; longest gap in the time of a scan and 2 ms:"
     );
-    println!(" not looked at");
+    println!(" not examined");
     measure(&|| ());
-    println!(" first look");
+    println!(" first scan");
     measure(&|| {
-        let round = Tracker::new(Backend::Uffd).round(&[pid.as_raw()], false).expect("a look");
+        let round = Tracker::new(Backend::Uffd).round(&[pid.as_raw()], false).expect("a scan");
         if let Some(reason) = &round.spaces[0].unwatched {
             println!("  {reason}");
         }

@@ -355,7 +355,7 @@ impl Batch {
             runs.push(run);
         }
         if !rest.is_empty() {
-            return Err(BatchError::Malformed("it has data of no page"));
+            return Err(BatchError::Malformed("it has data that belongs to no page"));
         }
         let have = checksum(wire.space, &wire.runs, &sum);
         if have != wire.checksum {
@@ -375,14 +375,14 @@ impl WireRun {
             return Err(BatchError::Malformed("a run has no pages or leaves the address space"));
         };
         let kind =
-            Kind::try_from(self.kind).map_err(|_| BatchError::Malformed("a run is of no known kind"))?;
+            Kind::try_from(self.kind).map_err(|_| BatchError::Malformed("a run is of an unknown kind"))?;
         let bytes = match kind {
             Kind::Data => self.pages as usize * PAGE,
             Kind::Delta => {
                 let mut bytes = 0usize;
                 for _ in 0..self.pages {
                     let head = rest.get(bytes..).and_then(|rest| rest.first_chunk::<DELTA_HEAD>());
-                    let [low, high, ..] = head.ok_or(BatchError::Malformed("a difference is cut off"))?;
+                    let [low, high, ..] = head.ok_or(BatchError::Malformed("a delta is cut off"))?;
                     bytes += DELTA_HEAD + usize::from(u16::from_le_bytes([*low, *high]));
                 }
                 bytes
@@ -401,7 +401,7 @@ impl WireRun {
 /// # Errors
 /// When a result is not the page that was sent: the page before was another one there.
 pub fn apply_deltas(deltas: &[u8], pages: &mut [u8]) -> Result<(), BatchError> {
-    let cut = || BatchError::Malformed("a difference is cut off");
+    let cut = || BatchError::Malformed("a delta is cut off");
     let mut rest = deltas;
     for page in pages.as_chunks_mut::<PAGE>().0 {
         let (head, after) = rest.split_first_chunk::<DELTA_HEAD>().ok_or_else(cut)?;
@@ -412,7 +412,7 @@ pub fn apply_deltas(deltas: &[u8], pages: &mut [u8]) -> Result<(), BatchError> {
         let difference =
             lz4_flex::block::decompress(packed, PAGE).map_err(|e| BatchError::Packed(e.to_string()))?;
         if difference.len() != PAGE {
-            return Err(BatchError::Malformed("a difference is no page long"));
+            return Err(BatchError::Malformed("a delta does not give a whole page"));
         }
         for (byte, change) in page.iter_mut().zip(difference) {
             *byte ^= change;

@@ -12,6 +12,7 @@
 //! - [`process`]: one process's address space from outside: its areas, reading its pages.
 //! - [`tracker`]: which pages were written since the last scan, without stopping a process.
 //! - [`batch`]: pages as bytes for the wire: zero runs, data, checksum, compression.
+//! - [`causes`]: errors as sentences.
 //! - [`pager`]: the small process that holds the page store and the userfaultfds at the
 //!   destination, and outlives the daemon; its protocol and its client.
 //!
@@ -28,6 +29,7 @@ pub type Space = u32;
 pub type Range = std::ops::Range<u64>;
 
 pub mod batch;
+pub mod causes;
 pub mod pager;
 pub mod process;
 pub mod tracker;

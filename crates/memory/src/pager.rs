@@ -21,11 +21,10 @@
 //! the page (or a `zero`) before others; [`Event::Done`]; [`finish`](Client::finish).
 //!
 //! A process that has a page already where the pager is to put one has not been restored as it was:
-//! the pager fails ([`Event::Failed`]), and the service must not live on.
+//! the pager fails ([`Event::Failed`]), and the service must be killed.
 //!
-//! If the pager dies before it is done, a [`Guard`] keeps the kernel from letting the processes go on
-//! with zeros in place of what they lack: they stand still. The service must be killed then, and
-//! after that the guard ended ([`end()`]).
+//! If the pager dies before it is done, a [`Guard`] keeps the kernel from giving the processes zeros in place of the
+//! pages that they lack: they wait. The service must be killed then, and the guard be ended after that ([`end()`]).
 
 mod client;
 mod connection;

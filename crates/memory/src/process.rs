@@ -24,7 +24,7 @@ pub use read::{PIECE, Piece, Pieces, Reader};
 
 use crate::Space;
 
-/// Why a process could not be looked at.
+/// Why a process could not be examined.
 #[derive(Debug, Error)]
 pub enum ProcessError {
     /// It has ended, or is only a zombie any more.
@@ -34,7 +34,7 @@ pub enum ProcessError {
         pid: i32,
     },
     /// The kernel refused something.
-    #[error("process {pid}: cannot {action}: {source}; the agent needs root and a /proc without hidepid")]
+    #[error("process {pid}: cannot {action}: {source}; godwit needs root and a /proc without hidepid")]
     Io {
         /// In the node's PID namespace.
         pid: i32,
@@ -44,7 +44,7 @@ pub enum ProcessError {
         source: io::Error,
     },
     /// A file in `/proc` is not what it is on the kernels godwit knows.
-    #[error("process {pid}: {file} has a line that is not understood: {line:?}; please report it")]
+    #[error("process {pid}: {file} has an invalid line: {line:?}; please report it")]
     Parse {
         /// In the node's PID namespace.
         pid: i32,
@@ -158,8 +158,8 @@ impl Process {
         read::read(self, address, buffer)
     }
 
-    /// The first page of a range with content, also with content that cannot be read; of a process that changes it
-    /// meanwhile, as it was a moment ago.
+    /// The first page of a range with content, even content that cannot be read. A process that changes the range
+    /// meanwhile may have changed it again.
     ///
     /// # Errors
     /// [`ProcessError::Gone`] when the process has ended.
@@ -230,8 +230,8 @@ impl Process {
         self.open_path(&format!("task/{}/{name}", self.task()), OFlag::O_RDONLY)
     }
 
-    /// Whether it has a file open whose reads a device writes into memory by itself, or may have one: what
-    /// cannot be looked at counts.
+    /// Whether it has a file open whose reads a device writes into memory by itself, or may have one: a file that cannot
+    /// be examined counts.
     pub(crate) fn uses_direct_io(&self) -> bool {
         let directory = |name: &str| format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd());
         let found = std::fs::read_dir(directory("fdinfo")).and_then(|entries| {

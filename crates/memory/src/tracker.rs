@@ -1,13 +1,12 @@
-//! Which pages of a service exist and which were written since the last look, without stopping it.
+//! Which pages of a service exist and which were written since the last scan, without stopping it.
 //!
-//! A look ([`Tracker::round`]) gives, for each process, the pages to read now and the pages that are
-//! no more. Whoever reads the former after the look and forgets the latter, look by look, has the
-//! exact memory of the service after a look at which it did not run: a page is protected before it
-//! is read, so a write in between is seen by the next look. A page whose history is not certain
-//! counts as written.
+//! A scan ([`Tracker::round`]) gives, for each process, the pages to read now and the pages that are
+//! gone. A receiver that after each scan reads the former and forgets the latter has the exact memory of
+//! the service once a scan was made while it was frozen. A page is protected before it is read, so the
+//! next scan sees a write in between. A page whose history is not certain counts as written.
 //!
 //! ```text
-//!              first sight, exec, an area not watched yet         each look
+//!              first sight, exec, an area not watched yet         each scan
 //! process ──▶ userfaultfd made inside (inject) ──▶ watch area ──▶ PAGEMAP_SCAN: populated, written,
 //!                         │                                       protected again in one step
 //!                         └─ refused: everything populated counts as written
@@ -40,7 +39,7 @@ use crate::{Range, Space};
 /// written again for so long.
 const DIRECT_READ_LIMIT: Duration = Duration::from_secs(2);
 
-/// The same for the first look at a process, after which all of its pages would count as written
+/// The same for the first scan of a process, after which all of its pages would count as written
 /// again: it waits instead for reads that are under way. No event tells of their end.
 const DIRECT_READ_PAUSE: Duration = Duration::from_millis(100);
 
@@ -51,7 +50,7 @@ pub enum Backend {
     Uffd,
     /// The soft-dirty bit of page tables (x86-64 kernels with `CONFIG_MEM_SOFT_DIRTY`).
     SoftDirty,
-    /// Not at all: all pages count as written at each look.
+    /// Not at all: all pages count as written at each scan.
     None,
 }
 
@@ -67,10 +66,10 @@ impl Backend {
     }
 }
 
-/// Why a look failed. The next one counts all pages as written.
+/// Why a scan failed. The next one counts all pages as written.
 #[derive(Debug, Error)]
 pub enum TrackError {
-    /// A process could not be looked at.
+    /// A process could not be examined.
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// Two processes have one number inside the service.
@@ -86,7 +85,7 @@ pub enum TrackError {
         space: Space,
     },
     /// The kernel refused to tell the pages of a process.
-    #[error("process {pid}: its pages at {:#x}..{:#x} cannot be listed: {}; move the service without copying ahead", range.start, range.end, errno.desc())]
+    #[error("process {pid}: its pages at {:#x}..{:#x} cannot be listed: {}; move the service in mode cold or postcopy", range.start, range.end, errno.desc())]
     Scan {
         /// In the node's PID namespace.
         pid: i32,
@@ -97,27 +96,27 @@ pub enum TrackError {
     },
 }
 
-/// What a look at all processes of a service found. The receiver forgets [`Round::ended`] before it
+/// What a scan of all processes of a service found. The receiver forgets [`Round::ended`] before it
 /// applies [`Round::spaces`].
 #[derive(Debug, Default)]
 pub struct Round {
     /// One for each process.
     pub spaces: Vec<SpaceRound>,
-    /// Spaces of earlier looks that are no more.
+    /// Spaces of earlier scans that are gone.
     pub ended: Vec<Space>,
 }
 
-/// What a look at one process found. All ranges are ascending and apart from each other.
+/// What a scan of one process found. All ranges are ascending and apart from each other.
 #[derive(Debug)]
 pub struct SpaceRound {
     /// Its PID inside the service.
     pub space: Space,
     /// To read from.
     pub process: Arc<Process>,
-    /// Populated pages that may differ from what they were at the look before.
+    /// Populated pages that may differ from what they were at the scan before.
     pub written: Vec<Range>,
-    /// Pages that earlier looks gave as written and that are no more: they read as zeros, or are not
-    /// mapped, or are carried by CRIU.
+    /// Pages that earlier scans gave as written and that are gone: they read as zeros, or are not mapped, or are carried
+    /// by CRIU.
     pub gone: Vec<Range>,
     /// Pages that there are.
     pub populated_pages: u64,
@@ -135,7 +134,7 @@ pub struct Tracker {
     backend: Backend,
     spaces: BTreeMap<Space, Tracked>,
     scanner: Scanner,
-    /// Whether the last look gave its findings to the caller.
+    /// Whether the last scan gave its findings to the caller.
     complete: bool,
 }
 
@@ -155,19 +154,19 @@ impl Tracker {
         Self { backend, spaces: BTreeMap::new(), scanner: Scanner::new(), complete: true }
     }
 
-    /// One look at all processes of the service: `pids` are those that live now, in the node's PID
-    /// namespace, without threads. `frozen` says that none of them can run until after the look; then
-    /// nothing is run inside them. A look with `frozen` unset must not meet a freezer.
+    /// One scan of all processes of the service: `pids` are those that live now, in the node's PID
+    /// namespace, without threads. `frozen` says that none of them can run until after the scan; then
+    /// nothing is run inside them. A scan with `frozen` unset must not meet a freezer.
     ///
     /// # Errors
-    /// [`TrackError`] when a process that lives cannot be looked at.
+    /// [`TrackError`] when a process that lives cannot be examined.
     pub fn round(&mut self, pids: &[i32], frozen: bool) -> Result<Round, TrackError> {
-        // What was protected for a look that failed has not been told to anybody.
+        // A scan that failed has protected pages without reporting them.
         let certain = std::mem::replace(&mut self.complete, false);
         let mut round = Round::default();
         let mut seen = Vec::new();
         for &pid in pids {
-            match self.look(pid, frozen, certain) {
+            match self.scan(pid, frozen, certain) {
                 Ok(Some(space)) => {
                     seen.push(space.space);
                     round.spaces.push(space);
@@ -187,14 +186,14 @@ impl Tracker {
         Ok(round)
     }
 
-    /// A look at one process; none when it is to be passed over.
-    fn look(&mut self, pid: i32, frozen: bool, certain: bool) -> Result<Option<SpaceRound>, TrackError> {
+    /// A scan of one process; none when the process is to be skipped.
+    fn scan(&mut self, pid: i32, frozen: bool, certain: bool) -> Result<Option<SpaceRound>, TrackError> {
         let (process, unwatched) = match self.tracked(pid) {
             Some(tracked) => (Arc::clone(&tracked.process), matches!(tracked.watch, Watch::New)),
             None => (Arc::new(Process::open(pid)?), true),
         };
-        // A child of vfork(2) has its parent's memory until it executes a program. Watching both would
-        // take the notes of one from the other.
+        // A child of vfork(2) has its parent's memory until it executes a program. A scan of one would remove the
+        // marks that the scan of the other needs.
         let shares = |other: &Tracked| other.process.pid() != pid && same::memory(pid, other.process.pid());
         if !frozen && unwatched && self.spaces.values().any(shares) {
             return Ok(None);
@@ -215,7 +214,7 @@ impl Tracker {
             }
         };
         let first = tracked.known.is_empty();
-        let found = tracked.watch.look(self.backend, &tracked.process, &mut self.scanner, frozen);
+        let found = tracked.watch.scan(self.backend, &tracked.process, &mut self.scanner, frozen);
         let result = found.map(|found| {
             let mut written = match certain {
                 true => ranges::union(&found.written, &ranges::subtract(&found.populated, &tracked.known)),
@@ -247,7 +246,7 @@ impl Tracker {
             tracked.known = found.populated;
             Some(round)
         });
-        // Also after an error, if the caller knows it: it has to be told what is gone.
+        // Even after an error, if the caller knows the space: it has to be told what is gone.
         if told || result.is_ok() {
             self.spaces.insert(space, tracked);
         }

@@ -1,5 +1,5 @@
-//! Services on their way to this node, as the connections that come for them must know: which
-//! migration takes further connections now, and which services are not complete yet.
+//! Services on their way to this node: which migration takes further connections now, and which services are not
+//! complete yet.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,13 +9,13 @@ use tokio::sync::{mpsc, watch};
 use crate::link::Link;
 use crate::message::Purpose;
 
-/// Most connections of a migration that wait to be taken: a source that makes more than there can be streams, and those
-/// again after a break, is not waiting for an answer.
+/// Most connections of a migration that wait to be taken: all streams, and all again after a break. A source that makes
+/// more is broken.
 const MOST_WAITING: usize = 256;
 
 /// A further connection of a migration.
 #[derive(Debug)]
-pub(crate) enum Further {
+pub(crate) enum FurtherConnection {
     /// A stream.
     Stream(Purpose, Link),
     /// The conversation, after a break.
@@ -26,7 +26,7 @@ pub(crate) enum Further {
 struct Entry {
     source: String,
     service: String,
-    further: mpsc::Sender<Further>,
+    connections: mpsc::Sender<FurtherConnection>,
     ended: watch::Receiver<Option<String>>,
 }
 
@@ -37,13 +37,13 @@ pub struct Arrivals(Mutex<HashMap<String, Entry>>);
 /// A service on its way; it is no longer when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    pub(crate) further: mpsc::Receiver<Further>,
+    pub(crate) connections: mpsc::Receiver<FurtherConnection>,
     /// Its end is what others wait for; or why it does not come by itself.
     stuck: watch::Sender<Option<String>>,
 }
 
 impl Arrival {
-    /// The service is not complete and will not be by itself: who waits for that is told why.
+    /// The service is not complete and will not be by itself: tasks that wait for that are told why.
     pub(crate) fn is_stuck(&self, why: String) {
         self.stuck.send_replace(Some(why));
     }
@@ -57,22 +57,27 @@ impl Arrivals {
 
     /// From now on connections of `source` for this migration are taken.
     pub(crate) fn expect(&self, migration: &str, source: &str, service: &str) -> Arrival {
-        let (sender, further) = mpsc::channel(MOST_WAITING);
+        let (sender, connections) = mpsc::channel(MOST_WAITING);
         let (stuck, ended) = watch::channel(None);
-        let entry = Entry { source: source.into(), service: service.into(), further: sender, ended };
+        let entry = Entry { source: source.into(), service: service.into(), connections: sender, ended };
         let mut entries = self.lock();
-        entries.retain(|_, entry| !entry.further.is_closed());
+        entries.retain(|_, entry| !entry.connections.is_closed());
         entries.insert(migration.into(), entry);
-        Arrival { further, stuck }
+        Arrival { connections, stuck }
     }
 
-    /// Gives a connection from `node` to its migration; returns it when there is none such, or too many wait there.
-    pub(crate) fn give(&self, migration: &str, node: &str, further: Further) -> Option<Further> {
+    /// Gives a connection from `node` to its migration; returns it when there is no such migration, or too many wait.
+    pub(crate) fn give(
+        &self,
+        migration: &str,
+        node: &str,
+        connection: FurtherConnection,
+    ) -> Option<FurtherConnection> {
         match self.lock().get(migration) {
             Some(entry) if entry.source == node => {
-                entry.further.try_send(further).err().map(mpsc::error::TrySendError::into_inner)
+                entry.connections.try_send(connection).err().map(mpsc::error::TrySendError::into_inner)
             }
-            _ => Some(further),
+            _ => Some(connection),
         }
     }
 
@@ -85,7 +90,7 @@ impl Arrivals {
             let ended = self
                 .lock()
                 .values()
-                .find(|entry| entry.service == service && !entry.further.is_closed())
+                .find(|entry| entry.service == service && !entry.connections.is_closed())
                 .map(|entry| entry.ended.clone());
             let Some(mut ended) = ended else { return Ok(()) };
             // An error is the end of the sender.
@@ -99,7 +104,10 @@ impl Arrivals {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_transfer::{ClusterAuthority, Connection, Identity, ListenOptions, Listener, NodeName};
+
     use super::*;
+    use crate::link;
 
     #[tokio::test]
     async fn a_service_is_waited_for_until_its_arrival_ends() {
@@ -122,5 +130,35 @@ mod tests {
         assert_eq!(arrivals.settled("redis").await, Err("its pager is too old".into()));
         drop(arrival);
         assert_eq!(arrivals.settled("redis").await, Ok(()));
+    }
+
+    /// A connection that this node has accepted from node "b", and the other end of it.
+    async fn link() -> (Link, Connection) {
+        let directory = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| (NodeName::new(name).unwrap(), directory.path().join(name)));
+        let authority = ClusterAuthority::create(&a.1, "test").unwrap();
+        let own = authority.issue_own(&a.1, &a.0).unwrap();
+        let request = Identity::create_request(&b.1, &b.0).unwrap();
+        let certificate = authority.issue(&b.0, &request).unwrap();
+        let other = Identity::install(&b.1, authority.pem(), &certificate).unwrap();
+        let mut listener =
+            Listener::bind(([127, 0, 0, 1], 0).into(), &own, ListenOptions::default()).await.unwrap();
+        let (address, options) = (listener.local_addr().to_string(), link::options());
+        let accepted = async { Connection::accept(listener.accept().await, &options).await };
+        let (accepted, opened) = tokio::join!(accepted, Connection::open(&other, &address, &a.0, &options));
+        (Link::new(accepted.unwrap()), opened.unwrap())
+    }
+
+    #[tokio::test]
+    async fn so_many_connections_of_a_migration_wait_and_the_next_one_is_given_back() {
+        let arrivals = Arrivals::default();
+        let _arrival = arrivals.expect("01A", "b", "redis");
+        let (link, _other) = link().await;
+        let sender = arrivals.lock().get("01A").unwrap().connections.clone();
+        // Each stands for a connection that waits.
+        let mut waiting = sender.reserve_many(MOST_WAITING).await.unwrap();
+        let refused = arrivals.give("01A", "b", FurtherConnection::Resumed(link)).unwrap();
+        drop(waiting.next());
+        assert!(arrivals.give("01A", "b", refused).is_none());
     }
 }

@@ -1,11 +1,11 @@
 //! What a service is plugged into, at each step of its life here and of a move: one or several of godwit's
-//! networks, or a network namespace that somebody else made, of which godwit moves nothing.
+//! networks, or a network namespace that godwit did not create, of which it moves nothing.
 //!
-//! | step | godwit's networks | a namespace of somebody else's |
+//! | step | godwit's networks | another namespace |
 //! |---|---|---|
 //! | made | namespace, interface, closed port | must be there |
-//! | open | frames pass; what was held is handed in | not silent |
-//! | about to be frozen | no connection is begun | |
+//! | open | frames pass; held frames are delivered | not silent |
+//! | about to be frozen | new connections are held | |
 //! | frozen, about to leave | frames go to the destination | silent |
 //! | on its way here | what comes is held | silent |
 //! | has ended | closed, removed | as it is |
@@ -43,20 +43,19 @@ pub trait Attach: Send + Sync {
     async fn hold_for(&self, service: &Service) -> Result<(), NetworkError>;
     /// It was on its way here, and stays where it was.
     async fn hold_no_more(&self, service: &Service) -> Result<(), NetworkError>;
-    /// The service is about to be frozen: nobody begins a connection to it any more, and who wants to has
-    /// asked already when it goes on.
+    /// The service is about to be frozen: new connections to it are held, and begin after the resume.
     async fn bar_newcomers(&self, service: &Service) -> Result<(), NetworkError>;
-    /// It stays: they are let in again.
+    /// It stays: new connections are admitted again.
     async fn admit_newcomers(&self, service: &Service) -> Result<(), NetworkError>;
     /// The service is frozen, and on its way to the node at `vtep`.
     async fn steer(&self, service: &Service, vtep: Ipv4Addr) -> Result<(), NetworkError>;
-    /// These processes, in a namespace of somebody else's, are about to be killed: nobody is to be told that their
-    /// connections end.
+    /// These processes, in a namespace that godwit did not create, are about to be killed: their peers must not be told
+    /// that the connections end.
     fn forget_connections(&self, pids: &[u32]) -> Result<(), NetworkError>;
     /// Nothing of the service is here any more.
     async fn unplug(&self, service: &Service) -> Result<(), NetworkError>;
-    /// Whether a service may be plugged into a namespace of somebody else's: it lies in the directory that
-    /// the operator names for such, and is one. Peers name paths, too.
+    /// Whether a service may use a namespace that godwit did not create: the path is a namespace, and lies in the
+    /// directory that the operator names for such. Peers name paths, too.
     fn check_namespace(&self, path: &Path) -> Result<(), NetworkError>;
     /// Its sockets that listen. What the kernel says is the inner result.
     async fn listeners(&self, service: &Service) -> Result<io::Result<Box<dyn Listening>>, NetworkError>;

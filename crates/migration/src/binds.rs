@@ -1,11 +1,11 @@
 //! Which directories of a node may be mounted into services.
 //!
-//! The user of a node, who is root there, may name any for a service that he starts. A service that comes
-//! from another node gets only what is below a directory that this node's operator allows: what comes is
-//! the other node's word. Nobody's service gets the directories of godwit itself, which hold the node's key.
+//! The user of a node is root there, and may name any directory for a new service. A service that comes from another
+//! node gets only directories below those that this node's operator allows, since the other node chose the paths. No
+//! service gets the directories of godwit itself, which hold the node's key.
 //!
-//! Paths are opened component by component, and no link is followed below an allowed directory: what can
-//! be written to from inside another service must not lead out of it.
+//! Paths are opened component by component, and no link is followed below an allowed directory: another service may
+//! be able to write there, and must not make the path lead out.
 
 use std::path::{Path, PathBuf};
 
@@ -52,7 +52,7 @@ impl Binds {
         }
         if !self.allowed.iter().any(|allowed| is_below(allowed, source)) {
             return Some(format!(
-                "{}, which is mounted into the service, is below no directory that node {here} allows for services from other nodes, or links lead there; start godwitd there with --allow-bind DIR",
+                "{}, which is mounted into the service, is not below a directory that node {here} allows for services from other nodes, or a link is on the way there; start godwitd there with --allow-bind DIR",
                 source.display()
             ));
         }

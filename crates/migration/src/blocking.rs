@@ -1,11 +1,11 @@
 //! Waiting for a disk or a lock in the middle of asynchronous code.
 //!
-//! A thread of tokio's that waits runs no other task meanwhile, and a node has as many as it has processors: two writes
-//! to a slow disk, and no heartbeat of any migration goes out, which the other nodes take for the end of this one.
+//! A thread of tokio's that waits runs no other task meanwhile, and there are as many threads as processors. Two writes
+//! to a slow disk would hold up the heartbeats of all migrations, and the other nodes would give this node up.
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// Does what may wait. Tasks that this thread would run go on elsewhere meanwhile, where there is an elsewhere.
+/// Does what may wait. Other threads, where there are any, run this thread's tasks meanwhile.
 pub fn off_worker<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current() {
         Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::MultiThread => {

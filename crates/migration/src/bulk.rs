@@ -1,11 +1,11 @@
-//! A round of a process's memory over streams alone, for the benchmark that tells what the mover's own
-//! work costs and what TLS adds to it.
+//! A round of a process's memory over streams alone, for the benchmark that measures the cost of sending and
+//! storing pages, without TLS and with it.
 //!
 //! ```text
-//! send ── look ── Pages::send ══ streams ══ take ── godwit-pager ── receive
+//! send ── scan ── Pages::send ══ streams ══ take ── godwit-pager ── receive
 //! ```
 //!
-//! It is the code of a migration between the look and the store, without the conversation around it: no
+//! It is the code of a migration between the scan and the store, without the conversation around it: no
 //! service, no daemon, no commit. The streams may be [`Connection`]s of any kind; those of a migration are
 //! TLS by their type.
 
@@ -20,7 +20,7 @@ use godwit_transfer::{Carrier, Connection};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::destination::intake::{IntakeError, Seen, Storing, Waiting, take};
+use crate::destination::page_receiver::{PageReceiverError, Status, Storing, Waiting, take};
 use crate::link::{Link, LinkError};
 use crate::options::Compress;
 use crate::source::pages::{Pages, PagesError, State};
@@ -37,7 +37,7 @@ pub enum BulkError {
     Link(#[from] LinkError),
     /// At the receiving end.
     #[error(transparent)]
-    Intake(#[from] IntakeError),
+    Receiver(#[from] PageReceiverError),
     /// A thread.
     #[error("a thread of the benchmark failed")]
     Task(#[from] tokio::task::JoinError),
@@ -45,7 +45,7 @@ pub enum BulkError {
 
 impl From<PagerError> for BulkError {
     fn from(error: PagerError) -> Self {
-        Self::Intake(error.into())
+        Self::Receiver(error.into())
     }
 }
 
@@ -67,7 +67,7 @@ pub async fn send<S: Carrier>(streams: Vec<Connection<S>>, pids: Vec<i32>) -> Re
     let mut streams = Streams::of(streams);
     let mut pages = Pages::new(detect().backend, count, Compress::Off, None, 0);
     let mut pages = tokio::task::spawn_blocking(move || {
-        pages.look(&pids, false)?;
+        pages.scan(&pids, false)?;
         Ok::<_, PagesError>(pages)
     })
     .await??;
@@ -98,19 +98,19 @@ pub async fn receive<S: Carrier>(
     })
     .await??;
     let client = Arc::new(client);
-    let (telling, _seen) = watch::channel(Seen::default());
+    let (status_tx, _status) = watch::channel(Status::default());
     let mut taking = JoinSet::new();
     for stream in streams {
         taking.spawn(take(
             Link::new(stream),
             Storing::new(&client, &None, &Waiting::default()),
-            telling.clone(),
+            status_tx.clone(),
         ));
     }
     let mut outcome = Ok(());
     while let Some(ended) = taking.join_next().await {
         match ended? {
-            Err(IntakeError::Link(LinkError::Broken(error))) if error.is_closed() => {}
+            Err(PageReceiverError::Link(LinkError::Broken(error))) if error.is_closed() => {}
             ended => outcome = outcome.and(ended),
         }
     }

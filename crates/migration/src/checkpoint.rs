@@ -1,4 +1,4 @@
-//! What is asked of CRIU at a move: what it can do, and dumps. [`Checkpoint`] is asked: on a node [`Criu`].
+//! What a move asks of CRIU: its features, and dumps. [`Checkpoint`] is the interface; on a node it is [`Criu`].
 
 use std::path::Path;
 
@@ -18,9 +18,9 @@ pub trait Checkpoint: Send + Sync {
     async fn tcp_inline(&self) -> Result<bool, CriuError>;
     /// Whether a restore maps what is not writable as it was.
     async fn keeps_rights(&self) -> Result<bool, CriuError>;
-    /// Makes the next restore find what it would ask the kernel for.
+    /// Fills the cache of the kernel's features for the next restore.
     async fn stay_warm(&self) -> Result<(), CriuError>;
-    /// Starts for a dump that is to come.
+    /// Starts CRIU for a later dump.
     fn prepare(&self) -> Result<Box<dyn Dump>, CriuError>;
 }
 

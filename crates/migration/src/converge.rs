@@ -1,12 +1,12 @@
 //! When to stop copying and freeze: a pure function of what the rounds so far measured.
 //!
-//! After each look at what was written, the frozen time is predicted as the time that the kernel's
+//! After each scan of what was written, the frozen time is predicted as the time that the kernel's
 //! state needs, plus the pages left at the measured bandwidth. Copying goes on while a round gains
 //! at least a tenth; then it is stopped, slowed down, or finished from the other side (hybrid), as
-//! the user allowed. Where the rest follows after the resume in any case, a round has to leave
-//! less than a quarter: a page should hardly ever cross a third time.
+//! the user allowed. Where pages follow after the resume in any case (hybrid), a round has to leave
+//! less than a quarter, so that few pages cross three times.
 //!
-//! Files and log that are left for the frozen stretch are known when it is about to begin; they count too.
+//! The files and logs that are left for the frozen time are known shortly before it begins; they count too.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct Goals {
     pub throttle: bool,
     /// Whether pages may stay behind at the commit.
     pub postcopy: bool,
-    /// Whether they do in any case: then only rounds are made that pay at once, and many times over.
+    /// Whether they do in any case: then only a round that shrinks the rest to a quarter is made.
     pub thrifty: bool,
 }
 
@@ -56,15 +56,15 @@ pub enum Next {
 /// A page's bytes.
 const PAGE: f64 = 4096.0;
 
-/// What may be left for the frozen stretch when the user gave no limit: less than anybody's start
-/// of CRIU, so that more rounds would not show.
+/// What may be left for the frozen time when the user gave no limit: less than any start of CRIU takes, so that more
+/// rounds would not shorten it noticeably.
 const ENOUGH: Duration = Duration::from_millis(15);
 
 /// A round that leaves more than this share of what the one before left does not pay.
 const GAIN: f64 = 0.9;
 
-/// The same where what is left follows after the resume. What a round leaves may cross once more
-/// than it had to, and what is missing at the resume is waited for page by page, a round trip each.
+/// The same where the rest follows after the resume. Pages that a round leaves may cross once more than
+/// they had to, and each page that is missing at the resume costs a round trip.
 const GAIN_THRIFTY: f64 = 0.25;
 
 /// The frozen time if the pages found last were sent frozen.
@@ -109,9 +109,9 @@ pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
         // No round and no link changes that.
         return Next::Keep(fixed);
     }
-    // The first look finds all there is, and nothing has been measured.
+    // The first scan finds all there is, and nothing has been measured.
     let [.., before, last] = rounds else { return Next::Copy };
-    // Nothing had to be sent so far: the service has next to no memory.
+    // Nothing had to be sent so far: the service has hardly any memory.
     let Some(predicted) = predict(rounds, fixed) else { return Next::Freeze };
     let limit = goals.max_frozen.unwrap_or(fixed + ENOUGH);
     if predicted <= limit {
@@ -208,10 +208,10 @@ pub fn why_hybrid(rounds: &[Round]) -> String {
     format!("more rounds do not pay: {}, so the rest follows after the resume", figures(rounds))
 }
 
-/// Pages that take less of the frozen time than this share of what it takes without any are not worth a word.
+/// Pages that lengthen the frozen time by less than this share are not mentioned.
 const NOTICED: f64 = 0.5;
 
-/// A service that writes less is not helped by less of its CPU, bytes per second.
+/// Less CPU does not help a service that writes less than this, bytes per second.
 const SLOW: f64 = 1e6;
 
 /// Bytes of pages that the service writes per second.

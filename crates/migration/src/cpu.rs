@@ -1,4 +1,4 @@
-//! CPU features that a running program may have chosen its code by.
+//! CPU features by which a running program may have chosen its code.
 //!
 //! `/proc/cpuinfo` lists much else beside them: what only the kernel uses (`smep`, `arat`, `pti`), how the CPU is
 //! watched and powered, and words that a newer kernel prints of the same CPU. Two nodes may differ in those. What

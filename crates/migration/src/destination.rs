@@ -4,10 +4,10 @@
 //! stopped and the port is closed. When the connection ends between `Restored` and the decision,
 //! the migration is in doubt and this node asks the source until it is told ([`resolve`]).
 //!
-//! The service's pages come over connections of their own into its [`intake`]. After the commit they
+//! The service's pages come over connections of their own into its [`page_receiver`]. After the commit they
 //! are put in place while the service runs, and those that have stayed at the source follow.
 //!
-//! - [`mod@admit`]: whether it is let in.
+//! - [`mod@admit`]: whether it may come.
 //! - [`receive`]: all that comes, and the restore.
 //! - [`own`]: the service is this node's.
 //! - [`foreign`]: a pager of a version with which this one cannot speak.
@@ -16,9 +16,9 @@
 mod admit;
 mod announced;
 mod foreign;
-pub(crate) mod intake;
 mod log;
 mod own;
+pub(crate) mod page_receiver;
 mod plain;
 mod receive;
 mod recover;
@@ -27,18 +27,18 @@ use std::sync::Arc;
 
 use godwit_engine::tree;
 
-use crate::arrivals::Further;
+use crate::arrivals::FurtherConnection;
 use crate::failpoint;
 use crate::images;
 use crate::journal::Stage;
 use crate::link::{Link, LinkError};
-use crate::local::{Decision, Local, LocalError, from_local_causes};
 use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
+use crate::resources::{Decision, LocalError, NodeResources, from_local_causes};
 use crate::service::Service;
 use admit::{Admitted, Coming, accept, admit};
 use foreign::Foreign;
-use intake::{Intake, IntakeError};
 use own::{adopt, fill, start};
+use page_receiver::{PageReceiver, PageReceiverError};
 use receive::{RESTORE_LIMIT, until_restored};
 use recover::answer_resume;
 pub(crate) use recover::{Asked, reattach, resolve, take_over};
@@ -57,8 +57,8 @@ pub enum DestinationError {
     Local(#[from] LocalError),
     /// Pages could not be taken.
     #[error(transparent)]
-    Intake(#[from] IntakeError),
-    /// They could not be any more, after a while.
+    Receiver(#[from] PageReceiverError),
+    /// Pages could be taken at first, and then no longer.
     #[error("{0}")]
     Pages(String),
     /// Files could not be written.
@@ -70,7 +70,7 @@ pub enum DestinationError {
     /// CRIU hangs.
     #[error("the restore took longer than {} s", RESTORE_LIMIT.as_secs())]
     Slow,
-    /// The description of the service is not one, or its name is not.
+    /// The description of the service or its name is not valid.
     #[error("the source sent a service that cannot be read")]
     Service(#[source] serde_json::Error),
     /// The source broke the rules of the conversation.
@@ -86,7 +86,7 @@ from_local_causes!(
     godwit_engine::image::ImageError,
     images::ImagesError,
     crate::journal::JournalError,
-    crate::local::HostError,
+    crate::resources::ClusterError,
     tokio::task::JoinError
 );
 
@@ -95,12 +95,12 @@ pub(crate) enum Memory {
     /// In place.
     Whole,
     /// In place, restored from images; its pager and its streams are still there.
-    Spare(Intake),
+    Spare(PageReceiver),
     /// On its way into place.
-    Filling(Intake),
-    /// In a pager with which this version cannot speak, and which goes on alone.
+    Filling(PageReceiver),
+    /// In a pager with which this version cannot speak, and which works alone.
     Foreign(Foreign),
-    /// What was in its pager only is gone, for this reason.
+    /// What only its pager had is gone, for this reason.
     Lost(String),
 }
 
@@ -108,7 +108,7 @@ impl Memory {
     /// Pends until pages are lost; then why.
     fn loss(&self) -> impl Future<Output = String> + Send + use<> {
         let loss = match self {
-            Self::Filling(intake) => Some(intake.failure()),
+            Self::Filling(receiver) => Some(receiver.failure()),
             Self::Whole | Self::Spare(_) | Self::Foreign(_) | Self::Lost(_) => None,
         };
         async move {
@@ -121,8 +121,8 @@ impl Memory {
 
     /// Why pages are lost, if they are, as far as is known now.
     fn lost(&mut self) -> Option<String> {
-        if let Self::Filling(intake) = self
-            && let Some(reason) = intake.failed()
+        if let Self::Filling(receiver) = self
+            && let Some(reason) = receiver.failed()
         {
             *self = Self::Lost(reason);
         }
@@ -134,17 +134,17 @@ impl Memory {
 }
 
 /// Serves one incoming data connection to its end. Errors are told to the source, and logged here.
-pub async fn serve(local: Arc<Local>, mut link: Link) {
+pub async fn serve(local: Arc<NodeResources>, mut link: Link) {
     let source = link.node().to_string();
     let further = match link.receive().await {
         Ok(Message::Open(open)) => return migrate(&local, link, open).await,
         Ok(Message::Join(join)) => {
             let purpose = Purpose::try_from(join.purpose).unwrap_or(Purpose::Unknown);
-            local.arrivals.give(&join.migration, &source, Further::Stream(purpose, link))
+            local.arrivals.give(&join.migration, &source, FurtherConnection::Stream(purpose, link))
         }
         Ok(Message::Resume(resume)) => {
-            match local.arrivals.give(&resume.migration, &source, Further::Resumed(link)) {
-                Some(Further::Resumed(link)) => {
+            match local.arrivals.give(&resume.migration, &source, FurtherConnection::Resumed(link)) {
+                Some(FurtherConnection::Resumed(link)) => {
                     answer_resume(&local, link, &resume.migration).await;
                     return;
                 }
@@ -152,7 +152,7 @@ pub async fn serve(local: Arc<Local>, mut link: Link) {
             }
         }
         Ok(other) => {
-            tracing::warn!(%source, got = other.name(), "a data connection did not begin as it must");
+            tracing::warn!(%source, got = other.name(), "a data connection violated the protocol");
             return;
         }
         Err(error) => {
@@ -174,10 +174,10 @@ fn answer_to_failed(error: &DestinationError) -> Message {
 }
 
 /// One migration to this node, from its request to its end.
-async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
+async fn migrate(local: &Arc<NodeResources>, mut link: Link, open: Open) {
     let source = link.node().to_string();
     match admit(local, &mut link, open).await {
-        // From here on there is something that must not be left as it is.
+        // From here on there is a journal entry and a name that must be given up on failure.
         Ok((admitted, coming)) => local.guard(arrive(local, link, admitted, coming)).await,
         Err(error) => {
             // The connection's end tells the source the same, less well.
@@ -188,33 +188,33 @@ async fn migrate(local: &Arc<Local>, mut link: Link, open: Open) {
     }
 }
 
-/// One that was let in.
-async fn arrive(local: &Arc<Local>, mut link: Link, admitted: Admitted, coming: Coming) {
+/// One that was admitted.
+async fn arrive(local: &Arc<NodeResources>, mut link: Link, admitted: Admitted, coming: Coming) {
     let id = &admitted.id;
     tracing::info!(migration = %id, service = %admitted.service.name, source = link.node(), "a service is on its way here");
-    let mut intake = match take_in(local, &mut link, &admitted, coming).await {
-        Ok(intake) => intake,
+    let mut receiver = match take_in(local, &mut link, &admitted, coming).await {
+        Ok(receiver) => receiver,
         // One that did not start may have left something.
         Err(error) => return give_up(local, link, admitted, Memory::Lost(String::new()), error).await,
     };
-    let failure = intake.failure();
+    let failure = receiver.failure();
     let restored = tokio::select! {
-        restored = until_restored(local, &mut link, &admitted, &mut intake) => restored,
+        restored = until_restored(local, &mut link, &admitted, &mut receiver) => restored,
         reason = failure => Err(DestinationError::Pages(reason)),
     };
     let keep_stopped = match restored {
         Ok(keep_stopped) => keep_stopped,
-        Err(error) => return give_up(local, link, admitted, Memory::Filling(intake), error).await,
+        Err(error) => return give_up(local, link, admitted, Memory::Filling(receiver), error).await,
     };
     let mut memory = match admitted.userfaultfd {
-        true => Memory::Filling(intake),
-        // The source may still wait for the word that its streams have brought all.
-        false => Memory::Spare(intake),
+        true => Memory::Filling(receiver),
+        // The source may still wait for the message that its streams have brought all.
+        false => Memory::Spare(receiver),
     };
     let decided = tokio::select! {
         decided = decision(&mut link) => decided,
         reason = memory.loss() => {
-            // Perhaps in time; if not, the source tells that it has committed.
+            // Perhaps this arrives in time; if not, the source says that it has committed.
             let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
             memory = Memory::Lost(reason);
             None
@@ -231,11 +231,11 @@ async fn arrive(local: &Arc<Local>, mut link: Link, admitted: Admitted, coming: 
 /// Says that it may come, and begins to take its pages. What goes wrong from here on is told to the source, and ends
 /// with an entry that says so.
 async fn take_in(
-    local: &Arc<Local>,
+    local: &Arc<NodeResources>,
     link: &mut Link,
     admitted: &Admitted,
     coming: Coming,
-) -> Result<Intake, DestinationError> {
+) -> Result<PageReceiver, DestinationError> {
     let Coming { arrival, retained } = coming;
     accept(link, admitted, retained.as_deref()).await?;
     // What an earlier attempt may have left must not mix with what comes now.
@@ -243,11 +243,17 @@ async fn take_in(
     // Pages may be sent again and again while the service runs, but each is held once.
     let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
     let most = most.min(local.promised.limit());
-    Ok(Intake::start(local, &admitted.id, most, retained, arrival).await?)
+    Ok(PageReceiver::start(local, &admitted.id, most, retained, arrival).await?)
 }
 
 /// The copy cannot be completed, for this reason.
-async fn give_up(local: &Local, link: Link, admitted: Admitted, memory: Memory, error: DestinationError) {
+async fn give_up(
+    local: &NodeResources,
+    link: Link,
+    admitted: Admitted,
+    memory: Memory,
+    error: DestinationError,
+) {
     let (service, id) = (admitted.service.clone(), admitted.id.clone());
     let reason = crate::error_chain(&error);
     tracing::warn!(migration = %id, service = %service.name, %reason, "the copy is dropped");
@@ -271,12 +277,12 @@ struct Restored {
 
 impl Restored {
     /// The source has committed.
-    async fn commit(self, local: &Arc<Local>, link: Link) {
+    async fn commit(self, local: &Arc<NodeResources>, link: Link) {
         let Self { admitted, keep_stopped, mut memory } = self;
         let (service, id) = (admitted.service.clone(), admitted.id.clone());
         let source = link.node().to_string();
-        // The source sends the last pages when it has the word. It learns it from the closed connection too, only
-        // later or less well.
+        // The source sends the last pages when it gets this message. It would also learn of the resume from the closed
+        // connection, but later and with less certainty.
         match start(local, &service, &id, &keep_stopped, &mut memory).await {
             Ok(running) => {
                 let _ = link.send(word(&mut memory, running)).await;
@@ -287,14 +293,14 @@ impl Restored {
                 let _ = link.send(word(&mut memory, Running::default())).await;
             }
         }
-        // The name and the memory are the service's own from here on.
+        // From here on the service itself has the name and the memory.
         drop(admitted);
         let telling = own::tell_hook(local, &service, &id, &source);
         tokio::join!(fill(local, &service, (&id, &source), memory, Some(link)), telling);
     }
 
     /// The source has given up, for this reason.
-    async fn abort(self, local: &Local, link: Link, reason: String) {
+    async fn abort(self, local: &NodeResources, link: Link, reason: String) {
         let Self { admitted, memory, .. } = self;
         link.close().await;
         let dropped = drop_copy(local, &admitted.service, &admitted.id, &reason, memory).await;
@@ -302,12 +308,12 @@ impl Restored {
     }
 
     /// The conversation ended before the decision.
-    async fn ask(self, local: &Arc<Local>, link: Link) {
+    async fn ask(self, local: &Arc<NodeResources>, link: Link) {
         let Self { admitted, keep_stopped, memory } = self;
         let source = link.node().to_string();
         tracing::warn!(migration = %admitted.id, %source, "the conversation ended before the decision; asking for it");
         link.close().await;
-        local.host.in_doubt(&admitted.service, &source).await;
+        local.cluster.in_doubt(&admitted.service, &source).await;
         let from = Asked { source: &source, journal: &admitted.source_journal };
         resolve(local, &admitted.service, &admitted.id, from, &keep_stopped, memory).await;
     }
@@ -327,7 +333,7 @@ async fn decision(link: &mut Link) -> Option<Decision> {
         Ok(Message::Commit) => Some(Decision::Committed),
         Err(LinkError::Aborted { reason, .. }) => Some(Decision::Aborted(reason)),
         Ok(other) => {
-            tracing::warn!(got = other.name(), "the source sent something else than its decision");
+            tracing::warn!(got = other.name(), "the source sent something other than its decision");
             None
         }
         Err(error) => {
@@ -345,7 +351,7 @@ pub(crate) struct NotDropped {
 
 /// Removes everything that came here of a service that stays where it was. Safe to do again.
 pub(crate) async fn drop_copy(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     reason: &str,
@@ -362,11 +368,11 @@ pub(crate) async fn drop_copy(
     }
     let (discarded, left) = match memory {
         Memory::Whole => (Ok(()), Memory::Whole),
-        Memory::Spare(intake) | Memory::Filling(intake) => {
-            (intake.abandon(local, id).await, Memory::Lost(String::new()))
+        Memory::Spare(receiver) | Memory::Filling(receiver) => {
+            (receiver.abandon(local, id).await, Memory::Lost(String::new()))
         }
         Memory::Foreign(_) | Memory::Lost(_) => {
-            (intake::discard(local, id).await, Memory::Lost(String::new()))
+            (page_receiver::discard(local, id).await, Memory::Lost(String::new()))
         }
     };
     let noted = match discarded {
@@ -378,13 +384,13 @@ pub(crate) async fn drop_copy(
 
 /// What [`drop_copy`] could not do is tried again until it is done.
 async fn drop_in_the_end(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     reason: &str,
     mut dropped: Result<(), NotDropped>,
 ) {
-    let mut again = local.again(id, "a copy that nobody needs cannot be dropped");
+    let mut again = local.again(id, "cannot drop a copy that is no longer needed");
     while let Err(NotDropped { error, memory }) = dropped {
         if !again.after(&error).await {
             return;

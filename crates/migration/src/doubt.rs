@@ -1,5 +1,5 @@
-//! Services that were restored here, stopped, and whose source has not told whether they are this node's: what is
-//! known of each doubt, and the word of an operator, which ends one that the source cannot end any more.
+//! Services in doubt: restored and stopped here, while the source has not said whether it has committed. An operator
+//! can decide where the source no longer can.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,7 @@ pub struct Doubt {
     pub source: String,
     /// The migration.
     pub migration: String,
-    /// Why its source does not end the doubt: then an operator may.
+    /// Why its source cannot end the doubt; then an operator may.
     pub stuck: Option<String>,
 }
 
@@ -37,9 +37,9 @@ impl Doubt {
     pub fn sentence(&self) -> String {
         let Self { service, source, stuck, .. } = self;
         match stuck {
-            None => format!("waits for node {source} to tell whether the migration committed"),
+            None => format!("waits for node {source} to say whether the migration committed"),
             Some(why) => format!(
-                "nobody tells whether the migration from node {source} committed: {why}; make sure that the service does not run on node {source}, then decide here: `godwit resolve {0} --own` lets it run, `godwit resolve {0} --drop` removes this copy",
+                "no node can say whether the migration from node {source} committed: {why}; make sure that the service does not run on node {source}, then decide here: `godwit resolve {0} --own` lets it run, `godwit resolve {0} --drop` removes this copy",
                 service.name
             ),
         }
@@ -62,7 +62,7 @@ impl Doubts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A doubt begins; what is decided by hand comes out of what is returned.
+    /// A doubt begins; the receiver that is returned gets what an operator decides.
     pub(crate) fn begin(
         &self,
         service: &Service,
@@ -105,7 +105,7 @@ impl Doubts {
         self.lock().values().map(|entry| entry.doubt.clone()).collect()
     }
 
-    /// Decides by hand. A source that answers knows better: then why not.
+    /// Decides by hand; or says why not, where the source answers and will decide itself.
     pub fn decide(&self, name: &str, verdict: Verdict) -> Result<(), String> {
         let entries = self.lock();
         let entry = entries.get(name).ok_or_else(|| {

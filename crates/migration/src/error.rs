@@ -12,7 +12,7 @@ use crate::journal::JournalError;
 /// The daemon's sentence about what it could not do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct HostError(pub String);
+pub struct ClusterError(pub String);
 
 /// Why this node could not prepare or clear the place of a service.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub enum LocalError {
     Journal(#[from] JournalError),
     /// The daemon.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Cluster(#[from] ClusterError),
     /// The pages of a service on its way here; what went wrong with them is the destination's to say.
     #[error(transparent)]
     Pages(Box<dyn std::error::Error + Send + Sync>),
@@ -57,7 +57,7 @@ pub enum LocalError {
     },
     /// What is in a service's place is another's, or a later life of it.
     #[error(
-        "{path} belongs to the service with id {id}, epoch {epoch}, of which this node still has a migration to end; try again in a moment"
+        "{path} belongs to the service with id {id}, epoch {epoch}, of which a migration has not ended on this node; try again in a moment"
     )]
     InTheWay {
         /// The directory.
@@ -69,7 +69,7 @@ pub enum LocalError {
     },
     /// Whether the service has moved stands in a journal that can neither be written nor read.
     #[error(
-        "whether service {service} has moved is not known, as the journal can neither be written nor read; it stays frozen, and godwitd ends: mend the disk that holds its state directory, and start it again"
+        "the journal can be neither written nor read, so it is not known whether service {service} has moved; the service stays frozen, and godwitd ends: repair the disk that holds its state directory, and start it again"
     )]
     Undecided {
         /// The service.
@@ -79,7 +79,7 @@ pub enum LocalError {
         source: JournalError,
     },
     /// A task of ours ended by a panic.
-    #[error("an internal task failed; godwitd's log tells more")]
+    #[error("an internal task failed; see godwitd's log")]
     Task(#[from] tokio::task::JoinError),
 }
 

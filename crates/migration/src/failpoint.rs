@@ -3,13 +3,13 @@
 //! `GODWIT_FAILPOINTS=POINT=exit` ends the process at once as SIGKILL would; `GODWIT_FAILPOINTS=POINT=wait:DIR`
 //! makes `DIR/POINT.reached` and goes on when `DIR/POINT.go` is there; where it is there already, the
 //! point is passed without a mark. `GODWIT_FAILPOINTS=POINT=error` makes what is done there fail. Several are
-//! separated by commas. Only who starts the daemon can set its environment; unset, a point costs a comparison.
+//! separated by commas. Only the user who starts the daemon can set its environment; unset, a point costs a comparison.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Between two looks for the mark to go on.
+/// Between two checks for the mark that lets it continue.
 const PAUSE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +116,7 @@ async fn wait(directory: &Path, name: &str) {
 /// Marks a point; the file to wait for.
 fn reached(directory: &Path, name: &str) -> PathBuf {
     if let Err(error) = std::fs::write(directory.join(format!("{name}.reached")), b"") {
-        tracing::error!(%error, "a fault's point cannot be marked");
+        tracing::error!(%error, "cannot mark a failpoint");
     }
     directory.join(format!("{name}.go"))
 }

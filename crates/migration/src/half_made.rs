@@ -1,5 +1,5 @@
 //! Services that are being made on this node: a mark in their directory, there before anything else of them and until
-//! the node's books have them. A daemon that starts clears what its last life was still making.
+//! the node's state has them. A daemon that starts clears what its last life was still making.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -8,13 +8,13 @@ use std::path::Path;
 use godwit_names::ServiceName;
 
 use crate::incarnation::Incarnation;
-use crate::local::{Local, LocalError};
+use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 
 /// The mark's name in the service's directory.
 const MARK: &str = "being-made";
 
-impl Local {
+impl NodeResources {
     /// A new service is made next.
     pub fn begin_making(&self, service: &Service) -> Result<(), LocalError> {
         let directory = self.layout.service(&service.name);
@@ -23,13 +23,13 @@ impl Local {
         File::create(&path).map(drop).map_err(io_error("create", &path))
     }
 
-    /// The books of this node have it.
+    /// The state of this node has it.
     pub fn made(&self, service: &Service) -> Result<(), LocalError> {
         unmark(&self.layout.service(&service.name))
     }
 
-    /// Clears every service that an earlier life of this daemon was making when it ended. What cannot be cleared is
-    /// told, and stays until a service of its name is made, or this daemon starts again.
+    /// Clears every service that this daemon was making when it last ended. What cannot be cleared is logged, and stays
+    /// until a service of its name is made, or this daemon starts again.
     pub async fn clear_half_made(&self) -> Result<(), LocalError> {
         let all = self.layout.state.join("services");
         let entries = match fs::read_dir(&all) {
@@ -44,7 +44,7 @@ impl Local {
             }
             if let Err(error) = self.clear_if_half_made(&directory).await {
                 let directory = directory.display();
-                tracing::error!(%directory, error = %crate::error_chain(&error), "a service that was being made when godwitd ended cannot be removed");
+                tracing::error!(%directory, error = %crate::error_chain(&error), "cannot remove a service that was being created when godwitd ended");
             }
         }
         Ok(())
@@ -59,11 +59,11 @@ impl Local {
             return Incarnation::remove(directory).map_err(io_error("remove", directory));
         };
         let service = left.as_service(&name);
-        if self.host.known(&service)?.here.is_some() {
+        if self.cluster.known(&service)?.here.is_some() {
             // It had all but lost its mark.
             return unmark(directory);
         }
-        tracing::warn!(service = %name, id = left.id, "it was being made when godwitd ended, and is removed");
+        tracing::warn!(service = %name, id = left.id, "it was being created when godwitd ended, and is removed");
         self.clear(&service).await
     }
 }

@@ -1,13 +1,13 @@
-//! Programs of the operator's that are run at three moments of a move, with the container's state on
+//! Programs of the operator's that are run at three points of a move, with the container's state on
 //! their standard input (the OCI runtime specification's "state of a container").
 //!
 //! ```text
 //!   source: pre-freeze ─▶ frozen ─▶ … ─▶ committed ─▶ destination: runs ─▶ post-resume
-//!                             └────────▶ source: runs again ─▶ kept
+//!                             └────────▶ source: runs again ─▶ aborted
 //! ```
 //!
-//! A service names its hooks; what runs is the file of that name in a directory of the node's operator, on
-//! the node where the moment comes. A peer can name hooks too: it can have run nothing that is not there.
+//! A service names its hooks; what runs is the file of that name in a directory of the operator's, on the node where
+//! the point is reached. A peer can name hooks too, but can run nothing that is not in that directory.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
-use crate::local::Local;
+use crate::resources::NodeResources;
 use crate::service::Service;
 pub use crate::service::{HookPoint, Hooks};
 
@@ -31,9 +31,9 @@ const MOST_WORDS: u64 = 4 << 10;
 /// Why a hook did not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    /// The name is none, or nothing of that name may be run.
+    /// The name is not valid, or nothing of that name may be run.
     #[error(
-        "the hook {name:?} cannot be run: {reason}; hooks are programs of root in {directory}, which nobody else can write to"
+        "the hook {name:?} cannot be run: {reason}; hooks are programs in {directory} that belong to root and that only root can write to"
     )]
     Missing {
         /// The hook.
@@ -43,7 +43,7 @@ pub enum HookError {
         /// Where it should be.
         directory: String,
     },
-    /// It could not be started or heard.
+    /// It could not be started, or its output not be read.
     #[error("the hook {name:?} could not be run")]
     Io {
         /// The hook.
@@ -55,7 +55,7 @@ pub enum HookError {
     /// It took too long, and was killed.
     #[error("the hook {0:?} was killed after {limit} s", limit = LIMIT.as_secs())]
     Slow(String),
-    /// It ended with something else than 0.
+    /// Its exit code was not 0.
     #[error("the hook {name:?} failed ({status}): {words}")]
     Failed {
         /// The hook.
@@ -77,13 +77,13 @@ pub fn check(directory: &Path, name: &str) -> Result<(), HookError> {
     };
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
     if name.is_empty() || name.len() > 255 || name.starts_with('.') || !name.bytes().all(plain) {
-        return Err(refused("it is no plain file name"));
+        return Err(refused("it is not a plain file name"));
     }
     for path in [directory, directory.join(name).as_path()] {
         let metadata =
             path.symlink_metadata().map_err(|error| refused(&format!("{}: {error}", path.display())))?;
         if metadata.uid() != 0 || metadata.mode() & 0o022 != 0 {
-            return Err(refused(&format!("others than root can write to {}", path.display())));
+            return Err(refused(&format!("users other than root can write to {}", path.display())));
         }
     }
     let metadata = directory.join(name).metadata().map_err(|error| refused(&error.to_string()))?;
@@ -93,9 +93,9 @@ pub fn check(directory: &Path, name: &str) -> Result<(), HookError> {
     Ok(())
 }
 
-/// Runs the service's hook for this moment, if it has one.
+/// Runs the service's hook for this point, if it has one.
 pub(crate) async fn run(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     moment: HookPoint,
     (migration, source, destination): (&str, &str, &str),

@@ -1,4 +1,4 @@
-//! CRIU's images on their way: a tmpfs of the agent's at both ends, bounded, and a stream between.
+//! CRIU's images on their way: a bounded tmpfs of the daemon's at both ends, and a stream between.
 //!
 //! CRIU writes into the source's tmpfs while this module follows its page files and sends what is
 //! new; what is sent is given back to the system at once (a hole is punched), so the source holds
@@ -46,7 +46,7 @@ pub enum ImagesError {
         #[source]
         source: io::Error,
     },
-    /// A name that is no plain file name, or not the one announced name of a file.
+    /// A name that is not a plain file name, or not the announced name of a file.
     #[error("the source sent an image file with the name {0:?}, which is refused")]
     Name(String),
     /// More than was offered and reserved.
@@ -78,24 +78,24 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Imag
     move |source| ImagesError::Io { action, path, source }
 }
 
-/// A tmpfs with a bounded size that ends with [`Room::close`] (or at the next start of the daemon).
-pub struct Room {
+/// A tmpfs with a bounded size that ends with [`ImageTmpfs::close`] (or at the next start of the daemon).
+pub struct ImageTmpfs {
     mounts: Arc<dyn Mounts>,
     path: PathBuf,
     logs: PathBuf,
 }
 
-impl Room {
+impl ImageTmpfs {
     /// Mounts a tmpfs of at most `bytes` at `path` for images; `logs` is an ordinary directory.
     pub fn open(mounts: &Arc<dyn Mounts>, path: &Path, logs: &Path, bytes: u64) -> Result<Self, ImagesError> {
         for directory in [path, logs] {
             fs::create_dir_all(directory).map_err(io_error("create", directory))?;
         }
         mounts.mount_memory(path, bytes).map_err(io_error("mount a tmpfs on", path))?;
-        let room = Self { mounts: Arc::clone(mounts), path: path.to_path_buf(), logs: logs.to_path_buf() };
-        let images = room.images();
+        let tmpfs = Self { mounts: Arc::clone(mounts), path: path.to_path_buf(), logs: logs.to_path_buf() };
+        let images = tmpfs.images();
         fs::create_dir(&images).map_err(io_error("create", &images))?;
-        Ok(room)
+        Ok(tmpfs)
     }
 
     /// Where images go.
@@ -121,7 +121,7 @@ impl Room {
     }
 }
 
-/// Unmounts and removes a room left by an earlier life of the daemon; no error when there is none.
+/// Unmounts and removes a tmpfs left by an earlier life of the daemon; no error when there is none.
 pub fn remove(mounts: &dyn Mounts, path: &Path) -> Result<(), ImagesError> {
     mounts.unmount_memory(path).map_err(io_error("unmount", path))?;
     match fs::remove_dir_all(path) {
@@ -149,27 +149,26 @@ pub fn prune_logs(parent: &Path) -> Result<(), ImagesError> {
 /// Sends a directory of images while it is written.
 pub struct Sender<'a> {
     directory: PathBuf,
-    /// Hears how many bytes are sent.
-    heard: &'a (dyn Fn(u64) + Send + Sync),
+    /// Is told how many bytes are sent.
+    on_progress: &'a (dyn Fn(u64) + Send + Sync),
     outgoing: tokio::sync::mpsc::Sender<Message>,
     open: BTreeMap<String, (File, u64)>,
     bytes: u64,
 }
 
 impl<'a> Sender<'a> {
-    /// Follows `directory`; `heard` is told the bytes sent so far, again and again.
+    /// Follows `directory`; `on_progress` is told the bytes sent so far, again and again.
     #[must_use]
     pub fn new(
         directory: &Path,
         outgoing: tokio::sync::mpsc::Sender<Message>,
-        heard: &'a (dyn Fn(u64) + Send + Sync),
+        on_progress: &'a (dyn Fn(u64) + Send + Sync),
     ) -> Self {
-        Self { directory: directory.to_path_buf(), heard, outgoing, open: BTreeMap::new(), bytes: 0 }
+        Self { directory: directory.to_path_buf(), on_progress, outgoing, open: BTreeMap::new(), bytes: 0 }
     }
 
-    /// Sends page files and the image of the files as they grow and TCP connections as they are done, until `writing` ends (which is
-    /// not waited for here: the caller cancels this future), so that the wire works while CRIU does. Never
-    /// returns early.
+    /// Sends page files and the image of the files as they grow, and TCP connections as they are written, so that the
+    /// wire works while CRIU does. It never returns by itself: the caller cancels this future when CRIU has ended.
     pub async fn follow(&mut self) -> Result<std::convert::Infallible, ImagesError> {
         let directory = self.directory.clone();
         let inotify = Inotify::init().map_err(io_error("watch", &directory))?;
@@ -188,8 +187,8 @@ impl<'a> Sender<'a> {
                 Some(event) => event.map_err(io_error("watch", &directory))?,
                 None => return Err(ImagesError::Closed),
             };
-            // Thousands of connections are thousands of files, so that only what an event names is looked
-            // at, or all of them when there were too many events.
+            // Thousands of connections are thousands of files: only the one that an event names is read, or all of
+            // them after too many events.
             if event.mask.contains(EventMask::Q_OVERFLOW) {
                 names = file_names(&directory)?;
                 continue;
@@ -244,14 +243,14 @@ impl<'a> Sender<'a> {
             punch(file, *offset, want).map_err(io_error("give back memory of", &path))?;
             *offset += want as u64;
             self.bytes += want as u64;
-            (self.heard)(self.bytes);
+            (self.on_progress)(self.bytes);
         }
         Ok(length)
     }
 }
 
-/// These are appended to and never looked at again by CRIU. With thousands of connections the image of the
-/// files is the largest of the others.
+/// CRIU appends to these and never reads or changes them again. With thousands of connections the image of the files
+/// is the largest of the others.
 fn grows(name: &str) -> bool {
     name.starts_with("pages-") || name == "files.img"
 }
@@ -281,7 +280,7 @@ fn file_names(directory: &Path) -> Result<Vec<String>, ImagesError> {
     Ok(names)
 }
 
-/// Writes images that come from another node; nothing leaves its directory or its bound.
+/// Writes images that come from another node: only into its directory, and no more than its bound.
 pub struct Receiver {
     directory: PathBuf,
     limit: u64,
@@ -375,10 +374,56 @@ fn is_image_name(name: &str) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_engine::rootfs::{Overlay, RootfsError};
+
     use super::*;
 
     fn piece(name: &str, offset: u64, data: &'static [u8]) -> ImageData {
         ImageData { name: name.into(), offset, data: Bytes::from_static(data) }
+    }
+
+    /// A directory is a directory.
+    struct NoMounts;
+
+    impl Mounts for NoMounts {
+        fn mount_root(&self, _: &Overlay) -> Result<(), RootfsError> {
+            Ok(())
+        }
+
+        fn unmount_root(&self, _: &Overlay) -> Result<(), RootfsError> {
+            Ok(())
+        }
+
+        fn mount_memory(&self, _: &Path, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn unmount_memory(&self, _: &Path) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_logs_of_the_latest_failures_are_retained_and_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let mounts: Arc<dyn Mounts> = Arc::new(NoMounts);
+        let logs = dir.path().join("logs");
+        let close = |number: usize, well| {
+            let name = format!("{number:02}");
+            let room =
+                ImageTmpfs::open(&mounts, &dir.path().join("room"), &logs.join(name), 1 << 20).unwrap();
+            fs::write(room.work().join("dump.log"), "why").unwrap();
+            room.close(well).unwrap();
+        };
+        (0..=KEPT_LOGS).for_each(|number| close(number, false));
+        close(KEPT_LOGS + 1, true);
+        let mut left: Vec<_> = fs::read_dir(&logs)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let latest: Vec<_> = (1..=KEPT_LOGS).map(|number| format!("{number:02}")).collect();
+        assert_eq!(left, latest);
     }
 
     #[test]

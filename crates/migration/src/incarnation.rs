@@ -1,8 +1,8 @@
-//! Whose the directory of a service on this node is: the service's id and epoch, in a file in it.
+//! The incarnation to which the directory of a service on this node belongs: id and epoch, in a file in it.
 //!
-//! Names come again, and so do services. What is killed, unmounted, unplugged and removed goes by a name;
-//! before that, the record is compared with what is meant. It is written before anything else is made in the
-//! directory, and removed after all else.
+//! Names are used again, and services come back. Killing, unmounting, unplugging and removing go by name; before any of
+//! them, the record is compared with the incarnation that is meant. It is written before anything else is made in
+//! the directory, and removed after all else.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -46,7 +46,7 @@ impl Incarnation {
         self.id == service.id && self.epoch <= service.epoch
     }
 
-    /// As much of a service of this name as clearing it takes.
+    /// A service of this name with as much as clearing it needs.
     pub(crate) fn as_service(&self, name: &ServiceName) -> Service {
         let Self { id, epoch, address, more, network } = self.clone();
         Service {

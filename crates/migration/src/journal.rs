@@ -3,13 +3,13 @@
 //! ```text
 //! source:       started ──► frozen ──► committed | serving ──► released ──► done
 //!                  └──► undoing ◄┘                    └──────────────────────►┘
-//!                          └─────► kept
+//!                          └─────► aborted
 //! destination:  reserved ──► restored ──► committed ──► done
 //!                  └────────────┴───────► dropped
 //! ```
 //! `committed` at the source is the commit point of the whole migration: before it is on disk the
 //! source owns the service, after it the destination does. `serving` is the same, where pages of the
-//! service are still at the source. `undoing` is the other decision: the service stays, and is put back.
+//! service are still at the source. `undoing` is the other decision: the service stays, and is rolled back.
 //! The destination's `committed` only repeats what the source decided.
 //!
 //! A commit is forgotten only when the destination has acknowledged it: `released` (nothing of the service is
@@ -36,14 +36,14 @@ use crate::schema::{self, SchemaError};
 use crate::service::Service;
 pub use stage::{Older, Role, Stage, older};
 
-/// What came of writing the commit.
+/// The result of writing the commit.
 #[derive(Debug)]
 pub enum Commit {
     /// It is on the disk.
     Written,
     /// It is not, for this reason, and will not be.
     NotWritten(JournalError),
-    /// Nobody knows: the disk can neither be written to nor read.
+    /// Unknown: the disk can be neither written nor read.
     Unknown(JournalError),
 }
 
@@ -99,9 +99,9 @@ pub enum JournalError {
         "the migration journal's entry {0} is damaged; move journal.db aside only after checking with `godwit ps` on both nodes where the service runs"
     )]
     Damaged(String),
-    /// An earlier migration of the service has to come to its end first.
+    /// An earlier migration of the service has to end first.
     #[error(
-        "an earlier migration of service {service} has not come to its end on this node (journal entry {id}: {stage}); try again in a moment"
+        "an earlier migration of service {service} has not ended on this node (journal entry {id}: {stage}); try again in a moment"
     )]
     Unsettled {
         /// The service.
@@ -114,7 +114,7 @@ pub enum JournalError {
     /// An error that a test asked for.
     #[error("a fault is injected: the disk does not take the journal's entry")]
     Injected,
-    /// The file cannot be made root's alone.
+    /// The file cannot be closed to other users.
     #[error("{path} cannot be made")]
     File {
         /// The journal.
@@ -172,11 +172,11 @@ pub struct Journal {
     observer: Observer,
 }
 
-/// Hears of a write before it is made, and says whether it may be.
+/// Is told of a write before it is made, and says whether it may be.
 #[cfg(test)]
 type Observing = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// Whoever does, in a test.
+/// The observer of a test.
 #[cfg(test)]
 #[derive(Default)]
 struct Observer(std::sync::OnceLock<Observing>);
@@ -211,7 +211,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// What tells this journal from all others, also from one that is made in its place.
+    /// What distinguishes this journal from all others, even from one that is made in its place.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.identity
@@ -313,10 +313,10 @@ impl Journal {
         })
     }
 
-    /// Writes the commit of this node's migration: `committed`, or `serving` where pages stay. With it end
-    /// those by which the service had come here. An error of the write is not taken for "not written": what
-    /// the disk has is read. Until that is known nobody else reads the journal, and nobody ever where it stays
-    /// unknown ([`Journal::is_undecided`]): an answer could be what the disk will lose.
+    /// Writes the commit of this node's migration: `committed`, or `serving` where pages stay. The migrations by which
+    /// the service had come here end with it. An error of the write does not mean "not written": the disk is read
+    /// again. Until its content is known nothing else is read from the journal, for ever if need be
+    /// ([`Journal::is_undecided`]): an answer could be one that the disk then loses.
     pub fn commit(&self, id: &str, stage: Stage) -> Commit {
         off_worker(|| {
             let mut database = self.lock();
@@ -361,8 +361,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether a commit is neither known to be on the disk nor not to be: then this journal answers nobody, and
-    /// what the disk has is read when it is opened again.
+    /// Whether it is unknown if a commit is on the disk: then this journal answers no question, and the disk is read
+    /// when it is opened again.
     #[must_use]
     pub fn is_undecided(&self) -> bool {
         off_worker(|| {
@@ -371,13 +371,13 @@ impl Journal {
         })
     }
 
-    /// What the disk has of a migration after a write has failed. With a connection of its own, that makes what
-    /// it reads durable: what a failed write left in memory would be read, and be lost with the machine.
+    /// What the disk has of a migration after a write has failed. It uses a new connection that makes durable what it
+    /// reads: otherwise it could read what a failed write left in memory, which would be lost with the machine.
     fn read_again(&self, database: &mut Connection, id: &str) -> Result<Option<Entry>, JournalError> {
         if self.fails("reading") {
             return Err(JournalError::Injected);
         }
-        // The old one is closed first: as long as it is open, it is asked.
+        // The old one is closed first: as long as it is open, its cache would answer.
         drop(std::mem::replace(database, Connection::open_in_memory()?));
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let again = Connection::open_with_flags(&self.path, flags)?;
@@ -386,8 +386,8 @@ impl Journal {
         Ok(select(database, "id = ?1", params![id])?.pop())
     }
 
-    /// Notes that nothing of a service that was given away is left here. The entry stays until the destination
-    /// has acknowledged the commit.
+    /// Records that nothing of a service that has left is here any more. The entry stays until the destination has
+    /// acknowledged the commit.
     pub fn let_go(&self, id: &str, reason: &str) -> Result<(), JournalError> {
         off_worker(|| {
             if self.fails("let_go") {
@@ -402,7 +402,7 @@ impl Journal {
         })
     }
 
-    /// Notes that the destination has it on its disk that the service is its own: it will not ask any more.
+    /// Records that the destination has acknowledged the commit: it will not ask any more.
     pub fn acknowledge(&self, id: &str, destination: &str) -> Result<(), JournalError> {
         off_worker(|| {
             if self.fails("acknowledge") {
@@ -418,7 +418,7 @@ impl Journal {
         })
     }
 
-    /// Notes that the service is restored, stopped, and which of its processes stay so.
+    /// Records that the service is restored and stopped, and which of its processes stay stopped.
     pub fn set_restored(&self, id: &str, keep_stopped: &[u32]) -> Result<(), JournalError> {
         off_worker(|| {
             let damaged = || JournalError::Damaged(id.to_string());
@@ -439,7 +439,7 @@ impl Journal {
         off_worker(|| Ok(select(&self.lock(), "id = ?1", params![id])?.pop()))
     }
 
-    /// How the pages of a migration from here are sent; as usual where an older version began it.
+    /// How the pages of a migration from here are sent; the defaults where an older version began it.
     pub fn serving(&self, id: &str) -> Result<ServeOptions, JournalError> {
         off_worker(|| {
             let query = "SELECT serving FROM migration WHERE id = ?1";

@@ -29,6 +29,28 @@ fn stage(journal: &Journal, id: &str) -> Stage {
 }
 
 #[test]
+fn the_journal_is_closed_to_other_users_even_where_its_file_was_open_to_them() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal.db");
+    let open = || {
+        let _journal = Journal::open(&path).unwrap();
+        let found: Vec<_> = std::fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name(), entry.metadata().unwrap().permissions().mode() & 0o777))
+            .collect();
+        assert!(found.len() > 1, "SQLite has further files while it is open: {found:?}");
+        assert!(found.iter().all(|(_, mode)| *mode == 0o600), "{found:?}");
+    };
+    open();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    open();
+}
+
+#[test]
 fn an_entry_with_a_name_that_is_a_path_is_damaged_and_the_file_is_named() {
     let (directory, journal) = journal();
     begin(&journal, "01A", Role::Source, "b", &service()).unwrap();

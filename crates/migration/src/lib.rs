@@ -4,15 +4,15 @@
 //!  source                                                     destination
 //!  reserve ── Open ──────────────────────────────────────────▶ admit, accept
 //!  root ───── layers, files, log ────────────────────────────▶ receive
-//!  precopy ── pages, in rounds ─────(streams)────────────────▶ intake ──▶ godwit-pager
+//!  precopy ── pages, in rounds ─────(streams)────────────────▶ page_receiver ──▶ godwit-pager
 //!  freeze, dump ── last pages, images ───────────────────────▶ receive, restore
 //!  journal: committed                                          journal: restored
 //!  commit ─── Commit ────────────────────────────────────────▶ own: the service runs
-//!  serve ──── pages that stayed, answers to page faults ─────▶ intake ──▶ godwit-pager
+//!  serve ──── pages that stayed, answers to page faults ─────▶ page_receiver ──▶ godwit-pager
 //! ```
 //!
 //! - [`source`], [`destination`]: the two state machines. The source checks first that the service is eligible; then its
-//!   `reserve` asks the destination, whose `admit` answers. `precopy` sends pages to the destination's `intake` while the
+//!   `reserve` asks the destination, whose `admit` answers. `precopy` sends pages to the destination's `page_receiver` while the
 //!   service runs. `freeze` has the engine freeze it, `dump` runs CRIU on it ([`checkpoint`]), and the destination's `receive`
 //!   has the engine restore it. `serve` sends the pages that stayed. The cut-over is done on the way: `freeze` has the overlay
 //!   steer frames to the destination, and the destination's `own` has it open the port there. The destination imports nothing
@@ -23,7 +23,7 @@
 //! - [`recovery`]: finishes or undoes the moves in the journal; the daemon calls it at its start. [`doubt`]: services in
 //!   doubt. Their node asks the source for its journal until it answers, or an operator decides, and runs or removes the
 //!   service according to that.
-//! - [`local`]: the node as both ends see it: engine, network, CRIU, pagers, store, journal, and the host above.
+//! - [`resources`]: the node as both ends see it: engine, network, CRIU, pagers, store, journal, and the cluster.
 //!   [`incarnation`]: id and epoch, which it compares before it removes anything of a service.
 //! - [`converge`]: when to stop copying and freeze. [`report`]: what a move came to.
 //! - [`retained`]: pages of a service that has left, for when it comes back.
@@ -31,10 +31,11 @@
 //!   process, without root, CRIU or a network, and lets each step and connection fail.
 //!
 //! `docs/migration.md` describes the order of the steps, `docs/commit.md` the commit. The crate does not know the API, the
-//! command line, or how nodes find each other: its caller provides the latter as [`local::Host`].
+//! command line, or how nodes find each other: its caller provides the latter as [`resources::Cluster`].
 
 pub mod arrivals;
 pub mod attach;
+pub mod backoff;
 pub mod binds;
 pub mod blocking;
 pub mod bulk;
@@ -52,7 +53,6 @@ pub mod incarnation;
 pub mod journal;
 pub mod link;
 pub(crate) mod listeners;
-pub mod local;
 #[cfg(test)]
 mod loopback;
 pub mod machine;
@@ -65,6 +65,7 @@ pub mod pagers;
 pub mod promised;
 pub mod recovery;
 pub mod report;
+pub mod resources;
 pub mod restart;
 pub mod retained;
 pub mod schema;
@@ -76,27 +77,14 @@ pub mod task;
 pub mod terms;
 pub mod waits;
 
+pub use backoff::Backoff;
 pub use doubt::{Doubt, Doubts, Verdict};
-pub use local::{Decision, Host, HostError, Known, Local, LocalError};
 pub use options::{Compress, Mode, Options};
 pub use report::{Outcome, Report};
+pub use resources::{Cluster, ClusterError, Decision, Known, LocalError, NodeResources};
 pub use restart::Restart;
 pub use service::{Attachment, Layout, Port, Service};
 pub use source::{Progress, Source};
 pub use waits::{Wait, Waits};
 
-/// An error and all its causes as one sentence.
-#[must_use]
-pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.ends_with(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
-}
+pub use godwit_memory::causes::error_chain;

@@ -1,6 +1,6 @@
 //! The conversation's carrier: messages over one data connection, with heartbeats.
 //!
-//! A task owns the writing side, so that heartbeats go out also while the state machine is busy;
+//! A task owns the writing side, so that heartbeats go out even while the state machine is busy;
 //! the reading side gives up after [`SILENCE`] without a frame.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -35,7 +35,7 @@ pub enum LinkError {
     /// Reading failed, or nothing came for [`SILENCE`].
     #[error(transparent)]
     Broken(#[from] FrameError),
-    /// Writing failed; what is read next tells why, as a rule.
+    /// Writing failed; what is read next says why, as a rule.
     #[error("the connection to node {0} is no longer writable")]
     Closed(String),
     /// A frame could not be understood.
@@ -71,10 +71,10 @@ pub enum LinkError {
 /// daemon lives, not that it does its work.
 #[derive(Debug, Default)]
 pub struct Advance {
-    /// Where on the wire the last message of this node ends that is not a heartbeat.
+    /// Where on the wire this node's last message ends, heartbeats not counted.
     said: AtomicU64,
-    /// How many messages came that are not heartbeats; of steps, those that lead on.
-    heard: AtomicU64,
+    /// How many messages came, without heartbeats and without steps that had been reached before.
+    received: AtomicU64,
     /// The last step that the other node has told of.
     step: AtomicI32,
 }
@@ -89,8 +89,8 @@ impl Advance {
 
     /// How many messages came.
     #[must_use]
-    pub fn heard(&self) -> u64 {
-        self.heard.load(Ordering::Relaxed)
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 
     /// What the other node has said that it does.
@@ -183,10 +183,10 @@ impl<S: Carrier> Link<S> {
                 // A step that was reached before is no further.
                 Message::Step(Reached { step }) => {
                     let before = self.advance.step.fetch_max(step, Ordering::Relaxed);
-                    self.advance.heard.fetch_add(u64::from(step > before), Ordering::Relaxed);
+                    self.advance.received.fetch_add(u64::from(step > before), Ordering::Relaxed);
                     continue;
                 }
-                _ => self.advance.heard.fetch_add(1, Ordering::Relaxed),
+                _ => self.advance.received.fetch_add(1, Ordering::Relaxed),
             };
             match message {
                 Message::Abort(why) => {
@@ -212,7 +212,7 @@ impl<S: Carrier> Link<S> {
         if let Some(error) = self.last_words(LAST_WORDS).await {
             return Some(error);
         }
-        // Silence on this side too: then it is the writer that knows.
+        // Silence on this side too: then the writer knows why.
         match self.writer.take()?.await {
             Ok(Err(error)) => Some(error.into()),
             _ => None,
@@ -256,7 +256,7 @@ async fn write<W: AsyncWrite + Unpin>(
     mut incoming: mpsc::Receiver<Message>,
     (traffic, advance): (Arc<Traffic>, Arc<Advance>),
 ) -> Result<(), FrameError> {
-    // Whether a message of which the kernel may not have all bytes yet is no heartbeat.
+    // Whether a message other than a heartbeat is there of which the kernel may not have all bytes yet.
     let mut said = false;
     loop {
         let message = match tokio::time::timeout(HEARTBEAT, incoming.recv()).await {

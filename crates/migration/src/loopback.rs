@@ -11,17 +11,17 @@
 //! Real are: the state machines, recovery, journals, messages, TLS, streams, the tracker, the pager, CRIU's images as far
 //! as memory goes. Fakes are: the engine, CRIU, network, mounts, and what the daemon does above a migration.
 //!
-//! - [`process`]: services' processes. - [`machine`]: a node without its daemon; [`engine`], [`means`], [`host`]: the
+//! - [`process`]: services' processes. - [`machine`]: a node without its daemon; [`engine`], [`means`], [`cluster`]: the
 //!   fakes on it. - [`daemon`]: its daemon, which is killed and started again. - [`wire`]: the way between the nodes.
 //! - [`script`]: faults at steps. - [`world`]: all of it, and what has to be so when it has come to rest.
 //! - [`faults`]: all faults, one after the other.
 
 #![allow(clippy::unwrap_used)]
 
+mod cluster;
 mod daemon;
 mod engine;
 mod faults;
-mod host;
 mod machine;
 mod means;
 mod process;

@@ -173,7 +173,7 @@ messages! {
         15 ImagesEnd(ImagesEnd),
         /// The service runs at the destination.
         18 Running(Running),
-        /// No: the service stays at the source.
+        /// The migration is aborted: the service stays at the source.
         19 Abort(Reason),
         /// First on a further connection.
         22 Join(Join),
@@ -205,8 +205,7 @@ messages! {
 }
 
 impl Message {
-    /// The frame's flags: batches of pages have a checksum of their own, which is looked at when they are
-    /// unpacked.
+    /// The frame's flags: batches of pages have a checksum of their own, which is checked when they are unpacked.
     #[must_use]
     pub fn flags(&self) -> u16 {
         match self {

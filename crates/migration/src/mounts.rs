@@ -12,11 +12,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 pub trait Mounts: Send + Sync {
     /// Mounts the root filesystem of a service.
     fn mount_root(&self, root: &Overlay) -> Result<(), RootfsError>;
-    /// Takes it away, if it is there.
+    /// Unmounts it, if it is there.
     fn unmount_root(&self, root: &Overlay) -> Result<(), RootfsError>;
     /// Mounts a tmpfs of at most so many bytes.
     fn mount_memory(&self, path: &Path, bytes: u64) -> io::Result<()>;
-    /// Takes away all that is mounted there.
+    /// Unmounts all that is mounted there.
     fn unmount_memory(&self, path: &Path) -> io::Result<()>;
 }
 

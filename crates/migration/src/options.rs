@@ -6,7 +6,7 @@ use std::time::Duration;
 /// How the memory moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// As what is measured suggests.
+    /// Chosen by what is measured.
     #[default]
     Auto,
     /// All while the service is frozen.
@@ -98,13 +98,13 @@ pub struct Options {
     pub postcopy: bool,
     /// Connections for pages.
     pub streams: usize,
-    /// Where the network namespace is mounted at the destination, for a service in one of somebody else's;
-    /// else where it is at the source.
+    /// Where the network namespace is at the destination, for a service in one that godwit did not create; by default
+    /// where it is at the source.
     pub network: Option<PathBuf>,
 }
 
-/// Those of the options that count as long as pages are at the source, whichever connection or life of the daemon
-/// sends them.
+/// The options that count as long as pages are at the source, even over another connection or after a restart of the
+/// daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServeOptions {
     /// Connections for pages.
@@ -131,7 +131,7 @@ impl Default for ServeOptions {
     }
 }
 
-/// Rounds that nobody needs more of: each either gains a tenth or is the last but one.
+/// Enough rounds for any service: each either gains a tenth or is the last but one.
 const MAX_ROUNDS: u32 = 30;
 
 /// Two streams keep a second core busy with TLS; more only share the link.

@@ -1,9 +1,9 @@
 //! Hashes by which pages are known to be equal, keyed with a secret.
 //!
-//! Two pages with the same hash are taken for equal, and the second does not cross. Who chooses what is in a page, as
-//! a client of a database does, must not be able to make another with the same hash: XXH3 alone resists no one who
-//! knows it. So it is keyed with random bytes that only the two nodes know: those that the destination drew when it
-//! retained pages of the service, which it tells in its acceptance; else the source's own.
+//! Two pages with the same hash are taken for equal, and the second does not cross. A client that chooses the content
+//! of pages, as a database's does, must not be able to make two with one hash, and XXH3 alone does not prevent that.
+//! So it is keyed with random bytes that only the two nodes know: those that the destination drew when it retained
+//! pages of the service, which it sends in its acceptance; else the source's own.
 //!
 //! A page takes 0.4 µs (10 GB/s) on a machine of 2021, the same as without a key; keyed BLAKE3 takes 2.3 µs
 //! (1.8 GB/s), more than the pages take on a link of 10 Gbit/s.

@@ -9,7 +9,7 @@ use godwit_memory::pager::{self, PagerError};
 pub trait Pagers: Send + Sync {
     /// Starts a pager in a directory, for at most so many bytes of pages. It outlives the daemon.
     fn start(&self, directory: &Path, bytes: u64) -> Result<(), PagerError>;
-    /// Ends the one in a directory, also if it does not answer. No error when there is none.
+    /// Ends the one in a directory, even if it does not answer. No error when there is none.
     fn end(&self, directory: &Path) -> Result<(), PagerError>;
 }
 

@@ -1,9 +1,9 @@
 //! Memory that is promised to services on their way to this node: all of it in one sum, below the operator's limit
 //! and what the machine has.
 //!
-//! A service gets a reservation when it is let in, of what it has announced. What comes is counted against it: pages,
-//! and CRIU's images, which lie in a tmpfs. What goes beyond, as a service that grows or a large file without a name,
-//! is reserved when it comes, or is not taken.
+//! A service gets a reservation of what it has announced when it is admitted. Pages and CRIU's images, which lie in a
+//! tmpfs, are counted against it. More, for a service that grows or has a large file without a name, is reserved when
+//! it comes, or refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,7 +58,7 @@ impl Promised {
 }
 
 impl Reservation {
-    /// Holds so many bytes at least, of so much that is free now: what has come already is not.
+    /// Raises the reservation to so many bytes at least, where so much is free now; what has come already is not free.
     ///
     /// # Errors
     /// How many bytes there could be, where that is less.

@@ -1,10 +1,10 @@
-//! What a daemon does with the migrations that its last life left unfinished.
+//! What a daemon does at its start with the migrations that are unfinished.
 //!
-//! A journal entry is a promise about one incarnation of a service, its id and epoch. Before it is acted upon it
-//! is compared with what this node has now ([`Known`]): a service that has come back since, or gone on, is not
-//! what the entry is about, and only the entry ends.
+//! A journal entry is a promise about one incarnation of a service, its id and epoch. Before the daemon acts on it, it
+//! compares it with what this node has now ([`Known`]). Where the service has come back since, or moved on, the entry
+//! is about another incarnation, and only the entry ends.
 //!
-//! | role, stage | what it means | the books | what is done |
+//! | role, stage | what it means | the state | what is done |
 //! |---|---|---|---|
 //! | source `started`, `frozen`, `undoing` | not committed | here with another epoch | `aborted` |
 //! | | | else | port opened, thawed, `aborted` |
@@ -21,16 +21,16 @@
 //! | | | else | taken over again, `done` |
 //!
 //! What cannot be done at once is tried again in the background, and keeps the service's name meanwhile.
-//! Pagers outlive the daemon: they are attached to again, and those that nobody needs are ended.
+//! Pagers outlive the daemon: it attaches to them again, and ends those that are no longer needed.
 //!
 //! The rules are functions of plain values, [`act`] and [`answer`]; `tests/protocol.rs` checks them against all
 //! orders in which nodes can fail.
 
 use std::sync::Arc;
 
-use crate::destination::{self, intake};
+use crate::destination::{self, page_receiver};
 use crate::journal::{Entry, Role, Stage};
-use crate::local::{Decision, Known, Local, LocalError, Place};
+use crate::resources::{Decision, Known, LocalError, NodeResources, Place};
 use crate::source;
 
 /// What is done with an unfinished entry.
@@ -48,7 +48,7 @@ pub enum Act {
     Ask,
     /// The service is this node's, and runs.
     TakeOver,
-    /// The entry is about what is not here any more.
+    /// The entry is about an incarnation that is not here any more.
     End(Stage),
 }
 
@@ -74,9 +74,8 @@ pub fn act(role: Role, stage: Stage, epoch: u64, known: Known) -> Act {
     }
 }
 
-/// What this node answers, as the source, to a destination in doubt that asks for its decision. It says that the
-/// service was not given away only if it wrote so: a journal that does not know the migration, or is not the one in which it
-/// began, cannot tell.
+/// What this node answers, as the source, to a destination in doubt. It says "aborted" only if its journal says so: a
+/// journal that does not have the migration, or is not the one in which it began, cannot tell.
 #[must_use]
 pub fn answer(entry: Option<&Entry>, asker: &str, asked: &str, own: &str) -> Decision {
     if !asked.is_empty() && asked != own {
@@ -85,7 +84,7 @@ pub fn answer(entry: Option<&Entry>, asker: &str, asked: &str, own: &str) -> Dec
         );
     }
     match entry.filter(|entry| entry.role == Role::Source && entry.peer == asker) {
-        None => Decision::Unknown("its journal knows of no such migration".into()),
+        None => Decision::Unknown("its journal has no such migration".into()),
         Some(entry) if entry.stage.is_committed() => Decision::Committed,
         Some(entry) if matches!(entry.stage, Stage::Undoing | Stage::Aborted) => {
             Decision::Aborted(entry.reason.clone())
@@ -95,7 +94,7 @@ pub fn answer(entry: Option<&Entry>, asker: &str, asked: &str, own: &str) -> Dec
 }
 
 /// The answer to the node `asker`, which asks for a migration that began in the journal `asked`.
-pub fn decision(local: &Local, id: &str, asker: &str, asked: &str) -> Result<Decision, LocalError> {
+pub fn decision(local: &NodeResources, id: &str, asker: &str, asked: &str) -> Result<Decision, LocalError> {
     if local.journal.is_undecided() {
         return Ok(Decision::Pending);
     }
@@ -103,27 +102,27 @@ pub fn decision(local: &Local, id: &str, asker: &str, asked: &str) -> Result<Dec
     Ok(answer(entry.as_ref(), asker, asked, local.journal.identity()))
 }
 
-/// Brings every unfinished migration of this node to its end. Returns when nothing of this node's
-/// own services is in the wrong state; those in doubt, and what cannot be ended now, go on in tasks of their own.
-pub async fn recover(local: &Arc<Local>) -> Result<(), LocalError> {
+/// Finishes or undoes every unfinished migration of this node. Returns when none of this node's own services is in a
+/// wrong state; tasks go on with those in doubt, and with what cannot be ended now.
+pub async fn recover(local: &Arc<NodeResources>) -> Result<(), LocalError> {
     crate::images::prune_logs(&local.layout.state.join("criu-logs"))?;
-    if let Err(error) = intake::end_idle(local).await {
-        tracing::error!(error = %crate::error_chain(&error), "pagers that nobody needs cannot be ended");
+    if let Err(error) = page_receiver::end_idle(local).await {
+        tracing::error!(error = %crate::error_chain(&error), "cannot end pagers that are no longer needed");
     }
     for entry in local.journal.unfinished()? {
         let (id, service) = (entry.id.clone(), entry.service.name.clone());
-        tracing::info!(migration = %id, %service, role = ?entry.role, stage = ?entry.stage, "an unfinished migration is found");
+        tracing::info!(migration = %id, %service, role = ?entry.role, stage = ?entry.stage, "found an unfinished migration");
         if let Err(error) = end(local, &entry).await {
             // The other services need their daemon.
-            let place = local.host.occupy(&service);
+            let place = local.cluster.occupy(&service);
             local.spawn(|local| end_later(local, entry, error, place));
         }
     }
     Ok(())
 }
 
-async fn end_later(local: Arc<Local>, entry: Entry, error: LocalError, place: Option<Place>) {
-    let mut again = local.again(&entry.id, "an unfinished migration cannot be ended yet");
+async fn end_later(local: Arc<NodeResources>, entry: Entry, error: LocalError, place: Option<Place>) {
+    let mut again = local.again(&entry.id, "cannot finish or undo a migration yet");
     let mut failed = Err(error);
     while let Err(error) = &failed {
         if !again.after(error).await {
@@ -134,19 +133,19 @@ async fn end_later(local: Arc<Local>, entry: Entry, error: LocalError, place: Op
     drop(place);
 }
 
-async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
+async fn end(local: &Arc<NodeResources>, entry: &Entry) -> Result<(), LocalError> {
     let Entry { id, role, peer, stage, service, keep_stopped, peer_journal, .. } = entry.clone();
-    match act(role, stage, service.epoch, local.host.known(&service)?) {
+    match act(role, stage, service.epoch, local.cluster.known(&service)?) {
         Act::End(stage) => {
-            tracing::warn!(migration = %id, service = %service.name, "the entry is older than the service that is here, and ends alone");
+            tracing::warn!(migration = %id, service = %service.name, "the entry is older than the service that is here: only the entry ends");
             local.journal.set(&id, stage, "the service has come back or gone on since")?;
         }
         Act::LetGo => {
             source::let_go(local, &service, &id, &peer, "godwitd was restarted after the commit").await?
         }
         Act::Serve => {
-            local.host.release(&service, &peer).await?;
-            let place = local.host.serves(&service, &id, &peer)?;
+            local.cluster.release(&service, &peer).await?;
+            let place = local.cluster.serves(&service, &id, &peer)?;
             local.spawn(|local| async move {
                 source::go_on_serving(&local, &service, &id, &peer).await;
                 drop(place);
@@ -161,9 +160,9 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
             }
         }
         Act::TakeOver => {
-            // Its own in the books first, so that nobody points the network elsewhere meanwhile.
+            // First the state says that it is this node's own, so that nothing points the network elsewhere meanwhile.
             local.journal.set(&id, Stage::Committed, "")?;
-            local.host.adopt(&service).await?;
+            local.cluster.adopt(&service).await?;
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
             local.spawn(|local| async move {
                 let memory = destination::reattach(&local, &id, arrival).await;
@@ -171,7 +170,7 @@ async fn end(local: &Arc<Local>, entry: &Entry) -> Result<(), LocalError> {
             });
         }
         Act::Ask => {
-            local.host.in_doubt(&service, &peer).await;
+            local.cluster.in_doubt(&service, &peer).await;
             local.doubts.begin(&service, &id, &peer);
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
             local.spawn(|local| async move {

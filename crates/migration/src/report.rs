@@ -48,7 +48,7 @@ pub struct Report {
     pub destination: String,
     /// How it ended.
     pub outcome: Outcome,
-    /// Why it was aborted or lost; of one that moved, what has not been confirmed or let go, if anything.
+    /// Why it was aborted or lost; where it moved, what has not been confirmed or released, if anything.
     pub reason: String,
     /// Passes over the memory while the service ran.
     pub rounds: u32,
@@ -56,7 +56,7 @@ pub struct Report {
     pub total_ms: f64,
     /// From freezing at the source to resuming at the destination (or at the source when aborted).
     pub frozen_ms: f64,
-    /// What it was to be, as far as that was known before the freeze; 0 where nothing was.
+    /// The frozen time as predicted before the freeze; 0 where nothing was predicted.
     pub predicted_frozen_ms: f64,
     /// Time spent on memory and files before the freeze: finding what to send.
     pub pre_dump_ms: f64,
@@ -70,10 +70,10 @@ pub struct Report {
     pub resume_ms: f64,
     /// From the resume until the destination had the pages that had stayed at the source.
     pub faulted_transfer_ms: f64,
-    /// What the network took of the frozen time, milliseconds: frames steered to the destination at the
-    /// freeze, the port closed at the source, frames handed in and the address taken over there.
+    /// What the cut-over took of the frozen time, milliseconds: steering frames to the destination at the
+    /// freeze, closing the port at the source, delivering frames and taking over the address there.
     pub cutover_ms: f64,
-    /// Frames that came for the service while it was frozen and were handed in when it went on.
+    /// Frames that came for the service while it was frozen and were delivered at the resume.
     pub held_frames: u64,
     /// Those for which there was no room.
     pub held_dropped: u64,
@@ -87,21 +87,21 @@ pub struct Report {
     pub faults: u64,
     /// Everything the source put on the wire, with framing.
     pub wire_bytes: u64,
-    /// Of these, what the connections for pages carried.
+    /// Of these, what the streams carried.
     pub memory_wire_bytes: u64,
     /// Layers, changed files and logs.
     pub file_bytes: u64,
-    /// What the connections for pages would have carried without framing, compression, differences and
-    /// kept pages: all pages that are not zero, and once more those found written after they were sent.
+    /// What the streams would have carried without framing, compression, deltas and retained pages: all pages that
+    /// are not zero, and once more those found written after they were sent.
     pub page_bytes: u64,
     /// Memory of the service at the freeze.
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
     pub phases: Vec<Phase>,
-    /// Where the network namespace is at the destination, for a service in one of somebody else's.
+    /// Where the network namespace is at the destination, for a service in one that godwit did not create.
     pub network_namespace: String,
-    /// The CRIU that dumped; with `+lazy-pages-external` where our patch let it pass over the memory,
-    /// and `+tcp-inline` where another one let it put connections into the image of the files.
+    /// The CRIU that dumped; with `+lazy-pages-external` where our patch had it skip the memory, and
+    /// `+tcp-inline` where another one had it put connections into the image of the files.
     pub criu: String,
 }
 

@@ -1,4 +1,4 @@
-//! When a service is started again that has ended: its policy, which moves with it, and the pauses between starts.
+//! When a service that has ended is started again: its policy, which moves with it, and the pauses between starts.
 //!
 //! | policy | a service that ended by itself, or with its machine | one that `godwit stop` ended |
 //! |---|---|---|
@@ -14,29 +14,30 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// First and longest pause before a start; as Docker's.
-const FIRST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(60);
+use crate::backoff::Backoff;
+
+/// The pauses before a service's starts; as Docker's.
+pub const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(60));
 
 /// A service that has run for this long begins with the first pause again.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// When a service is started again.
+/// When a service that has ended is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Restart {
     /// Never.
     #[default]
     No,
-    /// When it failed, at most so many times; 0 for as often as that happens.
+    /// When it failed, at most so many times; 0 for no limit.
     OnFailure(u32),
-    /// Whenever it ended, and nobody stopped it.
+    /// Whenever it ended by itself.
     Always,
 }
 
 /// Not a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a restart policy; there are no, on-failure, on-failure:N with N from 1, and always")]
+#[error("{0:?} is not a restart policy; write no, on-failure, on-failure:N with N from 1, or always")]
 pub struct UnknownRestart(String);
 
 impl FromStr for Restart {
@@ -84,7 +85,7 @@ impl From<Restart> for String {
 }
 
 impl Restart {
-    /// Whether a service is started again that ended with this code, was started again so often since a user
+    /// Whether to start a service again that ended with this code, was started again so often since a user
     /// started it, and may have been stopped by a user.
     #[must_use]
     pub fn wants(self, code: i32, restarts: u32, stopped: bool) -> bool {
@@ -97,13 +98,12 @@ impl Restart {
     }
 }
 
-/// The pause before the next start of a service that has run for so long, where there was one before its last start.
-#[must_use]
-pub fn pause(before: Option<Duration>, ran: Duration) -> Duration {
-    match before {
-        Some(before) if ran < SETTLED => (before * 2).min(LONGEST),
-        _ => FIRST,
+/// The pause before the next start of a service that has run for so long since the last one.
+pub fn pause(pauses: &mut Backoff, ran: Duration) -> Duration {
+    if ran >= SETTLED {
+        pauses.reset();
     }
+    pauses.pause()
 }
 
 #[cfg(test)]
@@ -151,12 +151,10 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_a_minute_until_the_service_has_run_a_while() {
-        let mut pauses = vec![pause(None, Duration::ZERO)];
-        for _ in 0..11 {
-            pauses.push(pause(pauses.last().copied(), Duration::from_secs(1)));
-        }
-        let millis: Vec<_> = pauses.iter().map(Duration::as_millis).collect();
+        let mut pauses = PAUSES;
+        let mut after = |ran| pause(&mut pauses, ran).as_millis();
+        let millis: Vec<_> = (0..12).map(|_| after(Duration::from_secs(1))).collect();
         assert_eq!(millis, [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 51_200, 60_000, 60_000]);
-        assert_eq!(pause(Some(LONGEST), SETTLED), FIRST);
+        assert_eq!(after(SETTLED), 100);
     }
 }

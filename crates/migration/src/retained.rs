@@ -1,8 +1,8 @@
 //! Pages of services that left this node: a service that comes back sends only what differs.
 //!
-//! They are copied out of the frozen processes before those are let go, into memory of this daemon,
-//! within a bound, and given up when the machine runs short of memory. When the service comes back,
-//! the source is told a hash of each and the key that they were made with, and names the pages that are still the same.
+//! They are copied out of the frozen processes before those are killed, into memory of this daemon, within a bound, and
+//! dropped when the machine runs short of memory. When the service comes back, this node sends the source a hash of
+//! each and the key of the hashes, and the source names the pages that are still the same.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -130,7 +130,7 @@ impl Retained {
         &self.key
     }
 
-    /// What the source is told, no more than it takes.
+    /// The hashes for the source, no more than it takes.
     pub(crate) fn messages(&self) -> impl Iterator<Item = RetainedPages> + '_ {
         self.hashes.leaves().take(MAX_LEAVES).map(|(space, leaf, hashes)| RetainedPages {
             space,
@@ -140,7 +140,7 @@ impl Retained {
     }
 }
 
-/// Adds what a destination tells; nothing when that makes no sense.
+/// Adds the hashes that a destination sends; nothing when they are not valid.
 pub(crate) fn learn(hashes: &mut Hashes, message: &RetainedPages) -> Option<()> {
     if message.hashes.len() != LEAF_PAGES * HASH || hashes.len() >= MAX_LEAVES {
         return None;

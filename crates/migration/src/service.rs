@@ -18,8 +18,8 @@ pub struct Service {
     pub id: String,
     /// Name, unique in the cluster.
     pub name: ServiceName,
-    /// Address that moves with it, on the first of its networks; `0.0.0.0` in a network namespace of
-    /// somebody else's.
+    /// Address that moves with it, on the first of its networks; `0.0.0.0` in a network namespace that godwit
+    /// did not create.
     pub address: Ipv4Addr,
     /// Its addresses on further networks.
     #[serde(default)]
@@ -54,10 +54,10 @@ pub struct Service {
     pub user: User,
     /// Working directory inside.
     pub workdir: PathBuf,
-    /// How its processes are held.
+    /// How its processes are confined.
     #[serde(default = "Confinement::of_older_versions")]
     pub confinement: Confinement,
-    /// When it is started again that has ended.
+    /// When it is started again after it has ended.
     #[serde(default)]
     pub restart: Restart,
     /// `NAME=VALUE` pairs for people.
@@ -75,12 +75,12 @@ pub enum Attachment {
     /// Networks of godwit's, on each of which it has an address that moves with it.
     #[default]
     Overlay,
-    /// The network namespace that is mounted here, which is somebody else's.
+    /// The network namespace that is mounted here, which godwit did not create.
     Namespace(PathBuf),
 }
 
 impl Attachment {
-    /// The namespace, if it is somebody else's.
+    /// The namespace, if godwit did not create it.
     #[must_use]
     pub fn namespace(&self) -> Option<&Path> {
         match self {
@@ -90,14 +90,14 @@ impl Attachment {
     }
 }
 
-/// The moments of a move at which a hook runs.
+/// The points of a move at which a hook runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HookPoint {
     /// The service runs at the source, and will be frozen next.
     PreFreeze,
     /// It runs at the destination.
     PostResume,
-    /// It was to move, and runs at the source.
+    /// The move was aborted, and it runs at the source.
     Aborted,
 }
 
@@ -115,7 +115,7 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    /// The one for a moment.
+    /// The one for a point.
     #[must_use]
     pub fn of(&self, moment: HookPoint) -> &str {
         match moment {
@@ -168,7 +168,7 @@ impl From<Port> for Published {
 }
 
 impl Service {
-    /// Its addresses, one on each of its networks; none in a network namespace of somebody else's.
+    /// Its addresses, one on each of its networks; none in a network namespace that godwit did not create.
     #[must_use]
     pub fn addresses(&self) -> Vec<Ipv4Addr> {
         match self.network {
@@ -177,7 +177,7 @@ impl Service {
         }
     }
 
-    /// Tells its times by a clock that is `ahead_ms` ahead of the one that they were told by.
+    /// Converts its times to a clock that is `ahead_ms` ahead of the one by which they were taken.
     pub fn tell_by_clock_ahead(&mut self, ahead_ms: i64) {
         self.created_ms = self.created_ms.saturating_add(ahead_ms);
         self.started_ms = self.started_ms.saturating_add(ahead_ms);
@@ -254,7 +254,7 @@ impl Layout {
         }
     }
 
-    /// The network namespace of a service on this node: its own, or the one of somebody else's.
+    /// The network namespace of a service on this node: its own, or one that godwit did not create.
     #[must_use]
     pub fn namespace(&self, service: &Service) -> PathBuf {
         service.network.namespace().map_or_else(|| self.netns.join(&service.name), Path::to_path_buf)

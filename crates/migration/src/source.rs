@@ -1,17 +1,17 @@
-//! The source's side of a migration: a line of phases, of which each consumes what the one before it has come to.
+//! The source's side of a migration: a line of phases, each of which consumes the result of the one before.
 //!
-//! | phase | comes to | the service |
+//! | phase | result | the service |
 //! |---|---|---|
 //! | [`reserve`] | `Reserved`: it may come | runs |
 //! | [`root`] | `Prepared`: its layers and files are there | runs |
 //! | [`precopy`] | `Copied`: its memory, as far as that pays | runs |
-//! | [`freeze`] | `Frozen`: what is left to send | stands still |
-//! | [`dump`] | `Restored`: a copy that only waits for the commit | stands still |
+//! | [`freeze`] | `Frozen`: what is left to send | is frozen |
+//! | [`dump`] | `Restored`: a copy that only waits for the commit | is frozen |
 //! | [`commit`] | `Committed`, then the report | runs at the destination |
 //!
-//! Everything up to `Restored` can be cancelled and undone: [`undo::put_back`] opens the port, thaws, and the service
-//! goes on with its connections. Then the journal's `committed` is written (`serving` where pages stay behind), and
-//! from there on there is only forward.
+//! Everything up to `Restored` can be cancelled and rolled back: [`undo::put_back`] opens the port and thaws, and the
+//! service continues with its connections. Then the journal's `committed` is written (`serving` where pages stay
+//! behind). From there on nothing is undone.
 //!
 //! - [`plan`]: which mode; [`obstacles`]: what of the service cannot move.
 //! - [`files`], [`logs`]: changed files and the log, while it runs and at the end.
@@ -53,10 +53,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::journal::{Beginning, Commit, Role, Stage};
 use crate::link::Link;
-use crate::local::{Local, LocalError};
 use crate::message::{Message, Reason};
 use crate::options::Options;
 use crate::report::Report;
+use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use dump::Restored;
 pub use error::SourceError;
@@ -72,11 +72,11 @@ pub(crate) use undo::{put_back, tell_hook};
 /// How long the destination may take to say why it gave up.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How a migration ended: its report, or why the service could neither be moved nor put back; and what is left to do
+/// How a migration ended: its report, or why the service could be neither moved nor rolled back; and what is left to do
 /// on this node.
 pub type Ended = (Result<Report, LocalError>, Option<Rest>);
 
-/// How far a migration has come, for people who wait.
+/// How far a migration has come, for users who wait.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Progress {
     /// `reserve`, `layers`, `files`, `copy`, `freeze`, `dump`, `transfer`, `restore`, `pages`, `commit`,
@@ -114,7 +114,7 @@ pub fn is_committed(phase: &str) -> bool {
 
 /// One migration away from this node.
 pub struct Source {
-    local: Arc<Local>,
+    local: Arc<NodeResources>,
     service: Service,
     id: String,
     destination: String,
@@ -131,7 +131,7 @@ impl Source {
     /// A migration of `service` to `destination`, under the given id.
     #[must_use]
     pub fn new(
-        local: Arc<Local>,
+        local: Arc<NodeResources>,
         service: Service,
         id: String,
         destination: String,
@@ -196,7 +196,7 @@ impl Source {
         self.check_eligible().await?;
         recorder.report.criu = self.local.criu.version().await?.to_string();
         self.step("reserve", 0, 0);
-        match self.local.host.connect(&self.destination).await {
+        match self.local.cluster.connect(&self.destination).await {
             Ok(connection) => Ok(Link::new(connection)),
             Err(error) => Err(SourceError::NotEligible(vec![format!(
                 "node {} cannot be reached: {}",
@@ -249,7 +249,7 @@ impl Source {
         // What follows is done while it runs.
         recorder.end_at("undo", put_back.went_on.unwrap_or_else(Instant::now));
         let mut link = link;
-        // Only now: what the other side says of it is worth waiting for, but not frozen.
+        // Only now: the other side's reason is worth waiting for, but not with a frozen service.
         if let Some(link) = &mut link
             && error.is_of_closing()
         {
@@ -267,7 +267,7 @@ impl Source {
             recorder.report.memory_wire_bytes = self.streams_sent();
             recorder.report.wire_bytes = link.bytes_sent() + recorder.report.memory_wire_bytes;
             let abort = Message::Abort(Reason { reason: reason.clone() });
-            // The other side also sees the connection close; the word only makes it sooner.
+            // The other side also sees the connection close; the message is only faster.
             let _ = link.sender().try_send(abort);
             link.close().await;
         }
@@ -279,8 +279,8 @@ impl Source {
         (Ok(recorder.finish()), rest)
     }
 
-    /// Nobody knows whether it has committed: the service stays frozen, and the next life of this daemon reads
-    /// what the disk has. The destination is told nothing: it asks.
+    /// It is unknown whether it has committed: the service stays frozen, and the next start of this daemon reads the
+    /// disk. The destination is told nothing: it asks.
     fn undecided(&self, error: LocalError) -> Ended {
         tracing::error!(migration = %self.id, service = %self.service.name, error = %crate::error_chain(&error), "godwitd ends");
         self.local.fatal.send_replace(Some(crate::error_chain(&error)));

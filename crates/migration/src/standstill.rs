@@ -1,4 +1,4 @@
-//! What a service's sockets say while it stands still in a move, and what of it is said when it goes on:
+//! What a service's sockets send while it is frozen in a move, and what of that is sent again after the resume:
 //! [`Standing`] and [`Resend`] at each step.
 //!
 //! | step | at the source | at the destination |
@@ -23,31 +23,31 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::service::{Attachment, Layout, Service};
 
-/// What a node does about what a service's sockets say while it stands still.
+/// What a node does with what a service's sockets send while it is frozen.
 #[async_trait]
 pub trait Stand: Send + Sync {
-    /// Makes ready for a standstill that comes soon: nothing that takes milliseconds is left for it.
+    /// Prepares for a freeze that comes soon: does beforehand what takes milliseconds.
     async fn stand_ready(&self, service: &Service) -> Result<(), NetworkError>;
-    /// The service is dumped next: what its sockets say from here on is kept, and does not reach each other.
+    /// The service is dumped next: what its sockets send from here on is held, and its sockets do not reach each other.
     fn stand(&self, service: &Service) -> Result<(), NetworkError>;
     /// The service is restored here next: its sockets do not reach each other.
     fn stand_apart(&self, service: &Service) -> Result<(), NetworkError>;
-    /// The service has been restored, and does not run: looks, beside what comes next, at what these images tell
-    /// to have been in doubt.
+    /// The service has been restored, and does not run: examines, beside what comes next, what was unacknowledged
+    /// according to these images.
     fn look_at_doubts(&self, service: &Service, images: Vec<Unacknowledged>);
-    /// The service goes on here: its sockets reach each other again.
+    /// The service continues here: its sockets reach each other again.
     async fn speak(&self, service: &Service) -> Result<(), NetworkError>;
-    /// Sends what was kept of a service that goes on where it was.
+    /// Sends what was held of a service that continues at its source.
     fn say_again(&self, service: &Service);
-    /// Sends again what is in doubt still, of a service that runs here, on a thread of its own.
+    /// Sends again what is still unacknowledged, of a service that runs here, on a thread of its own.
     fn resend(&self, service: &Service);
-    /// The service runs here: takes away what its standstill has left in its namespace. Where that fails the service
-    /// is not to suffer, as what is left does nothing.
+    /// The service runs here: removes what its freeze has left in its namespace. A failure does not harm the service,
+    /// as what is left has no effect.
     async fn stand_down(&self, service: &Service);
     /// Nothing of the service is here any more: a namespace of its own goes with it, and another one is left as it
     /// was found.
     async fn stand_nowhere(&self, service: &Service) -> Result<(), NetworkError>;
-    /// Drops what is kept of a service that is elsewhere from now on.
+    /// Drops what is held of a service that is elsewhere from now on.
     fn forget(&self, service: &Service);
 }
 
@@ -87,7 +87,7 @@ impl Standstills {
 #[async_trait]
 impl Stand for Standstills {
     async fn stand_ready(&self, service: &Service) -> Result<(), NetworkError> {
-        // In a namespace of somebody else's nothing reaches an interface from which it could be kept.
+        // In a namespace that godwit did not create nothing reaches an interface at which it could be held.
         let networks = u8::try_from(service.endpoints().len()).unwrap_or(u8::MAX);
         let standing = Standing::prepare(&self.layout.namespace(service), networks).await?;
         self.lock().insert(service.id.clone(), Standstill { standing, doubts: None });
@@ -138,7 +138,7 @@ impl Stand for Standstills {
         let sent = self.lock().get(&service.id).map(|still| still.standing.send_kept());
         match sent {
             Some(Ok(frames)) => {
-                tracing::debug!(service = %service.name, frames, "what it said is said again")
+                tracing::debug!(service = %service.name, frames, "what its sockets sent is sent again")
             }
             Some(Err(error)) => say_that_clients_wait(&service.name, &error),
             None => {}
@@ -194,7 +194,7 @@ impl Stand for Standstills {
     }
 }
 
-/// What images tell to have been in doubt; nothing where they cannot be read, as the service moves all the same.
+/// What was unacknowledged according to images; nothing where they cannot be read, as the service moves all the same.
 pub(crate) fn read_doubts(images: &Path, service: &str) -> Vec<Unacknowledged> {
     unacknowledged(images).unwrap_or_else(|error| {
         say_that_clients_wait(service, &error);

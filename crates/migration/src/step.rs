@@ -1,6 +1,6 @@
 //! The steps of a destination whose source waits for it with a frozen service.
 
-/// What the destination has begun to do, so that a source whose service is frozen can tell work from a standstill.
+/// What the destination has begun to do, so that a source whose service is frozen can see whether it makes progress.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Reached {
     /// The step.
@@ -24,7 +24,7 @@ pub enum Step {
     Checking = 4,
     /// It waits for its disk to have the files that changed last.
     Syncing = 5,
-    /// It notes in its journal that all is restored.
+    /// It records in its journal that all is restored.
     Noting = 6,
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use futures::FutureExt;
 use tokio::sync::watch;
 
-use crate::local::Local;
+use crate::resources::NodeResources;
 
-impl Local {
-    /// Starts work that has to come to its end. Where it panics, a service may be frozen or half here, and only the
+impl NodeResources {
+    /// Starts work that has to end as intended. If it panics, a service may be frozen or half here, and only the
     /// journal knows: this daemon ends, and its next life goes on from there.
     pub fn spawn<W>(self: &Arc<Self>, work: impl FnOnce(Arc<Self>) -> W)
     where
@@ -29,7 +29,7 @@ async fn guard(fatal: &watch::Sender<Option<String>>, work: impl Future<Output =
     // Nothing is looked at that it may have left half changed.
     if AssertUnwindSafe(work).catch_unwind().await.is_err() {
         fatal.send_replace(Some(
-            "a migration's task failed, and what it was doing is known from the journal only; the log tells where it failed, which is a defect of godwit".into(),
+            "a migration's task failed, which is a defect of godwit: the log says where, and only the journal knows how far the migration was".into(),
         ));
     }
 }

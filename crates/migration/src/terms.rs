@@ -1,9 +1,9 @@
 //! What the overlays of two nodes must have in common, for a service to move from one to the other.
 //!
 //! A service's interface has the overlay's MTU. With another one at its destination it would either
-//! send frames that other nodes cannot carry, or be sent frames that do not reach it: connections
-//! that hang at their first full packet, with no word to anybody. So nodes whose overlays differ do
-//! not move services to each other, and say so before anything is frozen.
+//! send frames that other nodes cannot carry, or be sent frames that do not reach it: connections would
+//! hang at their first full packet, without an error. So nodes whose overlays differ do not move
+//! services to each other, and say so before anything is frozen.
 
 use godwit_network::{Encryption, Overlay};
 

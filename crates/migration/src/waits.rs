@@ -1,5 +1,5 @@
-//! Services of this node that run while some of their pages are still at their source: how many, and whether the
-//! source answers, for those who look at them.
+//! Services of this node that run while some of their pages are still at their source: how many pages, and whether the
+//! source answers. Users see this.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ impl Wait {
                 "{lacking} of {total} MiB of its memory are still on node {source}, and follow from there"
             ),
             Some(time) => format!(
-                "waits for pages of node {source} ({lacking} of {total} MiB), unreachable for {} s: service {service} stands still when it needs them, and goes on when node {source} is back; if that never comes back, its memory is lost, and `godwit rm --force {service}` here removes it",
+                "waits for pages of node {source} ({lacking} of {total} MiB), unreachable for {} s: service {service} waits when it needs them, and continues when node {source} is back; if that never comes back, its memory is lost, and `godwit rm --force {service}` here removes it",
                 time.as_secs()
             ),
         }
@@ -87,7 +87,7 @@ impl Waits {
         Waiting { waits: self, service: service.to_owned(), migration: migration.to_owned() }
     }
 
-    /// Returns when the source of the named service's pages has not talked for a while; what is to be said of that.
+    /// Returns when the source of the named service's pages has been silent for [`UNREACHABLE`], with a sentence.
     pub(crate) async fn unreachable(&self, service: &str) -> String {
         loop {
             let raised = self.silence.notified();
@@ -124,7 +124,7 @@ impl Waits {
     }
 }
 
-/// How long a source that has pages of a service may be gone before that is told: a daemon that is started again
+/// How long a source that has pages of a service may be silent before users are told: a daemon that is restarted
 /// comes back sooner.
 pub(crate) const UNREACHABLE: Duration = Duration::from_secs(3);
 

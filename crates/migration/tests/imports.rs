@@ -9,9 +9,6 @@ use std::process::Command;
 /// A crate with these files in `src`.
 fn checked(files: &[(&str, &str)]) -> (bool, String) {
     let root = tempfile::tempdir().unwrap();
-    for krate in ["crates/daemon", "crates/migration"] {
-        fs::create_dir_all(root.path().join(krate).join("src")).unwrap();
-    }
     for (name, text) in files {
         let path: PathBuf = root.path().join("crates/migration/src").join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -32,6 +29,15 @@ fn a_circle_of_modules_is_refused() {
     }
     let (good, message) = checked(&[one, ("two/inner.rs", "use super::super::one::One;")]);
     assert!(!good && message.contains("two -> one"), "{message}");
+}
+
+#[test]
+fn a_circle_by_way_of_the_root_is_refused_but_for_errors() {
+    let root = ("lib.rs", "mod one;\nmod two;\npub use one::{One, OneError};\n");
+    let one = ("one.rs", "use crate::two::Two;\n");
+    let (good, message) = checked(&[root, one, ("two.rs", "use crate::One;\n")]);
+    assert!(!good && message.contains("one -> two"), "{message}");
+    assert_eq!(checked(&[root, one, ("two.rs", "use crate::OneError;\n")]), (true, String::new()));
 }
 
 #[test]

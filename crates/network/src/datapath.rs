@@ -11,39 +11,15 @@ mod openvswitch;
 use std::collections::HashSet;
 use std::fmt;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use crate::netlink::{Link, Netlink, PortState};
-use crate::{Mac, NetworkError, OverlayConfig};
+use crate::{Backend, Mac, NetworkError, OverlayConfig};
 
 pub(crate) use openvswitch::examine;
 pub use openvswitch::read_anything;
-
-/// Which switch a node has.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Backend {
-    /// The kernel's bridge.
-    #[default]
-    Kernel,
-    /// Open vSwitch, with its kernel module where that is loaded, else with its userspace datapath.
-    OpenVswitch {
-        /// Where its daemons have their sockets; `None`: where they are by default, or where the
-        /// environment variable `OVS_RUNDIR` says.
-        run: Option<PathBuf>,
-    },
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kernel => "kernel",
-            Self::OpenVswitch { .. } => "openvswitch",
-        })
-    }
-}
 
 /// Where a service's link-layer address is.
 #[derive(Debug, Clone, Copy)]

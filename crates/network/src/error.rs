@@ -47,7 +47,7 @@ pub enum NetworkError {
     },
     /// No network has the address.
     #[error(
-        "the address {address} is of none of this node's networks; `godwit network ls` lists those there are"
+        "the address {address} is of none of this node's networks; `godwit network ls` lists all networks"
     )]
     NoNetwork {
         /// The address.
@@ -90,10 +90,9 @@ pub enum NetworkError {
         /// Who has it, as far as it can be told.
         holder: String,
     },
-    /// The bridge or the VXLAN device was made anew by somebody else.
+    /// Another program has replaced the bridge or the VXLAN device.
     #[error(
-        "the interface {interface} is gone, down, or not the one that godwitd made, since somebody changed it; \
-         restart godwitd on this node"
+        "another program has removed, replaced or set down the interface {interface} that godwitd made; restart godwitd on this node"
     )]
     Replaced {
         /// The interface.
@@ -252,7 +251,7 @@ pub enum NetworkError {
         message: String,
     },
     /// The text is no filter of packets.
-    #[error("\"{text}\" is no filter: {reason}")]
+    #[error("\"{text}\" is not a filter: {reason}")]
     BadFilter {
         /// What was given.
         text: String,
@@ -311,8 +310,7 @@ pub enum NetworkError {
     },
     /// The switch that was brought up is no longer there, or is another one.
     #[error(
-        "the bridge {bridge} of Open vSwitch or its flows are gone, since somebody changed it; godwitd makes \
-         them again within ten seconds where it can: otherwise start godwitd again, which sets it up"
+        "another program has removed the bridge {bridge} of Open vSwitch or its flows; godwitd makes them again within ten seconds where it can; if not, restart godwitd on this node"
     )]
     SwitchGone {
         /// The bridge.

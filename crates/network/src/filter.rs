@@ -9,7 +9,7 @@
 //! kind value = "host" ADDRESS | "port" NUMBER
 //! ```
 //!
-//! It looks at the service's own packet, also where that is wrapped in VXLAN. Frames are anybody's
+//! It examines the service's own packet, even where that is wrapped in VXLAN. Frames are anybody's
 //! bytes: what is too short to have a header has none.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -174,7 +174,9 @@ impl Words<'_> {
         Err(match (found.direction, self.0.front()) {
             (Some(_), _) => "after `src` and `dst` comes `host ADDRESS` or `port NUMBER`".into(),
             (None, Some(word)) => {
-                format!("\"{word}\" is no test; there are ip, ip6, arp, tcp, udp, icmp, icmp6, host and port")
+                format!(
+                    "\"{word}\" is not a test; the tests are ip, ip6, arp, tcp, udp, icmp, icmp6, host and port"
+                )
             }
             (None, None) => "a test is missing at its end".into(),
         })
@@ -447,7 +449,7 @@ pub(crate) mod tests {
         let deep = format!("{}tcp{}", "(".repeat(40), ")".repeat(40));
         let long = "tcp or ".repeat(300);
         for (text, reason) in [
-            ("frob", "\"frob\" is no test"),
+            ("frob", "\"frob\" is not a test"),
             ("tcp and", "a test is missing at its end"),
             ("tcp udp", "\"udp\" is too much"),
             ("port http", "not a port"),

@@ -1,4 +1,4 @@
-//! Network namespaces that somebody else made, for services whose network is not godwit's to move.
+//! Network namespaces that godwit did not create, for services whose network it does not move.
 //!
 //! All that godwit does in them is to keep them silent while a service of theirs is frozen, or has left
 //! and somebody else has not yet taken its addresses away: an interface whose service is not there would
@@ -32,17 +32,17 @@ const SOUND: &str = "add table inet godwit-silence\ndelete table inet godwit-sil
 /// Whether a service may be in the namespace mounted there: it is one, and not this node's own.
 ///
 /// # Errors
-/// [`NetworkError::NoNamespace`] if not, and when it cannot be looked at.
+/// [`NetworkError::NoNamespace`] if not, and when it cannot be examined.
 pub fn check_namespace(netns: &Path) -> Result<(), NetworkError> {
     let refused = |reason| NetworkError::NoNamespace { path: netns.to_owned(), reason };
-    match netns::look(netns)? {
+    match netns::inspect(netns)? {
         Found::Namespace => {}
         Found::Nothing => return Err(refused("nothing is there")),
         Found::EmptyFile | Found::Other => return Err(refused("it is something else")),
     }
     let inode = |path: &Path| {
         let metadata = std::fs::metadata(path);
-        metadata.map(|m| m.ino()).map_err(NetworkError::system(format!("look at {}", path.display())))
+        metadata.map(|m| m.ino()).map_err(NetworkError::system(format!("examine {}", path.display())))
     };
     if inode(netns)? == inode(Path::new("/proc/self/ns/net"))? {
         return Err(refused("it is the node's own"));
@@ -66,11 +66,11 @@ pub async fn unsilence(netns: &Path) -> Result<(), NetworkError> {
     load(netns, "end the silence in", SOUND).await
 }
 
-/// Has the processes' TCP connections end without a word when the processes do: whoever they are with goes
-/// on with somebody else who has them now, and the namespace, which stays, has room for them again.
+/// Has the processes' TCP connections end without a packet when the processes end: their peers continue with the copy
+/// that has them now, and the namespace, which stays, has their ports free again.
 ///
 /// # Errors
-/// When a process or its files cannot be looked at; no error for one that has ended.
+/// When a process or its files cannot be examined; no error for one that has ended.
 pub fn forget_connections(pids: &[u32]) -> Result<(), NetworkError> {
     for pid in pids {
         let gone = |error: &io::Error| {

@@ -7,7 +7,7 @@ use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::route::RouteScope;
 
 use crate::netlink::{Link, Netlink};
-use crate::overlay::GATEWAY_MAC;
+use crate::subnet::GATEWAY_MAC;
 use crate::{NetworkError, Prefix6, Subnet, enter, ipv6};
 
 /// The name that the service's interface to its `nth` network has inside its namespace.

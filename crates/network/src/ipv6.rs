@@ -1,7 +1,6 @@
-//! A service's IPv6 address, beside the IPv4 one that it follows from.
+//! IPv6 beside IPv4: the gateway's and the services' addresses, and the routes to them.
 //!
-//! The cluster's prefix has 96 bits, and the IPv4 address is the rest (as RFC 6052, section 2.2 embeds one),
-//! so that nothing more has to be agreed on. Services have no neighbours: each reaches everything through
+//! Services have no neighbours: each reaches everything through
 //! the gateway, which is the same on every node (`overlay.rs`), and so nobody has to ask at which
 //! link-layer address somebody else is. Addresses are used at once, without detection of duplicates, which
 //! would find the service itself at its last place.
@@ -9,87 +8,24 @@
 //! The node answers on its uplink for the services that are here (`proxy_ndp`), as it does with ARP, and
 //! says so when one arrives (unsolicited neighbour advertisement, RFC 4861, section 7.2.6).
 
-use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
 
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::route::RouteType;
-use serde::{Deserialize, Serialize};
 
 use crate::netlink::{Link, Netlink};
 use crate::netns::set_sysctl;
-use crate::overlay::GATEWAY_MAC;
 use crate::packet::PacketSocket;
-use crate::{Mac, NetworkError, OverlayConfig};
+use crate::prefix6::PREFIX_BITS;
+use crate::subnet::GATEWAY_MAC;
+use crate::{Mac, NetworkError, OverlayConfig, Prefix6};
 
-/// What of an IPv6 address is the cluster's.
-const PREFIX_BITS: u8 = 96;
 /// The table of routes to the machine itself (RT_TABLE_LOCAL).
 const LOCAL_TABLE: u32 = 255;
 /// All nodes of a link (RFC 4291, section 2.7.1), and where their frames go (RFC 2464, section 7).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
-
-/// The services' IPv6 prefix of 96 bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Prefix6(Ipv6Addr);
-
-impl Prefix6 {
-    /// The address that goes with a service's IPv4 address.
-    #[must_use]
-    pub fn of(self, address: Ipv4Addr) -> Ipv6Addr {
-        Ipv6Addr::from_bits(self.0.to_bits() | u128::from(address.to_bits()))
-    }
-}
-
-/// The IPv4 address that a service's IPv6 address follows from.
-pub(crate) fn embedded(address: Ipv6Addr) -> Ipv4Addr {
-    let [.., a, b, c, d] = address.octets();
-    Ipv4Addr::new(a, b, c, d)
-}
-
-impl FromStr for Prefix6 {
-    type Err = NetworkError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = |reason| NetworkError::BadPrefix6 { text: text.to_owned(), reason };
-        let (address, bits) = text.split_once('/').ok_or_else(|| bad("the number of bits is missing"))?;
-        let address: Ipv6Addr = address.parse().map_err(|_| bad("it is no IPv6 address"))?;
-        if bits != "96" {
-            return Err(bad("it must have 96 bits"));
-        }
-        if address.to_bits() & u128::from(u32::MAX) != 0 {
-            return Err(bad("bits are set behind the prefix"));
-        }
-        if address.is_multicast() || address.is_unicast_link_local() || address.is_unspecified() {
-            return Err(bad("services cannot have such addresses"));
-        }
-        Ok(Self(address))
-    }
-}
-
-impl fmt::Display for Prefix6 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{PREFIX_BITS}", self.0)
-    }
-}
-
-impl TryFrom<String> for Prefix6 {
-    type Error = NetworkError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<Prefix6> for String {
-    fn from(prefix: Prefix6) -> Self {
-        prefix.to_string()
-    }
-}
 
 /// Gives the bridge the gateway's IPv6 address, routes the prefix to it, and lets the node forward.
 pub(crate) async fn up(netlink: &Netlink, config: &OverlayConfig, bridge: u32) -> Result<(), NetworkError> {
@@ -109,7 +45,15 @@ pub(crate) async fn up(netlink: &Netlink, config: &OverlayConfig, bridge: u32) -
     enable(name)?;
     let gateway = prefix.of(config.subnet.gateway());
     add_address(netlink, bridge, name, gateway).await?;
-    route(netlink, bridge, prefix.0, PREFIX_BITS, None, &format!("route {prefix} to the bridge {name}")).await
+    route(
+        netlink,
+        bridge,
+        prefix.network(),
+        PREFIX_BITS,
+        None,
+        &format!("route {prefix} to the bridge {name}"),
+    )
+    .await
 }
 
 /// Gives the service its address, in its namespace, and the way to the network's other services, or out
@@ -125,11 +69,11 @@ pub(crate) async fn address_inside(
     let (index, name) = (link.index, link.name.as_str());
     let (address, gateway) = (prefix.of(address), prefix.of(gateway));
     enable(name)?;
-    // The gateway knows better ways for nobody.
+    // The gateway must not redirect any host.
     set_sysctl(&format!("ipv6/conf/{name}/accept_redirects"), "0")?;
     add_address(netlink, index, name, address).await?;
     route(netlink, index, gateway, 128, None, &format!("route from {address} to {gateway}")).await?;
-    let (to, bits) = if way_out { (Ipv6Addr::UNSPECIFIED, 0) } else { (prefix.0, PREFIX_BITS) };
+    let (to, bits) = if way_out { (Ipv6Addr::UNSPECIFIED, 0) } else { (prefix.network(), PREFIX_BITS) };
     route(netlink, index, to, bits, Some(gateway), &format!("route from {address} through {gateway}"))
         .await?;
     netlink.set_neighbour(index, name, gateway, GATEWAY_MAC).await
@@ -209,7 +153,7 @@ fn advertisement(address: Ipv6Addr, mac: Mac) -> Vec<u8> {
         &ALL_NODES_MAC,
         &mac,
         &0x86dd_u16.to_be_bytes(),
-        // Version 6, 32 bytes of ICMPv6, and the hop limit without which nobody heeds it.
+        // Version 6, 32 bytes of ICMPv6, and the hop limit without which it is ignored.
         &[0x60, 0, 0, 0, 0, 32, 58, 255],
         &address.octets(),
         &ALL_NODES.octets(),
@@ -237,29 +181,6 @@ fn checksum(from: Ipv6Addr, to: Ipv6Addr, message: &[u8]) -> u16 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn an_address_follows_from_the_other_one() {
-        let prefix: Prefix6 = "fd67:6f64::/96".parse().unwrap();
-        assert_eq!(prefix.of(Ipv4Addr::new(10, 88, 0, 10)).to_string(), "fd67:6f64::a58:a");
-        assert_eq!(prefix.to_string(), "fd67:6f64::/96");
-    }
-
-    #[test]
-    fn what_is_no_prefix_is_refused_with_its_reason() {
-        for (text, reason) in [
-            ("fd67::", "bits is missing"),
-            ("fd67::/64", "96 bits"),
-            ("fd67::1/96", "behind the prefix"),
-            ("10.88.0.0/96", "no IPv6 address"),
-            ("ff02::/96", "cannot have"),
-            ("fe80::/96", "cannot have"),
-            ("::/96", "cannot have"),
-        ] {
-            let error = text.parse::<Prefix6>().unwrap_err().to_string();
-            assert!(error.contains(text) && error.contains(reason), "{error}");
-        }
-    }
 
     #[test]
     fn an_advertisement_has_a_sum_that_adds_up() {

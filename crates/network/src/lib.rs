@@ -20,8 +20,8 @@
 //!   may not have, so that no peer waits for a retransmission timer that ran on during the frozen time.
 //! - [`Networks`] are those of a node, and tell which one an address is of.
 //! - [`Guard`] accepts frames from known nodes only and isolates networks. [`WireGuard`] or [`Tunnel`] encrypts the traffic
-//!   between nodes. Both are made before the overlay. [`Overlay::mend`] makes again what somebody removed.
-//! - [`Overlay::find_foreign`] asks whether somebody else has a service's address.
+//!   between nodes. Both are made before the overlay. [`Overlay::mend`] makes again what another program removed.
+//! - [`Overlay::find_foreign`] asks whether another host has a service's address.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
 //! - [`HostNetwork`] lists the machine's interfaces, addresses and routes.
@@ -33,61 +33,59 @@
 //! thread. Nothing here knows of migrations.
 
 mod arp;
-pub mod capture;
+mod config;
 pub mod connections;
 mod datapath;
 mod echoes;
-mod endpoint;
 mod error;
 mod filter;
 mod foreign;
 mod guard;
-mod hold;
 mod host_network;
 mod inside;
 mod ipv6;
-mod mend;
 mod netlink;
 mod netns;
 mod networks;
-mod newcomers;
 mod obstacle;
 mod overlay;
 mod packet;
+mod port;
+mod prefix6;
 mod privacy;
 mod probe;
 mod publish;
 mod raw;
 mod resend;
-mod segment;
 mod select;
 mod standing;
 mod subnet;
 mod tunnel;
 mod wireguard;
 
-pub use datapath::Backend;
+pub use config::{Backend, OverlayConfig};
 #[doc(hidden)]
 pub use datapath::read_anything as read_any_openflow;
-pub use endpoint::{Endpoint, ExistingEndpoint, Protocol, Published, ServiceEndpoint};
 pub use error::NetworkError;
 pub use filter::Filter;
 pub use foreign::{check_namespace, forget_connections, silence, unsilence};
 pub use guard::{Between, Guard, Guarding};
-pub use hold::Handed;
 pub use host_network::{HostAddress, HostNetwork, HostRoute};
-pub use ipv6::Prefix6;
 pub use netns::{enter, enter_blocking};
 pub use networks::Networks;
-pub use newcomers::{admit_newcomers, bar_newcomers};
-pub use overlay::{Overlay, OverlayConfig, underlay_address};
+pub use overlay::{
+    Endpoint, ExistingEndpoint, Handed, Overlay, ServiceEndpoint, admit_newcomers, bar_newcomers, capture,
+    underlay_address,
+};
+pub use prefix6::Prefix6;
 pub use privacy::{Encryption, TunnelConfig, open_the_clear};
 pub use probe::{Fact, probe};
+pub use publish::{Protocol, Published};
 pub use resend::{InDoubt, Resend, Resent};
 pub use standing::{Standing, forget_standing};
 pub use subnet::{Subnet, mac_of};
 pub use tunnel::{Keyed, Secret, Session, Stopped, Tunnel};
-pub use wireguard::{Looked, PublicKey, Seen, WireGuard};
+pub use wireguard::{PeerStatus, PublicKey, WireGuard, WireGuardStatus};
 
 /// A link-layer (Ethernet) address.
 pub type Mac = [u8; 6];

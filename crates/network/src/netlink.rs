@@ -39,6 +39,9 @@ const NLA_F_NESTED: u16 = 1 << 15;
 const NUD_REACHABLE: u16 = 0x02;
 const NUD_NOARP: u16 = 0x40;
 
+/// How long a new interface may take to come up. It takes about a millisecond.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Whether frames pass a bridge port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PortState {
@@ -255,7 +258,7 @@ impl Netlink {
         let address = address.into();
         let request = self.handle.neighbours().add(index, address);
         let added = request.link_local_address(&mac).replace().execute().await;
-        added.map_err(NetworkError::kernel(format!("enter the neighbour {address} on {name}")))
+        added.map_err(NetworkError::kernel(format!("add the neighbour {address} on {name}")))
     }
 
     /// Forgets a neighbour; says whether it was there.
@@ -267,7 +270,7 @@ impl Netlink {
     ) -> Result<bool, NetworkError> {
         let address = address.into();
         let message = neighbour(index, address, NeighbourFlags::empty());
-        self.forget(message, format!("forget the neighbour {address} on {name}")).await
+        self.forget(message, format!("remove the neighbour {address} on {name}")).await
     }
 
     /// Has the interface answer ARP requests, or neighbour solicitations, for `address`.
@@ -313,7 +316,7 @@ impl Netlink {
     /// Enters in the bridge's table that `mac` is behind the port, for good.
     pub(crate) async fn set_bridge_entry(&self, port: u32, name: &str, mac: Mac) -> Result<(), NetworkError> {
         let message = forwarding(port, mac, NeighbourFlags::Controller, None);
-        self.enter(message, format!("enter {} at the bridge port {name}", mac_to_string(mac))).await
+        self.enter(message, format!("add {} at the bridge port {name}", mac_to_string(mac))).await
     }
 
     /// Removes the bridge's entry that `mac` is behind the port; no error when there is none.
@@ -324,7 +327,7 @@ impl Netlink {
         mac: Mac,
     ) -> Result<bool, NetworkError> {
         let message = forwarding(port, mac, NeighbourFlags::Controller, None);
-        self.forget(message, format!("forget {} at the bridge port {name}", mac_to_string(mac))).await
+        self.forget(message, format!("remove {} at the bridge port {name}", mac_to_string(mac))).await
     }
 
     /// Enters in the VXLAN device's table that frames to `mac` go to the node at `vtep`.

@@ -25,9 +25,9 @@ pub(crate) enum Found {
     Other,
 }
 
-/// Looks at the place of a namespace.
-pub(crate) fn look(path: &Path) -> Result<Found, NetworkError> {
-    let failed = |e: io::Error| NetworkError::system(format!("look at {}", path.display()))(e);
+/// Finds what is at the place of a namespace.
+pub(crate) fn inspect(path: &Path) -> Result<Found, NetworkError> {
+    let failed = |e: io::Error| NetworkError::system(format!("examine {}", path.display()))(e);
     let metadata = match path.symlink_metadata() {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
@@ -82,12 +82,12 @@ pub(crate) async fn create(path: &Path) -> Result<(), NetworkError> {
 /// itself ends with its last process.
 pub(crate) fn remove(path: &Path) -> Result<(), NetworkError> {
     // More than one mount can lie there if a daemon was killed at the wrong moment.
-    while look(path)? == Found::Namespace {
+    while inspect(path)? == Found::Namespace {
         umount2(path, MntFlags::MNT_DETACH).map_err(|errno| {
             NetworkError::system(format!("unmount the network namespace {}", path.display()))(errno.into())
         })?;
     }
-    if look(path)? == Found::EmptyFile {
+    if inspect(path)? == Found::EmptyFile {
         std::fs::remove_file(path).map_err(NetworkError::system(format!("remove {}", path.display())))?;
     }
     Ok(())

@@ -2,6 +2,15 @@
 //! that joins it to the other nodes' bridges. How the bridge works is in `datapath.rs`. A node can have
 //! several ([`crate::Networks`]), each with devices and a subnet of its own.
 //!
+//! ```text
+//!   endpoint    a service's: made, opened, closed, removed, listed
+//!   hold        frames for a frozen service: steered, held, handed in
+//!   newcomers   connections that begin before a freeze
+//!   capture     packets of a service
+//!   segment     whether somebody else has an address
+//!   mend        what somebody removed is made again
+//! ```
+//!
 //! **The gateway.** Every node's bridge has the same address and the same link-layer address, so
 //! that a service finds the gateway it knows wherever it wakes up. Nothing of it may leave the
 //! node: the VXLAN device answers ARP requests itself or drops them (`proxy`), the bridge has its
@@ -13,92 +22,35 @@
 //! the answer would end at that other node. The route to the subnet therefore names the node's
 //! underlay address as the source.
 
+pub mod capture;
+mod endpoint;
+mod hold;
+mod mend;
+mod newcomers;
+mod segment;
+
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::TryStreamExt;
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteScope, RouteType};
 
-use crate::capture::Captures;
-use crate::datapath::{self, Backend, Datapath};
-use crate::hold::Holds;
-use crate::netlink::{LinkEvents, Netlink};
+use self::capture::Captures;
+use self::hold::Holds;
+use self::newcomers::Newcomers;
+use crate::config::{LEAST_MTU, VXLAN_OVERHEAD};
+use crate::datapath::{self, Datapath};
+use crate::netlink::{LinkEvents, Netlink, PATIENCE};
 use crate::netns::set_sysctl;
-use crate::newcomers::Newcomers;
 use crate::packet::PacketSocket;
 use crate::publish::{self, Ports};
-use crate::{Encryption, Mac, NetworkError, Prefix6, Subnet, ipv6};
+use crate::{Mac, NetworkError, OverlayConfig, ipv6};
 
-/// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
-pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
-/// What VXLAN adds to a frame: outer IPv4, UDP and VXLAN headers, and the inner Ethernet header.
-pub(crate) const VXLAN_OVERHEAD: u32 = 20 + 8 + 8 + 14;
-/// The least MTU that IPv4 hosts must cope with (RFC 791), for the inner side.
-pub(crate) const LEAST_MTU: u32 = 576 + VXLAN_OVERHEAD;
-
-/// How long a new interface may take to come up. It takes about a millisecond.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How a node takes part in the overlay.
-#[derive(Debug, Clone)]
-pub struct OverlayConfig {
-    /// The services' subnet, the same on every node.
-    pub subnet: Subnet,
-    /// The prefix of the IPv6 addresses that services have beside their IPv4 ones, the same on every node;
-    /// `None`: they have none.
-    pub prefix6: Option<Prefix6>,
-    /// The interface that leads to the other nodes and to clients.
-    pub uplink: String,
-    /// This node's address on the uplink, at which other nodes send it frames.
-    pub vtep: Ipv4Addr,
-    /// The overlay's VXLAN network identifier, the same on every node.
-    pub vni: u32,
-    /// VXLAN's UDP port, the same on every node.
-    pub port: u16,
-    /// The bridge's name.
-    pub bridge: String,
-    /// The VXLAN device's name.
-    pub vxlan: String,
-    /// Where the services' network namespaces are mounted; the same for all networks of a node.
-    pub netns_dir: PathBuf,
-    /// Whether the packets between nodes are encrypted, the same on every node.
-    pub encryption: Encryption,
-    /// Which switch the bridge is.
-    pub backend: Backend,
-}
-
-impl OverlayConfig {
-    /// The usual names and numbers: `gw0`, `gwvx0`, network 88, UDP port 4789 (RFC 7348),
-    /// namespaces in `/run/godwit/netns`; the kernel's bridge.
-    #[must_use]
-    pub fn new(subnet: Subnet, uplink: impl Into<String>, vtep: Ipv4Addr) -> Self {
-        Self {
-            subnet,
-            prefix6: None,
-            uplink: uplink.into(),
-            vtep,
-            vni: 88,
-            port: 4789,
-            bridge: "gw0".into(),
-            vxlan: "gwvx0".into(),
-            netns_dir: "/run/godwit/netns".into(),
-            encryption: Encryption::Off,
-            backend: Backend::default(),
-        }
-    }
-
-    /// How the node takes part in another network beside this one, which has these.
-    #[must_use]
-    pub fn beside(&self, subnet: Subnet, prefix6: Option<Prefix6>, vni: u32) -> Self {
-        // Seven and nine bytes at most: the switch adds some, and an interface's name may have fifteen.
-        let (bridge, vxlan) = (format!("gw{vni:x}"), format!("gwvx{vni:x}"));
-        Self { subnet, prefix6, vni, bridge, vxlan, ..self.clone() }
-    }
-}
+pub use endpoint::{Endpoint, ExistingEndpoint, ServiceEndpoint};
+pub use hold::Handed;
+pub use newcomers::{admit_newcomers, bar_newcomers};
 
 /// The first IPv4 address of an interface: this node's, for [`OverlayConfig::vtep`].
 ///
@@ -239,9 +191,7 @@ impl Overlay {
     /// # Errors
     /// When the kernel refuses; calling it again goes on.
     pub async fn down(&self) -> Result<(), NetworkError> {
-        for endpoint in self.list_endpoints().await? {
-            self.unplug(&endpoint).await?;
-        }
+        self.unplug_all().await?;
         for (address, _) in self.netlink.neighbours(self.uplink, true).await? {
             if self.config.subnet.contains(address) {
                 self.answer_no_more(address).await?;
@@ -298,11 +248,7 @@ async fn refuse_overlap(netlink: &Netlink, config: &OverlayConfig) -> Result<(),
 
 /// Gives the bridge the gateway's address, and routes the subnet to it with this node's underlay
 /// address as the source (see the head of this file).
-pub(crate) async fn address_bridge(
-    netlink: &Netlink,
-    config: &OverlayConfig,
-    bridge: u32,
-) -> Result<(), NetworkError> {
+async fn address_bridge(netlink: &Netlink, config: &OverlayConfig, bridge: u32) -> Result<(), NetworkError> {
     let (subnet, gateway, name) = (config.subnet, config.subnet.gateway(), &config.bridge);
     let mut request = netlink.handle.address().add(bridge, gateway.into(), subnet.prefix()).replace();
     request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Noprefixroute));
@@ -320,7 +266,7 @@ pub(crate) async fn address_bridge(
 }
 
 /// Kernel settings without which services are not reached.
-pub(crate) fn apply_settings(config: &OverlayConfig) -> Result<(), NetworkError> {
+fn apply_settings(config: &OverlayConfig) -> Result<(), NetworkError> {
     let (uplink, bridge) = (&config.uplink, &config.bridge);
     set_sysctl("ipv4/ip_forward", "1")?;
     // Redirects would send clients past the node that holds the service. The kernel sends them if

@@ -17,10 +17,12 @@ use rtnetlink::{LinkBridge, LinkVeth, LinkVxlan};
 use serde_json::Value;
 use tokio::process::Command;
 
+use crate::config::{LEAST_MTU, VXLAN_OVERHEAD};
 use crate::netlink::{Netlink, has_errno};
 use crate::netns::on_thread;
-use crate::overlay::{LEAST_MTU, VXLAN_OVERHEAD, underlay_address};
-use crate::{Backend, Encryption, NetworkError, OverlayConfig, WireGuard, datapath, publish};
+use crate::{
+    Backend, Encryption, NetworkError, OverlayConfig, WireGuard, datapath, publish, underlay_address,
+};
 
 /// One finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -277,7 +279,7 @@ async fn ruleset_accepts(bridge: &str) -> bool {
         .any(|line| line.contains(&name) && line.contains("accept"))
 }
 
-/// An error with its sources.
+/// An error with its sources, as `error_chain` of `godwit-memory` has it: neither crate knows the other.
 fn describe(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {}", describe(source)),

@@ -19,17 +19,38 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Stdio;
 
 use godwit_names::ServiceName;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
-use crate::endpoint::{Protocol, Published};
-use crate::ipv6::embedded;
+use crate::prefix6::embedded;
 use crate::{NetworkError, OverlayConfig, Subnet};
 
 /// Rules of a whole table.
 const RULES: usize = 3;
+
+/// A transport protocol with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// A port of the node that leads to a service's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Published {
+    /// The node's port.
+    pub host_port: u16,
+    /// The service's port.
+    pub container_port: u16,
+    /// Of which protocol.
+    pub protocol: Protocol,
+}
 
 /// The two kinds of addresses, which have tables of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

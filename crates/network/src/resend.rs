@@ -103,13 +103,13 @@ impl Resend {
                         remote = %connection.remote,
                         ?other,
                         length,
-                        "a restored connection is not as its image tells, and has its own timer only"
+                        "a restored connection differs from its image; only its own timer sends again"
                     ),
                 }
             }
             Ok(Self { connections, sockets, raw, since: Instant::now() })
         };
-        let failed = NetworkError::system(format!("look at the connections in {}", netns.display()));
+        let failed = NetworkError::system(format!("examine the connections in {}", netns.display()));
         enter(netns, look).await?.map_err(failed)
     }
 

@@ -76,7 +76,7 @@ impl Standing {
     pub async fn prepare(netns: &Path, networks: u8) -> Result<Self, NetworkError> {
         match load(netns, "make a table to hold the loopback interface in", TABLE).await {
             Err(NetworkError::NoNft(error)) => {
-                tracing::debug!(%error, "connections of a service to itself go on while it is frozen");
+                tracing::debug!(%error, "connections of a service to itself continue while it is frozen");
             }
             other => other?,
         }
@@ -88,7 +88,7 @@ impl Standing {
             }
             Ok(Self { links, kept })
         };
-        let failed = NetworkError::system(format!("look into the namespace {}", netns.display()));
+        let failed = NetworkError::system(format!("examine the namespace {}", netns.display()));
         enter(netns, open).await?.map_err(failed)
     }
 
@@ -103,7 +103,7 @@ impl Standing {
             }
             mark(&self.links, STILL)
         };
-        hold().map_err(NetworkError::system("hold what a service's sockets say"))
+        hold().map_err(NetworkError::system("hold what a service's sockets send"))
     }
 
     /// What the service's sockets say to each other is dropped from here on. Nothing is kept.
@@ -119,7 +119,7 @@ impl Standing {
     /// # Errors
     /// When the kernel refuses.
     pub fn let_go(&self) -> Result<(), NetworkError> {
-        mark(&self.links, 0).map_err(NetworkError::system("let go the loopback interface of a service"))
+        mark(&self.links, 0).map_err(NetworkError::system("release the loopback interface of a service"))
     }
 
     /// Sends what was kept, in order; how many frames.
@@ -135,7 +135,7 @@ impl Standing {
             }
             Ok(sent)
         };
-        send().map_err(NetworkError::system("send what a service's sockets said while it stood still"))
+        send().map_err(NetworkError::system("send what a service's sockets sent while it was frozen"))
     }
 }
 
@@ -145,7 +145,7 @@ impl Standing {
 /// # Errors
 /// When the namespace cannot be entered, or the kernel or nft refuses.
 pub async fn forget_standing(netns: &Path) -> Result<(), NetworkError> {
-    let failed = NetworkError::system(format!("let go the loopback interface in {}", netns.display()));
+    let failed = NetworkError::system(format!("release the loopback interface in {}", netns.display()));
     enter(netns, || mark(&links()?, 0)).await?.map_err(failed)?;
     match load(netns, "remove the table that holds the loopback interface in", NO_TABLE).await {
         // Then there was no table.

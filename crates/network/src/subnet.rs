@@ -13,6 +13,9 @@ const LONGEST_PREFIX: u8 = 29;
 /// The shortest prefix accepted: a whole class A network.
 const SHORTEST_PREFIX: u8 = 8;
 
+/// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
+pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
+
 /// An IPv4 subnet in which every service of the cluster has its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

@@ -67,7 +67,7 @@ pub struct Tunnel {
 impl Drop for Tunnel {
     fn drop(&mut self) {
         if let Err(errno) = self.stop.write(1) {
-            tracing::error!(%errno, "the tunnel's threads cannot be told to end");
+            tracing::error!(%errno, "cannot tell the tunnel's threads to end");
             return;
         }
         for thread in self.threads.drain(..) {

@@ -86,7 +86,7 @@ struct State {
 
 /// What WireGuard tells of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct PeerStatus {
     /// When the keys in use were agreed on with it; nothing when they never were.
     pub handshake: Option<SystemTime>,
     /// Bytes sent to it, with all that WireGuard adds but IP and UDP headers.
@@ -97,9 +97,9 @@ pub struct Seen {
 
 /// What WireGuard tells.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Looked {
+pub struct WireGuardStatus {
     /// By the nodes' addresses.
-    pub nodes: BTreeMap<Ipv4Addr, Seen>,
+    pub nodes: BTreeMap<Ipv4Addr, PeerStatus>,
     /// What did not pass, as far as the kernel counts it: forged packets are dropped uncounted.
     pub stopped: Stopped,
 }
@@ -196,7 +196,7 @@ impl WireGuard {
         let mut state = self.state.lock().await;
         let device = self.config.device.as_str();
         if self.netlink.link(device).await?.is_some_and(|link| link.up && is_wireguard(link.kind.as_ref()))
-            && look(&self.kernel, device)?.public == Some(state.public)
+            && device_of(&self.kernel, device)?.public == Some(state.public)
         {
             return Ok(false);
         }
@@ -208,15 +208,15 @@ impl WireGuard {
     ///
     /// # Errors
     /// When the device is gone, or the kernel refuses.
-    pub async fn look(&self) -> Result<Looked, NetworkError> {
+    pub async fn status(&self) -> Result<WireGuardStatus, NetworkError> {
         let device = self.config.device.as_str();
-        let peers = look(&self.kernel, device)?.peers;
+        let peers = device_of(&self.kernel, device)?.peers;
         let seen = |peer: kernel::Peer| {
             let kernel::Peer { node, handshake, sent, received, .. } = peer;
-            Some((node?, Seen { handshake, sent, received }))
+            Some((node?, PeerStatus { handshake, sent, received }))
         };
         let nodes = peers.into_iter().filter_map(seen).collect();
-        Ok(Looked { nodes, stopped: self.stopped().await? })
+        Ok(WireGuardStatus { nodes, stopped: self.stopped().await? })
     }
 
     async fn stopped(&self) -> Result<Stopped, NetworkError> {
@@ -245,8 +245,8 @@ fn open() -> Result<Option<Kernel>, NetworkError> {
     Kernel::open().map_err(NetworkError::system("ask the kernel for WireGuard"))
 }
 
-fn look(kernel: &Kernel, device: &str) -> Result<kernel::Device, NetworkError> {
-    kernel.look(device).map_err(refused(format!("describe the WireGuard device {device}")))
+fn device_of(kernel: &Kernel, device: &str) -> Result<kernel::Device, NetworkError> {
+    kernel.device(device).map_err(refused(format!("describe the WireGuard device {device}")))
 }
 
 fn is_wireguard(kind: Option<&InfoKind>) -> bool {
@@ -272,7 +272,7 @@ async fn raise(netlink: &Netlink, kernel: &Kernel, config: &TunnelConfig) -> Res
             made.map_err(NetworkError::kernel(format!("make the WireGuard device {device}")))?;
         }
     }
-    let found = look(kernel, device)?;
+    let found = device_of(kernel, device)?;
     if found.public.is_none() {
         let key = private_key().map_err(NetworkError::system("make a key"))?;
         kernel.set_private_key(device, key).map_err(refused(format!("give {device} a key")))?;
@@ -287,7 +287,7 @@ async fn raise(netlink: &Netlink, kernel: &Kernel, config: &TunnelConfig) -> Res
     // Only now does it take the port.
     netlink.handle.link().change(up).execute().await.map_err(NetworkError::kernel(at_port()))?;
     privacy::lead_through(netlink, config, Encryption::WireGuard).await?;
-    let kernel::Device { public, peers, .. } = look(kernel, device)?;
+    let kernel::Device { public, peers, .. } = device_of(kernel, device)?;
     let public =
         public.ok_or_else(|| refused(format!("give {device} a key"))(io::Error::other("it has none")))?;
     Ok(State {

@@ -17,8 +17,8 @@ use common::{
     A_WHILE, Host, Node, SOON, Switch, UPLINK, World, connect, echo_server, echoes, service, udp_at,
 };
 use godwit_network::{
-    Between, Encryption, Guard, NetworkError, Overlay, OverlayConfig, PublicKey, Seen, Tunnel, TunnelConfig,
-    WireGuard, open_the_clear,
+    Between, Encryption, Guard, NetworkError, Overlay, OverlayConfig, PeerStatus, PublicKey, Tunnel,
+    TunnelConfig, WireGuard, open_the_clear,
 };
 
 /// As `common::on_every_switch`, for tests that need a kernel with WireGuard.
@@ -78,9 +78,11 @@ fn introduce(world: &World, a: &WireGuard, b: &WireGuard) {
 }
 
 /// What a node with this sees of another one.
-fn seen(node: &Node, of: Ipv4Addr) -> Seen {
+fn seen(node: &Node, of: Ipv4Addr) -> PeerStatus {
     let config = tunnel_config(node).by_wireguard();
-    node.with(async move |_: &Overlay| WireGuard::up(config).await.unwrap().look().await.unwrap().nodes[&of])
+    node.with(async move |_: &Overlay| {
+        WireGuard::up(config).await.unwrap().status().await.unwrap().nodes[&of]
+    })
 }
 
 fn guard(node: &Node, other: Ipv4Addr) {
@@ -199,8 +201,8 @@ fn without_the_right_keys_nothing_passes_and_nothing_leaves_in_the_clear(switch:
     // A node that is none any more.
     wait(a.keep_only(&[].into())).unwrap();
     assert!(!echoes(&mut connection, b"not for it", A_WHILE));
-    let (looked, a) = world.a.with(async move |_: &Overlay| (a.look().await.unwrap(), a));
-    assert!(looked.nodes.is_empty() && looked.stopped.unsent > 0, "{looked:?}");
+    let (status, a) = world.a.with(async move |_: &Overlay| (a.status().await.unwrap(), a));
+    assert!(status.nodes.is_empty() && status.stopped.unsent > 0, "{status:?}");
     blocked("without a peer");
     drop(a);
 }

@@ -14,15 +14,15 @@ use rcgen::{
 };
 use rustls::pki_types::CertificateDer;
 
-use crate::files;
-use crate::identity::{
-    self, CA_FILE, Fingerprint, Identity, IdentityError, MAX_PEM, key_pair, load_key, parse_certificate,
+use crate::certificate::{
+    self, CA_FILE, CA_KEY_FILE, CLOCK_SKEW, Fingerprint, MAX_PEM, key_pair, load_key, parse_certificate,
 };
+use crate::cryptography::fill_random;
+use crate::error::IdentityError;
+use crate::files;
+use crate::identity::Identity;
 use crate::node::NodeName;
 use crate::removal::Removal;
-
-/// The CA key's file.
-pub const CA_KEY_FILE: &str = "ca.key";
 
 /// How long a node's certificate is valid: two years. It is renewed when two thirds of them are over
 /// ([`Identity::renew_at`]), which leaves an edge node that is out of reach eight months to come back.
@@ -30,10 +30,6 @@ pub const NODE_VALIDITY: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
 /// How long the CA is valid: ten years. No certificate outlives the CA that issued it.
 pub const CA_VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-
-/// How far before the CA's clock a certificate starts to be valid: edge nodes without a battery
-/// clock wake up behind, and a join must not fail for it.
-pub const CLOCK_SKEW: Duration = Duration::from_secs(24 * 3600);
 
 /// The cluster's certificate authority.
 pub struct ClusterAuthority {
@@ -92,7 +88,7 @@ impl ClusterAuthority {
     pub fn load(dir: &Path) -> Result<Self, IdentityError> {
         let (path, key_path) = (dir.join(CA_FILE), dir.join(CA_KEY_FILE));
         let invalid = || IdentityError::Invalid { what: path.display().to_string(), kind: "certificate" };
-        let bytes = identity::read(&path)?;
+        let bytes = certificate::read(&path)?;
         let certificate = parse_certificate(&bytes, &path.display().to_string())?;
         let pem = String::from_utf8(bytes).map_err(|_| invalid())?;
         let key = key_pair(&load_key(&key_path)?, &key_path)?;
@@ -102,7 +98,7 @@ impl ClusterAuthority {
                 kind: "key of the CA beside it",
             });
         }
-        let valid = identity::validity(&certificate, &path.display().to_string())?;
+        let valid = certificate::validity(&certificate, &path.display().to_string())?;
         let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|_| invalid())?;
         Ok(Self { certificate, pem, issuer, valid, node_validity: NODE_VALIDITY })
     }
@@ -213,7 +209,7 @@ fn now() -> Result<u64, IdentityError> {
 /// A random serial number, positive as RFC 5280 (section 4.1.2.2) asks.
 fn serial_number() -> Result<SerialNumber, IdentityError> {
     let mut bytes = [0; 16];
-    crate::token::fill_random(&mut bytes).map_err(IdentityError::Random)?;
+    fill_random(&mut bytes).map_err(IdentityError::Random)?;
     bytes[0] = bytes[0] & 0x7f | 0x40;
     Ok(SerialNumber::from_slice(&bytes))
 }

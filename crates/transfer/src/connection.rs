@@ -9,8 +9,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use crate::frame::{FrameError, FrameReader, FrameWriter};
 use crate::gauge::Gauge;
 use crate::identity::Identity;
-use crate::listen::{Accepted, ConnectError, ConnectOptions, connect};
+use crate::listen::{Accepted, ConnectError, connect};
 use crate::node::NodeName;
+use crate::options::ConnectOptions;
 use crate::socket::{SecureStream, Socket, Traffic};
 use crate::tls::Alpn;
 

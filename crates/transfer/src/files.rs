@@ -56,7 +56,7 @@ fn beside(path: &Path) -> io::Result<(&Path, PathBuf)> {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     };
     let mut random = [0; 8];
-    crate::token::fill_random(&mut random)?;
+    crate::cryptography::fill_random(&mut random)?;
     let mut temporary = std::ffi::OsString::from(".");
     temporary.push(name);
     temporary.push(format!(".{:016x}", u64::from_be_bytes(random)));

@@ -86,7 +86,7 @@ pub enum FrameError {
         /// The node.
         peer: Arc<str>,
     },
-    /// The stream ended inside a frame, or without the goodbye that TLS asks for.
+    /// The stream ended inside a frame, or without the close_notify that TLS asks for.
     #[error(
         "the connection to node `{peer}` was closed without close_notify: its godwitd or the link is down"
     )]
@@ -285,7 +285,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         Ok(())
     }
 
-    /// Flushes and says goodbye: the peer's reader gets [`FrameError::Closed`] after the last frame.
+    /// Flushes and sends close_notify: the peer's reader gets [`FrameError::Closed`] after the last frame.
     /// Nothing can be sent afterwards.
     pub async fn finish(&mut self) -> Result<(), FrameError> {
         self.flush().await?;

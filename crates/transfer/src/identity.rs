@@ -12,207 +12,20 @@
 //! ([`Identity::install`]). Keys are not part of any `Debug` output, error or log.
 
 use std::fmt;
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{CertificateParams, DnType, KeyPair};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use sha2::{Digest, Sha256};
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use crate::files;
-use crate::node::{NodeName, NodeNameError};
+use crate::certificate::{
+    CA_FILE, CA_KEY_FILE, CERTIFICATE_FILE, Fingerprint, KEY_FILE, key_pair, load_key, node_of,
+    parse_certificate, read, validity,
+};
+use crate::error::IdentityError;
+use crate::node::NodeName;
 use crate::removal::Removals;
-
-/// The CA certificate's file.
-pub const CA_FILE: &str = "ca.pem";
-/// The node certificate's file.
-pub const CERTIFICATE_FILE: &str = "node.pem";
-/// The node key's file.
-pub const KEY_FILE: &str = "node.key";
-
-/// Longest PEM text that is parsed, in bytes. A certificate of ours is below 1 KiB; the rest is
-/// room for foreign CAs with RSA keys.
-pub const MAX_PEM: usize = 16 * 1024;
-
-/// Why an identity could not be made, installed or loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum IdentityError {
-    /// A file could not be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A file or directory could not be written.
-    #[error("cannot write {path}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The node has no identity yet.
-    #[error(
-        "this node belongs to no cluster: {path} is missing; found a cluster with `godwit cluster init` or join one with `godwitd join TOKEN`"
-    )]
-    Missing {
-        /// The file that is not there.
-        path: PathBuf,
-    },
-    /// Others than the owner may read a private key.
-    #[error(
-        "the private key {path} can be read by others (mode {mode:o}); run `chmod 600 {path}`, and make a new identity if somebody may have read it"
-    )]
-    KeyExposed {
-        /// The key's file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// A CA is there already.
-    #[error(
-        "a cluster was founded here already: {path} exists; use it, or move it away if its cluster is gone"
-    )]
-    AuthorityExists {
-        /// The file that is there.
-        path: PathBuf,
-    },
-    /// This node has a certificate already.
-    #[error("this node has an identity already: {path} exists; move it away to join another cluster")]
-    IdentityExists {
-        /// The file that is there.
-        path: PathBuf,
-    },
-    /// A file or an answer is not the certificate or key it should be.
-    #[error("{what} is not a valid PEM {kind}")]
-    Invalid {
-        /// The file, or what it was received as.
-        what: String,
-        /// Certificate, private key or request.
-        kind: &'static str,
-    },
-    /// The certificate was not issued by the CA it came with.
-    #[error("the certificate of node `{node}` was not issued by the CA that it came with")]
-    NotIssued {
-        /// The node's name in the certificate.
-        node: NodeName,
-        /// What the verifier said.
-        source: rustls::Error,
-    },
-    /// The certificate names no node, or more than one.
-    #[error(
-        "{what} is not a node's certificate: it must carry exactly one name, <node>{}",
-        crate::node::NODE_DOMAIN
-    )]
-    NoNode {
-        /// The file, or what it was received as.
-        what: String,
-    },
-    /// The certificate and the key do not belong together.
-    #[error("the certificate of node `{node}` does not belong to the private key {path}")]
-    KeyMismatch {
-        /// The node's name in the certificate.
-        node: NodeName,
-        /// The key's file.
-        path: PathBuf,
-    },
-    /// The request to be signed is not one, or its signature is wrong.
-    #[error("the certificate request for node `{node}` cannot be granted")]
-    Request {
-        /// The node it is for.
-        node: NodeName,
-        /// What the parser said.
-        source: rcgen::Error,
-    },
-    /// The cluster's name cannot be used.
-    #[error(
-        "`{name}` cannot be a cluster's name; use 1 to 64 letters, digits, dots, hyphens and underscores"
-    )]
-    ClusterName {
-        /// The refused name, with its control characters escaped.
-        name: String,
-    },
-    /// A certificate that came as a renewal is another node's.
-    #[error("the renewed certificate of node `{own}` is for node `{other}`")]
-    OtherNode {
-        /// This node.
-        own: NodeName,
-        /// The node in the certificate.
-        other: NodeName,
-    },
-    /// A certificate that came as a renewal does not last longer.
-    #[error("the renewed certificate of node `{node}` does not last longer than the one it has")]
-    NoLonger {
-        /// This node.
-        node: NodeName,
-    },
-    /// The CA has expired.
-    #[error("the cluster's CA has expired; found a new cluster and let its nodes join it")]
-    AuthorityExpired,
-    /// A key or a certificate could not be made.
-    #[error("cannot make a {what}")]
-    Make {
-        /// Key, request or certificate.
-        what: &'static str,
-        /// What the library said.
-        source: rcgen::Error,
-    },
-    /// The operating system gave no random bytes.
-    #[error("no serial number could be made for the certificate")]
-    Random(#[source] io::Error),
-    /// The clock is set before 1970.
-    #[error("this machine's clock is before 1970; set it")]
-    Clock,
-    /// The node's name is not one.
-    #[error(transparent)]
-    NodeName(#[from] NodeNameError),
-}
-
-/// SHA-256 of a certificate (DER).
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Fingerprint([u8; 32]);
-
-impl Fingerprint {
-    /// The fingerprint of a certificate.
-    pub fn of(certificate: &CertificateDer<'_>) -> Self {
-        Self(Sha256::digest(certificate.as_ref()).into())
-    }
-
-    /// The fingerprint of the first certificate in a PEM text.
-    pub fn of_pem(pem: &str) -> Result<Self, IdentityError> {
-        Ok(Self::of(&parse_certificate(pem.as_bytes(), "the certificate")?))
-    }
-
-    /// The digest.
-    pub fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-}
-
-impl From<[u8; 32]> for Fingerprint {
-    fn from(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-}
-
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fingerprint({self})")
-    }
-}
+use crate::{cryptography, files, verify};
 
 /// A node's certificate, its key and its cluster's CA: all that TLS needs.
 pub struct Identity {
@@ -298,7 +111,7 @@ impl Identity {
             return Err(IdentityError::IdentityExists { path });
         }
         let ca_path = dir.join(CA_FILE);
-        if !dir.join(crate::authority::CA_KEY_FILE).exists() {
+        if !dir.join(CA_KEY_FILE).exists() {
             files::replace(&ca_path, ca_pem.as_bytes(), files::PUBLIC)
                 .map_err(|source| IdentityError::Write { path: ca_path, source })?;
         } else if parse_certificate(&read(&ca_path)?, &ca_path.display().to_string())? != identity.ca {
@@ -352,12 +165,12 @@ impl Identity {
     ) -> Result<Self, IdentityError> {
         let node = node_of(&certificate).ok_or_else(|| IdentityError::NoNode { what: what.to_owned() })?;
         let (from, until) = validity(&certificate, what)?;
-        crate::tls::verify_issued(&ca, &certificate, &node, from)
+        verify::verify_issued(&ca, &certificate, &node, from)
             .map_err(|source| IdentityError::NotIssued { node: node.clone(), source })?;
         rustls::sign::CertifiedKey::from_der(
             vec![certificate.clone()],
             key.clone_key(),
-            crate::tls::provider(),
+            cryptography::provider(),
         )
         .map_err(|_| IdentityError::KeyMismatch { node: node.clone(), path: key_path.into() })?;
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
@@ -415,58 +228,4 @@ fn request_for(key: &KeyPair, node: &NodeName) -> Result<String, IdentityError> 
         .serialize_request(key)
         .and_then(|request| request.pem())
         .map_err(|source| IdentityError::Make { what: "certificate request", source })
-}
-
-/// The one node that a certificate names; none if it has any other name beside it.
-pub fn node_of(certificate: &CertificateDer<'_>) -> Option<NodeName> {
-    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    let names = parsed.subject_alternative_name().ok()??;
-    match names.value.general_names.as_slice() {
-        [GeneralName::DNSName(name)] => NodeName::from_dns_name(name),
-        _ => None,
-    }
-}
-
-/// From when and until when a certificate is valid, in seconds since 1970.
-pub(crate) fn validity(certificate: &CertificateDer<'_>, what: &str) -> Result<(u64, u64), IdentityError> {
-    let invalid = || IdentityError::Invalid { what: what.to_owned(), kind: "certificate" };
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| invalid())?;
-    let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).map_err(|_| invalid());
-    Ok((seconds(parsed.validity().not_before)?, seconds(parsed.validity().not_after)?))
-}
-
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, IdentityError> {
-    fs::read(path).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => IdentityError::Missing { path: path.into() },
-        _ => IdentityError::Read { path: path.into(), source },
-    })
-}
-
-pub(crate) fn parse_certificate(pem: &[u8], what: &str) -> Result<CertificateDer<'static>, IdentityError> {
-    let invalid = || IdentityError::Invalid { what: what.to_owned(), kind: "certificate" };
-    if pem.len() > MAX_PEM {
-        return Err(invalid());
-    }
-    let certificate = CertificateDer::from_pem_slice(pem).map_err(|_| invalid())?;
-    X509Certificate::from_der(&certificate).map_err(|_| invalid())?;
-    Ok(certificate)
-}
-
-/// Reads a private key, unless others may read it too.
-pub(crate) fn load_key(path: &Path) -> Result<PrivateKeyDer<'static>, IdentityError> {
-    let pem = read(path)?;
-    let mode = fs::metadata(path)
-        .map_err(|source| IdentityError::Read { path: path.into(), source })?
-        .permissions()
-        .mode();
-    if mode & 0o077 != 0 {
-        return Err(IdentityError::KeyExposed { path: path.into(), mode: mode & 0o7777 });
-    }
-    PrivateKeyDer::from_pem_slice(&pem)
-        .map_err(|_| IdentityError::Invalid { what: path.display().to_string(), kind: "private key" })
-}
-
-pub(crate) fn key_pair(key: &PrivateKeyDer<'_>, path: &Path) -> Result<KeyPair, IdentityError> {
-    KeyPair::try_from(key)
-        .map_err(|_| IdentityError::Invalid { what: path.display().to_string(), kind: "private key" })
 }

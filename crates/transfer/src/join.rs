@@ -19,9 +19,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::identity::{Fingerprint, Identity, IdentityError, node_of, parse_certificate};
-use crate::listen::{ConnectError, ConnectOptions, handshake};
+use crate::certificate::{Fingerprint, node_of, parse_certificate};
+use crate::error::IdentityError;
+use crate::identity::Identity;
+use crate::listen::{ConnectError, handshake};
 use crate::node::NodeName;
+use crate::options::ConnectOptions;
 use crate::tls::join_client_config;
 use crate::token::{JoinToken, Secret};
 

@@ -1,7 +1,7 @@
 //! Connections made and accepted: TCP, TLS, and who is at the other end.
 //!
 //! Handshakes run beside each other, so that a slow or silent client holds up nobody. They are
-//! bounded in time and in number, and room is kept for members (`room`).
+//! bounded in time and in number, and some are reserved for members (`admission`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,51 +13,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::identity::{Identity, node_of};
+use crate::admission::{Admission, KnownAddresses, Verdict};
+use crate::certificate::node_of;
+use crate::identity::Identity;
 use crate::node::NodeName;
+use crate::options::{ConnectOptions, ListenOptions};
 use crate::removal::{Membership, Removals};
-use crate::room::{KnownAddresses, Room, Verdict};
-use crate::socket::{LinkOptions, SecureStream, Socket};
+use crate::socket::{SecureStream, Socket};
 use crate::tls::{self, Alpn, TlsError};
+use crate::verify;
 
 /// How long to wait after the kernel refused to accept (usually: no file descriptor left), in the
 /// hope that a connection ends meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Limits on connections that have not shown a certificate yet.
-#[derive(Debug, Clone, Copy)]
-pub struct ListenOptions {
-    /// How long a handshake may take: 10 s, a few round trips of the worst link.
-    pub handshake_timeout: Duration,
-    /// How many handshakes of members may be under way, and how many of strangers together with the room
-    /// that is kept for members: 64.
-    pub max_pending: usize,
-    /// How many of them from one address: 16, more than the channels of one migration. Further
-    /// connections from there are closed at once, so that one silent host cannot keep others out.
-    pub max_pending_per_address: usize,
-    /// How many of them from one prefix, /24 or /64, that is not of members: 32.
-    pub max_pending_per_prefix: usize,
-    /// How many are kept for members: 16.
-    pub reserved: usize,
-    /// How long a stranger's handshake takes at least before it makes place for another one: 1 s.
-    pub patience: Duration,
-    /// How a dead link is noticed.
-    pub link: LinkOptions,
-}
-
-impl Default for ListenOptions {
-    fn default() -> Self {
-        Self {
-            handshake_timeout: Duration::from_secs(10),
-            max_pending: 64,
-            max_pending_per_address: 16,
-            max_pending_per_prefix: 32,
-            reserved: 16,
-            patience: Duration::from_secs(1),
-            link: LinkOptions::default(),
-        }
-    }
-}
 
 /// Why a node cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -118,9 +86,9 @@ impl Listener {
         Ok(())
     }
 
-    /// The addresses for whose handshakes room is kept.
+    /// The addresses for whose handshakes some are reserved.
     pub fn known(&self) -> &KnownAddresses {
-        self.handshakes.room.known()
+        self.handshakes.admission.known()
     }
 
     /// The next connection whose handshake succeeded. Failed ones are logged and passed over.
@@ -232,7 +200,7 @@ struct Handshakes {
     acceptor: TlsAcceptor,
     options: ListenOptions,
     pending: JoinSet<(SocketAddr, io::Result<SecureStream>)>,
-    room: Room,
+    admission: Admission,
     refusals: Refusals,
 }
 
@@ -240,7 +208,7 @@ impl std::fmt::Debug for Handshakes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Handshakes")
             .field("local", &self.local)
-            .field("pending", &self.room.len())
+            .field("pending", &self.admission.len())
             .finish_non_exhaustive()
     }
 }
@@ -254,9 +222,9 @@ impl Handshakes {
         let bound = |source| ListenError::Bind { address, source };
         let tcp = TcpListener::bind(address).await.map_err(bound)?;
         let local = tcp.local_addr().map_err(bound)?;
-        let (pending, room) = (JoinSet::new(), Room::default());
+        let (pending, admission) = (JoinSet::new(), Admission::default());
         let refusals = Refusals::new(Instant::now());
-        Ok(Self { tcp, local, acceptor: TlsAcceptor::from(config), options, pending, room, refusals })
+        Ok(Self { tcp, local, acceptor: TlsAcceptor::from(config), options, pending, admission, refusals })
     }
 
     /// The next finished handshake. Both branches lose nothing when they are not taken.
@@ -268,11 +236,11 @@ impl Handshakes {
                         Ok(finished) => finished,
                         // It has made place for another one, which was said then.
                         Err(ended) => {
-                            self.room.leave(ended.id());
+                            self.admission.leave(ended.id());
                             continue;
                         }
                     };
-                    self.room.leave(id);
+                    self.admission.leave(id);
                     match result {
                         Ok(stream) => return (stream, remote),
                         Err(error) => self.refusals.log(remote, &error),
@@ -291,9 +259,9 @@ impl Handshakes {
     }
 
     fn start(&mut self, stream: TcpStream, remote: SocketAddr) {
-        match self.room.judge(remote.ip(), &self.options, Instant::now()) {
+        match self.admission.judge(remote.ip(), &self.options, Instant::now()) {
             Verdict::Enter => {}
-            Verdict::InPlaceOf(oldest) => self.room.end(oldest),
+            Verdict::InPlaceOf(oldest) => self.admission.end(oldest),
             Verdict::Refuse(reason) => {
                 self.refusals.log(remote, &reason);
                 return;
@@ -311,7 +279,7 @@ impl Handshakes {
             };
             (remote, result)
         });
-        self.room.enter(abort.id(), remote.ip(), abort);
+        self.admission.enter(abort.id(), remote.ip(), abort);
     }
 }
 
@@ -331,21 +299,6 @@ fn is_of_one_connection(error: &io::Error) -> bool {
         error.kind(),
         ConnectionAborted | ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable
     )
-}
-
-/// How to reach another node.
-#[derive(Debug, Clone, Copy)]
-pub struct ConnectOptions {
-    /// How long resolving, connecting and the handshake may take together.
-    pub timeout: Duration,
-    /// How a dead link is noticed.
-    pub link: LinkOptions,
-}
-
-impl Default for ConnectOptions {
-    fn default() -> Self {
-        Self { timeout: Duration::from_secs(10), link: LinkOptions::default() }
-    }
 }
 
 /// Why a node could not be reached.
@@ -391,7 +344,7 @@ pub enum ConnectError {
     },
     /// The host's certificate is of a node that was removed.
     #[error(
-        "node `{node}` at {address} was removed from the cluster; let it join again if it is to come back"
+        "node `{node}` at {address} was removed from the cluster; if it is to come back, let it join again"
     )]
     Removed {
         /// The node.
@@ -450,7 +403,8 @@ pub(crate) async fn handshake(
     options: ConnectOptions,
 ) -> Result<SecureStream, ConnectError> {
     let (label, at) = (label.to_owned(), address.to_owned());
-    let name = tls::server_name(node).map_err(|source| TlsError::Identity { node: node.clone(), source })?;
+    let name =
+        verify::server_name(node).map_err(|source| TlsError::Identity { node: node.clone(), source })?;
     let attempt = async {
         let opened = match TcpStream::connect(address).await {
             Ok(stream) => Socket::new(stream, &options.link),

@@ -4,7 +4,7 @@
 //! signs it, so that it may come from anybody. A node that is let in again under the same name gets a
 //! certificate that was issued later.
 //!
-//! Both verifiers of `tls` ask [`Removals`], and so does every connection that is up, at each of its reads
+//! Both verifiers between nodes (`verify`) ask [`Removals`], and so does every connection that is up, at each of its reads
 //! and writes: a removed node is not heard any more, and nothing is sent to it.
 
 use std::collections::HashMap;
@@ -15,8 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::authority::CLOCK_SKEW;
-use crate::identity::{self, Fingerprint, node_of};
+use crate::certificate::{self, CLOCK_SKEW, Fingerprint, node_of};
 use crate::node::NodeName;
 
 /// What is signed begins with this, so that no other signature of the CA can pass for a removal.
@@ -129,7 +128,7 @@ struct Holder {
 
 impl Holder {
     fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
-        let (from, _) = identity::validity(certificate, "the certificate").ok()?;
+        let (from, _) = certificate::validity(certificate, "the certificate").ok()?;
         Some(Self { node: node_of(certificate)?, issued: from.saturating_add(CLOCK_SKEW.as_secs()) })
     }
 }

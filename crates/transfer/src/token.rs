@@ -20,7 +20,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
-use crate::identity::Fingerprint;
+use crate::certificate::Fingerprint;
+use crate::cryptography::fill_random;
 use crate::node::NodeName;
 
 /// What every token starts with; the digit is the format's version.
@@ -57,14 +58,6 @@ pub enum TokenError {
         /// The refused address, with its control characters escaped.
         address: String,
     },
-}
-
-/// Fills `bytes` from the operating system's generator.
-pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
-    crate::tls::provider()
-        .secure_random
-        .fill(bytes)
-        .map_err(|_| io::Error::other("the operating system gave no random bytes"))
 }
 
 /// Whether two byte strings are equal, in a time that does not tell where they differ.

@@ -35,7 +35,7 @@ async fn pair(cluster: &Cluster) -> (Connection, Connection) {
 }
 
 #[tokio::test]
-async fn frames_arrive_in_order_and_a_goodbye_ends_them() {
+async fn frames_arrive_in_order_and_close_notify_ends_them() {
     let (mut from, mut to) = pair(&Cluster::found()).await;
     assert_eq!((from.peer(), to.peer()), (&node("a"), &node("b")));
     let big = Bytes::from(vec![0xa5; 300_000]);
@@ -66,7 +66,7 @@ async fn frames_arrive_in_order_and_a_goodbye_ends_them() {
 }
 
 #[tokio::test]
-async fn a_peer_that_vanishes_is_not_taken_for_one_that_said_goodbye() {
+async fn a_peer_that_vanishes_is_not_taken_for_one_that_sent_close_notify() {
     let (from, mut to) = pair(&Cluster::found()).await;
     drop(from);
     assert!(matches!(to.reader.recv().await, Err(FrameError::Truncated { .. })));

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use godwit_transfer::identity::node_of;
+use godwit_transfer::certificate::node_of;
 use godwit_transfer::{ClusterAuthority, Fingerprint, Identity, IdentityError};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;

@@ -130,7 +130,8 @@ pub(crate) fn time(
 /// When the file is no executable.
 pub(crate) fn text(path: &Path) -> Result<u64> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    elf::executable_bytes(&bytes).with_context(|| format!("{} is no executable for Linux", path.display()))
+    elf::executable_bytes(&bytes)
+        .with_context(|| format!("{} is not an executable for Linux", path.display()))
 }
 
 /// Median, and the distance from the least to the largest as a part of it.

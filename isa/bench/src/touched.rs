@@ -42,7 +42,7 @@ pub(crate) fn bytes(executable: &Executable, arguments: &[&str]) -> Result<u64> 
     );
     let log = std::fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
     let bytes = count(&log);
-    ensure!(bytes > 0, "{EMULATOR} says of no instruction that it was executed");
+    ensure!(bytes > 0, "{EMULATOR} reports no executed instruction");
     Ok(bytes)
 }
 

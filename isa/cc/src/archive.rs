@@ -51,7 +51,7 @@ pub fn members(bytes: &[u8]) -> Result<Vec<Member>, DamagedArchive> {
         if &header[58..60] != b"`\n" {
             return Err(damaged("there is no header"));
         }
-        let size = number(&header[48..58]).ok_or(damaged("the size is no number"))?;
+        let size = number(&header[48..58]).ok_or(damaged("the size is not a number"))?;
         let start = at + HEADER;
         let end = start
             .checked_add(size)

@@ -40,8 +40,7 @@ pub fn write(program: &Path, identity: &str, sets: &[&str]) -> io::Result<()> {
     );
     let _ = writeln!(
         text,
-        "godwit-cc has made three files, which stay in one directory: {name}, {together}.\nCopy or install all \
-         three; who renames one renames the others alike, for example to NEW and NEW.{}.\nEND",
+        "godwit-cc has made three files, which stay in one directory: {name}, {together}.\nCopy or install all three; to rename one, rename the others alike, for example to NEW and NEW.{}.\nEND",
         sets.join(", NEW.")
     );
     text.push_str(

@@ -133,7 +133,8 @@ pub fn link(home: &Home, job: &Job) -> Result<ExitCode, Error> {
 
     if is_probe {
         let made = scratch.path().join("executable");
-        native::plain(home, &bitcode, &[(native::own_set()?, made.clone())], Effort::Probe, scratch.path())?;
+        let own = native::own_set().ok_or(LinkError::Machine(std::env::consts::ARCH))?;
+        native::plain(home, &bitcode, &[(own, made.clone())], Effort::Probe, scratch.path())?;
         if output != Path::new("/dev/null") {
             put(&made, &output)?;
         }

@@ -1,9 +1,9 @@
 //! Plain executables: for one or all sets, of the same neutral bitcode, but with nothing that a move
 //! needs. Probes are made this way, and `--plain` programs to measure the others against.
 
+use crate::Error;
 use crate::home::{Home, LLC, LLD, LLVM_LINK, OPT, PLUGIN};
 use crate::tools::{self, ToolError};
-use crate::{Error, link::LinkError};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,14 +20,10 @@ pub enum Effort {
     Full,
 }
 
-/// The machine's own set.
-///
-/// # Errors
-/// When it is none that neutral programs are made for.
-pub fn own_set() -> Result<&'static str, LinkError> {
-    SETS.into_iter()
-        .find(|set| *set == std::env::consts::ARCH)
-        .ok_or(LinkError::Machine(std::env::consts::ARCH))
+/// The machine's own set, if it is one that neutral programs are made for.
+#[must_use]
+pub fn own_set() -> Option<&'static str> {
+    SETS.into_iter().find(|set| *set == std::env::consts::ARCH)
 }
 
 /// Joins bitcode files into one.

@@ -83,7 +83,7 @@ fn csmith(seed: u64) -> Result<String> {
         String::from_utf8_lossy(&output.stderr)
     );
     String::from_utf8(output.stdout)
-        .with_context(|| format!("csmith's program of the seed {seed} is no text"))
+        .with_context(|| format!("csmith's program of the seed {seed} is not text"))
 }
 
 #[cfg(test)]

@@ -147,7 +147,7 @@ fn build_tool_chain() -> Result<PathBuf> {
     )?;
     let home = driver.with_file_name("../isa");
     let script = crate::catalogue::directory().join("../build");
-    let built = Command::new("flock").arg(driver.with_file_name("..")).arg(&script).arg(&home).output();
+    let built = Command::new(&script).arg(&home).output();
     let built = built.with_context(|| format!("cannot run {}", script.display()))?;
     let complaint = String::from_utf8_lossy(&built.stderr);
     ensure!(built.status.success(), "{} failed: {complaint}", script.display());

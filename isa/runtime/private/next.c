@@ -24,7 +24,7 @@ static void keep(uint32_t number) {
 // The state is whole, so that who reads this can go on from it by other means.
 _Noreturn static void fail(const char *command, long error) {
     static char sentence[2 * GW_PATH_MAX + 128];
-    static const char advice[] = " cannot be executed; the state is kept, and godwit-state resume goes on from it: ";
+    static const char advice[] = " cannot be executed; the state is kept, and godwit-state resume continues from it: ";
     const char *parts[] = {command, advice, gw_settings.save};
     uint64_t used = 0;
     for (int i = 0; i < 3; i++)

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::FormatError;
-use crate::file::Section;
 use crate::plan::{self, PAGE, Region, Slot};
+use crate::section::Section;
 
 /// `PROT_READ` and `PROT_WRITE`: a program has no executable memory of its own.
 const PROTECTION: u32 = 3;

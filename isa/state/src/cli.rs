@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::verbs::{hop, inspect, man, next, resume, run};
 
-/// Run a program of godwit-cc, capture it into a state file, and go on from there on any instruction set
+/// Run a program of godwit-cc, capture it into a state file, and resume it on any instruction set
 #[derive(Debug, Parser)]
 #[command(
     name = "godwit-state",
@@ -40,28 +40,4 @@ pub(crate) enum Verb {
     Man(man::Args),
     #[command(hide = true)]
     Next(next::Args),
-}
-
-/// When to capture.
-#[derive(Debug, clap::Args)]
-#[group(multiple = false)]
-pub(crate) struct When {
-    /// Capture at the N-th poll; a program polls in its loops and before it calls itself
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) after_polls: Option<u64>,
-    /// Capture when this time has passed: 250us, 10ms, 2s, 5m
-    #[arg(long, value_name = "TIME", value_parser = crate::values::time)]
-    pub(crate) after: Option<std::time::Duration>,
-    /// Capture when godwit-state, or the program itself, gets this signal: USR1, SIGTERM, 10
-    #[arg(long, value_name = "SIGNAL", value_parser = crate::values::signal)]
-    pub(crate) on_signal: Option<nix::sys::signal::Signal>,
-}
-
-impl When {
-    /// The request, if there is one.
-    pub(crate) fn request(&self) -> Option<crate::leg::Request> {
-        use crate::leg::Request;
-        let polls = self.after_polls.map(Request::Polls);
-        polls.or(self.after.map(Request::Time)).or(self.on_signal.map(Request::Signal))
-    }
 }

@@ -148,7 +148,7 @@ impl Descriptor {
             kind: Kind::ALL
                 .into_iter()
                 .find(|known| known.number() == kind)
-                .ok_or_else(|| wrong("is of no known kind"))?,
+                .ok_or_else(|| wrong("is of an unknown kind"))?,
             inherited: bits & INHERITED != 0,
             deleted: bits & DELETED != 0,
             flags: u32_at(head, 8),
@@ -161,7 +161,7 @@ impl Descriptor {
             path: OsString::from_vec(path.to_vec()),
         };
         if bits & !(INHERITED | DELETED) != 0 {
-            return Err(wrong("has marks that nobody knows"));
+            return Err(wrong("has unknown flags"));
         }
         descriptor.check(highest).map_err(wrong)?;
         Ok(descriptor)
@@ -171,13 +171,13 @@ impl Descriptor {
     pub(crate) fn check(&self, highest: Option<u32>) -> Result<(), &'static str> {
         path(&self.path)?;
         if i32::try_from(self.number).is_err() {
-            return Err("has a number that no kernel gives");
+            return Err("has an impossible number");
         }
         if highest.is_some_and(|highest| self.number <= highest) {
-            return Err("is not behind those of lower numbers");
+            return Err("is not in ascending order of numbers");
         }
         if i32::try_from(self.shares).is_err() {
-            return Err("shares with a number that no kernel gives");
+            return Err("shares with an impossible number");
         }
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Process {
         let wrong = |why| FormatError::Process { index: at.0, offset: at.1, why };
         let (head, directory) = bytes.split_first_chunk::<PROCESS>().ok_or_else(|| wrong("is cut off"))?;
         if u32_at(head, 4) != 0 {
-            return Err(wrong("has a field in use that nobody knows"));
+            return Err(wrong("has an unknown field in use"));
         }
         let process = Self { umask: u32_at(head, 0), directory: OsString::from_vec(directory.to_vec()) };
         process.check().map_err(wrong)?;

@@ -333,7 +333,7 @@ pub enum FormatError {
         sections: u32,
     },
     /// No slot has a thread that goes on.
-    #[error("none of its {slots} slots has a thread that could go on; capture the program again")]
+    #[error("none of its {slots} slots has a thread that could continue; capture the program again")]
     NobodyParked {
         /// How many slots are in use.
         slots: usize,

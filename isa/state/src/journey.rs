@@ -67,7 +67,8 @@ impl Journey {
     /// The set of the leg that comes now.
     pub(crate) fn set(&self) -> Result<Set> {
         let count = u64::try_from(self.sets.len())?;
-        let turn = self.changes.checked_rem(count).context("the journey's plan names no set")?;
+        let turn =
+            self.changes.checked_rem(count).context("the journey's plan does not name an instruction set")?;
         values::set(&self.sets[usize::try_from(turn)?]).map_err(anyhow::Error::msg)
     }
 

@@ -133,7 +133,7 @@ impl Leg<'_> {
         match std::fs::metadata(path) {
             Ok(file) => Ok(Some((file.dev(), file.ino()))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot look at {}", path.display())),
+            Err(error) => Err(error).with_context(|| format!("cannot examine {}", path.display())),
         }
     }
 

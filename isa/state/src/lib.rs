@@ -30,18 +30,21 @@ mod lock;
 mod memory;
 pub mod plan;
 mod program;
+mod section;
+mod signal_table;
 mod signals;
 mod thread;
 
 pub use descriptor::{Descriptor, Kind, Process};
 pub use error::{FormatError, Mismatch, ProgramError, ReadError};
-pub use file::{HEADER, MAGIC, SECTION_HEADER, Section, StateFile, VERSION};
+pub use file::{HEADER, MAGIC, SECTION_HEADER, StateFile, VERSION};
 pub use frames::Frame;
 pub use godwit_isa_link::Set;
 pub use identity::BuildIdentity;
 pub use lock::{Lock, LockKind};
 pub use memory::{Memory, Usage};
 pub use program::{Program, Site};
+pub use section::Section;
 pub use thread::Thread;
 
 /// The exit status of a process that has left a state (`GW_EXIT_CAPTURED`).

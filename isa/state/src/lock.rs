@@ -88,7 +88,7 @@ impl Lock {
         let kind = LockKind::ALL.into_iter().find(|known| known.number() == word(0));
         let lock = Self {
             number,
-            kind: kind.ok_or_else(|| wrong("is of no known kind"))?,
+            kind: kind.ok_or_else(|| wrong("is of an unknown kind"))?,
             writes: word(4) == 1,
             begin: long(8),
             length: long(16),
@@ -97,7 +97,7 @@ impl Lock {
             path: OsString::from_vec(path.to_vec()),
         };
         if word(4) > 1 {
-            return Err(wrong("has marks that nobody knows"));
+            return Err(wrong("has unknown flags"));
         }
         lock.check().map_err(wrong)?;
         Ok(lock)
@@ -106,7 +106,7 @@ impl Lock {
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         descriptor::path(&self.path)?;
         if i32::try_from(self.number).is_err() {
-            return Err("has a number that no kernel gives");
+            return Err("has an impossible number");
         }
         let end = self.begin.checked_add(self.length);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {

@@ -7,6 +7,7 @@
 //!   leg.rs      one process of a program, from its start to its end or its capture
 //!   messages.rs why a program could not go on, although its standard error is its own
 //!   machine.rs  how an executable of a set is started on this machine
+//!   when.rs     when a program is to be captured
 //!   values.rs   times, signals, sets: text from the user to types
 //!   output.rs   what is said, as sentences, tables and JSON
 //! ```
@@ -19,11 +20,12 @@ mod messages;
 mod output;
 mod values;
 mod verbs;
+mod when;
 
 use std::io;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use godwit_isa_state::EXIT_FAILED;
 
 use crate::cli::{Cli, Verb};
@@ -39,11 +41,11 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = match (runtime, &cli.verb) {
         (Err(error), _) => Err(error.into()),
-        (Ok(runtime), Verb::Run(args)) => runtime.block_on(verbs::run::run(args, cli.json)),
+        (Ok(runtime), Verb::Run(args)) => runtime.block_on(verbs::run::run(args, Cli::command(), cli.json)),
         (Ok(runtime), Verb::Resume(args)) => runtime.block_on(verbs::resume::run(args, cli.json)),
         (Ok(runtime), Verb::Hop(args)) => runtime.block_on(verbs::hop::run(args, cli.json)),
         (Ok(_), Verb::Inspect(args)) => verbs::inspect::run(args, cli.json),
-        (Ok(_), Verb::Man(args)) => verbs::man::run(args),
+        (Ok(_), Verb::Man(args)) => verbs::man::run(args, Cli::command()),
         (Ok(_), Verb::Next(args)) => verbs::next::run(args).map(|never| match never {}),
     };
     match outcome {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::file::Section;
 use crate::plan::{self, Quarter, Region};
+use crate::section::Section;
 
 /// A view of a state's memory.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use object::read::elf::ElfFile64;
 use object::{Architecture, Object as _, ObjectSegment as _, ObjectSymbol as _, SymbolKind};
 
 use crate::plan::{self, Quarter};
-use crate::signals;
+use crate::signal_table;
 use crate::{BuildIdentity, Mismatch, ProgramError, Section, Set, StateFile};
 
 /// Symbols that the link and the runtime define.
@@ -175,7 +175,7 @@ impl Program {
             }
             self.frames(&memory, thread)?;
         }
-        signals::table(&memory, self.signals, state.threads(), &self.entries)
+        signal_table::check(&memory, self.signals, state.threads(), &self.entries)
     }
 
     /// Looks whether a state is of this executable's build.

@@ -74,10 +74,10 @@ fn descriptors_that_cannot_be_are_refused_by_the_runtime_too() {
     let (open, process) = (of(DESCRIPTOR), of(PROCESS));
     // What is altered, in a section's header or in the record behind it.
     for (what, at, value, ours, runtime) in [
-        ("number", open + 4, u32::MAX, "no kernel gives", "descriptor is damaged"),
-        ("kind", open + 24, 9, "of no known kind", "descriptor is damaged"),
-        ("bits", open + 28, 64, "marks that nobody knows", "descriptor is damaged"),
-        ("shares", open + 36, u32::MAX, "no kernel gives", "descriptor is damaged"),
+        ("number", open + 4, u32::MAX, "an impossible number", "descriptor is damaged"),
+        ("kind", open + 24, 9, "of an unknown kind", "descriptor is damaged"),
+        ("bits", open + 28, 64, "unknown flags", "descriptor is damaged"),
+        ("shares", open + 36, u32::MAX, "an impossible number", "descriptor is damaged"),
         ("path", open + 24 + 56, 0, "a zero in its path", "path has a zero in it"),
         ("address", open + 8, 1, "must be zero for its type", "an open file without a path"),
         ("process", process + 4, 1, "must be zero for its type", "process is damaged"),
@@ -101,7 +101,7 @@ fn descriptors_that_cannot_be_are_refused_by_the_runtime_too() {
         file[12..16].copy_from_slice(&sections.to_le_bytes());
         seal(file);
     });
-    bench.refused_by_godwit_state(&file, "twice", "not behind those of lower numbers");
+    bench.refused_by_godwit_state(&file, "twice", "not in ascending order");
     for set in Set::ALL {
         bench.refused_by_runtime(set, &file, "twice", "descriptors are not in order");
     }

@@ -164,11 +164,11 @@ fn descriptors_that_cannot_be_are_refused() {
     };
     // Offsets in the section's header, then in the record behind it.
     for (at, value, why) in [
-        (4, 1 << 31, "has a number that no kernel gives"),
-        (24, 0, "is of no known kind"),
-        (24, 7, "is of no known kind"),
-        (28, 4, "has marks that nobody knows"),
-        (36, 1 << 31, "shares with a number that no kernel gives"),
+        (4, 1 << 31, "has an impossible number"),
+        (24, 0, "is of an unknown kind"),
+        (24, 7, "is of an unknown kind"),
+        (28, 4, "has unknown flags"),
+        (36, 1 << 31, "shares with an impossible number"),
         (24 + 56, 0, "has a zero in its path"),
     ] {
         let refusal = refusal(&with_thread(&[change(at, value)]));

@@ -137,7 +137,7 @@ fn a_command_that_cannot_be_executed_is_named_and_the_state_stays() {
             let output = becomes(set, command, &state);
             let (command, path) = (command.display().to_string(), state.display().to_string());
             let what = format!("{what} on {}", set.name());
-            let advice = "cannot be executed; the state is kept, and godwit-state resume goes on from it: ";
+            let advice = "cannot be executed; the state is kept, and godwit-state resume continues from it: ";
             refused(&output, &what, &[&format!("{command} {advice}{path}"), error]);
             goes_on(&state, &["state"], &what);
         }
@@ -154,7 +154,7 @@ fn a_leg_that_cannot_be_begun_is_refused_and_the_plan_and_the_state_stay() {
         "changes": 0,
     });
     let next = PathBuf::from(env!("CARGO_BIN_EXE_godwit-state"));
-    let kept = "the program cannot go on; its state is kept, and godwit-state resume goes on from it: ";
+    let kept = "the program cannot continue; its state is kept, and godwit-state resume continues from it: ";
     let refused_here = |what: &str, words: &[&str]| {
         let output = becomes(Set::X86_64, &next, &state);
         refused(&output, what, words);

@@ -126,10 +126,10 @@ fn forged_locks_are_refused() {
     let at = at.expect("it has locks");
     let damaged = "lock is damaged";
     for (what, offset, value, ours, runtime) in [
-        ("number", 4, u32::MAX, "no kernel gives", damaged),
+        ("number", 4, u32::MAX, "an impossible number", damaged),
         ("address", 8, 1, "must be zero for its type", "an open file without a path"),
-        ("kind", 24, 5, "of no known kind", damaged),
-        ("marks", 28, 2, "marks that nobody knows", damaged),
+        ("kind", 24, 5, "of an unknown kind", damaged),
+        ("marks", 28, 2, "unknown flags", damaged),
         ("begin", 36, u32::MAX, "behind the end of any file", damaged),
         ("length", 44, u32::MAX, "behind the end of any file", damaged),
         ("path", 64, 0, "a zero in its path", "path has a zero in it"),

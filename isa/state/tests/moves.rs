@@ -80,7 +80,7 @@ fn a_state_is_used_as_often_as_one_likes_and_hops_on() {
             .arg(&second)
             .arg(&first));
         assert_eq!(on.status.code(), Some(86), "{}", stderr(&on));
-        assert!(stderr(&on).contains("go on with: godwit-state resume"), "{}", stderr(&on));
+        assert!(stderr(&on).contains("resume it with: godwit-state resume"), "{}", stderr(&on));
         let end = run(godwit_state().arg("resume").arg(&second).arg("--program").arg(&travels.prog));
         assert_eq!(end.status.code(), Some(7), "{}", stderr(&end));
         assert_eq!(

@@ -68,8 +68,9 @@ fn parts() -> Result<&'static Parts> {
 
 fn build_parts() -> Result<Parts> {
     let target = isa().join("../target/isa");
-    make(&isa().join("plugin"), &target.join("plugin"))?;
-    make(&isa().join("runtime"), &target.join("runtime"))?;
+    // The script holds a lock: other tests, and other tests' programs, build into the same directory.
+    let built = Command::new(isa().join("build")).arg(&target).output().context("cannot run isa/build")?;
+    ensure!(built.status.success(), "isa/build failed: {}", String::from_utf8_lossy(&built.stderr));
     let toolchain = Toolchain::debian(target.join("plugin/libgodwit-isa.so"));
     std::fs::create_dir_all(target.join("tests"))?;
     let mut neutral = vec![target.join("runtime/neutral.bc")];
@@ -96,25 +97,6 @@ fn libgcc(set: Set) -> PathBuf {
         entries.flatten().map(|entry| entry.path().join("libgcc.a")).filter(|path| path.exists()).max()
     });
     newest.unwrap_or_else(|| Path::new(directory).join("libgcc.a"))
-}
-
-fn make(directory: &Path, build: &Path) -> Result<()> {
-    // A lock, since tests of several processes may build at once.
-    std::fs::create_dir_all(build)?;
-    let output = Command::new("flock")
-        .arg(build)
-        .args(["make", "--no-print-directory", "-j2", "-C"])
-        .arg(directory)
-        .arg(format!("BUILD={}", build.display()))
-        .output()
-        .context("cannot run make")?;
-    ensure!(
-        output.status.success(),
-        "make failed in {}: {}",
-        directory.display(),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
 }
 
 fn compile(toolchain: &Toolchain, source: &Path, output: &Path, flags: &[&str]) -> Result<()> {

@@ -22,7 +22,10 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     if global.json {
         output::json(&answer)?;
     } else if answer.cancelled {
-        output::line(&format!("the migration of {} is cancelled; it runs where it was", args.name))?;
+        output::line(&format!(
+            "the migration of {} was cancelled; the service runs where it was",
+            args.name
+        ))?;
     } else {
         anyhow::bail!("nothing was cancelled for {}: {}", args.name, answer.reason);
     }

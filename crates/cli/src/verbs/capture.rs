@@ -39,20 +39,20 @@ use crate::{
     values,
 };
 
-/// What the daemon keeps of a packet when nobody asks for less.
+/// What the daemon captures of a packet by default.
 const WHOLE: u32 = 256 << 10;
-/// Between two looks at the clock.
+/// Between two readings of the clock.
 const TICK: Duration = Duration::from_millis(100);
 /// How long the end waits for what nodes have seen until then: longer than a packet waits for its turn.
 const LAST: Duration = Duration::from_secs(3);
 
-/// Write the packets of a service to a file, also while it moves
+/// Write the packets of a service to a file, even while it moves
 ///
-/// The file is pcapng, which Wireshark, tshark and tcpdump read. All nodes look from the beginning, so
+/// The file is pcapng, which Wireshark, tshark and tcpdump read. All nodes capture from the start, so
 /// that a move leaves no gap; each node and place is an interface of the file, named NODE:INTERFACE.
-/// FILTER is a part of what tcpdump understands: ip, ip6, arp, tcp, udp, icmp, icmp6, host ADDRESS and
-/// port NUMBER (after src or dst, if wanted), joined with and, or, not and parentheses; it looks at the
-/// service's own packets, also where they are wrapped in VXLAN. Ctrl-C ends the capture.
+/// FILTER is a subset of tcpdump's language: ip, ip6, arp, tcp, udp, icmp, icmp6, host ADDRESS and
+/// port NUMBER (after src or dst, if wanted), joined with and, or, not and parentheses; it applies to the
+/// service's own packets, even inside VXLAN. Ctrl-C ends the capture.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The service
@@ -60,13 +60,13 @@ pub(crate) struct Args {
     /// The file to write; - for standard output
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Where to look
+    /// Where to capture
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PLACE", default_value = "service")]
     at: Vec<At>,
     /// Which of the service's networks [default: the first of them]
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
-    /// Bytes of each packet that are kept
+    /// Bytes of each packet that are written
     #[arg(long, value_name = "BYTES", default_value_t = WHOLE, value_parser = clap::value_parser!(u32).range(1..=i64::from(WHOLE)))]
     snaplen: u32,
     /// End after so many packets
@@ -79,7 +79,7 @@ pub(crate) struct Args {
     filter: Vec<String>,
 }
 
-/// Where to look.
+/// Where to capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum At {
     /// The service's own interface, in its network namespace
@@ -88,7 +88,7 @@ enum At {
     Port,
     /// The interface that leads to other nodes
     Overlay,
-    /// The interface that carries the overlay, and on which clients come in
+    /// The interface that carries the overlay, and by which clients reach the node
     Uplink,
     /// All of these
     All,
@@ -219,7 +219,7 @@ struct Recording<W: Write> {
     places: BTreeMap<(String, i32), Seen>,
     /// Nodes that are asked; nothing until that is known.
     nodes: Option<Vec<String>>,
-    /// Of these, the ones that look or that cannot.
+    /// Of these, the ones that capture or that cannot.
     answered: HashSet<String>,
     /// Nodes that cannot be asked now.
     missing: HashSet<String>,
@@ -230,7 +230,7 @@ struct Seen {
     number: u32,
     label: String,
     written: u64,
-    /// What the node has counted since it began to look.
+    /// What the node has counted since it began to capture.
     received: u64,
     dropped: u64,
     /// What it had counted before, when it had to begin anew.
@@ -279,7 +279,7 @@ impl<W: Write> Recording<W> {
     fn take_batch(&mut self, batch: CaptureBatch) -> io::Result<()> {
         let now = Instant::now();
         if self.missing.remove(&batch.node) {
-            output::note(&format!("node {} looks again", batch.node));
+            output::note(&format!("node {} captures again", batch.node));
         }
         for interface in &batch.interfaces {
             let seen = self.seen(&batch.node, interface.place, &interface.name)?;
@@ -312,7 +312,7 @@ impl<W: Write> Recording<W> {
                 label = format!("{label}@{}", word(CapturePlace::try_from(place).unwrap_or_default()));
             }
             let at = match CapturePlace::try_from(place).unwrap_or(CapturePlace::Unspecified) {
-                CapturePlace::Unspecified => "a place that is not known",
+                CapturePlace::Unspecified => "an unknown place",
                 CapturePlace::Service => "its own interface",
                 CapturePlace::Port => "its port of the bridge",
                 CapturePlace::Overlay => "the overlay",
@@ -330,7 +330,7 @@ impl<W: Write> Recording<W> {
         self.places.get_mut(&key).ok_or_else(|| io::Error::other("an interface was lost"))
     }
 
-    /// Whether each of the nodes looks, or cannot be asked.
+    /// Whether each of the nodes captures, or cannot be asked.
     fn is_looking(&self) -> bool {
         self.nodes.as_ref().is_some_and(|nodes| nodes.iter().all(|node| self.answered.contains(node)))
     }
@@ -365,7 +365,7 @@ impl<W: Write> Recording<W> {
                 seen.written += 1;
             }
         }
-        // Whoever looks at the file meanwhile sees whole packets.
+        // A reader of the file sees whole packets meanwhile.
         if self.written > before { self.writer.flush() } else { Ok(()) }
     }
 
@@ -405,7 +405,7 @@ impl<W: Write> Recording<W> {
     }
 }
 
-/// That all nodes look.
+/// That all nodes capture.
 #[derive(Serialize)]
 struct Looking<'a> {
     event: &'static str,
@@ -440,7 +440,7 @@ impl Summary {
     fn print(&self, file: Option<&Path>) -> io::Result<()> {
         if self.dropped > 0 {
             output::note(&format!(
-                "{} packets were dropped, as they came faster than they could be written: look at fewer places (--at), keep less of each (--snaplen), or only some (FILTER)",
+                "{} packets were dropped, as they came faster than they could be written: capture at fewer places (--at), less of each packet (--snaplen), or fewer packets (FILTER)",
                 self.dropped
             ));
         }

@@ -29,21 +29,21 @@ enum ClusterVerb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
         flags: Vec<String>,
     },
-    /// Print a token with which one node can join; the founding node makes it
+    /// Print a token with which one node can join; only the founding node can
     Token {
         /// The name the new node will have
         name: String,
         /// How long the token can be used: 90s, 15m, 2h, 1d
         #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = values::duration)]
         valid: Duration,
-        /// Invite it once more: it was let in, but its joining broke
+        /// Make another token for a node that was admitted but whose join failed
         #[arg(long)]
         again: bool,
     },
-    /// Remove a node: the others refuse its certificate from now on; the founding node does it
+    /// Remove a node, so that the others refuse its certificate; only the founding node can
     ///
     /// Its services stay where they are, and are shown as services on a removed node until `godwit rm` forgets
-    /// them. A node that was removed can be let in again with a new token.
+    /// them. A node that was removed can join again with a new token.
     Remove {
         /// The node
         name: String,

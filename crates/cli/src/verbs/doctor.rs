@@ -10,9 +10,9 @@ use crate::{
     output::{self, Table},
 };
 
-/// Tell what works on this node, what is missing, and what to do about it
+/// Show what works on this node, what is missing, and what to do about it
 ///
-/// `degraded` means that godwit works, but less well. Ends with 1 when something needed is missing.
+/// `degraded` means that godwit works, but less well. The exit code is 1 when something needed is missing.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 

@@ -9,10 +9,10 @@ use crate::{client::Connection, global::Global, output, values};
 /// Show what happened on this node, oldest first
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Go on with what happens from now on
+    /// Continue with new events
     #[arg(short, long)]
     follow: bool,
-    /// Only since then: 10m, 2h (ago), seconds since 1970, or 2026-01-31T12:00:00Z
+    /// Only events since this time: 10m, 2h (ago), seconds since 1970, or 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     since: Option<i64>,
 }

@@ -18,7 +18,7 @@ const AHEAD: usize = 4;
 
 /// Run a command inside a running service
 ///
-/// Ends with the command's exit code, or 125 when it could not be started. With --json the output
+/// The exit code is the command's, or 125 when it could not be started. With --json the output
 /// is lines with stream and data, and the last one has the exit_code.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -74,7 +74,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             None => {}
         }
     }
-    anyhow::bail!("godwitd did not say how the command in {} ended: look at its log", args.name)
+    anyhow::bail!("godwitd did not say how the command in {} ended; see its log", args.name)
 }
 
 fn print(global: &Global, stream: &str, data: &[u8]) -> io::Result<()> {

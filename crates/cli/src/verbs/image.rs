@@ -16,9 +16,9 @@ const SHOWN_DIGITS: usize = 12;
 
 /// List and remove the image layers of a node
 ///
-/// Layers come with `godwit run` and with services that arrive. Layers that no service uses stay for a while, so that
-/// a service that comes back does not bring them again; then godwitd removes them (`godwitd serve --keep-layers`),
-/// earlier when the disk runs short.
+/// Layers come with `godwit run` and with services that arrive. Unused layers stay for some time, so that a service
+/// that comes back does not send them again. Then godwitd removes them (`godwitd serve --keep-layers`), earlier when
+/// the disk runs short.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]

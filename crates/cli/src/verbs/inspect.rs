@@ -70,7 +70,7 @@ fn total(connections: &ConnectionsResponse) -> u64 {
 
 fn print(connections: &ConnectionsResponse) -> io::Result<()> {
     for protocol in &connections.unavailable {
-        output::note(&format!("the node's kernel tells nothing of {protocol} sockets"));
+        output::note(&format!("the node's kernel does not list {protocol} sockets"));
     }
     let states: Vec<_> = connections
         .states

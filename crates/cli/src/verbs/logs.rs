@@ -12,17 +12,17 @@ use crate::{client::Connection, global::Global, output, values};
 
 /// Show what a service wrote to its standard output and error
 ///
-/// The log moves with the service. What it wrote to standard error goes to godwit's own.
+/// The log moves with the service. Its standard error goes to godwit's standard error.
 /// With --json each entry is a line: time, stream, data.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Go on with what the service writes from now on
+    /// Continue with what the service writes from now on
     #[arg(short, long)]
     follow: bool,
     /// Only the last lines
     #[arg(short = 'n', long, value_name = "LINES")]
     tail: Option<u32>,
-    /// Only since then: 10m, 2h (ago), seconds since 1970, or 2026-01-31T12:00:00Z
+    /// Only entries since this time: 10m, 2h (ago), seconds since 1970, or 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     since: Option<i64>,
     /// Put the time in front of each line

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use crate::{companion, definition, generate, values};
+use crate::{companion, generate, values};
 
 /// Write the man pages of all verbs into a directory
 #[derive(Debug, clap::Args)]
@@ -12,11 +12,11 @@ pub(crate) struct Args {
     dir: PathBuf,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, definition: clap::Command) -> anyhow::Result<ExitCode> {
     // It knows the flags of both programs; without it, lab and bench have a page each that names no flags.
     if let Some(ended) = companion::become_lab_if_installed("man", &["man".into(), args.dir.clone().into()]) {
         return ended;
     }
-    generate::man(definition(), &args.dir)?;
+    generate::man(definition, &args.dir)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -19,25 +19,28 @@ use crate::{
 
 /// Exit code for a service that is no more: neither where it was nor where it was to go.
 const LOST: u8 = 3;
+/// Exit code where godwitd ended before it could tell the outcome.
+const UNKNOWN: u8 = 4;
 
 /// Move a service to another node, with its memory and open connections
 ///
 /// Any node can be asked. Ctrl-C cancels a migration that has not committed yet; the service
 /// then goes on at its source. With --json each step is a line, {"event":"progress",…}, and the last
-/// line is the report. Ends with 1 (130 after Ctrl-C) when it was aborted, and with 3 when it
-/// was lost: pages that had stayed at the source were gone before they could follow.
+/// line is the report. The exit code is 1 (130 after Ctrl-C) when it was aborted, 3 when it was lost
+/// (pages that had stayed at the source were gone before they could follow), and 4 when the connection
+/// to godwitd broke before the report: the message tells what is known, such as that it had committed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The service
     name: String,
-    /// Where it shall go
+    /// The node to move it to
     #[arg(long, value_name = "NODE")]
     to: String,
     /// How its memory moves
     #[arg(long, value_enum, default_value_t)]
     mode: Mode,
-    /// Where the network namespace is at the destination, for a service in one of yours [default: where it
-    /// is at the source]
+    /// Network namespace at the destination, for a service in a namespace of yours [default: the same path
+    /// as at the source]
     #[arg(long, value_name = "ns:PATH")]
     network: Option<String>,
     #[command(flatten)]
@@ -64,24 +67,26 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
                 Some(Ok(migration_event::Kind::Report(report))) => break report,
                 Some(Err(error)) => {
                     progress.end();
-                    if matches!(error, ClientError::Lost { .. }) {
-                        anyhow::bail!("{error}{}", known(&last, &args.name, &args.to));
+                    if !matches!(error, ClientError::Lost { .. }) {
+                        return Err(error.into());
                     }
-                    return Err(error.into());
+                    output::note(&format!("Error: {error}{}", known(&last, &args.name, &args.to)));
+                    return Ok(ExitCode::from(UNKNOWN));
                 }
                 None => {
                     progress.end();
-                    anyhow::bail!(
-                        "godwitd on {} ended the migration of {} without a report; `godwit inspect {}` tells how it stands",
+                    output::note(&format!(
+                        "Error: godwitd on {} ended the migration of {} without a report; `godwit inspect {}` shows its state",
                         connection.socket().display(), args.name, args.name
-                    );
+                    ));
+                    return Ok(ExitCode::from(UNKNOWN));
                 }
             },
             () = interrupts.next() => {
                 if interrupted {
                     progress.end();
                     output::note(&format!(
-                        "Error: left while the migration of {0} was being cancelled; `godwit inspect {0}` tells how it ends",
+                        "Error: left while the migration of {0} was being cancelled; `godwit inspect {0}` shows how it ends",
                         args.name
                     ));
                     return Ok(ExitCode::from(INTERRUPTED));
@@ -112,12 +117,12 @@ fn known(last: &MigrationProgress, name: &str, to: &str) -> String {
             )
         }
         "serve" => format!(
-            "; the migration had committed: {name} is on node {to}, and {} of {} of its memory that was still to follow had been sent; `godwit inspect {name}` on node {to} tells whether it waits for the rest, which comes when this godwitd runs again",
+            "; the migration had committed: {name} is on node {to}, and {} of {} of its memory that was still to follow had been sent; `godwit inspect {name}` on node {to} shows whether it waits for the rest, which follows once this godwitd runs again",
             output::bytes(last.bytes_done),
             output::bytes(last.bytes_total),
         ),
         phase => format!(
-            "; the migration of {name} to node {to} was in its phase {phase:?} and had not committed as far as is known here: if it had not, {name} goes on where it was when this godwitd runs again"
+            "; the migration of {name} to node {to} was in phase {phase:?} and had not committed as far as this node knows: if so, {name} continues where it was once this godwitd runs again"
         ),
     }
 }
@@ -136,9 +141,7 @@ fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyho
         table(report).print()?;
         if !report.network_namespace.is_empty() {
             output::note(&format!(
-                "{name} runs in the network namespace {there} on {to} now. Its addresses are yours to move: \
-                 give them to an interface there and announce them, and take them from the one on {from}, \
-                 which stays silent until a service runs in it again",
+                "{name} runs in the network namespace {there} on {to} now. Its addresses are yours to move: add them to an interface there and announce them, and remove them from the one on {from}, which stays silent until a service runs in it again",
                 name = report.name,
                 there = report.network_namespace,
                 to = report.destination,

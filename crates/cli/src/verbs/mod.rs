@@ -1,10 +1,11 @@
-//! One file per verb: its flags, the request it makes, what it prints.
+//! One file per verb: its flags, the request it makes, what it prints; `each.rs` is what several of them do alike.
 
 pub(crate) mod cancel;
 pub(crate) mod capture;
 pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod doctor;
+mod each;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod image;

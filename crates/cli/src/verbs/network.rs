@@ -8,13 +8,14 @@ use godwit_api::v1::{
     NetworkRemoveRequest,
 };
 
+use super::each;
 use crate::{
     client::Connection,
     global::Global,
     output::{self, Table},
 };
 
-/// Make, list, look at and remove the networks that services are on
+/// Create, list, inspect and remove the networks that services are on
 ///
 /// Services on different networks do not reach each other; a service can be on several. Every cluster has the
 /// network "default".
@@ -26,14 +27,14 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum NetworkVerb {
-    /// Make a network on all nodes of the cluster, which must be there; print its name
+    /// Create a network on all nodes of the cluster, which must all be reachable; print its name
     Create(Create),
     /// List the networks and the services on them
     #[command(visible_alias = "list")]
     Ls,
-    /// Remove networks that no service is on from all nodes of the cluster, which must be there
+    /// Remove networks without services from all nodes of the cluster, which must all be reachable
     Rm(Remove),
-    /// Tell how this node takes part in a network: MTU, port, who may send, encryption, other nodes
+    /// Show how this node takes part in a network: MTU, port, permitted senders, encryption, other nodes
     Inspect(Inspect),
 }
 
@@ -44,11 +45,11 @@ struct Create {
     /// IPv4 addresses of its services [default: the next free /24 of 10.89.0.0/16]
     #[arg(long, value_name = "SUBNET")]
     subnet: Option<String>,
-    /// Prefix of the IPv6 addresses that its services have beside them, such as fd67:6f65::/96 [default:
-    /// they have none]
+    /// Prefix for its services' IPv6 addresses, such as fd67:6f65::/96 [default: they have IPv4 addresses
+    /// only]
     #[arg(long, value_name = "PREFIX/96")]
     subnet6: Option<String>,
-    /// VXLAN network identifier, as other equipment may expect it [default: one that is free]
+    /// VXLAN network identifier, where other equipment expects a certain one [default: one that is free]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     vni: Option<u32>,
 }
@@ -119,19 +120,10 @@ async fn list(global: &Global) -> anyhow::Result<ExitCode> {
 }
 
 async fn remove(args: Remove, global: &Global) -> anyhow::Result<ExitCode> {
-    let mut connection = Connection::open(global).await?;
-    let mut code = ExitCode::SUCCESS;
-    for name in args.names {
-        match connection.node.network_remove(NetworkRemoveRequest { name: name.clone() }).await {
-            Ok(_) if global.json => output::json(&serde_json::json!({ "removed": name }))?,
-            Ok(_) => output::line(&name)?,
-            Err(status) => {
-                output::note(&format!("Error: {}", connection.explain(&status)));
-                code = ExitCode::FAILURE;
-            }
-        }
-    }
-    Ok(code)
+    each::removed(args.names, global, async |node, name| {
+        node.network_remove(NetworkRemoveRequest { name }).await
+    })
+    .await
 }
 
 async fn inspect(args: Inspect, global: &Global) -> anyhow::Result<ExitCode> {
@@ -180,12 +172,12 @@ fn facts(info: &NetworkInfo) -> Vec<(&'static str, String)> {
     let guard = if info.guarded {
         format!("known nodes only; {} packets of others dropped", info.dropped)
     } else {
-        format!("anybody may send: {}", info.guard_reason)
+        format!("any host may send: {}", info.guard_reason)
     };
     let encryption = match info.encryption.as_str() {
         "off" => "off".to_owned(),
         name => {
-            format!("{name}; {} packets refused, {} not sent for want of keys", info.refused, info.unsent)
+            format!("{name}; {} packets refused, {} not sent for lack of keys", info.refused, info.unsent)
         }
     };
     vec![

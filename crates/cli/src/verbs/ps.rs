@@ -15,14 +15,14 @@ const COMMAND_WIDTH: usize = 40;
 
 /// List the services of the cluster
 ///
-/// A service on another node is `remote`; its NODE column says where. `in-doubt` means that a
-/// migration committed, or might have, and this node waits to hear so from the other one. `restarting` means
-/// that it has ended and is started again in a moment, as --restart of `run` says. `waits for NODE` means that
-/// it moved from there, and that the node does not answer which still has some of its memory.
+/// A service on another node is `remote`; its NODE column says where. `in-doubt` means that a migration may
+/// have committed, and this node waits for the source to say so. `restarting` means that the service has ended
+/// and will be started again, as --restart of `run` says. `waits for NODE` means that it moved from that node,
+/// which still has some of its memory and does not answer.
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "list")]
 pub(crate) struct Args {
-    /// Also services that do not run
+    /// Include services that do not run
     #[arg(short, long)]
     all: bool,
     /// Only names

@@ -6,17 +6,17 @@ use godwit_api::v1::ResolveRequest;
 
 use crate::{client::Connection, global::Global, output};
 
-/// Decide by hand whether a service that is in doubt on this node is its own
+/// Decide by hand whether this node owns a service that is in doubt here
 ///
-/// Only where the node that it came from cannot tell any more: it is gone for good, or has lost its disk. Make sure
-/// first that the service does not run there.
+/// Only where the source can no longer say: it is gone for good, or has lost its disk. Make sure first that the
+/// service does not run there.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("verdict").required(true)))]
 pub(crate) struct Args {
-    /// It is: let it run here
+    /// This node owns it: let it run here
     #[arg(long, group = "verdict")]
     own: bool,
-    /// It is not: remove the copy that is here
+    /// This node does not own it: remove the copy here
     #[arg(long, group = "verdict")]
     drop: bool,
     /// The service

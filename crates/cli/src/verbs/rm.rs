@@ -4,11 +4,12 @@ use std::process::ExitCode;
 
 use godwit_api::v1::RemoveRequest;
 
-use crate::{client::Connection, global::Global, output};
+use super::each;
+use crate::global::Global;
 
 /// Remove stopped services and their files
 ///
-/// A service that is on the cluster's list only, as its node has lost it, is taken off that with --force.
+/// With --force, a service that its node has lost is removed from the cluster's list.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Stop them first if they run
@@ -20,17 +21,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let mut connection = Connection::open(global).await?;
-    let mut code = ExitCode::SUCCESS;
-    for name in args.name {
-        match connection.node.remove(RemoveRequest { name: name.clone(), force: args.force }).await {
-            Ok(_) if global.json => output::json(&serde_json::json!({ "removed": name }))?,
-            Ok(_) => output::line(&name)?,
-            Err(status) => {
-                output::note(&format!("Error: {}", connection.explain(&status)));
-                code = ExitCode::FAILURE;
-            }
-        }
-    }
-    Ok(code)
+    let force = args.force;
+    each::removed(args.name, global, async |node, name| node.remove(RemoveRequest { name, force }).await)
+        .await
 }

@@ -7,7 +7,7 @@ use std::{net::Ipv4Addr, process::ExitCode};
 use clap::ArgGroup;
 use godwit_api::v1::{Mount, PublishedPort, RunRequest, run_request::Source};
 
-use crate::{cli::Cli, client::Connection, global::Global, output, values};
+use crate::{client::Connection, global::Global, output, values};
 
 /// Create and start a service on this node; print its name
 ///
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Environment of the command: NAME=VALUE, or NAME to pass on your own
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = values::env)]
     env: Vec<String>,
-    /// File with NAME=VALUE or NAME on each line, before what --env says; lines with # in front are comments
+    /// File with NAME=VALUE or NAME on each line; --env overrides it; lines that begin with # are comments
     #[arg(long, value_name = "FILE")]
     env_file: Vec<std::path::PathBuf>,
     /// Mount into the container: type=bind,src=PATH,dst=PATH[,ro] or type=tmpfs,dst=PATH[,size=64m]
@@ -56,12 +56,12 @@ pub(crate) struct Args {
     /// Forward a port of the node to the service: HOST:CONTAINER[/udp]
     #[arg(short, long, value_name = "PORTS", value_parser = values::publish)]
     publish: Vec<PublishedPort>,
-    /// Network of the service, again for each of several: NAME or NAME:ip=ADDRESS; the first leads to
-    /// everybody else. Or ns:PATH alone, a network namespace of yours [default: the network "default"]
+    /// Network of the service, NAME or NAME:ip=ADDRESS, once for each; the first has the default route. Or
+    /// ns:PATH alone, a network namespace of yours [default: the network "default"]
     #[arg(long, value_name = "NETWORK")]
     network: Vec<String>,
-    /// Program in the nodes' directory of hooks to run at a moment of a move: pre-freeze, post-resume, kept
-    #[arg(long, value_name = "MOMENT=NAME", value_parser = values::hook)]
+    /// Program in the nodes' directory of hooks to run at a point of a move: pre-freeze, post-resume, aborted
+    #[arg(long, value_name = "POINT=NAME", value_parser = values::hook)]
     hook: Vec<(String, String)>,
     /// Host name inside the container [default: the service's name]
     #[arg(long, value_name = "NAME")]
@@ -72,26 +72,27 @@ pub(crate) struct Args {
     /// Directory inside the container that the command starts in
     #[arg(short, long, value_name = "DIR")]
     workdir: Option<String>,
-    /// When it is started again, here and wherever it moves: no, on-failure or on-failure:N when it ends with
-    /// another exit code than 0 (at most N times), always whenever it ends; not after `godwit stop`
+    /// When to start it again, here and wherever it moves: no; on-failure or on-failure:N, when its exit code
+    /// is not 0 (at most N times); always. Never after `godwit stop`
     #[arg(long, value_name = "POLICY", default_value = "no")]
     restart: String,
-    /// Label kept with the service and shown by inspect
+    /// Label of the service, which inspect shows
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = values::label)]
     label: Vec<String>,
-    /// Accepted for Podman's sake: a service always runs detached
+    /// Accepted as Podman has it: a service always runs detached
     #[arg(short, long)]
     detach: bool,
     #[command(flatten)]
     confinement: confinement::Flags,
-    /// Command and its arguments, after `--` where one of them is like a flag of godwit's [default: the
+    /// Command and its arguments, after `--` if one of them looks like a flag of godwit [default: the
     /// image's own]
     #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
-pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    check_command(&args.command, &std::env::args().collect::<Vec<_>>())?;
+/// `definition` is godwit's: which flags it knows.
+pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command) -> anyhow::Result<ExitCode> {
+    check_command(&args.command, &std::env::args().collect::<Vec<_>>(), definition)?;
     let mut env = Vec::new();
     for file in &args.env_file {
         env.extend(values::env_file(file)?);
@@ -141,7 +142,7 @@ fn what_stays(request: &RunRequest) -> Option<String> {
     let sources: Vec<_> = sources.collect();
     (!sources.is_empty()).then(|| {
         format!(
-            "Note: what is in {} does not move with {}: a node that it is to move to must have the same there, and allow it (godwitd serve --allow-bind)",
+            "Note: what is in {} does not move with {}: its destination must have the same content there, and allow the mount (godwitd serve --allow-bind)",
             sources.join(", "),
             request.name
         )
@@ -149,16 +150,15 @@ fn what_stays(request: &RunRequest) -> Option<String> {
 }
 
 /// Refuses a command that was given without `--` and has a word that may have been meant for godwit.
-fn check_command(command: &[String], typed: &[String]) -> anyhow::Result<()> {
+fn check_command(command: &[String], typed: &[String], godwit: &clap::Command) -> anyhow::Result<()> {
     let Some((program, words)) = command.split_first() else { return Ok(()) };
     // The command is what the command line ends with.
     let before = typed.len().checked_sub(command.len() + 1).and_then(|at| typed.get(at));
     if before.is_some_and(|word| word == "--") {
         return Ok(());
     }
-    let own = <Cli as clap::CommandFactory>::command();
-    let run = own.find_subcommand("run").map(clap::Command::get_arguments).into_iter().flatten();
-    let flags: Vec<_> = own.get_arguments().chain(run).collect();
+    let run = godwit.find_subcommand("run").map(clap::Command::get_arguments).into_iter().flatten();
+    let flags: Vec<_> = godwit.get_arguments().chain(run).collect();
     let is_own = |word: &&String| {
         let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
         flags.iter().any(|flag| {
@@ -184,7 +184,10 @@ mod tests {
     fn said(line: &str) -> String {
         let typed: Vec<_> = line.split(' ').map(str::to_owned).collect();
         let at = typed.iter().position(|word| word == "--").map_or(4, |dashes| dashes + 1);
-        check_command(&typed[at..], &typed).err().map(|error| error.to_string()).unwrap_or_default()
+        check_command(&typed[at..], &typed, &crate::definition())
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default()
     }
 
     #[test]

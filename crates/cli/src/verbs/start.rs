@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use godwit_api::v1::ServiceRequest;
 
-use crate::{client::Connection, global::Global, output};
+use super::each;
+use crate::global::Global;
 
 /// Start services that have ended, with the files, address and ports that they had
 ///
@@ -17,17 +18,5 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let mut connection = Connection::open(global).await?;
-    let mut code = ExitCode::SUCCESS;
-    for name in args.name {
-        match connection.node.start(ServiceRequest { name }).await {
-            Ok(service) if global.json => output::json(&output::service_json(service.get_ref()))?,
-            Ok(service) => output::line(&service.get_ref().name)?,
-            Err(status) => {
-                output::note(&format!("Error: {}", connection.explain(&status)));
-                code = ExitCode::FAILURE;
-            }
-        }
-    }
-    Ok(code)
+    each::service(args.name, global, async |node, name| node.start(ServiceRequest { name }).await).await
 }

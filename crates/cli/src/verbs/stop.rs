@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use godwit_api::v1::StopRequest;
 
-use crate::{client::Connection, global::Global, output};
+use super::each;
+use crate::global::Global;
 
 /// Stop services: SIGTERM, then SIGKILL after the time-out
 #[derive(Debug, clap::Args)]
@@ -18,17 +19,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let mut connection = Connection::open(global).await?;
-    let mut code = ExitCode::SUCCESS;
-    for name in args.name {
-        match connection.node.stop(StopRequest { name, timeout_ms: args.time * 1000 }).await {
-            Ok(service) if global.json => output::json(&output::service_json(service.get_ref()))?,
-            Ok(service) => output::line(&service.get_ref().name)?,
-            Err(status) => {
-                output::note(&format!("Error: {}", connection.explain(&status)));
-                code = ExitCode::FAILURE;
-            }
-        }
-    }
-    Ok(code)
+    let timeout_ms = args.time * 1000;
+    each::service(args.name, global, async |node, name| node.stop(StopRequest { name, timeout_ms }).await)
+        .await
 }

@@ -368,6 +368,11 @@ impl Node for Answers {
                 progress("serve", 1 << 20, 201 << 20),
                 report(&name, "lost", "the processes that held its pages on node a are gone"),
             ]),
+            // Never ends by itself.
+            "committed" => {
+                let steps = tokio_stream::iter([Ok(progress("commit", 0, 0))]);
+                Ok(Response::new(Box::pin(steps.chain(tokio_stream::pending()))))
+            }
             "breaks" => items(vec![progress("freeze", 0, 0)]),
             // Goes on until it is cancelled.
             "slow" | "late" => {

@@ -68,7 +68,7 @@ fn added(image: &[u8]) -> Result<Option<Vec<u8>>, String> {
     let mut rest = image;
     let head = [take_word(&mut rest), take_word(&mut rest)];
     if head != [Some(COMMON_MAGIC), Some(KIND)] {
-        return Err("it is no image of a connection".to_owned());
+        return Err("it is not an image of a connection".to_owned());
     }
     let length = take_word(&mut rest).and_then(|length| usize::try_from(length).ok());
     let message = length.and_then(|length| rest.get(..length)).ok_or("it is cut off")?;

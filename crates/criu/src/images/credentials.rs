@@ -70,13 +70,19 @@ pub(super) fn excess(credentials: Option<&Credentials>, allowed: &Allowed) -> Ve
     if allowed.no_new_privileges && !allowed.may_hold(SETUID) {
         let other = [uid, euid, suid, fsuid].into_iter().find(|id| *id != allowed.uid);
         found.extend(other.map(|id| {
-            format!("has the user id {id}, and could never change from that of the service, {}", allowed.uid)
+            format!(
+                "has the user id {id}, to which a process with the service's, {}, could never change",
+                allowed.uid
+            )
         }));
     }
     if allowed.no_new_privileges && !allowed.may_hold(SETGID) {
         let other = [gid, egid, sgid, fsgid].into_iter().find(|id| *id != allowed.gid);
         found.extend(other.map(|id| {
-            format!("has the group id {id}, and could never change from that of the service, {}", allowed.gid)
+            format!(
+                "has the group id {id}, to which a process with the service's, {}, could never change",
+                allowed.gid
+            )
         }));
     }
     if !allowed.may_hold(SETGID) {
@@ -86,7 +92,7 @@ pub(super) fn excess(credentials: Option<&Credentials>, allowed: &Allowed) -> Ve
         );
     }
     if securebits & !FREE_SECUREBITS != 0 && !allowed.may_hold(SETPCAP) {
-        found.push(format!("has securebits {securebits:#x}, which take CAP_SETPCAP"));
+        found.push(format!("has securebits {securebits:#x}, which need CAP_SETPCAP"));
     }
     if allowed.no_new_privileges && credentials.no_new_privileges.unwrap_or(0) == 0 {
         found.push("may gain privileges (no_new_privs is not set), which the service may not".into());
@@ -182,7 +188,7 @@ mod tests {
         assert_eq!(excess(Some(&of(0)), &user), Vec::<String>::new());
         let found = excess(Some(&changed()), &user);
         assert!(found[0].contains("group 7") && found[1].contains("securebits"), "{found:?}");
-        // A capability is of no use to who can never come to hold it.
+        // A capability in a set does not help a process that can never gain it.
         let user = Allowed { capabilities: all, ..bound() };
         assert_eq!(excess(Some(&changed()), &user).len(), 4);
         // What takes no capability.

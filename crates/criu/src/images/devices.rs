@@ -88,10 +88,10 @@ pub(super) fn excess(images: &Path, allowed: &Allowed) -> Result<Vec<String>, Im
     }
     for FileEntry { kind, id, regular } in files {
         let why = match kind {
-            TUN if !holds(NET_ADMIN) => Some("is a network device, which takes CAP_NET_ADMIN"),
-            BPF_MAP if !holds(BPF) && !holds(SYS_ADMIN) => Some("is a BPF map, which takes CAP_BPF"),
-            EXTERNAL => Some("is one of a plug-in's"),
-            0 | LATER.. => Some("is of a kind that is not known"),
+            TUN if !holds(NET_ADMIN) => Some("is a network device, which needs CAP_NET_ADMIN"),
+            BPF_MAP if !holds(BPF) && !holds(SYS_ADMIN) => Some("is a BPF map, which needs CAP_BPF"),
+            EXTERNAL => Some("belongs to a plug-in of CRIU"),
+            0 | LATER.. => Some("is of an unknown kind"),
             _ => None,
         };
         found.extend(why.map(|why| format!("the open file {id} {why}")));
@@ -130,8 +130,9 @@ fn ghost(path: &Path) -> Result<Option<Device>, ImageError> {
         .and_then(|file| file.take(MOST).read_to_end(&mut bytes))
         .map_err(|source| ImageError::Read { path: path.to_owned(), source })?;
     let head = ImageKind::Ghost.head_bytes();
-    let rest =
-        bytes.strip_prefix(&head[..]).ok_or_else(|| damaged("it is no image of a deleted file".into()))?;
+    let rest = bytes
+        .strip_prefix(&head[..])
+        .ok_or_else(|| damaged("it is not an image of a deleted file".into()))?;
     let cut_off = || damaged("its record is cut off".into());
     let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(cut_off)?;
     let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -205,9 +206,9 @@ pub(super) mod tests {
             (entry(TUN, 0), "open file 7 is a network device", true),
             (entry(BPF_MAP, 0), "open file 7 is a BPF map", true),
             (entry(1, 0o6_0660), "open file 7 (/dev/x) is a block device", true),
-            (entry(EXTERNAL, 0), "open file 7 is one of a plug-in's", false),
-            (entry(0, 0), "of a kind that is not known", false),
-            (entry(65_535, 0), "of a kind that is not known", false),
+            (entry(EXTERNAL, 0), "open file 7 belongs to a plug-in of CRIU", false),
+            (entry(0, 0), "of an unknown kind", false),
+            (entry(65_535, 0), "of an unknown kind", false),
         ] {
             let found = excess_of(std::slice::from_ref(&file), &[], 0).unwrap();
             assert!(matches!(&found[..], [one] if one.contains(words)), "{words}: {found:?}");

@@ -163,7 +163,7 @@ fn own_image(images: &Path, inode: u32, left: &mut u64) -> Result<Option<Both>, 
     let damaged = |reason: &str| ImageError::Damaged { path: path.clone(), reason: reason.to_owned() };
     let mut rest = &image[..];
     if [take_word(&mut rest), take_word(&mut rest)] != [Some(COMMON_MAGIC), Some(KIND)] {
-        return Err(damaged("it is no image of a connection"));
+        return Err(damaged("it is not an image of a connection"));
     }
     let length = take_word(&mut rest).and_then(|length| usize::try_from(length).ok());
     let message = length.and_then(|length| rest.get(..length)).ok_or_else(|| damaged("it is cut off"))?;

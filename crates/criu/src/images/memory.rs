@@ -1,4 +1,4 @@
-//! The images that tell of memory: each process's areas, and which of its pages are where.
+//! The images of memory: each process's areas, and which of its pages are where.
 //!
 //! ```text
 //! mm-PID.img       = one mm_entry: the areas (VMAs) of the process
@@ -175,7 +175,7 @@ impl Pagemap {
         for entry in entries {
             let entry = PagemapEntry::decode(*entry).map_err(|error| error.to_string())?;
             let run = entry.run().filter(|run| run.addresses.start >= end).ok_or_else(|| {
-                format!("an entry at {:#x} is empty, crooked or out of order", entry.address)
+                format!("an entry at {:#x} is empty, misaligned or out of order", entry.address)
             })?;
             end = run.addresses.end;
             runs.push(run);
@@ -240,7 +240,7 @@ pub fn areas(images: &Path, pid: u32) -> Result<Vec<Area>, ImageError> {
         |area: &Area| area.start.is_multiple_of(page_size()) && area.end.is_multiple_of(page_size());
     match memory.areas.iter().find(|area| area.start >= area.end || !is_whole(area)) {
         Some(area) => {
-            let reason = format!("an area from {:#x} to {:#x} is none", area.start, area.end);
+            let reason = format!("the area from {:#x} to {:#x} is not valid", area.start, area.end);
             Err(ImageError::Damaged { path, reason })
         }
         None => Ok(memory.areas),
@@ -263,7 +263,7 @@ pub fn lazy_areas(images: &Path) -> Result<Vec<LazyAreas>, ImageError> {
         });
         let damage = match overlap {
             Some(address) => Some(format!("two areas have the address {address:#x}")),
-            None => (!pids.insert(process.pid)).then(|| "its process is there twice".to_owned()),
+            None => (!pids.insert(process.pid)).then(|| "its process is listed twice".to_owned()),
         };
         if let Some(reason) = damage {
             let path = images.join(format!("mm-{}.img", process.pid));

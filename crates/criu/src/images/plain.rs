@@ -138,7 +138,7 @@ impl Conversion {
         while let Some(run) = pages.next(pid, gap.clone()).map_err(failed(gap.start))? {
             let is_whole = run.start.is_multiple_of(page_size()) && run.end.is_multiple_of(page_size());
             if run.start < gap.start || run.end > gap.end || run.is_empty() || !is_whole {
-                let reason = format!("{run:#x?} was found where {gap:#x?} was asked for");
+                let reason = format!("the pages {run:#x?} came where {gap:#x?} were asked for");
                 return Err(failed(gap.start)(io::Error::other(reason)));
             }
             let mut address = run.start;

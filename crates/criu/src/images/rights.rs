@@ -150,7 +150,7 @@ pub fn excess(images: &Path, allowed: &Allowed) -> Result<Vec<String>, ImageErro
             let core: CoreRights = single(&images.join(format!("core-{thread}.img")), ImageKind::Core)?;
             let mut what = Vec::new();
             if core.task.is_some_and(|task| task.old_seccomp_mode.or(task.old_seccomp_filter).is_some()) {
-                what.push("has its seccomp filter where a CRIU of before 2018 had it".to_owned());
+                what.push("has its seccomp filter where CRIU had it before 2018".to_owned());
             }
             let core = core.thread.unwrap_or_default();
             what.extend(credentials::excess(core.credentials.as_ref(), allowed));
@@ -202,7 +202,7 @@ pub(super) fn all_mounts(images: &Path) -> Result<Vec<MountEntry>, ImageError> {
 
 fn namespace_excess(ids: &Ids, node: Option<&Ids>) -> Option<String> {
     let Some(node) = node else {
-        return Some("may be in the node's namespaces: the images do not tell".into());
+        return Some("may be in the node's namespaces: the images do not say".into());
     };
     let kinds = [
         ("PID", ids.pid, node.pid),
@@ -213,7 +213,7 @@ fn namespace_excess(ids: &Ids, node: Option<&Ids>) -> Option<String> {
     ];
     let own = kinds.into_iter().find(|(_, own, nodes)| own.is_none() || own == nodes);
     if let Some((kind, ..)) = own {
-        return Some(format!("has no {kind} namespace of the container's, and would be in the node's"));
+        return Some(format!("is not in the container's {kind} namespace, and would be in the node's"));
     }
     (ids.user != node.user).then(|| "has a user namespace of its own".to_owned())
 }
@@ -226,7 +226,7 @@ fn mount_excess(mounts: &[MountEntry], allowed: &Allowed) -> Vec<String> {
         // Those of the node are in the definition, or CRIU does not find their key there.
         let external = mount.ext_mount == Some(true) || mount.ext_key.as_ref().is_some_and(|k| !k.is_empty());
         if mount.with_plugin == Some(true) {
-            found.push(format!("the mount at {at} is one of a plug-in's"));
+            found.push(format!("the mount at {at} belongs to a plug-in of CRIU"));
         } else if external || mount.mountpoint == "/" {
         } else if ![PROC, SYSFS, TMPFS, DEVPTS, MQUEUE].contains(&mount.fstype) {
             found.push(format!("the mount at {at} is of a file system that a container is not given"));
@@ -385,13 +385,13 @@ pub(super) mod tests {
             ("its ambient set", |i| i.credentials.ambient = vec![0, 0, 1]),
             ("thread 9 of process 1 has no seccomp filter", |i| i.filter = (Some(1), None)),
             ("thread 9 of process 1 has no seccomp filter", |i| i.main_filter = (None, None)),
-            ("thread 9 of process 1 has a seccomp filter 1 that is in no image", |i| {
+            ("thread 9 of process 1 has a seccomp filter 1 that no image contains", |i| {
                 i.filter = (Some(2), Some(1))
             }),
-            ("where a CRIU of before 2018 had it", |i| i.task.old_seccomp_mode = Some(0)),
-            ("no PID namespace", |i| i.ids.pid = Some(2)),
-            ("no network namespace", |i| i.ids.net = None),
-            ("no UTS namespace", |i| i.ids.uts = Some(5)),
+            ("where CRIU had it before 2018", |i| i.task.old_seccomp_mode = Some(0)),
+            ("container's PID namespace", |i| i.ids.pid = Some(2)),
+            ("container's network namespace", |i| i.ids.net = None),
+            ("container's UTS namespace", |i| i.ids.uts = Some(5)),
             ("a user namespace of its own", |i| i.ids.user = Some(8)),
             ("/mnt is of a file system", |i| i.mounts.push(mount(16, 7, 1, 0, "/", "/mnt"))),
             ("/sys at /sys can be written to", |i| i.mounts[4].flags = 14),

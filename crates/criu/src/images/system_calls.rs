@@ -139,10 +139,10 @@ impl<'a> Chains<'a> {
         while let Some(number) = next {
             let filter = usize::try_from(number).ok().and_then(|number| self.filters.get(number));
             let (place, before, _) =
-                filter.ok_or_else(|| format!("has a seccomp filter {number} that is in no image"))?;
+                filter.ok_or_else(|| format!("has a seccomp filter {number} that no image contains"))?;
             let program = self.programs.get(*place).and_then(Option::as_ref);
             let program =
-                program.ok_or_else(|| format!("has a seccomp filter {number} that is no program"))?;
+                program.ok_or_else(|| format!("has a seccomp filter {number} that is not a program"))?;
             instructions += program.len();
             if instructions > MOST_IN_CHAIN {
                 return Err("has more seccomp filters than the kernel takes".into());
@@ -164,15 +164,14 @@ impl<'a> Chains<'a> {
             let always = of.always.iter().find(|(number, _)| passes(*number, None));
             if let Some((number, name)) = always {
                 return Some(format!(
-                    "has a seccomp filter that lets {name} pass (system call {number} of {}), which the service's \
-                     refuses",
+                    "has a seccomp filter that allows {name} (system call {number} of {}), which the service's refuses",
                     of.name
                 ));
             }
             let with = of.with.iter().find(|(number, _, arguments)| passes(*number, Some(*arguments)));
             if let Some((number, name, arguments)) = with {
                 return Some(format!(
-                    "has a seccomp filter that lets {name} pass with the arguments {arguments:x?} (system call \
+                    "has a seccomp filter that allows {name} with the arguments {arguments:x?} (system call \
                      {number} of {}), which the service's refuses",
                     of.name
                 ));
@@ -425,16 +424,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_chain_that_lets_pass_what_it_must_not_is_named() {
-        let lets = |name: &str, programs: &[Vec<u8>]| {
+    fn a_chain_that_allows_what_it_must_not_is_named() {
+        let allows = |name: &str, programs: &[Vec<u8>]| {
             let wrong = wrong(programs).unwrap();
             assert!(wrong.contains(name), "{name}: {wrong}");
         };
-        lets("lets one pass (system call 1 of x86-64)", &[refuses(2)]);
-        lets("lets two pass with the arguments [7, 0, 0, 0, 0, 0]", &[refuses(1)]);
-        lets("lets one pass", &[program(&[(RETURN, 0, 0, ALLOW)])]);
+        allows("allows one (system call 1 of x86-64)", &[refuses(2)]);
+        allows("allows two with the arguments [7, 0, 0, 0, 0, 0]", &[refuses(1)]);
+        allows("allows one ", &[program(&[(RETURN, 0, 0, ALLOW)])]);
         for answer in [0x7ff0_0000, 0x7ffc_0000] {
-            lets("lets one pass", &[program(&[(RETURN, 0, 0, answer)])]);
+            allows("allows one ", &[program(&[(RETURN, 0, 0, answer)])]);
         }
         // Only with an argument that nobody would guess.
         let secret = program(&[
@@ -443,16 +442,16 @@ pub(super) mod tests {
             (RETURN, 0, 0, ALLOW),
             (RETURN, 0, 0, ERRNO),
         ]);
-        lets("lets one pass", &[secret]);
+        allows("allows one ", &[secret]);
         // Only for another architecture.
         let elsewhere =
             program(&[(LOAD, 0, 0, 4), (EQUAL, 0, 1, NATIVE), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ERRNO)]);
-        lets("lets one pass", &[elsewhere]);
+        allows("allows one ", &[elsewhere]);
         // Nothing that the kernel would take.
-        lets("lets one pass", &[program(&[(0xffff, 0, 0, 0)])]);
-        lets("lets one pass", &[program(&[(0x05, 0, 0, u32::MAX)])]);
-        lets("that is no program", &[vec![0; 7]]);
-        lets("that is no program", &[Vec::new()]);
+        allows("allows one ", &[program(&[(0xffff, 0, 0, 0)])]);
+        allows("allows one ", &[program(&[(0x05, 0, 0, u32::MAX)])]);
+        allows("that is not a program", &[vec![0; 7]]);
+        allows("that is not a program", &[Vec::new()]);
     }
 
     #[test]
@@ -463,7 +462,7 @@ pub(super) mod tests {
         for (mode, last) in [(None, None), (Some(0), Some(0)), (Some(1), None), (Some(2), None)] {
             assert!(none.excess(mode, last).unwrap().contains("has no seccomp filter"));
         }
-        assert!(none.excess(Some(2), Some(0)).unwrap().contains("in no image"));
+        assert!(none.excess(Some(2), Some(0)).unwrap().contains("no image contains"));
         let itself = Filters { filters: vec![Filter { program: refuses(1), before: Some(0), flags: None }] };
         std::fs::write(directory.path().join("seccomp.img"), image(ImageKind::Seccomp, &[itself])).unwrap();
         let mut circle = Chains::read(directory.path(), &refused).unwrap();

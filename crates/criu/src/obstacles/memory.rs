@@ -40,38 +40,36 @@ pub fn not_restored(proc: &Path, processes: &[u32], restores: Restores) -> Vec<O
     let obstacle = |pid: &u32| {
         let task = super::tasks::read(proc, *pid)?;
         let directory = proc.join(pid.to_string());
+        let too_large = |area: &Range<u64>, writable: bool| {
+            area.end - area.start > restores.most && (writable || !restores.keeps_rights)
+        };
         let maps = fs::read(directory.join("maps")).ok()?;
-        let large: Vec<_> = String::from_utf8_lossy(&maps)
-            .lines()
-            .filter_map(private_area)
-            .filter(|(area, writable)| {
-                area.end - area.start > restores.most && (*writable || !restores.keeps_rights)
-            })
-            .collect();
-        if large.is_empty() {
+        let maps = String::from_utf8_lossy(&maps);
+        if !maps.lines().filter_map(private_area).any(|(area, writable)| too_large(&area, writable)) {
             return None;
         }
+        // This file alone decides: the process runs, and may have unmapped since what `maps` told of.
         let smaps = fs::read(directory.join("smaps")).ok()?;
-        let uncounted = uncounted_areas(&String::from_utf8_lossy(&smaps));
-        let (area, writable) = large.into_iter().find(|(area, _)| !uncounted.contains(&area.start))?;
+        let smaps = String::from_utf8_lossy(&smaps);
+        let (area, writable) = counted_areas(&smaps).find(|(area, writable)| too_large(area, *writable))?;
         let what = format!("has reserved {} GiB of memory", (area.end - area.start) >> 30);
         Some(Obstacle::new(&task, what, if writable { WRITABLE } else { NOT_WRITABLE }))
     };
     processes.iter().filter_map(obstacle).collect()
 }
 
-/// Where areas begin that the program had not counted (`nr` of `VmFlags`).
-fn uncounted_areas(smaps: &str) -> Vec<u64> {
-    let (mut found, mut start) = (Vec::new(), 0);
-    for line in smaps.lines() {
-        if let Some((area, _)) = any_area(line) {
-            start = area.start;
-        } else if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.split(' ').any(|flag| flag == "nr"))
-        {
-            found.push(start);
+/// The private areas that the kernel counts as reserved: those without `nr` in their `VmFlags`.
+fn counted_areas(smaps: &str) -> impl Iterator<Item = (Range<u64>, bool)> {
+    let mut area = None;
+    smaps.lines().filter_map(move |line| {
+        if any_area(line).is_some() {
+            area = private_area(line);
+            return None;
         }
-    }
-    found
+        let flags = line.strip_prefix("VmFlags:")?;
+        let area = area.take()?;
+        (!flags.split(' ').any(|flag| flag == "nr")).then_some(area)
+    })
 }
 
 /// Bytes of an entry in CRIU's list (`struct iovec`).
@@ -172,5 +170,9 @@ mod tests {
         assert!(matches!(&found[..], [one] if one.contains("a node with more memory")), "{found:?}");
         let shared = "1000000000-2000000000 rw-s 0 00:00 0";
         assert_eq!(look(shared, "mr", stock), Vec::<String>::new());
+        // Unmapped since `maps` was read, as the process runs on.
+        look(reserved, "mr mw", stock);
+        fs::write(directory.join("smaps"), "1000-2000 rw-p 0 00:00 0\nVmFlags: rd nr\n").unwrap();
+        assert_eq!(not_restored(proc.path(), &[7], stock), Vec::new());
     }
 }

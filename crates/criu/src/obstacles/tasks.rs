@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::Obstacle;
+use crate::status::{field, innermost};
 
 const TRACED: &str = "and CRIU cannot dump a process that is traced; end the debugger or strace first";
 const HEADLESS: &str =
@@ -50,23 +51,17 @@ pub(super) fn read(proc: &Path, pid: u32) -> Option<Task> {
 
 fn parse(pid: u32, text: &str) -> Option<Task> {
     let number = |name: &str| field(text, name)?.parse().ok();
-    let inside = field(text, "NSpid")?;
-    let last = |text: &str| text.split_whitespace().last()?.parse().ok();
     Some(Task {
         pid,
         parent: number("PPid")?,
-        inside: last(inside)?,
-        session: last(field(text, "NSsid")?)?,
-        depth: inside.split_whitespace().count(),
+        inside: innermost(text, "NSpid")?,
+        session: innermost(text, "NSsid")?,
+        depth: field(text, "NSpid")?.split_whitespace().count(),
         // The process gave itself this name, and a terminal may show it.
         name: field(text, "Name")?.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
         state: field(text, "State")?.chars().next()?,
         threads: field(text, "Threads")?.parse().ok()?,
     })
-}
-
-fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
 }
 
 /// What stands in the way in the states of these processes.
@@ -77,7 +72,7 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         let mut add = |what: String, why| found.push(Obstacle::new(task, what, why));
         if task.state == 'Z' {
             if task.threads > 1 {
-                add("goes on in other threads while its main thread has ended".into(), HEADLESS);
+                add("continues in other threads although its main thread has ended".into(), HEADLESS);
             }
             continue;
         }
@@ -96,7 +91,7 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         }
     }
     found.extend(leaderless(tasks, main).into_iter().map(|task| {
-        let what = format!("lives on in session {}, whose leader is none of its ancestors", task.session);
+        let what = format!("lives on in session {}, whose leader is not one of its ancestors", task.session);
         Obstacle::new(task, what, LEADERLESS)
     }));
     found
@@ -216,7 +211,7 @@ mod tests {
             self
         }
 
-        fn look(&self, main: u32) -> Vec<Obstacle> {
+        fn check(&self, main: u32) -> Vec<Obstacle> {
             let mut pids: Vec<u32> = fs::read_dir(self.0.path())
                 .unwrap()
                 .filter_map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().ok())
@@ -229,7 +224,7 @@ mod tests {
         }
 
         fn found(&self) -> Vec<(u32, &'static str)> {
-            self.look(101).into_iter().map(|obstacle| (obstacle.pid, obstacle.why)).collect()
+            self.check(101).into_iter().map(|obstacle| (obstacle.pid, obstacle.why)).collect()
         }
     }
 
@@ -240,7 +235,7 @@ mod tests {
         fs::create_dir_all(proc.0.path().join("self/task/77")).unwrap();
         assert_eq!(proc.found(), [(102, TRACED)]);
         assert_eq!(
-            proc.look(101)[0].to_string(),
+            proc.check(101)[0].to_string(),
             format!("process 102 (pro?gram, PID 2 in the service) is traced by process 55, {TRACED}")
         );
     }
@@ -278,7 +273,7 @@ mod tests {
             symlink(user, proc.0.path().join(format!("{pid}/ns/user"))).unwrap();
         }
         assert_eq!(proc.found(), [(102, NESTED), (103, NESTED)]);
-        assert!(proc.look(101)[0].what.contains("user namespace"));
+        assert!(proc.check(101)[0].what.contains("user namespace"));
     }
 
     #[test]

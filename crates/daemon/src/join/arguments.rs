@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::encrypt::Encrypt;
 use crate::own::Asked;
+use crate::protection::encrypt::Encrypt;
 use crate::unit;
 
 /// How `godwitd init` was called.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct InitArgs {
-    /// Directory that survives a restart of the machine
+    /// Directory for what must survive a restart of the machine
     #[arg(long, default_value = unit::STATE)]
     pub state: PathBuf,
     /// Name of the cluster
@@ -20,13 +20,13 @@ pub(crate) struct InitArgs {
     // The last one counts: `godwit` gives the one of its environment first.
     #[arg(long, alias = "node", overrides_with = "name")]
     pub name: Option<String>,
-    /// Address and port other nodes reach this one at [default: the address of the route to the outside, port 7117]
+    /// Address and port at which other nodes reach this one [default: the address of the route to the outside, port 7117]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
     /// Interface that carries the overlay and on which clients reach services [default: the one that has the address]
     #[arg(long, value_name = "INTERFACE")]
     pub uplink: Option<String>,
-    /// Whether what nodes send each other for services is encrypted, on this node and on all that join
+    /// Encryption of services' packets between nodes, for this node and all that join
     #[arg(long, value_enum)]
     pub encrypt: Option<Encrypt>,
     /// Leave the systemd unit godwitd.service as it is [default: it is enabled and started]
@@ -37,13 +37,14 @@ pub(crate) struct InitArgs {
 /// How `godwitd join` was called; its token is a secret, and so it is not shown by `Debug`.
 #[derive(Clone, clap::Args)]
 pub(crate) struct JoinArgs {
-    /// Directory that survives a restart of the machine
+    /// Directory for what must survive a restart of the machine
     #[arg(long, default_value = unit::STATE)]
     pub state: PathBuf,
     /// Name of this node [default: the one that the token is for]
     #[arg(long, alias = "node", overrides_with = "name")]
     pub name: Option<String>,
-    /// Address and port other nodes reach this one at [default: the address of the route to the founding node, port 7117]
+    /// Address and port at which other nodes reach this one [default: the address of the route to the founding node,
+    /// port 7117]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
     /// Interface that carries the overlay and on which clients reach services [default: the one that has the address]
@@ -52,8 +53,8 @@ pub(crate) struct JoinArgs {
     /// Leave the systemd unit godwitd.service as it is [default: it is enabled and started]
     #[arg(long)]
     pub no_start: bool,
-    /// What `godwit cluster token` printed on the founding node; with `-` it is read from standard input,
-    /// where the machine's other users do not see it
+    /// The token that `godwit cluster token` printed on the founding node; with `-` it is read from standard
+    /// input, where other users of the machine do not see it
     pub token: String,
 }
 

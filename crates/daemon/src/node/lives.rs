@@ -1,21 +1,21 @@
-//! How services of the node end and begin again: who watches them, who ends them, and which of them are started again
-//! in a moment.
+//! How services of the node end and begin again: the tasks that watch them, users who end them, and those that wait to
+//! be started again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_migration::{Service, error_chain};
+use godwit_migration::{Service, error_chain, restart};
 use godwit_names::ServiceName;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::Node;
 
-/// Why a service has ended that a user stopped.
+/// The reason of a service that a user stopped.
 const STOPPED: &str = "stopped by `godwit stop`";
 
-/// A task that waits for a service's end and notes it. Until it has the end it can be called off; then not, so that
-/// an end is never noted by half.
+/// A task that waits for a service's end and records it. It can be called off until the service has ended, but not
+/// while it records the end.
 pub(super) struct Watcher {
     /// Tells it from those before it and after it.
     number: u64,
@@ -50,7 +50,7 @@ impl Node {
             if known.is_none_or(|owned| owned.service.id != watched.id || owned.exit_code.is_none()) {
                 node.ended(&watched, code, &reason, begun.elapsed()).await;
             }
-            // Else whoever ended it has told why.
+            // Else the task that ended it has said why.
             node.end_watch(&watched.name, number);
             drop(finish);
         });
@@ -62,7 +62,7 @@ impl Node {
         }
     }
 
-    /// The watcher of this number has seen the end of what it watched; no if it was called off.
+    /// The watcher of this number has seen the end of its service; false if it was called off.
     fn take_end(&self, name: &ServiceName, number: u64) -> bool {
         let mut transient = self.transient();
         match transient.watchers.get_mut(name).filter(|watcher| watcher.number == number) {
@@ -96,7 +96,7 @@ impl Node {
         self.transient().watchers.get(name).map(|watcher| watcher.over.clone())
     }
 
-    /// A user ends a service, until what is returned is dropped: its policy has nothing to say meanwhile.
+    /// A user ends a service, until what is returned is dropped: meanwhile its policy does not start it again.
     pub(crate) fn ending(self: &Arc<Self>, name: &ServiceName) -> Ending {
         self.transient().ending.insert(name.clone());
         Ending { node: Arc::clone(self), name: name.clone() }
@@ -108,8 +108,8 @@ impl Node {
         if transient.due.contains_key(id) {
             return None;
         }
-        let pause = godwit_migration::restart::pause(transient.pauses.get(id).copied(), ran);
-        transient.pauses.insert(id.to_string(), pause);
+        let pauses = transient.pauses.entry(id.to_string()).or_insert(restart::PAUSES);
+        let pause = restart::pause(pauses, ran);
         transient.due.insert(id.to_string(), Instant::now() + pause);
         Some(pause)
     }
@@ -142,8 +142,8 @@ impl Node {
         self.transient().due.get(id).map(|due| due.saturating_duration_since(Instant::now()))
     }
 
-    /// Notes the end of a service that has run for so long, tells it, and plans its next start where its policy
-    /// wants one.
+    /// Records the end of a service that has run for so long, tells it, and plans its next start where its policy wants
+    /// one.
     pub(crate) async fn ended(self: &Arc<Self>, service: &Service, code: i32, reason: &str, ran: Duration) {
         let for_user = self.transient().ending.contains(&service.name);
         let reason = if for_user { STOPPED } else { reason };

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use godwit_migration::link::{self, Link};
-use godwit_migration::local::Local;
+use godwit_migration::resources::NodeResources;
 use godwit_migration::{destination, error_chain};
 use godwit_transfer::{Accepted, Alpn, Connection, Listener, NodeName, SecureStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -38,7 +38,7 @@ pub(super) async fn accept_peers(
             Ok(()) = identities.changed() => {
                 let identity = Arc::clone(&identities.borrow_and_update());
                 if let Err(error) = listener.set_identity(&identity) {
-                    tracing::error!(error = %error_chain(&error), "other nodes are shown the older certificate");
+                    tracing::error!(error = %error_chain(&error), "cannot use the renewed certificate; other nodes see the old one");
                 }
                 continue;
             }
@@ -57,18 +57,24 @@ pub(super) async fn accept_peers(
             }
             _ => {
                 let stream = PeerStream { peer: accepted.peer, stream: accepted.stream };
-                // Data connections do not wait behind it.
-                match peers.try_send(Ok(stream)) {
-                    Ok(()) => {}
-                    Err(mpsc::error::TrySendError::Full(_)) => {
-                        tracing::warn!(
-                            "too many connections of other nodes wait to be served; one is closed"
-                        );
-                    }
-                    Err(mpsc::error::TrySendError::Closed(_)) => return,
+                if !hand_on(&peers, Ok(stream)) {
+                    return;
                 }
             }
         }
+    }
+}
+
+/// Hands a connection on, or closes it where too many wait: data connections do not wait behind it. No when none is
+/// taken any more.
+fn hand_on<T>(peers: &mpsc::Sender<T>, stream: T) -> bool {
+    match peers.try_send(stream) {
+        Ok(()) => true,
+        Err(mpsc::error::TrySendError::Full(_)) => {
+            tracing::warn!("too many connections of other nodes wait to be served; one is closed");
+            true
+        }
+        Err(mpsc::error::TrySendError::Closed(_)) => false,
     }
 }
 
@@ -88,11 +94,11 @@ impl DataSessions {
     }
 }
 
-async fn receive(local: Arc<Local>, accepted: Accepted) {
+async fn receive(local: Arc<NodeResources>, accepted: Accepted) {
     let remote = accepted.remote;
     match Connection::accept(accepted, &link::options()).await {
         Ok(connection) => destination::serve(local, Link::new(connection)).await,
-        Err(error) => tracing::warn!(%remote, %error, "a data connection did not begin as it must"),
+        Err(error) => tracing::warn!(%remote, %error, "a data connection violated the protocol"),
     }
 }
 
@@ -142,6 +148,20 @@ impl AsyncWrite for PeerStream {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_for_which_there_is_no_room_is_closed_and_nothing_waits_for_it() {
+        let (peers, mut taken) = mpsc::channel(1);
+        let connections: [_; 3] = std::array::from_fn(|_| Arc::new(()));
+        let open = |number: usize| Arc::strong_count(&connections[number]) > 1;
+        assert!(hand_on(&peers, Arc::clone(&connections[0])));
+        assert!(hand_on(&peers, Arc::clone(&connections[1])));
+        assert!(open(0) && !open(1));
+        assert!(taken.try_recv().is_ok());
+        assert!(hand_on(&peers, Arc::clone(&connections[2])) && open(2));
+        drop(taken);
+        assert!(!hand_on(&peers, Arc::clone(&connections[1])) && !open(1));
+    }
 
     #[test]
     fn one_members_data_connections_are_bounded_and_take_no_room_from_others() {

@@ -5,23 +5,23 @@ use std::path::PathBuf;
 
 use godwit_network::{Prefix6, Subnet};
 
-use crate::encrypt::Encrypt;
+use crate::protection::encrypt::Encrypt;
 use crate::unit;
 
 /// How `godwitd serve` was called.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Directory that survives a restart of the machine
+    /// Directory for what must survive a restart of the machine
     #[arg(long, default_value = unit::STATE)]
     pub state: PathBuf,
-    /// Directory that does not; the socket is in it
+    /// Directory for what need not; the socket is in it
     #[arg(long, default_value = "/run/godwit")]
     pub run: PathBuf,
     /// Name of this node; another than in its certificate is refused [default: the one in the certificate]
     #[arg(long, alias = "node")]
     pub name: Option<String>,
-    /// Address and port other nodes reach this one at; the next port serves new nodes [default: as the node was founded
-    /// or has joined]
+    /// Address and port at which other nodes reach this one; the next port serves new nodes [default: as the node was
+    /// founded or has joined]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
     /// Interface that carries the overlay and on which clients reach services [default: as the node was founded or has
@@ -34,18 +34,18 @@ pub(crate) struct ServeArgs {
     /// Addresses of services, the same on all nodes
     #[arg(long, default_value = "10.88.0.0/16")]
     pub subnet: Subnet,
-    /// Prefix of the IPv6 addresses that services have beside their IPv4 ones, the same on all nodes, such
-    /// as fd67:6f64::/96 [default: they have none]
+    /// Prefix for services' IPv6 addresses, the same on all nodes, such as fd67:6f64::/96 [default: they have
+    /// IPv4 addresses only]
     #[arg(long, value_name = "PREFIX/96")]
     pub subnet6: Option<Prefix6>,
     /// UDP port at which nodes take the overlay's frames, the same on all nodes
     #[arg(long, default_value_t = 4789, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub vxlan_port: u16,
-    /// Whether what nodes send each other for services is encrypted, the same on all nodes [default: as
-    /// the cluster was founded, or off]
+    /// Encryption of services' packets between nodes, the same on all nodes [default: as the cluster was
+    /// founded, or off]
     #[arg(long, value_enum)]
     pub encrypt: Option<Encrypt>,
-    /// Whether it is asked on the uplink who has the address of a service that is to come
+    /// Whether to probe the uplink for a service's address (ARP) before the service is admitted
     #[arg(long, value_enum, default_value_t = AddressProbe::Auto)]
     pub address_probe: AddressProbe,
     /// CRIU [default: the one in godwitd's own directory, else /usr/local/lib/godwit/bin/criu]
@@ -60,41 +60,42 @@ pub(crate) struct ServeArgs {
     /// The most memory that services on their way to this node may need, in MiB; 0: what is free
     #[arg(long, default_value_t = 0, value_name = "MIB")]
     pub incoming_memory: u64,
-    /// How long a destination may bring a frozen service no further before the service goes on here, in seconds
+    /// How long a destination may make no progress with a frozen service before the move is rolled back, in seconds
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub patience: u64,
-    /// Memory for the pages of each migration that are sent again and again, in MiB
+    /// Memory of each migration for the contents of pages that are sent repeatedly, so that only their deltas cross,
+    /// in MiB
     #[arg(long, alias = "agent-memory", default_value_t = 256, value_name = "MIB")]
     pub delta_cache: usize,
-    /// Memory for the pages of services that left, in MiB, so that they come back sooner [default: a
+    /// Memory for the retained pages of services that left, in MiB, so that they come back faster [default: a
     /// quarter of what is free]
     #[arg(long, alias = "keep-memory", value_name = "MIB")]
     pub retained_memory: Option<u64>,
-    /// How long image layers stay that no service uses, in hours, so that a service comes back sooner; they go
-    /// earlier when the disk runs short
+    /// How long unused image layers stay, in hours, so that a service comes back faster; when the disk runs short
+    /// they are removed earlier
     #[arg(long, default_value_t = 168, value_name = "HOURS")]
     pub keep_layers: u32,
-    /// How written pages are found: the best there is, or one of these
+    /// How written pages are found
     #[arg(long, value_enum, default_value_t = Track::Auto)]
     pub tracker: Track,
-    /// Whether services may run here before their pages are in place
+    /// Whether services may resume here before their pages are in place
     #[arg(long, value_enum, default_value_t = Userfaultfd::Auto)]
     pub userfaultfd: Userfaultfd,
-    /// Whether CRIU is asked for what godwit's patches bring it
+    /// Whether the features of godwit's patches to CRIU are used
     #[arg(long, value_enum, default_value_t = CriuPatches::Auto)]
     pub criu_patches: CriuPatches,
-    /// Directory in which network namespaces of others are mounted that services may be plugged into
+    /// Directory of the network namespaces that godwit did not create and that services may use
     #[arg(long, default_value = "/run/netns", value_name = "DIR")]
     pub namespaces: PathBuf,
     /// Directory of the programs that services may name as hooks
     #[arg(long, default_value = "/etc/godwit/hooks", value_name = "DIR")]
     pub hooks: PathBuf,
-    /// Directory below which services from other nodes may have directories of this node mounted; may be given
-    /// several times [default: none]
+    /// Directory of this node from which services from other nodes may mount directories; may be given several times
+    /// [default: none]
     #[arg(long, value_name = "DIR")]
     pub allow_bind: Vec<PathBuf>,
-    /// Whose users may migrate, cancel, capture and look at the connections of this node's services, beside its own:
-    /// those of all nodes, of none, or of these
+    /// Other nodes whose users may migrate, cancel, capture and list the connections of this node's services: all, none,
+    /// or these
     #[arg(long, value_name = "all|none|NODE,...", default_value = "none", value_delimiter = ',')]
     pub verbs_from: Vec<String>,
     /// How long certificates last that this node issues, in seconds
@@ -113,7 +114,7 @@ pub(crate) struct ServeArgs {
 pub(crate) enum NetworkBackend {
     /// The kernel's bridge
     Kernel,
-    /// Open vSwitch, whose daemons run here already (their sockets: OVS_RUNDIR)
+    /// Open vSwitch, whose daemons must run already (their sockets: OVS_RUNDIR)
     #[value(name = "openvswitch")]
     OpenVswitch,
 }
@@ -144,9 +145,9 @@ pub(crate) enum Track {
 /// Whether the uplink's hosts are asked for a service's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum AddressProbe {
-    /// Before a service is let in
+    /// Before a service is admitted
     Auto,
-    /// Never: there is a router that answers for addresses that nobody has
+    /// Never, for an uplink with a router that answers for unused addresses
     Off,
 }
 
@@ -164,14 +165,14 @@ pub(crate) enum Userfaultfd {
 pub(crate) enum CriuPatches {
     /// Where it has them
     Auto,
-    /// Never: it is used as a stock CRIU
+    /// Never: CRIU is used as if it had none
     Off,
 }
 
-/// What becomes of frames for a service during the pause.
+/// What becomes of frames for a service during the frozen time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum CutOver {
-    /// They are held, and handed in where it runs next
+    /// They are held, and delivered where the service resumes
     Hold,
     /// They are dropped, as without godwit
     Drop,

@@ -14,10 +14,10 @@ use godwit_migration::arrivals::Arrivals;
 use godwit_migration::attach::SystemNetwork;
 use godwit_migration::binds::Binds;
 use godwit_migration::journal::Journal;
-use godwit_migration::local::Local;
 use godwit_migration::mounts::SystemMounts;
 use godwit_migration::pagers::PagerProgram;
 use godwit_migration::promised::Promised;
+use godwit_migration::resources::NodeResources;
 use godwit_migration::retained::Retention;
 use godwit_migration::standstill::Standstills;
 use godwit_migration::{Doubts, Layout, Waits, error_chain};
@@ -26,13 +26,13 @@ use godwit_transfer::Identity;
 use tokio_util::sync::CancellationToken;
 
 use super::arguments::{AddressProbe, CriuPatches, CutOver, ServeArgs, Track, Userfaultfd};
-use crate::host::NodeHost;
+use crate::cluster_view::ClusterView;
 use crate::node::{Means, Node};
 use crate::own::Own;
 use crate::peers::Peers;
+use crate::protection::{Surroundings, encrypt};
 use crate::state::{State, now_ms};
-use crate::surroundings::Surroundings;
-use crate::{encrypt, removals, restart};
+use crate::{removals, restart};
 
 /// VXLAN network id of the overlay.
 const VNI: u32 = 88;
@@ -85,7 +85,7 @@ pub(super) async fn build(
     };
     if let Err(error) = criu.warm_up().await {
         // It works without, only slower; a CRIU that does not work at all is said by the doctor.
-        tracing::warn!(error = %error_chain(&error), "CRIU looks at the kernel anew at every dump and restore");
+        tracing::warn!(error = %error_chain(&error), "CRIU has no cache of the kernel's features, and probes for them at every dump and restore");
     }
     let certificate_validity = args.certificate_validity.map(Duration::from_secs);
     let mut node = Node::new(&own.name, state, Peers::new(identity), network);
@@ -105,7 +105,7 @@ pub(super) async fn build(
         layout: layout.clone(),
         holds,
     };
-    let local = Local {
+    let local = NodeResources {
         node: own.name.clone(),
         layout: layout.clone(),
         engine: Arc::new(engine),
@@ -116,10 +116,10 @@ pub(super) async fn build(
         binds: Binds { allowed: args.allow_bind.clone(), own: vec![args.state.clone(), args.run.clone()] },
         store: Arc::new(store),
         journal: Journal::open(&args.state.join("journal.db"))?,
-        host: Arc::new(NodeHost(Arc::downgrade(&node))),
+        cluster: Arc::new(ClusterView(Arc::downgrade(&node))),
         promised: Promised::up_to(args.incoming_memory << 20),
         patience: Duration::from_secs(args.patience),
-        remembered: args.delta_cache << 20,
+        delta_cache: args.delta_cache << 20,
         arrivals: Arrivals::default(),
         retention: Retention::new(args.retained_memory.map(|mib| mib << 20)),
         pagers: Arc::new(PagerProgram(beside_us("godwit-pager")?)),
@@ -158,7 +158,7 @@ fn beside_us(name: &str) -> anyhow::Result<PathBuf> {
 
 /// What finds written pages here.
 fn tracker(wanted: Track) -> Detected {
-    let forced = |backend| Detected { backend, reasons: vec!["godwitd was told so (--tracker)".into()] };
+    let forced = |backend| Detected { backend, reasons: vec!["set by --tracker".into()] };
     match wanted {
         Track::Auto => tracker::detect(),
         Track::Uffd => forced(Backend::Uffd),

@@ -18,6 +18,28 @@ fn placement(id: &str, node: &str, epoch: u64, removed: bool) -> Placement {
 }
 
 #[test]
+fn the_database_is_closed_to_other_users_even_where_its_file_was_open_to_them() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("node.db");
+    let open = || {
+        let _state = State::open(&path).unwrap();
+        let found: Vec<_> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name(), entry.metadata().unwrap().permissions().mode() & 0o777))
+            .collect();
+        assert!(found.len() > 1, "SQLite has further files while it is open: {found:?}");
+        assert!(found.iter().all(|(_, mode)| *mode == 0o600), "{found:?}");
+    };
+    open();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    open();
+}
+
+#[test]
 fn only_a_newer_placement_replaces_what_is_known() {
     let dir = tempfile::tempdir().unwrap();
     let state = State::open(&dir.path().join("node.db")).unwrap();

@@ -1,4 +1,4 @@
-//! Reads tar streams of strangers: POSIX ustar and pax, GNU long names and sparse files.
+//! Reads untrusted tar streams: POSIX ustar and pax, GNU long names and sparse files.
 //!
 //! ```text
 //! stream  = { member } [ 512 zero bytes × 2 ] rest
@@ -260,7 +260,7 @@ impl<S: Stream> Reader<S> {
             gid: extensions.gid.map_or_else(|| field(&header[116..124], at), Ok)?,
             mtime: match extensions.mtime {
                 Some(mtime) => mtime,
-                None => (number(&header[136..148]).ok_or_else(|| fault("its time is no number"))?, 0),
+                None => (number(&header[136..148]).ok_or_else(|| fault("its time is not a number"))?, 0),
             },
             link: extensions.link.unwrap_or_else(|| text(&header[157..257])),
             device: (device_field(329..337)?, device_field(337..345)?),
@@ -344,12 +344,12 @@ impl<S: Stream> Reader<S> {
                 if byte != b'\n' {
                     line.push(byte);
                     if line.len() > 20 {
-                        return Err(fault("the map of a sparse file is no list of numbers"));
+                        return Err(fault("the map of a sparse file is not a list of numbers"));
                     }
                     continue;
                 }
-                let value =
-                    decimal(&line).ok_or_else(|| fault("the map of a sparse file is no list of numbers"))?;
+                let value = decimal(&line)
+                    .ok_or_else(|| fault("the map of a sparse file is not a list of numbers"))?;
                 line.clear();
                 numbers.push(value);
                 let pieces = usize::try_from(numbers[0]).unwrap_or(usize::MAX);
@@ -393,7 +393,7 @@ fn records(mut bytes: &[u8], extensions: &mut Extensions) -> Result<(), &'static
         let space =
             bytes.iter().take(20).position(|byte| *byte == b' ').ok_or("a pax record has no length")?;
         let length = decimal(&bytes[..space]).and_then(|length| usize::try_from(length).ok());
-        let length = length.ok_or("the length of a pax record is no number")?;
+        let length = length.ok_or("the length of a pax record is not a number")?;
         if length <= space + 1 || length > bytes.len() || bytes[length - 1] != b'\n' {
             return Err("the length of a pax record is wrong");
         }
@@ -406,14 +406,14 @@ fn records(mut bytes: &[u8], extensions: &mut Extensions) -> Result<(), &'static
 }
 
 fn take_record(key: &[u8], value: &[u8], extensions: &mut Extensions) -> Result<(), &'static str> {
-    let whole = || decimal(value).ok_or("a pax record is no number");
+    let whole = || decimal(value).ok_or("a pax record is not a number");
     match key {
         b"path" => extensions.path = Some(value.to_vec()),
         b"linkpath" => extensions.link = Some(value.to_vec()),
         b"size" => extensions.size = Some(whole()?),
         b"uid" => extensions.uid = Some(whole()?),
         b"gid" => extensions.gid = Some(whole()?),
-        b"mtime" => extensions.mtime = Some(time(value).ok_or("a pax time is no number")?),
+        b"mtime" => extensions.mtime = Some(time(value).ok_or("a pax time is not a number")?),
         b"GNU.sparse.major" => (extensions.is_sparse, extensions.sparse_version.0) = (true, whole()?),
         b"GNU.sparse.minor" => (extensions.is_sparse, extensions.sparse_version.1) = (true, whole()?),
         b"GNU.sparse.name" => extensions.sparse_name = Some(value.to_vec()),
@@ -423,7 +423,7 @@ fn take_record(key: &[u8], value: &[u8], extensions: &mut Extensions) -> Result<
         b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => extensions.sparse_map.push(whole()?),
         b"GNU.sparse.map" => {
             let numbers: Option<Vec<u64>> = value.split(|byte| *byte == b',').map(decimal).collect();
-            extensions.sparse_map = numbers.ok_or("the map of a sparse file is no list of numbers")?;
+            extensions.sparse_map = numbers.ok_or("the map of a sparse file is not a list of numbers")?;
         }
         _ => {
             if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {

@@ -114,7 +114,7 @@ impl Store {
         let note = match fs::read_to_string(self.directory().join(NOTE).join(digest.hex())) {
             Ok(note) => note,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(self.fault(&format!("look at layer {digest}"), error)),
+            Err(error) => return Err(self.fault(&format!("examine layer {digest}"), error)),
         };
         // Earlier versions did not note it.
         let unpacked = note.lines().nth(1).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
@@ -123,7 +123,7 @@ impl Store {
 
     /// Of a layer that is not unpacked, when it came.
     fn last_used(&self, digest: &Digest) -> Result<Option<SystemTime>, ImageError> {
-        let fault = |error| self.fault(&format!("look at layer {digest}"), error);
+        let fault = |error| self.fault(&format!("examine layer {digest}"), error);
         for part in [NOTE, "blobs/sha256", "layers/sha256"] {
             match fs::symlink_metadata(self.directory().join(part).join(digest.hex())) {
                 Ok(metadata) => return metadata.modified().map(Some).map_err(fault),

@@ -34,7 +34,7 @@ impl<R: Read> Stream for Unpacked<R> {
 /// It cannot be read, as a restore could not.
 pub(crate) fn foreign(path: &Path) -> Result<Vec<(String, Device)>, String> {
     let bad = |fault: TarFault| match fault {
-        TarFault::NotTar => "it is no archive".to_owned(),
+        TarFault::NotTar => "it is not an archive".to_owned(),
         TarFault::Read { offset, source } => format!("it ends or breaks off at byte {offset}: {source}"),
         TarFault::Header { offset, reason } => format!("{reason}, at byte {offset}"),
     };

@@ -16,7 +16,7 @@ pub struct Digest {
 
 /// A text that is no digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no digest; sha256: and 64 lower-case hexadecimal digits are expected")]
+#[error("{text:?} is not a digest; write sha256: and 64 lower-case hexadecimal digits")]
 pub struct DigestError {
     /// The text.
     pub text: String,

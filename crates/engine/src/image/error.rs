@@ -71,7 +71,7 @@ pub enum ImageError {
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveFault {
     /// There is nothing.
-    #[error("it does not exist; give an OCI archive or layout directory")]
+    #[error("it does not exist; pass an OCI archive or layout directory")]
     Missing,
     /// It cannot be read.
     #[error("{member} cannot be read: {source}")]
@@ -88,7 +88,7 @@ pub enum ArchiveFault {
         with: &'static str,
     },
     /// It is no tar.
-    #[error("it is not a tar archive; give an OCI archive or layout directory")]
+    #[error("it is not a tar archive; pass an OCI archive or layout directory")]
     NotTar,
     /// The tar stops in the middle.
     #[error("the tar archive is cut off after {bytes} bytes; copy it again")]
@@ -108,7 +108,7 @@ pub enum ArchiveFault {
     )]
     DockerArchive,
     /// A file of the layout is not there.
-    #[error("it holds no {member}; give an OCI archive or layout directory")]
+    #[error("it holds no {member}; pass an OCI archive or layout directory")]
     NoMember {
         /// The file.
         member: &'static str,
@@ -320,16 +320,16 @@ pub enum LayerFault {
 #[derive(Debug, thiserror::Error)]
 pub enum RootfsFault {
     /// There is nothing.
-    #[error("it does not exist; give the directory of a root filesystem")]
+    #[error("it does not exist; pass the directory of a root filesystem")]
     Missing,
     /// It is a file or something else.
-    #[error("it is not a directory; give the directory of a root filesystem")]
+    #[error("it is not a directory; pass the directory of a root filesystem")]
     NotADirectory,
     /// There is nothing in it.
-    #[error("it is empty; give the directory of a root filesystem")]
+    #[error("it is empty; pass the directory of a root filesystem")]
     Empty,
     /// The store would be copied into itself.
-    #[error("the image store {} is inside of it; give a directory that does not hold godwit's state", store.display())]
+    #[error("the image store {} is inside of it; pass a directory that does not hold godwit's state", store.display())]
     HoldsStore {
         /// Directory of the store.
         store: PathBuf,

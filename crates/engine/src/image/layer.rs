@@ -29,7 +29,7 @@ pub const MAX_LAYER_ENTRIES: u64 = 4_000_000;
 pub const MAX_LAYER_BYTES: u64 = 256 << 30;
 /// Bytes that unpacking leaves free on the disk, for the node's journal and logs.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// How many bytes are unpacked between two looks at the free space.
+/// How many bytes are unpacked between two checks of the free space.
 const RESERVE_INTERVAL: u64 = 16 << 20;
 /// Bytes of a file handled at a time.
 const CHUNK: usize = 256 << 10;
@@ -106,7 +106,7 @@ struct Unpacker {
 impl Unpacker {
     fn run(&mut self) -> Result<(), LayerFault> {
         let root_attributes = Attributes { mode: 0o755, ..Attributes::default() };
-        let root = self.root.node(b"").map_err(|error| entry_fault(b"", "look at it", error))?;
+        let root = self.root.node(b"").map_err(|error| entry_fault(b"", "examine it", error))?;
         set(&root, b"", false, &root_attributes)?;
         while let Some(member) = self.reader.next()? {
             self.entries += 1;
@@ -171,7 +171,7 @@ impl Unpacker {
                 made(rustix::fs::mknodat(&parent, name, file_type, Mode::RUSR | Mode::WUSR, device))?;
             }
         }
-        let node = Node::at(parent.as_fd(), name).map_err(|error| entry_fault(&path, "look at it", error))?;
+        let node = Node::at(parent.as_fd(), name).map_err(|error| entry_fault(&path, "examine it", error))?;
         set(&node, &path, member.kind == MemberKind::Symlink, &attributes(member, &path)?)
     }
 
@@ -192,7 +192,7 @@ impl Unpacker {
                 Ok(()) => {
                     let made = Attributes { mode: 0o755, ..Attributes::default() };
                     let node = Node::at(above.as_fd(), name)
-                        .map_err(|error| entry_fault(path, "look at its directory", error))?;
+                        .map_err(|error| entry_fault(path, "examine its directory", error))?;
                     set(&node, prefix, false, &made)?;
                     self.directories.push((prefix.to_vec(), made.mtime));
                 }
@@ -210,7 +210,7 @@ impl Unpacker {
     fn directory(&mut self, member: &Member, path: &[u8]) -> Result<(), LayerFault> {
         let mut attributes = attributes(member, path)?;
         let node = if path.is_empty() {
-            self.root.node(path).map_err(|error| entry_fault(path, "look at it", error))?
+            self.root.node(path).map_err(|error| entry_fault(path, "examine it", error))?
         } else {
             let (parent_path, name) = beneath::split(path);
             let parent = self.parent(path, parent_path)?;
@@ -218,9 +218,9 @@ impl Unpacker {
             let present = present.ok().map(|stat| (FileType::from_raw_mode(stat.stx_mode.into()), stat));
             if let Some((FileType::Directory, _)) = present {
                 let node =
-                    Node::at(parent.as_fd(), name).map_err(|error| entry_fault(path, "look at it", error))?;
+                    Node::at(parent.as_fd(), name).map_err(|error| entry_fault(path, "examine it", error))?;
                 // A whiteout in it may have come before the directory itself.
-                let marks = node.xattrs().map_err(|error| entry_fault(path, "look at it", error))?;
+                let marks = node.xattrs().map_err(|error| entry_fault(path, "examine it", error))?;
                 attributes.xattrs.extend(marks.into_iter().filter(|(mark, _)| mark == OPAQUE_XATTR.0));
                 node
             } else {
@@ -235,7 +235,7 @@ impl Unpacker {
                 if replaces_whiteout {
                     attributes.xattrs.push((OPAQUE_XATTR.0.to_vec(), OPAQUE_XATTR.1.to_vec()));
                 }
-                Node::at(parent.as_fd(), name).map_err(|error| entry_fault(path, "look at it", error))?
+                Node::at(parent.as_fd(), name).map_err(|error| entry_fault(path, "examine it", error))?
             }
         };
         set(&node, path, false, &attributes)?;
@@ -246,15 +246,15 @@ impl Unpacker {
     /// Hides `removed` of the layers below; what this layer has of that name stays.
     fn whiteout(&self, parent: BorrowedFd<'_>, path: &[u8], removed: &[u8]) -> Result<(), LayerFault> {
         if removed.is_empty() || removed == b"." || removed == b".." {
-            return Err(path_fault(path, "it removes no name"));
+            return Err(path_fault(path, "it does not name what it removes"));
         }
         let device = rustix::fs::makedev(0, 0);
         match rustix::fs::mknodat(parent, removed, FileType::CharacterDevice, Mode::empty(), device) {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::EXIST) => {
                 let node =
-                    Node::at(parent, removed).map_err(|error| entry_fault(path, "look at it", error))?;
-                let stat = node.statx().map_err(|error| entry_fault(path, "look at it", error))?;
+                    Node::at(parent, removed).map_err(|error| entry_fault(path, "examine it", error))?;
+                let stat = node.statx().map_err(|error| entry_fault(path, "examine it", error))?;
                 if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory {
                     let (name, value) = OPAQUE_XATTR;
                     node.set_xattr(name, value)

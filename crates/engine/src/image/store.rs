@@ -94,7 +94,7 @@ impl Store {
             Err(error) => return Err(self.fault(&format!("open layer {digest}"), error)),
         };
         let length =
-            file.metadata().map_err(|error| self.fault(&format!("look at layer {digest}"), error))?.len();
+            file.metadata().map_err(|error| self.fault(&format!("examine layer {digest}"), error))?.len();
         Ok((file, length))
     }
 

@@ -84,13 +84,13 @@ impl Overlay {
         let stat = match rustix::fs::statx(CWD, &self.target, flags, StatxFlags::BASIC_STATS) {
             Ok(stat) => stat,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
-            Err(error) => return Err(self.fault("look at it".into(), error.into())),
+            Err(error) => return Err(self.fault("examine it".into(), error.into())),
         };
         if !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
             return Ok(false);
         }
         let stat = rustix::fs::statfs(&self.target)
-            .map_err(|error| self.fault("look at it".into(), error.into()))?;
+            .map_err(|error| self.fault("examine it".into(), error.into()))?;
         Ok(stat.f_type == OVERLAYFS_MAGIC)
     }
 

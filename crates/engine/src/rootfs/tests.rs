@@ -251,7 +251,11 @@ fn commands_are_found_as_the_container_would_find_them() {
     for (path, command, expected) in [
         ("", "nothing", "there is no command \"nothing\" (searched: /usr/local/sbin:"),
         ("/opt", "redis-server", "there is no command \"redis-server\" (searched: /opt)"),
-        ("", "/no/such", "there is no command \"/no/such\" (searched: /no/such); give one that is there"),
+        (
+            "",
+            "/no/such",
+            "there is no command \"/no/such\" (searched: /no/such); give a command that is there",
+        ),
         ("", "notes", "/usr/bin/notes is not executable"),
         ("", "/usr", "/usr is a directory"),
         ("", "/opt/dangling", "there is no command"),

@@ -25,10 +25,10 @@ use super::stop::{self, StopSignals};
 use super::{Runc, io_error};
 use crate::container::{ContainerConfig, EngineError};
 
-/// How often a CRIU that is waited for is looked at: whether it can only go on after a thaw.
+/// How often to check, while waiting for CRIU, whether it can only continue after a thaw.
 const CRIU_LOOK: Duration = Duration::from_millis(500);
 
-/// How long a CRIU whose dump nobody wants any more may go on: 60 s are enough for some 60 GiB. A
+/// How long CRIU may continue a dump that is no longer wanted: 60 s are enough for some 60 GiB. A
 /// container that stays frozen for good is worse than what a killed CRIU may leave.
 const CRIU_LIMIT: Duration = Duration::from_secs(60);
 
@@ -41,7 +41,7 @@ const VFORK_LOOK: Duration = Duration::from_millis(1);
 /// How long a process may take to stop by a signal when it is thawed. No event tells that it has.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 
-/// Between two looks whether it has: a matter of microseconds.
+/// Between two checks whether it has: a matter of microseconds.
 const STOP_LOOK: Duration = Duration::from_micros(200);
 
 /// How long to try to meet a container when none of its processes is in vfork. A child is out of it
@@ -94,7 +94,7 @@ impl Runc {
         let statuses = cgroup
             .members()
             .and_then(process::statuses)
-            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
+            .map_err(|source| io_error(&config.name, "examine its processes".into(), source))?;
         Ok(statuses.into_iter().filter(stopped).map(|status| status.inner_pid).collect())
     }
 
@@ -110,7 +110,7 @@ impl Runc {
             return Err(EngineError::NotFound(config.name.clone()));
         }
         let statuses = process::statuses(members)
-            .map_err(|source| io_error(&config.name, "look at its processes".into(), source))?;
+            .map_err(|source| io_error(&config.name, "examine its processes".into(), source))?;
         self.stop_as_before(config, keep_stopped, &statuses).await?;
         let parent = |pid: u32| statuses.iter().find(|s| s.pid == pid).map(|s| s.parent);
         let depth =
@@ -156,7 +156,7 @@ impl Runc {
             for (status, signal) in others {
                 while process::statuses([status.pid]).map_err(io)?.iter().any(|now| now.state != 'T') {
                     if begun.elapsed() > STOP_LIMIT {
-                        tracing::warn!(container = %config.name, pid = status.pid, %signal, "a process does not stop by the signal that had stopped it; it is stopped by SIGSTOP");
+                        tracing::warn!(container = %config.name, pid = status.pid, %signal, "a process does not stop on the signal that had stopped it; SIGSTOP stops it");
                         send(status.pid, Signal::SIGSTOP).map_err(io)?;
                         break;
                     }
@@ -229,11 +229,7 @@ impl Runc {
         let cgroup = self.cgroup(config)?;
         let io = |source: io::Error| match source.kind() {
             ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
-            _ => io_error(
-                &config.name,
-                "put right what a killed CRIU has left in its processes".into(),
-                source,
-            ),
+            _ => io_error(&config.name, "repair its processes after a killed CRIU".into(), source),
         };
         if cgroup.is_frozen() || self.tracing_criu(&cgroup).map_err(io)?.is_some() {
             return Ok(());

@@ -7,7 +7,8 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What `/proc/PID/status` says of a process.
+/// What `/proc/PID/status` says of a process. `godwit-criu` has a parser of its own, which leaves a process out that lacks a
+/// field; here the field is empty then.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProcessStatus {
     /// In the node's PID namespace.

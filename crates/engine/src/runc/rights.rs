@@ -38,7 +38,7 @@ pub(super) fn check(request: &RestoreRequest) -> Result<(), EngineError> {
     if found.is_empty() {
         return Ok(());
     }
-    Err(refused(format!("its images hold more than it was defined with: {}", found.join("; "))))
+    Err(refused(format!("its images give it more than it was defined with: {}", found.join("; "))))
 }
 
 fn allowed(config: &ContainerConfig) -> Result<Allowed, ConfinementError> {

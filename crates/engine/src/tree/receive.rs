@@ -295,7 +295,7 @@ impl Receiver {
 
     fn end(&mut self, end: End) -> Result<(), TreeError> {
         if end.entries != self.entries || end.bytes != self.bytes {
-            return Err(self.refused(b"", "the end's counts are not what came"));
+            return Err(self.refused(b"", "the counts at its end differ from what came"));
         }
         self.ended = true;
         Ok(())
@@ -464,7 +464,7 @@ fn check(entry: &Entry) -> Result<Kind, &'static str> {
     beneath::check_path(target).map_err(|_| "its hard link's target is not a path within the tree")?;
     let is_device = matches!(kind, Kind::CharacterDevice | Kind::BlockDevice);
     if !is_device && (entry.rdev_major, entry.rdev_minor) != (0, 0) {
-        return Err("it has a device number and is no device");
+        return Err("it has a device number but is not a device");
     }
     check_xattrs(entry)?;
     Ok(kind)

@@ -1,6 +1,6 @@
 //! Reads what changed in a tree and yields it as items, while the tree may go on changing.
 //!
-//! Nothing is believed that an earlier scan found: each path is looked at again when its turn
+//! Nothing that an earlier scan found is believed: each path is examined again when its turn
 //! comes. What differs from the scan then, or cannot be sent because it or its directory went
 //! away, is named in [`Sent::unsettled`], so that the next round sends it again whatever its
 //! times say. (A directory that is renamed away and back leaves its files' times untouched.)
@@ -38,7 +38,7 @@ pub struct Sent {
 
 /// A tree that is sent in rounds: keeps what the receiver has.
 #[derive(Debug)]
-pub struct Source {
+pub struct TreeSender {
     root: PathBuf,
     last: Option<Snapshot>,
 }
@@ -51,14 +51,14 @@ pub struct Round {
     pub changes: Changes,
 }
 
-impl Source {
+impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
     #[must_use]
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_path_buf(), last: None }
     }
 
-    /// Finds what the receiver lacks. `frozen` says that nobody writes to the tree until the round
+    /// Finds what the receiver lacks. `frozen` says that no process writes to the tree until the round
     /// is sent.
     pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };
@@ -83,7 +83,7 @@ impl Source {
     }
 }
 
-/// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`Source`] for
+/// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`TreeSender`] for
 /// several rounds.
 pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     root: &Path,

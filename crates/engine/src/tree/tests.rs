@@ -42,7 +42,7 @@ impl Pair {
     }
 
     /// Sends one round over the wire's form, and says what was sent.
-    fn round(&self, sender: &mut Source, frozen: bool) -> Sent {
+    fn round(&self, sender: &mut TreeSender, frozen: bool) -> Sent {
         let round = sender.next_round(frozen).unwrap();
         let mut receiver = Receiver::new(&self.copy, ROOMY).unwrap();
         let sent = sender
@@ -57,7 +57,7 @@ impl Pair {
     }
 
     /// Rounds until one sends nothing: until all changes are older than the clock's tick.
-    fn settle(&self, sender: &mut Source) {
+    fn settle(&self, sender: &mut TreeSender) {
         while self.round(sender, false) != Sent::default() {}
     }
 
@@ -153,7 +153,7 @@ fn access_list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
 fn a_tree_of_everything_arrives_as_it_was() {
     let pair = Pair::new();
     fill(&pair.source);
-    let mut sender = Source::new(&pair.source);
+    let mut sender = TreeSender::new(&pair.source);
     let sent = pair.round(&mut sender, true);
     pair.assert_same();
     assert_eq!(sent.unsettled, Vec::<Vec<u8>>::new());

@@ -111,7 +111,7 @@ struct Load {
 /// Requests a second of an idle connection.
 const IDLE: u32 = 2;
 const NAME: &str = "echo";
-pub(super) const PORT: u16 = 7010;
+const PORT: u16 = 7010;
 const SERVICE: Service = Service { name: NAME, address: ADDRESS, port: PORT, published: None };
 /// How long the client is watched before and after the move: what was lost in the pause is sent again
 /// within this time.
@@ -214,7 +214,7 @@ async fn one(
         let probes = blocking(move || Probes::prepare(&there, SERVICE)).await?;
         tokio::time::sleep(WATCHED).await;
         let before = Counters::read(lab).await?;
-        let deafness = load.doubt.then(|| Deafness::of(lab));
+        let deafness = load.doubt.then(|| Deafness::of(lab, PORT));
         let held = async {
             if let Some(hold) = &hold {
                 hold.hold().await?;

@@ -5,19 +5,20 @@ use std::time::Instant;
 use anyhow::bail;
 use godwit_lab::Lab;
 
-use super::cutover::PORT;
 use crate::trial::blocking;
 
 /// A packet filter on the client's host.
 #[derive(Debug)]
 pub(super) struct Deafness {
     lab: Lab,
+    /// The service's.
+    port: u16,
     begun: Option<Instant>,
 }
 
 impl Deafness {
-    pub(super) fn of(lab: &Lab) -> Self {
-        Self { lab: lab.clone(), begun: None }
+    pub(super) fn of(lab: &Lab, port: u16) -> Self {
+        Self { lab: lab.clone(), port, begun: None }
     }
 
     /// From here on nothing that the service says arrives. Only the first time counts.
@@ -27,7 +28,8 @@ impl Deafness {
         }
         self.filter(format!(
             "add table inet deaf; add chain inet deaf in {{ type filter hook input priority 0; }}; \
-             add rule inet deaf in tcp sport {PORT} drop"
+             add rule inet deaf in tcp sport {} drop",
+            self.port
         ))
         .await?;
         self.begun = Some(Instant::now());

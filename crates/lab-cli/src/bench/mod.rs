@@ -43,7 +43,7 @@ use godwit_lab::{Lab, LabConfig, Link, NetworkBackend};
 
 use crate::trial::{DESTINATION, SOURCE, blocking};
 
-/// Measure migrations in a lab, beside stock programs
+/// Measure migrations in a lab, and the same with unpatched runc and CRIU
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Name of the benchmark's lab; one that a benchmark left behind under it is taken down first
@@ -73,11 +73,11 @@ enum BenchVerb {
     /// downtime_ms, lost_ops and reconnects. Modes and baselines take turns, run by run. What fails
     /// is a line with its reason. Ends with 1 if a move of godwit failed or lost an answer.
     Migrate(moves::Args),
-    /// Measure what the mover gets out of a link, beside iperf3 on the same link
+    /// Measure how much of a link a move uses, and how much iperf3 uses
     Wire(parts::LinkArgs),
-    /// Measure what the mover's own work costs, without TLS and with it
+    /// Measure the cost of sending and storing pages, without TLS and with it
     Streams(streams::Args),
-    /// Measure how long pages are waited for that are still at the source, and how fast the others go
+    /// Measure how long faults on residual pages take, and how fast the other pages cross
     Faults(parts::FaultArgs),
     /// Measure what crosses when a service comes back that has written a hundredth of its memory
     Return(parts::LinkArgs),

@@ -15,7 +15,7 @@ use godwit_cli::{
     output::{self, Table},
     values,
 };
-use godwit_lab::{Link, workload::LoadReport};
+use godwit_lab::Link;
 use serde_json::{Value, json};
 
 use super::{
@@ -45,10 +45,10 @@ pub(super) struct Args {
     /// Move it back after each move of godwit, and report that too
     #[arg(long = "return")]
     back: bool,
-    /// One more client, which reads as fast as it is answered: what the copying takes from the service
+    /// Add a client that reads as fast as it is answered, to measure what the copying takes from the service
     #[arg(long)]
     busy: bool,
-    /// Each mode with CRIU as it is without godwit's patches, too
+    /// Measure each mode without godwit's patches to CRIU, too
     #[arg(long)]
     stock_criu: bool,
     /// Rate and one-way delay of each host's link: 1gbit,1ms [default: unshaped]
@@ -57,10 +57,10 @@ pub(super) struct Args {
     /// How often
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// What else does the same job; may be given several times
+    /// Baseline to measure as well; may be given several times
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
     baseline: Vec<Baseline>,
-    /// No stock-lazy with more data than this: under load it moves a few megabytes a second
+    /// Leave out stock-lazy with more data than this: under load it moves a few megabytes a second
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     stock_lazy_max: Option<u64>,
     /// Write the lines into this file too; one that is there is replaced
@@ -216,25 +216,6 @@ async fn take(
 /// The same flags, with nothing shown on the way.
 fn quiet(global: &Global) -> Global {
     Global { json: true, socket: None, node: None, lab: global.lab.clone() }
-}
-
-/// The fields of a baseline's report: those of ours that it has.
-pub(super) fn baseline_report(
-    series: &str,
-    mode: &str,
-    frozen_ms: f64,
-    client: Option<&LoadReport>,
-) -> Value {
-    let downtime_ms = client.map_or(frozen_ms, |client| client.downtime_ms);
-    json!({
-        "series": series,
-        "mode": mode,
-        "outcome": "moved",
-        "frozen_ms": frozen_ms,
-        "downtime_ms": downtime_ms,
-        "lost_ops": client.map_or(0, |client| client.lost_ops + client.wrong),
-        "reconnects": client.map_or(0, |client| client.reconnects),
-    })
 }
 
 fn table(rows: &[Value]) -> Table {

@@ -46,7 +46,7 @@ pub(super) struct LinkArgs {
     /// Rate and one-way delay of each host's link
     #[arg(long, value_name = "RATE[,DELAY]", default_value = "1gbit,1ms")]
     pub(super) link: Link,
-    /// Join the nodes by a veth of their own instead, which has no limit
+    /// Join the nodes by a veth of their own instead, without a limit
     #[arg(long)]
     pub(super) veth: bool,
     /// How often
@@ -68,7 +68,7 @@ pub(super) struct FaultArgs {
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct ScanArgs {
-    /// Memory of the process that is looked at
+    /// Memory of the process that is scanned
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = values::size)]
     memory: u64,
     /// How often
@@ -85,7 +85,7 @@ const PORT: u16 = 7002;
 /// How long it may take to fill its memory.
 const START: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long all memory is looked at after a move.
+/// How long all memory is checked after a move.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Bulk rates of an idle service's memory: copied before the freeze, and pushed after it.
@@ -180,7 +180,8 @@ fn row(series: &str, run: u32, args: &LinkArgs, crossed: &Crossed) -> Value {
 async fn cross(args: &LinkArgs, lab: &str, mode: Mode, threads: u32) -> anyhow::Result<Crossed> {
     args.lab(lab, async |lab| {
         let (there, streams) = (lab.clone(), args.streams);
-        let iperf = blocking(move || iperf::measure(&there, streams)).await?.bytes_per_second;
+        let measure = move || iperf::measure(&there, (SOURCE, DESTINATION), streams);
+        let iperf = blocking(measure).await?.bytes_per_second;
         let (connection, mut orders) = start(lab, args.memory, threads).await?;
         if threads > 0 {
             orders = blocking(move || {
@@ -325,7 +326,7 @@ impl Orders {
     }
 
     /// Ends the touching; fails if a page did not hold what belongs there. Where nothing has touched
-    /// the memory so far it is looked at for a moment, so that a lost page is found there too.
+    /// the memory so far it is checked briefly, so that a lost page is found there too.
     pub(super) fn check(&mut self, touching: bool) -> anyhow::Result<Touched> {
         if !touching {
             self.give("touch")?;
@@ -337,7 +338,7 @@ impl Orders {
     }
 }
 
-/// CPU time of a look at a process that wrote a hundredth of its memory since the last one.
+/// CPU time of a scan of a process that wrote a hundredth of its memory since the last one.
 pub(super) fn scan(args: &ScanArgs, global: &Global) -> anyhow::Result<ExitCode> {
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     look(args, &mut Victim::start(args.memory)?, &mut results)?;

@@ -24,11 +24,10 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use godwit_lab::{
     Lab,
-    workload::{Preset, Workload},
+    workload::{LoadReport, Preset, Workload},
 };
 use serde_json::{Value, json};
 
-use super::moves::baseline_report;
 use crate::trial::{ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking, left};
 
 /// Where `scripts/setup` puts the CRIU that works here; runc takes the first in its path.
@@ -56,6 +55,20 @@ pub(super) fn floor() -> anyhow::Result<Value> {
     let frozen_ms = begun.elapsed().as_secs_f64() * 1e3;
     container.delete()?;
     Ok(baseline_report("floor", "cold", frozen_ms, None))
+}
+
+/// The fields of a baseline's report: those of ours that it has.
+fn baseline_report(series: &str, mode: &str, frozen_ms: f64, client: Option<&LoadReport>) -> Value {
+    let downtime_ms = client.map_or(frozen_ms, |client| client.downtime_ms);
+    json!({
+        "series": series,
+        "mode": mode,
+        "outcome": "moved",
+        "frozen_ms": frozen_ms,
+        "downtime_ms": downtime_ms,
+        "lost_ops": client.map_or(0, |client| client.lost_ops + client.wrong),
+        "reconnects": client.map_or(0, |client| client.reconnects),
+    })
 }
 
 /// A Redis under load that stock programs move.

@@ -83,7 +83,7 @@ pub(super) async fn measure(args: &Args, name: &str, global: &Global) -> anyhow:
 fn each(lab: &Lab, args: &Args, pager: &Path, pid: i32, results: &mut Results) -> anyhow::Result<()> {
     for run in 1..=args.runs {
         for carrier in [Carrier::Plain, Carrier::Tls] {
-            let iperf = iperf::measure(lab, args.streams)?.bytes_per_second;
+            let iperf = iperf::measure(lab, (SOURCE, DESTINATION), args.streams)?.bytes_per_second;
             let directory = lab.state(DESTINATION)?.with_file_name(format!("streams-{run}-{carrier:?}"));
             std::fs::create_dir_all(&directory)?;
             let ends = Ends { lab, args, pager, directory: &directory, carrier };

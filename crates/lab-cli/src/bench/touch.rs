@@ -35,7 +35,7 @@ pub(super) struct Args {
     /// Threads that touch it
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// TCP port for orders; 0: any that is free. Which it is, standard output tells
+    /// TCP port for orders; 0: any that is free. It is printed on standard output
     #[arg(long)]
     port: u16,
 }

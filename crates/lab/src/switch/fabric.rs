@@ -1,4 +1,4 @@
-//! The switch between the lanes: ports, learned addresses, ways with conditions of their own, cuts and
+//! The switch between the wires: ports, learned addresses, ways with conditions of their own, cuts and
 //! figures.
 
 use std::{
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     frame,
-    lane::{Lane, Nanos, Shape},
     way::{Admitted, Way},
+    wire::{Nanos, Shape, Wire},
 };
 use crate::conditions::{Conditions, Step};
 
@@ -55,8 +55,8 @@ struct UnderWay {
 
 #[derive(Debug, Default)]
 struct Port {
-    up: Lane<UnderWay>,
-    down: Lane<UnderWay>,
+    up: Wire<UnderWay>,
+    down: Wire<UnderWay>,
     counters: Counters,
 }
 
@@ -184,7 +184,7 @@ impl Fabric {
         for way in self.ways.values_mut() {
             way.follow(now);
         }
-        // Frames of several hosts meet in the down lanes in the order of their arrival.
+        // Frames of several hosts meet in the down wires in the order of their arrival.
         loop {
             match (self.earliest_up(now), self.earliest_way(now)) {
                 (Some((up, port)), way) if way.is_none_or(|(at, _)| up <= at) => {

@@ -1,13 +1,13 @@
 //! The lab's links: a learning switch in one process, with a rate and a delay on each access link.
 //!
 //! ```text
-//!   host a ── TAP ──▶ up lane ──▶ ┌────────┐ ──▶ down lane ──▶ delay ──▶ TAP ── host b
+//!   host a ── TAP ──▶ up wire ──▶ ┌────────┐ ──▶ down wire ──▶ delay ──▶ TAP ── host b
 //!             read    rate        │ lookup │     rate                    write
 //!                                 └────────┘
 //! ```
 //!
 //! - `frame`: how long a frame, or a large one that a network card would cut up, is on the wire.
-//! - `lane`: one direction of an access link, in virtual time.
+//! - `wire`: one direction of an access link, in virtual time.
 //! - `way`: what lies between two hosts beside their links: rate, delay, jitter, loss, along a trace.
 //! - `fabric`: ports, learned addresses, ways, cuts; no input or output.
 //! - `tap`: the TAP devices, with checksum and segmentation left to be done "by hardware".
@@ -23,10 +23,10 @@
 pub(crate) mod control;
 pub(crate) mod fabric;
 pub(crate) mod frame;
-pub(crate) mod lane;
 mod run;
 pub(crate) mod tap;
 pub(crate) mod way;
+pub(crate) mod wire;
 
 pub use control::{PortFigures, Request, WayStatus};
 pub use fabric::Counters;

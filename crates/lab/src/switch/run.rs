@@ -16,8 +16,8 @@ use super::{
     control::{self, Answer, PortFigures, Request, WayStatus},
     fabric::{Fabric, Output},
     frame,
-    lane::{Nanos, Shape, nanos},
     tap::Tap,
+    wire::{Nanos, Shape, nanos},
 };
 use crate::{
     config::{Link, UPLINK},

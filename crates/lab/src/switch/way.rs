@@ -1,11 +1,11 @@
 //! One direction of the way between two hosts that has conditions of its own: what lies between the up
-//! lane of the one and the down lane of the other.
+//! wire of the one and the down wire of the other.
 
 use std::collections::VecDeque;
 
 use super::{
     frame::WireSize,
-    lane::{Lane, Nanos, Shape, nanos},
+    wire::{Nanos, Shape, Wire, nanos},
 };
 use crate::{
     conditions::{Conditions, Step},
@@ -32,7 +32,7 @@ pub(crate) struct Way<T> {
     begun: Nanos,
     steps: VecDeque<Step>,
     random: fastrand::Rng,
-    lane: Lane<T>,
+    wire: Wire<T>,
 }
 
 impl<T> Way<T> {
@@ -44,7 +44,7 @@ impl<T> Way<T> {
             begun: 0,
             steps: VecDeque::new(),
             random: fastrand::Rng::with_seed(seed),
-            lane: Lane::default(),
+            wire: Wire::default(),
         }
     }
 
@@ -76,7 +76,7 @@ impl<T> Way<T> {
 
     /// When the next frame comes out.
     pub(crate) fn next_frame(&self) -> Option<Nanos> {
-        self.lane.next()
+        self.wire.next()
     }
 
     /// When something is to be done.
@@ -103,7 +103,7 @@ impl<T> Way<T> {
             Some(rate) => Shape::new(Some(Link { rate, delay: conditions.delay })),
             None => Shape { rate: 0, delay: nanos(conditions.delay), patience: Nanos::MAX },
         };
-        self.lane.reshape(now, self.shape.patience);
+        self.wire.reshape(now, self.shape.patience);
     }
 
     /// Takes a frame in at `at`.
@@ -112,18 +112,18 @@ impl<T> Way<T> {
             return Admitted::Lost;
         }
         let wire = self.shape.wire_time(size.total as u64);
-        let Some(start) = self.lane.admit(at, wire, self.shape.patience) else { return Admitted::Full };
+        let Some(start) = self.wire.admit(at, wire, self.shape.patience) else { return Admitted::Full };
         let jitter = nanos(self.conditions.jitter);
         let most = self.shape.delay.saturating_add(jitter);
         let delay = self.random.u64(self.shape.delay.saturating_sub(jitter)..=most);
         let out = start + wire + delay;
-        self.lane.send(out, item);
+        self.wire.send(out, item);
         Admitted::At(out)
     }
 
     /// The next frame and its time, if that has come.
     pub(crate) fn take_due(&mut self, now: Nanos) -> Option<(Nanos, T)> {
-        self.lane.take_due(now)
+        self.wire.take_due(now)
     }
 }
 

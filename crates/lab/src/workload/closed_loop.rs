@@ -20,7 +20,7 @@ use std::{
 };
 
 use super::redis::{RedisClient, failed, values_of};
-use crate::{error::LabError, lab::Lab};
+use crate::{error::LabError, handle::Lab};
 
 /// Requests sent and counted together.
 const BATCH: u64 = 2048;

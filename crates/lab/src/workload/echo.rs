@@ -31,7 +31,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::{redis::failed, stream};
-use crate::{error::LabError, lab::Lab};
+use crate::{error::LabError, handle::Lab};
 
 /// Bytes of a request and of its answer.
 const REQUEST: usize = 64;
@@ -70,7 +70,7 @@ pub struct EchoReport {
     pub first_broken: Option<String>,
     /// Longest wait of an answer minus the usual one, in milliseconds.
     pub downtime_ms: f64,
-    /// The usual wait, in milliseconds: the median of the first answers, or of all if that is less.
+    /// The usual wait, in milliseconds: the lower quartile of the first answers, or of all if that is less.
     pub usual_ms: f64,
 }
 
@@ -391,7 +391,8 @@ impl Client {
 
     fn report(&self) -> EchoReport {
         let waits = [&self.first, &self.all].into_iter().filter(|waits| !waits.is_empty());
-        let usual = waits.map(|waits| waits.value_at_quantile(0.5)).min().unwrap_or(0);
+        // The lower quartile: of a few answers, most may have waited for the end of a long pause.
+        let usual = waits.map(|waits| waits.value_at_quantile(0.25)).min().unwrap_or(0);
         let oldest = self.connections.iter().filter_map(|connection| connection.waiting.front());
         let oldest = oldest.map(|request| micros(request.due.elapsed())).max().unwrap_or(0);
         let longest = self.all.max().max(oldest);

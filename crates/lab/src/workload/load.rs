@@ -36,7 +36,7 @@ use super::{
     resp::{self, Reply},
     writer::Writes,
 };
-use crate::{error::LabError, lab::Lab};
+use crate::{error::LabError, handle::Lab};
 
 /// Counters that the requests go round.
 const COUNTERS: u64 = 64;

@@ -182,7 +182,7 @@ fn postgres(rootfs: Rootfs) -> Result<Preset, LabError> {
         return Err(LabError::Rootfs {
             object: "an empty PostgreSQL cluster".to_owned(),
             problem: format!("initdb could not make: {}", String::from_utf8_lossy(&output.stderr).trim()),
-            advice: "look at the message of initdb".to_owned(),
+            advice: "read the message of initdb".to_owned(),
         });
     }
     append(

@@ -11,7 +11,7 @@ use super::{
     resp::{self, Reply},
     writer::{Writes, word},
 };
-use crate::{error::LabError, lab::Lab};
+use crate::{error::LabError, handle::Lab};
 
 /// Size of the values that fill a Redis.
 pub(super) const VALUE: usize = 16 << 10;

@@ -22,7 +22,7 @@ pub enum Reply {
 
 /// What is wrong with bytes that are no answer of Redis.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the bytes are no answer of Redis: {0}")]
+#[error("the bytes are not an answer of Redis: {0}")]
 pub struct NotResp(&'static str);
 
 /// Appends a request to `out`.

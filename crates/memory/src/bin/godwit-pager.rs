@@ -20,6 +20,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use godwit_memory::causes::error_chain;
 use godwit_memory::pager::{Guard, Server};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
@@ -69,9 +70,9 @@ fn main() -> ExitCode {
     allow_many_files();
     let server = start_log(&arguments).and_then(|()| {
         // First the guard, which must not hold the store's memory when the pager is gone.
-        let guard = Guard::start(&arguments.directory).map_err(|error| with_causes(&error))?;
+        let guard = Guard::start(&arguments.directory).map_err(|error| error_chain(&error))?;
         let server = Server::bind(&arguments.directory, arguments.max_bytes);
-        Ok((server.map_err(|error| with_causes(&error))?, guard))
+        Ok((server.map_err(|error| error_chain(&error))?, guard))
     });
     let (server, guard) = match server {
         Ok(server) => server,
@@ -88,7 +89,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            tracing::error!(error = with_causes(&error), "the pager cannot go on");
+            tracing::error!(error = error_chain(&error), "the pager cannot go on");
             stand_still();
         }
     }
@@ -140,16 +141,6 @@ fn start_log(arguments: &Arguments) -> Result<(), String> {
     // A line that cannot be written, as on a full disk, is lost; the pages must not be.
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).log_internal_errors(false).init();
     Ok(())
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Asks the kernel to choose others first when memory runs out. Refused without CAP_SYS_RESOURCE.

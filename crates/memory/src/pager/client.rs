@@ -59,7 +59,7 @@ pub enum Event {
     },
     /// Every process has all of its pages.
     Done,
-    /// The pager cannot go on; the service must not be let live on it.
+    /// The pager cannot go on; the service must be killed.
     Failed {
         /// Why.
         reason: String,
@@ -163,8 +163,8 @@ impl Client {
         Ok(slot)
     }
 
-    /// These pages are in the store now, instead of whatever was known of them. Who waits for them gets
-    /// them at once. Not answered: an answer to any later request says that it has been taken.
+    /// These pages are in the store now, instead of whatever was known of them. Processes that wait for them get them at
+    /// once. Not answered: an answer to any later request says that it has been taken.
     pub fn put(&self, entries: &[Stored]) -> Result<(), PagerError> {
         self.check_failed()?;
         for part in entries.chunks(MAX_ENTRIES) {
@@ -194,9 +194,8 @@ impl Client {
         self.each(entries, Request::InImages)
     }
 
-    /// Looks whether the restored processes, which do not run yet, have what they should: no page where
-    /// they are to get one from here. These are all of them. After the restore is finished, and before
-    /// the [push](Self::push).
+    /// Checks that the restored processes, which do not run yet, have no page where they are to get one from here. These
+    /// are all of the processes. After the restore is finished, and before the [push](Self::push).
     ///
     /// # Errors
     /// [`PagerError::Refused`] says which process has a page that is not its own, and what to do.
@@ -297,7 +296,7 @@ impl Client {
     fn strange(&self, answer: Option<Answer>) -> PagerError {
         PagerError::Answer {
             directory: self.directory.clone(),
-            reason: format!("{answer:?} is no answer to the question"),
+            reason: format!("{answer:?} does not answer the request"),
         }
     }
 
@@ -428,7 +427,7 @@ impl Reader {
                 ToClient { number: 0, answer: Some(answer) } => self.event(answer),
                 ToClient { number, answer: Some(answer) } => {
                     if let Some(sender) = lock(&self.shared.waiting).as_ref().and_then(|w| w.get(&number)) {
-                        // Who asked may have lost patience.
+                        // The caller may have given up.
                         let _ = sender.send(answer);
                     }
                 }

@@ -56,8 +56,7 @@ pub enum PagerError {
     },
     /// The pager said something that the protocol does not allow.
     #[error(
-        "the pager in {directory} gave an answer that is not understood: {reason}; \
-             daemon and pager must be of one version"
+        "the pager in {directory} gave an invalid answer: {reason}; daemon and pager must be of one version"
     )]
     Answer {
         /// The pager's directory.

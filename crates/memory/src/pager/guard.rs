@@ -4,12 +4,11 @@
 //! pager ──┬── one table of open files ──┬── guard, asleep
 //!         └── userfaultfds, lock, … ────┘
 //! ```
-//! When the last descriptor of a userfaultfd closes, the kernel lets the process behind it go on with
-//! zeros in place of the pages that it lacks. The guard shares the pager's table of files (clone(2),
-//! `CLONE_FILES`), so a pager that is killed closes nothing. The guard then closes all but the
-//! userfaultfds, by which everybody learns that the pager is gone, and holds these: processes that
-//! touch a page that they lack stand still, until the daemon has killed them and ends the guard
-//! ([`end`](super::end())). Where nobody ends it, it ends when the processes are gone.
+//! When the last descriptor of a userfaultfd closes, the kernel gives the process behind it zeros in place of the pages
+//! that it lacks. The guard shares the pager's table of files (clone(2), `CLONE_FILES`), so a pager that is killed closes
+//! nothing. The guard then closes all but the userfaultfds, so that the pager's peers see that it is gone, and holds
+//! these: processes that touch a page that they lack wait, until the daemon has killed them and ends the guard
+//! ([`end`](super::end())). If the daemon does not, the guard ends when the processes are gone.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -29,9 +28,9 @@ use super::uffd::Uffd;
 use super::{GUARD, PagerError};
 use crate::process::pidfd;
 
-/// Between two looks whether the processes live: the kernel has no event for the end of an address
-/// space, and nobody waits for the guard's.
-const LOOK: Duration = Duration::from_secs(1);
+/// Between two checks whether the processes live: the kernel has no event for the end of an address space, and nothing
+/// waits for the guard's end.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A guard that sleeps as long as this process lives. Unless it is [let go](Self::let_go), it holds the
 /// userfaultfds when this process ends.
@@ -44,7 +43,8 @@ impl Guard {
     pub fn start(directory: &Path) -> Result<Self, PagerError> {
         let system = |action| move |source| PagerError::System { action, source };
         let mut lock = super::server::take_lock(directory, GUARD)?;
-        let guarded = pidfd(getpid().as_raw()).map_err(|errno| system("look at itself")(errno.into()))?;
+        let guarded =
+            pidfd(getpid().as_raw()).map_err(|errno| system("open a handle of itself")(errno.into()))?;
         let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
         // SAFETY: without CLONE_VM this is fork(2), in a process with one thread; the child shares
         // nothing but the table of files.
@@ -113,7 +113,7 @@ fn until_gone(mut held: Vec<Uffd>) -> Result<(), Errno> {
         if held.is_empty() {
             return Ok(());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(INTERVAL);
     }
 }
 

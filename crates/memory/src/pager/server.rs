@@ -304,7 +304,7 @@ impl Server {
         Ok(false)
     }
 
-    /// Applies a list; what exceeds the bounds fails the pager, what is nonsense the connection.
+    /// Applies a list; one that exceeds the bounds fails the pager, an invalid one the connection.
     fn each<T>(
         &self,
         entries: &[T],

@@ -21,8 +21,7 @@ const STARTING: Duration = Duration::from_secs(1);
 const STATUS_LIMIT: u64 = 4096;
 
 /// Starts the program `binary` for `directory`, which must exist, and waits until it can be connected
-/// to. It is nobody's child and outlives the caller. It holds `max_bytes` of pages at most and logs to
-/// `log`.
+/// to. It is not a child of the caller, and outlives it. It holds `max_bytes` of pages at most and logs to `log`.
 pub fn spawn(binary: &Path, directory: &Path, max_bytes: u64, log: &Path) -> Result<(), PagerError> {
     let failed = |reason: String| PagerError::Start { binary: binary.to_owned(), reason };
     let mut child = Command::new(binary)

@@ -32,7 +32,8 @@ pub enum AreaKind {
     Other,
 }
 
-/// What is of use here in `/proc/PID/status`.
+/// What is of use here in `/proc/PID/status`. `godwit-criu` and `godwit-engine` read other fields of it, and these crates
+/// and this one do not know each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Status {
     /// PID in the innermost PID namespace.

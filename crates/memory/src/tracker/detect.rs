@@ -52,12 +52,12 @@ pub fn pagemap_scan() -> io::Result<()> {
 
 /// Whether a write to one page of a child is noticed, and none other; the reason when not.
 fn works(backend: Backend) -> Result<(), String> {
-    let failed = |error: io::Error| format!("the process to try it on cannot be made: {error}");
+    let failed = |error: io::Error| format!("cannot make a process to test it on: {error}");
     let child = Child::start().map_err(failed)?;
     let mut tracker = Tracker::new(backend);
-    let mut look = || {
+    let mut scan = || {
         let round = tracker.round(&[child.pid], false).map_err(|error| error.to_string())?;
-        let space = round.spaces.into_iter().next().ok_or("the process to try it on has ended")?;
+        let space = round.spaces.into_iter().next().ok_or("the process that it was tested on has ended")?;
         match space.unwatched {
             Some(reason) => Err(reason),
             None => Ok(space.written),
@@ -67,18 +67,18 @@ fn works(backend: Backend) -> Result<(), String> {
         let address = child.pages + page * PAGE_SIZE;
         written.iter().any(|range| range.contains(&address))
     };
-    let first = look()?;
+    let first = scan()?;
     if !(0..PAGES).all(|page| covers(&first, page)) {
-        return Err("its first look does not find all pages".to_owned());
+        return Err("its first scan does not find all pages".to_owned());
     }
-    let quiet = look()?;
+    let quiet = scan()?;
     child.write().map_err(failed)?;
-    let second = look()?;
+    let second = scan()?;
     if !covers(&second, 1) {
         return Err("it does not notice a write".to_owned());
     }
     if covers(&quiet, 1) || covers(&second, 0) || covers(&second, 2) {
-        return Err("it takes pages for written that are not".to_owned());
+        return Err("it counts pages as written that were not".to_owned());
     }
     Ok(())
 }

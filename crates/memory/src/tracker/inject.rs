@@ -27,8 +27,8 @@
 //! - Keys of pointer authentication (arm64) belong to the process and stay; no pointer is signed here. That
 //!   a branch has to end at a mark (BTI) is for branches: [`arch::call`] says that there was none.
 //!
-//! Everything happens in a thread of its own. When it ends, the kernel lets go of what it traces,
-//! also of a thread that never stopped.
+//! Everything happens in a thread of its own. When it ends, the kernel detaches all that it traces, even a thread that
+//! never stopped.
 
 mod arch;
 mod dispatch;
@@ -51,7 +51,7 @@ use crate::process::{Process, ProcessError};
 
 pub(super) const UFFD_USER_MODE_ONLY: i32 = 1;
 
-/// Why no descriptor was got.
+/// Why there is no descriptor.
 #[derive(Debug)]
 pub(super) enum InjectError {
     /// The process has ended.
@@ -152,7 +152,7 @@ fn inject(process: &Process, tracee: &Tracee, instruction: u64) -> Result<OwnedF
     let mask = tracee.signal_mask().map_err(step("read its signal mask"))?;
     tracee.set_signal_mask(u64::MAX).map_err(step("block its signals"))?;
 
-    // From here on the thread is not as it was: whatever fails, all is put back, and waiting has no limit.
+    // From here on the thread is not as it was: whatever fails, all is restored, and waiting has no limit.
     let mut injection = Injection { tracee, instruction, registers, reenter, extended, dispatch };
     let result = injection.begin().map_err(step("enter its system call again")).and_then(|()| {
         let fd = injection.make()?;
@@ -163,7 +163,7 @@ fn inject(process: &Process, tracee: &Tracee, instruction: u64) -> Result<OwnedF
     match injection.finish(mask) {
         Ok(()) => result,
         Err(Errno::ESRCH) => Err(InjectError::Gone),
-        Err(errno) => Err(refused(format!("cannot let it go on as it was: {}", errno.desc()))),
+        Err(errno) => Err(refused(format!("cannot let it continue as it was: {}", errno.desc()))),
     }
 }
 
@@ -249,7 +249,7 @@ fn take(process: &Process, fd: i32) -> Result<OwnedFd, InjectError> {
         .map_err(|errno| step("take over the descriptor")(Errno::from_raw(errno.raw_os_error())))
 }
 
-/// The thread that is least disturbed by a stop: the first one unless it is worse off than another.
+/// The thread that a stop disturbs least: the first one unless another is disturbed less.
 fn choose_task(process: &Process) -> Result<i32, InjectError> {
     let first = process.pid();
     // The handle of a process reaches the descriptors of its first thread.

@@ -1,4 +1,4 @@
-//! The two interfaces of the kernel that tracking stands on, as thin calls: `PAGEMAP_SCAN`
+//! The two interfaces of the kernel on which tracking is built, as thin calls: `PAGEMAP_SCAN`
 //! (Documentation/admin-guide/mm/pagemap.rst) and the write protection of userfaultfd
 //! (Documentation/admin-guide/mm/userfaultfd.rst).
 
@@ -11,7 +11,7 @@ use crate::{PAGE_SIZE, Range};
 const PAGE: usize = 4096;
 
 const UFFD_API: u64 = 0xAA;
-/// Writes are noted by the kernel alone, and nobody waits for us (Linux 6.7). It brings
+/// The kernel alone notes writes, and no thread waits for us (Linux 6.7). It brings
 /// `UFFD_FEATURE_WP_UNPOPULATED` with it, whether asked for or not.
 const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
 const UFFDIO_REGISTER_MODE_WP: u64 = 2;
@@ -94,8 +94,8 @@ mod calls {
 /// A protected page has a mark, which the first write takes away. The kernel can end the watch over an area and leave
 /// the marks in it: when mremap(2) brings a page beside the area, so that both become one (seen in 6.18), and up to
 /// Linux 6.12 on the pages that are moved themselves. Writes leave such a mark alone, so that the page would count as
-/// not written for ever once the area is watched again. So whoever begins to watch an area takes away the marks that
-/// are in it ([`Scanner::marked`], [`Userfault::unmark`]).
+/// not written for ever once the area is watched again. So marks that are in an area are removed before it is watched
+/// ([`Scanner::marked`], [`Userfault::unmark`]).
 #[derive(Debug)]
 pub(super) struct Userfault(OwnedFd);
 
@@ -140,13 +140,13 @@ impl Userfault {
     }
 }
 
-/// What a scan does beside looking.
+/// What a call does beside listing pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protect {
     /// Nothing.
     No,
-    /// Write-protects the pages it returns, in one step with looking at them; the whole call fails
-    /// with EPERM where writes are not noted.
+    /// Write-protects the pages it returns, in one step with listing them; the whole call fails with EPERM where writes
+    /// are not noted.
     Yes,
 }
 
@@ -247,8 +247,8 @@ impl Scanner {
             }
             // Linux gathers 512 regions at a time and leaves the place where it did so last in `walk_end`
             // when it has come to the end (seen in 6.18). What lies behind that place was given and
-            // protected all the same. Given twice, a page that was written in between would be lost by
-            // whoever takes pages to come in ascending order.
+            // protected all the same. Given twice, a page that was written in between would be lost by code
+            // that expects pages in ascending order.
             reached = reached.max(arguments.walk_end);
             if reached <= start {
                 return Err(Errno::EIO);

@@ -1,4 +1,4 @@
-//! How writes to one process are noticed, and one look at its pages.
+//! How writes to one process are noticed, and one scan of its pages.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -19,8 +19,8 @@ pub(super) enum Watch {
     /// By a userfaultfd of its address space.
     Uffd {
         userfault: Userfault,
-        /// Whether nothing else watches. Until then marks tell nothing: an earlier userfaultfd goes on as long as
-        /// somebody has a copy of its descriptor, as a program has that was forked and has not executed another one.
+        /// Whether nothing else watches. Until then marks mean nothing: an earlier userfaultfd works as long as a copy of
+        /// its descriptor exists, as in a process that was forked and has not executed another program.
         is_alone: bool,
         /// Areas that it does not take, such as memory that the kernel may drop: glibc has had some in
         /// each program since 2.41.
@@ -28,7 +28,7 @@ pub(super) enum Watch {
     },
     /// By soft-dirty bits.
     SoftDirty {
-        /// The bits tell of all writes since an earlier look.
+        /// The bits tell of all writes since an earlier scan.
         cleared: bool,
         /// Why the process could not be stopped to clear them; none when it could.
         refusal: Option<String>,
@@ -42,7 +42,7 @@ pub(super) enum Watch {
     },
 }
 
-/// What a look at a process found.
+/// What a scan of a process found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Pages that there are.
@@ -53,14 +53,14 @@ pub(super) struct Found {
     pub(super) executable: Vec<Range>,
 }
 
-/// What a look may do.
+/// What a scan may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
     /// Watches what is not watched, and gives up when the address space is another one.
     First,
     /// Watches what is not watched.
     Second,
-    /// The process is frozen and this may be the last look: what is not watched counts as written.
+    /// The process is frozen and this may be the last scan: what is not watched counts as written.
     Frozen,
 }
 
@@ -74,8 +74,8 @@ impl Watch {
         }
     }
 
-    /// Looks at the pages of the process, and begins to watch what is not watched yet.
-    pub(super) fn look(
+    /// Scans the pages of the process, and begins to watch what is not watched yet.
+    pub(super) fn scan(
         &mut self,
         backend: Backend,
         process: &Process,
@@ -83,11 +83,11 @@ impl Watch {
         frozen: bool,
     ) -> Result<Found, TrackError> {
         if backend == Backend::SoftDirty {
-            return self.look_soft_dirty(process, frozen);
+            return self.scan_soft_dirty(process, frozen);
         }
         if backend == Backend::Uffd && !frozen {
             self.prepare(process)?;
-            if let Some(found) = self.scan(process, scanner, Manner::First)? {
+            if let Some(found) = self.scan_areas(process, scanner, Manner::First)? {
                 return Ok(found);
             }
             // After exec(2) the userfaultfd belongs to an address space that is no more.
@@ -95,11 +95,11 @@ impl Watch {
             self.prepare(process)?;
         }
         let manner = if frozen { Manner::Frozen } else { Manner::Second };
-        Ok(self.scan(process, scanner, manner)?.unwrap_or_default())
+        Ok(self.scan_areas(process, scanner, manner)?.unwrap_or_default())
     }
 
     /// Reads the bits and clears them. A write in between would be lost, so nothing runs meanwhile.
-    fn look_soft_dirty(&mut self, process: &Process, frozen: bool) -> Result<Found, TrackError> {
+    fn scan_soft_dirty(&mut self, process: &Process, frozen: bool) -> Result<Found, TrackError> {
         let known = matches!(self, Self::SoftDirty { cleared: true, .. });
         let mut refusal = None;
         let mut cleared = known;
@@ -119,7 +119,7 @@ impl Watch {
                 Err(InjectError::Refused { reason, .. }) => refusal = Some(reason),
             }
         }
-        // The bits stay set in this case: the next look finds these pages again.
+        // The bits stay set in this case: the next scan finds these pages again.
         let found = match found {
             Some(found) => found,
             None => soft_dirty(process, !(known && frozen))?,
@@ -148,7 +148,7 @@ impl Watch {
     }
 
     /// The pages of all areas; none when the watched address space is no longer the process's.
-    fn scan(
+    fn scan_areas(
         &mut self,
         process: &Process,
         scanner: &mut Scanner,
@@ -165,8 +165,8 @@ impl Watch {
                     *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();
                 }
             }
-            // The others are not watched, or not all of each. Some of their pages may have been protected
-            // just now without having been told, so from here on all of them count as written.
+            // The others are not watched, or not wholly. Some of their pages may have been protected just now without
+            // being reported, so from here on all of them count as written.
             let ranges = |watched: bool| {
                 let areas = private.iter().zip(&pages).filter(|(_, pages)| pages.is_some() == watched);
                 areas.map(|(area, _)| area.range.clone()).collect::<Vec<_>>()
@@ -182,7 +182,7 @@ impl Watch {
                     // Without the userfaultfd nothing is watched, and all counts as written.
                     Err(Begin::Marked(reason)) => {
                         *self = Self::Refused { reason, lasting: false };
-                        return self.scan(process, scanner, manner);
+                        return self.scan_areas(process, scanner, manner);
                     }
                 }
                 for (area, pages) in private.iter().zip(&mut pages) {
@@ -261,7 +261,7 @@ struct Beginning<'a> {
     pagemap: &'a File,
 }
 
-/// Areas that are watched now and were not when the look began.
+/// Areas that are watched now and were not when the scan began.
 #[derive(Default)]
 struct Begun {
     /// All of them.
@@ -275,11 +275,10 @@ struct Begun {
 }
 
 impl Beginning<'_> {
-    /// Begins to watch areas, and leaves those in the list of which that is so.
+    /// Begins to watch areas, and leaves in the list those that are watched.
     ///
-    /// What is watched and what is not are two areas for the kernel, and mremap(2) fails over both. So an
-    /// area is watched as a whole, and for that nothing of the process runs between listing and watching:
-    /// it would cut through what the process makes of it meanwhile.
+    /// For the kernel, a watched part and the rest are two areas, and mremap(2) fails over both. So an area is watched as
+    /// a whole, and the process does not run between listing and watching: otherwise it could change the area in between.
     fn begin(
         self,
         refused: &mut Vec<Range>,
@@ -293,13 +292,13 @@ impl Beginning<'_> {
         let Self { userfault, is_alone, process, scanner, pagemap } = self;
         let begun = match inject::while_stopped(process, || {
             watch_all(userfault, process, watched, |area| {
-                // Where that cannot be told, the address space is another one, which watching it finds.
+                // Where the kernel does not say, the address space is another one; watching it finds that out.
                 *is_alone && scanner.is_watched(pagemap.as_fd(), area).unwrap_or(false)
             })
         }) {
             Ok(begun) => begun?,
             Err(InjectError::Gone) => return Err(Begin::Process(ProcessError::Gone { pid: process.pid() })),
-            // The next look tries again.
+            // The next scan tries again.
             Err(InjectError::Refused { .. }) => {
                 unwatched.clear();
                 return Ok(());
@@ -333,8 +332,8 @@ impl Beginning<'_> {
     }
 }
 
-/// Watches all areas of a process that does not run but those that are watched already, as the list or the question
-/// says.
+/// Watches all areas of a process that does not run, except those that are watched already, according to the list or the
+/// function.
 fn watch_all(
     userfault: &Userfault,
     process: &Process,

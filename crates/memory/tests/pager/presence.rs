@@ -162,5 +162,5 @@ fn a_process_with_another_number_inside_is_not_taken_for_the_one_that_came() {
     arriving.restored(&pager, 0, 10);
     let pid = u32::try_from(other.ask(Op::Pid, 0, 0, 0)[0]).unwrap();
     let Err(error) = pager.client.verify(&[Restored { space: arriving.pid, pid }]) else { panic!("it is") };
-    assert!(error.to_string().contains("cannot be seen"), "{error}");
+    assert!(error.to_string().contains("cannot check"), "{error}");
 }

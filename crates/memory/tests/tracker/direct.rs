@@ -30,7 +30,7 @@ fn what_a_device_may_still_write_counts_as_written_again() {
         assert!(read_byte(&answers));
         let mut tracker = Tracker::new(Backend::Uffd);
         let mut written = || {
-            let round = tracker.round(&[child.pid], false).expect("a look");
+            let round = tracker.round(&[child.pid], false).expect("a scan");
             round.spaces[0].written.iter().any(|range: &Range| range.contains(&at))
         };
         assert!(written(), "at first sight");

@@ -70,9 +70,9 @@ impl Moving {
         assert!(read_byte(&self.answers), "order {order}");
     }
 
-    /// The pages of the mapping that a look finds written.
-    fn look(&self, tracker: &mut Tracker) -> Vec<usize> {
-        let round = tracker.round(&[self.child.pid], false).expect("a look");
+    /// The pages of the mapping that a scan finds written.
+    fn scan(&self, tracker: &mut Tracker) -> Vec<usize> {
+        let round = tracker.round(&[self.child.pid], false).expect("a scan");
         let at = |page: usize| (self.at + page * PAGE) as u64;
         let written = &round.spaces[0].written;
         (0..PAGES).filter(|page| written.iter().any(|range| range.contains(&at(*page)))).collect()
@@ -87,15 +87,15 @@ fn what_stayed_is_followed_when_memory_comes_back_beside_it() {
     }
     let moving = Moving::start();
     let mut tracker = Tracker::new(Backend::Uffd);
-    assert_eq!(moving.look(&mut tracker).len(), PAGES);
+    assert_eq!(moving.scan(&mut tracker).len(), PAGES);
     moving.does(b'a');
-    moving.look(&mut tracker);
+    moving.scan(&mut tracker);
     moving.does(b'b');
     moving.does(12);
-    assert!(moving.look(&mut tracker).contains(&12), "written while nothing was watched");
+    assert!(moving.scan(&mut tracker).contains(&12), "written while nothing was watched");
     for page in [12, 13, 3] {
         moving.does(page);
-        assert_eq!(moving.look(&mut tracker), [usize::from(page)]);
+        assert_eq!(moving.scan(&mut tracker), [usize::from(page)]);
     }
-    assert!(moving.look(&mut tracker).is_empty());
+    assert!(moving.scan(&mut tracker).is_empty());
 }

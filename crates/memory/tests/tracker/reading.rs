@@ -81,7 +81,7 @@ fn guard_pages_have_no_content_and_are_not_populated() {
         return;
     }
     assert_eq!(found, [(0, 2, true), (2, 5, false), (5, 8, true)]);
-    let round = Tracker::new(Backend::Uffd).round(&[child.pid], false).expect("a look");
+    let round = Tracker::new(Backend::Uffd).round(&[child.pid], false).expect("a scan");
     let covers =
         |page: u64| round.spaces[0].written.iter().any(|range| range.contains(&(start + (page << 12))));
     assert!(covers(1) && covers(5));
@@ -93,7 +93,7 @@ fn a_process_that_ended_is_gone() {
     let (mut child, start) = with_pages(|_| ());
     let process = Process::open(child.pid).expect("it lives");
     let mut tracker = Tracker::new(Backend::Uffd);
-    assert_eq!(tracker.round(&[child.pid], false).expect("a look").spaces.len(), 1);
+    assert_eq!(tracker.round(&[child.pid], false).expect("a scan").spaces.len(), 1);
     child.signal(Signal::SIGKILL);
     // Not reaped yet: a zombie has no memory.
     crate::child::eventually("it is a zombie", || crate::child::state(child.pid) == Some('Z'));
@@ -101,7 +101,7 @@ fn a_process_that_ended_is_gone() {
     assert!(gone(process.read(start, &mut [0; 8]).map(drop)));
     assert!(gone(process.areas().map(drop)));
     assert!(gone(Process::open(child.pid).map(drop)));
-    let round = tracker.round(&[child.pid], false).expect("a look");
+    let round = tracker.round(&[child.pid], false).expect("a scan");
     assert!(round.spaces.is_empty());
     assert_eq!(round.ended, [process.space()]);
     child.wait();
@@ -118,7 +118,7 @@ fn a_dropped_tracker_leaves_nothing() {
     };
     let before = flags();
     let mut tracker = Tracker::new(Backend::Uffd);
-    tracker.round(&[child.pid], false).expect("a look");
+    tracker.round(&[child.pid], false).expect("a scan");
     assert!(flags().contains(" uw"), "writes are noted: {}", flags());
     drop(tracker);
     // Children that other tests forked meanwhile have a copy of its descriptor until they end.
@@ -145,18 +145,18 @@ fn after_exec_all_pages_are_others() {
     assert!(read_byte(&answers));
     let mut tracker = Tracker::new(Backend::Uffd);
     let mut replica = crate::replica::Replica::new();
-    replica.look(&mut tracker, &[child.pid], false);
+    replica.scan(&mut tracker, &[child.pid], false);
     poke(&write);
     child.sleeps_in(libc::SYS_clock_nanosleep);
-    let round = replica.look(&mut tracker, &[child.pid], false);
+    let round = replica.scan(&mut tracker, &[child.pid], false);
     let space = &round.spaces[0];
     assert_eq!(space.unwatched, None);
     let written: u64 = space.written.iter().map(|range| (range.end - range.start) >> 12).sum();
     assert_eq!(written, space.populated_pages);
     assert!(!space.gone.is_empty());
-    let quiet = replica.look(&mut tracker, &[child.pid], false);
+    let quiet = replica.scan(&mut tracker, &[child.pid], false);
     assert!(quiet.spaces[0].written.is_empty() && quiet.spaces[0].gone.is_empty(), "{quiet:?}");
     child.stop();
-    replica.look(&mut tracker, &[child.pid], true);
+    replica.scan(&mut tracker, &[child.pid], true);
     replica.assert_equals(&[child.pid]);
 }

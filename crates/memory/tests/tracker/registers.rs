@@ -160,7 +160,7 @@ fn a_process_in_32_bit_code_is_refused_and_goes_on() {
     std::thread::sleep(std::time::Duration::from_millis(100));
     let mut tracker = Tracker::new(Backend::Uffd);
     for _ in 0..3 {
-        let round = tracker.round(&[child.pid], false).expect("a look");
+        let round = tracker.round(&[child.pid], false).expect("a scan");
         let reason = round.spaces[0].unwatched.as_ref().expect("not watched");
         assert!(reason.contains("32-bit"), "{reason}");
         assert_eq!(state(child.pid), Some('R'));

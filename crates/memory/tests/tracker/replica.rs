@@ -1,4 +1,4 @@
-//! What a receiver would hold that applies all looks in order, compared with the processes.
+//! What a receiver would hold that applies all scans in order, compared with the processes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,9 +25,9 @@ impl Replica {
         Self { spaces: BTreeMap::new(), reader: Reader::new() }
     }
 
-    /// Makes a look and applies it.
-    pub(crate) fn look(&mut self, tracker: &mut Tracker, pids: &[i32], frozen: bool) -> Round {
-        let round = tracker.round(pids, frozen).expect("a look");
+    /// Makes a scan and applies it.
+    pub(crate) fn scan(&mut self, tracker: &mut Tracker, pids: &[i32], frozen: bool) -> Round {
+        let round = tracker.round(pids, frozen).expect("a scan");
         for space in &round.ended {
             assert!(self.spaces.remove(space).is_some(), "space {space} was never there");
         }
@@ -52,7 +52,7 @@ impl Replica {
                                 pages.remove(&page);
                             }
                         }
-                        // The next look says that it ended.
+                        // The next scan says that it ended.
                         Err(_) if !frozen => break,
                         Err(error) => panic!("{error}"),
                     }

@@ -25,7 +25,7 @@ fn while_tracked<T>(pid: i32, run: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                Tracker::new(Backend::Uffd).round(&[pid], false).expect("a look");
+                Tracker::new(Backend::Uffd).round(&[pid], false).expect("a scan");
             }
         });
         let _end = End(&over);
@@ -146,7 +146,7 @@ fn a_parent_sees_each_stop_once_and_which_signal_it_was() {
     send(libc::SIGTSTP);
     assert_eq!(i32::from(next_change()), libc::SIGTSTP);
     for _ in 0..20 {
-        Tracker::new(Backend::Uffd).round(&[pid], false).expect("a look");
+        Tracker::new(Backend::Uffd).round(&[pid], false).expect("a scan");
     }
     eventually("it is stopped again", || state(pid) == Some('T'));
     send(libc::SIGCONT);

@@ -194,20 +194,20 @@ fn a_program_that_is_executed_by_one_of_many_threads_is_not_held_up() {
             let threads = threads(pid);
             threads.len() == THREADS + 1 && threads.iter().all(|&thread| state(thread) == Some('S'))
         });
-        let (looked, looks) = mpsc::channel();
+        let (scanned, scans) = mpsc::channel();
         // It may hang, and then must not hold up the test as well.
         let tracking = std::thread::spawn(move || {
             loop {
                 let round = Tracker::new(Backend::Uffd).round(&[pid], false);
-                if round.map_or(true, |round| round.spaces.is_empty()) || looked.send(()).is_err() {
+                if round.map_or(true, |round| round.spaces.is_empty()) || scanned.send(()).is_err() {
                     break;
                 }
             }
         });
-        looks.recv().expect("a look");
+        scans.recv().expect("a scan");
         poke(&write);
         eventually("the program has ended", || parent.try_wait().inspect(|code| held += code).is_some());
-        eventually("the last look has ended", || tracking.is_finished());
+        eventually("the last scan has ended", || tracking.is_finished());
     }
     assert_eq!(held, 0, "all ended with 0");
 }
@@ -234,7 +234,7 @@ fn one_that_ends_as_it_is_tracked_ends_with_its_own_code() {
             start_thread(last, run, std::ptr::null_mut());
             sleep_for_ever(std::ptr::null_mut())
         });
-        while !Tracker::new(Backend::Uffd).round(&[pid], false).expect("a look").spaces.is_empty() {}
+        while !Tracker::new(Backend::Uffd).round(&[pid], false).expect("a scan").spaces.is_empty() {}
         assert_eq!(
             parent.wait(),
             nix::sys::wait::WaitStatus::Exited(nix::unistd::Pid::from_raw(parent.pid), 42)
@@ -267,7 +267,7 @@ fn one_whose_first_thread_has_ended_is_refused_and_goes_on() {
     sleeps_in(other_thread(child.pid), libc::SYS_read);
     let mut tracker = Tracker::new(Backend::Uffd);
     for _ in 0..3 {
-        let round = tracker.round(&[child.pid], false).expect("a look");
+        let round = tracker.round(&[child.pid], false).expect("a scan");
         let reason = round.spaces[0].unwatched.as_ref().expect("not watched");
         assert!(reason.contains("first thread has ended"), "{reason}");
     }
@@ -317,32 +317,32 @@ fn a_thread_that_waits_for_a_child_of_vfork_holds_up_no_other() {
     let other = other_thread(child.pid);
     eventually("it waits in vfork", || state(other) == Some('D'));
     let mut tracker = Tracker::new(Backend::Uffd);
-    let looked = AtomicBool::new(false);
+    let scanned = AtomicBool::new(false);
     let (round, states) = std::thread::scope(|scope| {
         let states = scope.spawn(|| {
             let mut states = std::collections::BTreeMap::new();
-            while !looked.load(Ordering::Relaxed) {
+            while !scanned.load(Ordering::Relaxed) {
                 *states.entry(state(child.pid)).or_insert(0) += 1;
                 std::thread::sleep(Duration::from_micros(200));
             }
             states
         });
         let round = tracker.round(&[child.pid], false);
-        looked.store(true, Ordering::Relaxed);
-        (round.expect("a look"), states.join().expect("no panic"))
+        scanned.store(true, Ordering::Relaxed);
+        (round.expect("a scan"), states.join().expect("no panic"))
     });
     let reason = round.spaces[0].unwatched.as_ref().expect("not watched");
     assert!(reason.contains("does not stop"), "{reason}");
-    // The look waits for that thread: this one runs, or waits for a processor, meanwhile.
+    // The scan waits for that thread: this one runs, or waits for a processor, meanwhile.
     assert_eq!(states.into_keys().collect::<Vec<_>>(), [Some('R')]);
     poke(&write);
     eventually("the other thread ends", || threads(child.pid).len() == 1);
-    assert_eq!(tracker.round(&[child.pid], false).expect("a look").spaces[0].unwatched, None);
+    assert_eq!(tracker.round(&[child.pid], false).expect("a scan").spaces[0].unwatched, None);
     page.set(0, 1);
     child.succeeds();
 }
 
-/// No look begins to trace a process of which another one traces any thread.
+/// No scan begins to trace a process of which another one traces any thread.
 #[test]
 fn one_of_which_a_single_thread_is_traced_is_refused_with_its_tracer() {
     let (read, write) = pipe();
@@ -366,14 +366,14 @@ fn one_of_which_a_single_thread_is_traced_is_refused_with_its_tracer() {
     assert!(read_byte(&ready));
     let mut tracker = Tracker::new(Backend::Uffd);
     for _ in 0..3 {
-        let round = tracker.round(&[child.pid], false).expect("a look");
+        let round = tracker.round(&[child.pid], false).expect("a scan");
         let reason = round.spaces[0].unwatched.as_ref().expect("not watched");
         assert!(reason.contains(&format!("process {} traces it", tracer.pid)), "{reason}");
     }
     poke(&end);
     let mut tracer = tracer;
     tracer.succeeds();
-    assert_eq!(tracker.round(&[child.pid], false).expect("a look").spaces[0].unwatched, None);
+    assert_eq!(tracker.round(&[child.pid], false).expect("a scan").spaces[0].unwatched, None);
     poke(&write);
     child.succeeds();
 }

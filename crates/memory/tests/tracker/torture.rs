@@ -130,7 +130,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// Steps between looks, then a look at the process as it stands still.
+/// Steps between scans, then a scan of the process as it stands still.
 fn in_steps(backend: Backend, steps: u32) {
     let mut random = Random(seed());
     let mut torture = Torture::start();
@@ -138,20 +138,20 @@ fn in_steps(backend: Backend, steps: u32) {
     let mut replica = Replica::new();
     for _ in 0..steps {
         torture.command(&format!("do {} {}", random.next(), 1 + random.below(30)));
-        replica.look(&mut tracker, &torture.family(), false);
+        replica.scan(&mut tracker, &torture.family(), false);
         if random.below(4) == 0 {
             let stopped = torture.stop();
-            replica.look(&mut tracker, &stopped, true);
+            replica.scan(&mut tracker, &stopped, true);
             replica.assert_equals(&stopped);
             Torture::go_on(&stopped);
         }
     }
     let stopped = torture.stop();
-    replica.look(&mut tracker, &stopped, true);
+    replica.scan(&mut tracker, &stopped, true);
     replica.assert_equals(&stopped);
 }
 
-/// Looks while the processes run as fast as they can, and there are copies of this process's descriptors.
+/// Scans while the processes run as fast as they can, and there are copies of this process's descriptors.
 fn at_full_speed(backend: Backend, stops: u32) {
     let mut random = Random(seed());
     let mut torture = Torture::start();
@@ -166,10 +166,10 @@ fn at_full_speed(backend: Backend, stops: u32) {
         });
         torture.tell(&format!("run {}", random.next()));
         for _ in 0..8 {
-            replica.look(&mut tracker, &torture.family(), false);
+            replica.scan(&mut tracker, &torture.family(), false);
         }
         let stopped = torture.stop();
-        replica.look(&mut tracker, &stopped, true);
+        replica.scan(&mut tracker, &stopped, true);
         replica.assert_equals(&stopped);
         Torture::go_on(&stopped);
         // Ends the run, which is answered first.
@@ -185,7 +185,7 @@ fn a_replica_is_exact_after_any_steps() {
 }
 
 #[test]
-fn a_replica_is_exact_after_looks_at_full_speed() {
+fn a_replica_is_exact_after_scans_at_full_speed() {
     at_full_speed(Backend::Uffd, 3);
 }
 
@@ -201,9 +201,9 @@ fn a_huge_mapping_costs_what_is_touched() {
     let mut tracker = Tracker::new(Backend::Uffd);
     let mut replica = Replica::new();
     let pids = torture.family();
-    replica.look(&mut tracker, &pids, false);
+    replica.scan(&mut tracker, &pids, false);
     torture.command("huge");
-    let round = replica.look(&mut tracker, &pids, false);
+    let round = replica.scan(&mut tracker, &pids, false);
     let huge = |range: &&godwit_memory::Range| {
         range.start >= HUGE_AT as u64 && range.end <= (HUGE_AT + HUGE_LEN) as u64
     };

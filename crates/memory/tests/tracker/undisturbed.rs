@@ -13,15 +13,15 @@ use crate::child::{Child, eventually, pipe, poke, read_byte, state};
 /// How long the children wait that wait for a time.
 const WAIT: Duration = Duration::from_millis(300);
 
-/// Looks at a mapping that changes all the time.
-const LOOKS: u32 = 500;
+/// Scans a mapping that changes all the time.
+const SCANS: u32 = 500;
 
-/// Looks at the child some times, each time as if it were new, and keeps the last tracker.
+/// Scans the child some times, each time as if it were new, and keeps the last tracker.
 pub(crate) fn track(child: &Child) -> Tracker {
     let mut tracker = Tracker::new(Backend::Uffd);
     for _ in 0..5 {
         tracker = Tracker::new(Backend::Uffd);
-        let round = tracker.round(&[child.pid], false).expect("a look");
+        let round = tracker.round(&[child.pid], false).expect("a scan");
         assert_eq!(round.spaces.len(), 1);
         assert_eq!(round.spaces[0].unwatched, None);
     }
@@ -40,7 +40,7 @@ fn undisturbed(number: i64, run: impl FnOnce() -> bool, wake: impl FnOnce(&Child
 }
 
 /// Tracks a child that waits for [`WAIT`] in a call, as if it were new each time, until it has ended. A wait that
-/// begins anew with each look has no end, or one that is as long after the last look. A slow machine may look
+/// begins anew with each scan has no end, or one that is as long after the last scan. A slow machine may scan
 /// too seldom to tell, and then it is tried again.
 fn ends_at_its_time(run: impl Fn() -> bool) {
     let begun = Instant::now();
@@ -49,18 +49,18 @@ fn ends_at_its_time(run: impl Fn() -> bool) {
         // The last one may have come after the wait.
         let mut last_two = [None, None];
         let code = loop {
-            let look = Instant::now();
-            let round = Tracker::new(Backend::Uffd).round(&[pid], false).expect("a look");
+            let scan = Instant::now();
+            let round = Tracker::new(Backend::Uffd).round(&[pid], false).expect("a scan");
             if let Some(code) = parent.try_wait() {
                 break code;
             }
             if round.spaces.iter().any(|space| space.unwatched.is_none()) {
-                last_two = [last_two[1], Some(look)];
+                last_two = [last_two[1], Some(scan)];
             }
-            assert!(begun.elapsed() < Duration::from_secs(20), "it begins to wait anew with each look");
+            assert!(begun.elapsed() < Duration::from_secs(20), "it begins to wait anew with each scan");
         };
         assert_eq!(code, 0, "1: not as it should end, 2: too early");
-        last_two[0].is_some_and(|look| look.elapsed() < WAIT)
+        last_two[0].is_some_and(|scan| scan.elapsed() < WAIT)
     };
     while !is_told() {}
 }
@@ -417,8 +417,8 @@ fn a_mapping_that_grows_as_it_is_looked_at_can_be_moved() {
     });
     assert!(read_byte(&answers));
     let mut tracker = Tracker::new(Backend::Uffd);
-    for _ in 0..LOOKS {
-        let round = tracker.round(&[child.pid], false).expect("a look");
+    for _ in 0..SCANS {
+        let round = tracker.round(&[child.pid], false).expect("a scan");
         assert!(round.spaces.iter().all(|space| space.unwatched.is_none()), "{round:?}");
     }
     poke(&order);
@@ -436,7 +436,7 @@ fn one_that_is_traced_by_another_counts_as_written() {
     child.sleeps_in(libc::SYS_read);
     let mut tracker = Tracker::new(Backend::Uffd);
     for _ in 0..2 {
-        let round = tracker.round(&[child.pid], false).expect("a look");
+        let round = tracker.round(&[child.pid], false).expect("a scan");
         let space = &round.spaces[0];
         assert!(space.unwatched.as_ref().is_some_and(|reason| reason.contains("traces it")), "{space:?}");
         let written: u64 = space.written.iter().map(|range| (range.end - range.start) / 4096).sum();
@@ -470,13 +470,13 @@ fn a_child_of_vfork_is_passed_over_until_it_has_its_own_memory() {
     let child: i32 = text.trim().parse().expect("one child");
     let mut tracker = Tracker::new(Backend::Uffd);
     for _ in 0..2 {
-        let round = tracker.round(&[parent.pid, child], false).expect("a look");
+        let round = tracker.round(&[parent.pid, child], false).expect("a scan");
         assert_eq!(round.spaces.iter().map(|space| space.process.pid()).collect::<Vec<_>>(), [parent.pid]);
         assert!(round.ended.is_empty());
     }
-    let round = tracker.round(&[parent.pid, child], true).expect("a look");
+    let round = tracker.round(&[parent.pid, child], true).expect("a scan");
     assert_eq!(round.spaces.len(), 2, "frozen, it has to be carried");
-    let round = tracker.round(&[parent.pid, child], false).expect("a look");
+    let round = tracker.round(&[parent.pid, child], false).expect("a scan");
     assert_eq!(round.spaces.len(), 1, "passed over again");
     assert_eq!(round.ended.len(), 1);
     poke(&write);
@@ -490,7 +490,7 @@ fn stopping_it_for_soft_dirty_bits_does_not_disturb_it() {
     child.sleeps_in(libc::SYS_read);
     let mut tracker = Tracker::new(Backend::SoftDirty);
     for _ in 0..20 {
-        let round = tracker.round(&[child.pid], false).expect("a look");
+        let round = tracker.round(&[child.pid], false).expect("a scan");
         assert_eq!(round.spaces[0].unwatched, None);
     }
     poke(&write);

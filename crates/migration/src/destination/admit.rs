@@ -1,4 +1,4 @@
-//! Whether a service is let in: every reason against it at once, before anything comes.
+//! Whether a service is admitted: every reason against it at once, before anything comes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::failpoint;
 use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
 use crate::link::Link;
-use crate::local::{Local, Place};
 use crate::machine::machine;
 use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::promised::Reservation;
+use crate::resources::{NodeResources, Place};
 use crate::retained::Retained;
 use crate::service::Service;
 
@@ -49,7 +49,7 @@ pub(super) struct Admitted {
     /// Whether the source is told of each step while its service is frozen.
     pub(super) steps: bool,
     pub(super) memory: Reservation,
-    /// Keeps others from using the name on this node.
+    /// Reserves the name on this node.
     pub(super) _place: Place,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Coming {
 }
 
 pub(super) async fn admit(
-    local: &Arc<Local>,
+    local: &Arc<NodeResources>,
     link: &mut Link,
     open: Open,
 ) -> Result<(Admitted, Coming), DestinationError> {
@@ -76,7 +76,7 @@ pub(super) async fn admit(
     if open.now_ms != 0 {
         service.tell_by_clock_ahead(now_ms().saturating_sub(open.now_ms));
     }
-    let (place, mut reasons) = match local.host.admit(&service, link.node()).await {
+    let (place, mut reasons) = match local.cluster.admit(&service, link.node()).await {
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),
     };
@@ -197,7 +197,7 @@ pub(super) async fn accept(
         key,
         ahead: true,
         most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),
-        // With all pages at hand a stock CRIU can do with less, of some services.
+        // With all pages in images, a CRIU without patches needs less for some services.
         keeps_rights: admitted.keeps_rights || !userfaultfd,
     };
     link.send(Message::Accepted(accepted)).await?;
@@ -217,7 +217,7 @@ const MAX_JOURNAL: usize = 64;
 fn check_ids(service: &Service, open: &Open) -> Result<(), DestinationError> {
     // The next owner's epoch is one more.
     if service.epoch >= MAX_EPOCH {
-        return Err(DestinationError::Protocol("an epoch that leaves no room for another move"));
+        return Err(DestinationError::Protocol("an epoch that is too large for another move"));
     }
     if !is_name(&open.migration) || !is_name(&service.id) {
         return Err(DestinationError::Protocol("an id that cannot be a file name"));
@@ -228,7 +228,7 @@ fn check_ids(service: &Service, open: &Open) -> Result<(), DestinationError> {
     Ok(())
 }
 
-fn machine_objections(local: &Local, open: &Open) -> Vec<String> {
+fn machine_objections(local: &NodeResources, open: &Open) -> Vec<String> {
     let here = machine();
     if here != open.machine {
         return vec![format!(
@@ -247,7 +247,7 @@ fn machine_objections(local: &Local, open: &Open) -> Vec<String> {
 }
 
 fn missing_layers(
-    local: &Local,
+    local: &NodeResources,
     open: &Open,
     reasons: &mut Vec<String>,
 ) -> Result<Vec<Layer>, DestinationError> {
@@ -262,4 +262,22 @@ fn missing_layers(
         }
     }
     Ok(missing)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::service::tests::service;
+
+    #[test]
+    fn an_epoch_that_leaves_no_room_for_another_move_is_refused() {
+        let open = Open { migration: "01A".into(), ..Open::default() };
+        let checked = |epoch| check_ids(&Service { epoch, ..service() }, &open);
+        checked(MAX_EPOCH - 1).unwrap();
+        for epoch in [MAX_EPOCH, MAX_EPOCH + 1, u64::MAX] {
+            let refused = checked(epoch).unwrap_err().to_string();
+            assert!(refused.contains("no room for another move"), "{epoch}: {refused}");
+        }
+    }
 }

@@ -14,7 +14,7 @@ const MAX_TREE_ENTRIES: u64 = 50_000_000;
 /// Room on the disk for a layer: its blob, what is in it, and as much again while it is unpacked.
 const LAYER_COPIES: u64 = 3;
 
-/// How much of changed files may come beyond those announced: the service goes on writing.
+/// How much of changed files may come beyond those announced: the service continues to write.
 const TREE_GROWTH: u64 = 1 << 30;
 
 /// Most bytes of images beside the memory that is reserved for a service.

@@ -1,9 +1,9 @@
 //! A service whose pager is of a version with which this daemon cannot speak.
 //!
-//! The pager has outlived the daemon that started it, and goes on alone: the service runs, and what the pager has
-//! is put in place. Pages that are still at the source stay there, and a process that needs one waits. So nothing is
-//! lost as long as nothing is ended, and nothing is: this daemon says what to do, and asks the pager again until it
-//! is answered, the pager is gone, or the service has ended.
+//! The pager has outlived the daemon that started it, and works alone: the service runs, and the pager puts the pages
+//! that it has in place. Pages that are still at the source stay there, and a process that needs one waits. Nothing is
+//! lost as long as this daemon ends nothing. So it only says what to do, and asks the pager again until that answers or
+//! is gone, or the service has ended.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::Memory;
 use super::own::ended;
 use super::recover::memory_in;
 use crate::arrivals::Arrival;
-use crate::local::Local;
+use crate::resources::NodeResources;
 use crate::service::Service;
 
 /// Between two attempts: a pager does not change, but it may end.
@@ -31,19 +31,17 @@ impl Foreign {
     /// The pager in this directory cannot be spoken with, for this reason.
     pub(super) fn new(directory: PathBuf, arrival: Arrival, error: String) -> Self {
         let why = format!(
-            "{error}; it runs on with the pages that its pager has, and those that it lacks stay at its source: start \
-             the godwitd of the version that it came with until it is complete, or stop the service when that suits \
-             you (docs/compatibility.md)"
+            "{error}; the service runs on with the pages that its pager has, and the pages that it lacks stay at its source: run the godwitd of the version with which the service came here until it is complete, or stop the service when that suits you (docs/compatibility.md)"
         );
         arrival.is_stuck(why.clone());
         Self { directory, arrival, why }
     }
 
     /// Waits until the pager can be spoken with, or is gone; or the service has ended.
-    pub(super) async fn wait(self, local: &Local, service: &Service, id: &str) -> Memory {
+    pub(super) async fn wait(self, local: &NodeResources, service: &Service, id: &str) -> Memory {
         let Self { why, .. } = &self;
         tracing::error!(migration = %id, service = %service.name, %why, "the service stays as it is");
-        local.host.told(service, why).await;
+        local.cluster.told(service, why).await;
         let (service, pause) = (ended(local, service), AGAIN);
         self.until(service, pause).await
     }
@@ -54,7 +52,7 @@ impl Foreign {
             tokio::select! {
                 () = &mut ended => return Memory::Foreign(self),
                 // The source tries again.
-                Some(further) = self.arrival.further.recv() => drop(further),
+                Some(connection) = self.arrival.connections.recv() => drop(connection),
                 () = tokio::time::sleep(pause) => match memory_in(self.directory.clone(), self.arrival).await {
                     Memory::Foreign(again) => self = again,
                     other => return other,

@@ -1,4 +1,5 @@
-//! Takes over a service's log: its older file, and the one that is written.
+//! Takes over a service's log: its older file, and the one that is written. Each piece is in its file before the next one is
+//! taken; other tasks of the thread run meanwhile.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -6,8 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use super::DestinationError;
-use crate::local::LocalError;
+use crate::blocking::off_worker;
 use crate::message::Message;
+use crate::resources::LocalError;
 
 /// Most bytes of log that are taken over, for each of its two files: the shim rotates far below.
 const MAX_LOG_BYTES: u64 = 64 << 20;
@@ -23,14 +25,14 @@ impl LogWriter {
         Self { paths, written: [0; 2] }
     }
 
-    /// Takes a piece of the log, or the word that it was rotated.
+    /// Takes a piece of the log, or the message that it was rotated.
     pub(super) fn take(&mut self, piece: &Message) -> Result<(), DestinationError> {
-        match piece {
+        off_worker(|| match piece {
             Message::OldLogData(data) => self.write(0, data),
             Message::LogData(data) => self.write(1, data),
             Message::LogRotated => self.rotate(),
-            _ => Err(DestinationError::Protocol("something else than a log")),
-        }
+            _ => Err(DestinationError::Protocol("something other than a log")),
+        })
     }
 
     fn write(&mut self, which: usize, data: &[u8]) -> Result<(), DestinationError> {
@@ -46,7 +48,7 @@ impl LogWriter {
             .map_err(|source| LocalError::Io { action: "write", path: path.clone(), source }.into())
     }
 
-    /// What came of the log is its older file from now on, also where nothing came.
+    /// What came of the log is its older file from now on, even where nothing came.
     fn rotate(&mut self) -> Result<(), DestinationError> {
         let [older, log] = &self.paths;
         let gone = |result: std::io::Result<()>| match result {
@@ -67,6 +69,8 @@ impl LogWriter {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::time::Duration;
+
     use bytes::Bytes;
 
     use super::*;
@@ -94,6 +98,31 @@ mod tests {
         writer.take(&Message::LogRotated).unwrap();
         writer.take(&Message::LogRotated).unwrap();
         is(None, None);
+    }
+
+    /// A pipe without a reader stands for a slow disk.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn other_tasks_run_while_a_piece_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = ["log.1", "log"].map(|name| directory.path().join(name));
+        nix::unistd::mkfifo(&paths[1], nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let (go, gone) = std::sync::mpsc::channel();
+        let slow = paths[1].clone();
+        let reader = std::thread::spawn(move || {
+            // It is reached only when something is broken.
+            let others_ran = gone.recv_timeout(Duration::from_secs(20)).is_ok();
+            (others_ran, std::fs::read_to_string(slow).unwrap())
+        });
+        let (begun, began) = tokio::sync::oneshot::channel();
+        let writing = tokio::spawn(async move {
+            begun.send(()).unwrap();
+            LogWriter::new(paths).take(&Message::LogData(Bytes::from("x"))).unwrap();
+        });
+        began.await.unwrap();
+        // The only worker is the writing task's.
+        tokio::spawn(async move { go.send(()) });
+        writing.await.unwrap();
+        assert_eq!(reader.join().unwrap(), (true, "x".to_owned()));
     }
 
     #[test]

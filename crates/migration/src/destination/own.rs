@@ -6,26 +6,25 @@ use std::time::{Duration, Instant};
 
 use godwit_engine::{ContainerStatus, EngineError};
 
-use super::intake::Talk;
-use super::{Memory, intake};
+use super::page_receiver::Talk;
+use super::{Memory, page_receiver};
+use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::journal::Stage;
 use crate::link::Link;
-use crate::local::{Local, LocalError};
 use crate::message::Running;
+use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::waits::{UNREACHABLE, Waiting};
 
-/// First and last pause between two questions to a source that does not answer.
-pub(super) const ASK_FIRST: Duration = Duration::from_millis(100);
-
-pub(super) const ASK_LAST: Duration = Duration::from_secs(2);
+/// The pauses between questions to a source that does not answer, and between tries to start what is this node's.
+pub(super) const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
 /// The service is this node's: opens the port and lets it run; what the network did. Safe to do again
 /// after a crash.
 pub(super) async fn start(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     keep_stopped: &[u32],
@@ -37,19 +36,23 @@ pub(super) async fn start(
         Some(_) => Running::default(),
         None => let_run(local, service, keep_stopped).await?,
     };
-    // Not before it runs: that it is this node's stands in the source's journal, which is asked if this
-    // node fails first.
+    // Not before it runs: the source's journal says that it is this node's, and this node asks it again if it fails
+    // first.
     local.journal.set(id, Stage::Committed, "")?;
     failpoint::point("destination.committed").await;
     Ok(running)
 }
 
-async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Result<Running, LocalError> {
-    // Whoever goes on from here has all of it.
+async fn let_run(
+    local: &NodeResources,
+    service: &Service,
+    keep_stopped: &[u32],
+) -> Result<Running, LocalError> {
+    // A daemon that continues from here has all of it.
     local.retention.forget(&service.id);
     let config = local.config(service);
-    // Its sockets take what is handed in before the processes run; and what these say first, of what was
-    // unread when they were frozen, finds the way open.
+    // Its sockets take the held frames before the processes run. The processes' first answers, to what was unread when
+    // they were frozen, find the port open.
     let begun = Instant::now();
     let handed = local.network.open(service).await?;
     local.standstills.speak(service).await?;
@@ -68,10 +71,10 @@ async fn let_run(local: &Local, service: &Service, keep_stopped: &[u32]) -> Resu
     }
 }
 
-/// Records this node as the owner in the journal, the state and the placements. It is, whatever fails: what failed is tried again
-/// until it is done, and said meanwhile.
+/// Records this node as the owner in the journal, the state and the placements. It is the owner whatever fails: what
+/// failed is logged, and tried again until it is done.
 pub(super) async fn adopt(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     keep_stopped: &[u32],
@@ -79,13 +82,13 @@ pub(super) async fn adopt(
     started: Result<(), LocalError>,
 ) {
     let mut started = started;
-    let mut pause = ASK_FIRST;
+    let mut pauses = PAUSES;
     if started.is_ok() {
         local.standstills.stand_down(service).await;
     }
     loop {
         let adopted = match started {
-            Ok(()) => local.host.adopt(service).await.map_err(LocalError::from),
+            Ok(()) => local.cluster.adopt(service).await.map_err(LocalError::from),
             Err(error) => Err(error),
         };
         let Err(error) = adopted else { return };
@@ -95,8 +98,7 @@ pub(super) async fn adopt(
             error = %crate::error_chain(&error),
             "the service is committed to this node, which cannot start it; trying again"
         );
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(ASK_LAST);
+        pauses.wait().await;
         started = start(local, service, id, keep_stopped, memory).await.map(drop);
         if started.is_ok() {
             local.standstills.stand_down(service).await;
@@ -104,17 +106,17 @@ pub(super) async fn adopt(
     }
 }
 
-/// Runs the operator's program for a service that has arrived and runs. Once more after a crash, perhaps.
-pub(super) async fn tell_hook(local: &Local, service: &Service, id: &str, source: &str) {
+/// Runs the operator's hook for a service that has arrived and runs; after a crash perhaps a second time.
+pub(super) async fn tell_hook(local: &NodeResources, service: &Service, id: &str, source: &str) {
     if let Err(error) = hooks::run(local, service, HookPoint::PostResume, (id, source, &local.node)).await {
         tracing::error!(migration = %id, service = %service.name, error = %crate::error_chain(&error), "a hook failed");
-        local.host.told(service, &format!("it runs here, but {}", crate::error_chain(&error))).await;
+        local.cluster.told(service, &format!("it runs here, but {}", crate::error_chain(&error))).await;
     }
 }
 
 /// After the commit: waits until the service has all of its pages, and finishes the journal's entry.
 pub(super) async fn fill(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     (id, source): (&str, &str),
     memory: Memory,
@@ -128,22 +130,22 @@ pub(super) async fn fill(
     };
     match memory {
         Memory::Whole => {}
-        Memory::Spare(intake) => pager = Some(intake),
+        Memory::Spare(receiver) => pager = Some(receiver),
         // It has ended, and its pager has not.
-        Memory::Foreign(_) => intake::end(local, id, None).await,
+        Memory::Foreign(_) => page_receiver::end(local, id, None).await,
         Memory::Lost(why) => {
             reason = kill_incomplete(local, service, id, &why).await;
-            intake::end(local, id, None).await;
+            page_receiver::end(local, id, None).await;
         }
-        Memory::Filling(mut intake) => {
+        Memory::Filling(mut receiver) => {
             if let Some(link) = link {
-                intake.converse(link).await;
+                receiver.converse(link).await;
             }
-            let waiting = local.waits.begin(&service.name, id, source, intake.pager());
-            let talk = intake.talk();
+            let waiting = local.waits.begin(&service.name, id, source, receiver.pager());
+            let talk = receiver.talk();
             let filled = async {
                 failpoint::point("destination.filling").await;
-                intake.complete().await
+                receiver.complete().await
             };
             tokio::select! {
                 never = tell_silence(local, service, source, &waiting, talk) => match never {},
@@ -154,25 +156,25 @@ pub(super) async fn fill(
                     tracing::info!(migration = %id, service = %service.name, "it has ended, and needs no more pages");
                 }
             }
-            pager = Some(intake);
+            pager = Some(receiver);
         }
     }
-    // First the books: as long as the pager is there, a next life of this daemon finds it complete.
+    // First the journal: as long as the pager is there, the next start of this daemon finds it complete.
     // An entry that stays open would have the service taken over again, wherever it is then.
-    let mut again = local.again(id, "the end of a migration cannot be noted");
+    let mut again = local.again(id, "cannot record the end of a migration");
     while let Err(error) = local.journal.set(id, Stage::Done, &reason) {
         if !again.after(&error.into()).await {
             return;
         }
     }
     if pager.is_some() {
-        intake::end(local, id, pager).await;
+        page_receiver::end(local, id, pager).await;
     }
 }
 
 /// Says when the source, which still has pages, has not talked for a while, and when it talks again.
 async fn tell_silence(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     source: &str,
     waiting: &Waiting<'_>,
@@ -186,19 +188,19 @@ async fn tell_silence(
             waiting.raise();
             if let Some(wait) = local.waits.of(&service.name).await {
                 let sentence = wait.sentence(&service.name);
-                tracing::warn!(service = %service.name, %sentence, "pages do not come");
-                local.host.told(service, &sentence).await;
+                tracing::warn!(service = %service.name, %sentence, "no pages come from the source");
+                local.cluster.told(service, &sentence).await;
             }
             talk.until(true).await;
             let sentence = format!("node {source} is back, and the rest of its memory follows");
-            local.host.told(service, &sentence).await;
+            local.cluster.told(service, &sentence).await;
         }
         waiting.talks(true);
     }
 }
 
-/// Returns when the service has ended, whoever ended it.
-pub(super) async fn ended(local: &Local, service: &Service) {
+/// Returns when the service has ended, for whatever reason.
+pub(super) async fn ended(local: &NodeResources, service: &Service) {
     let config = local.config(service);
     if local.engine.wait(&config).await.is_err()
         && let Ok(state) = local.engine.state(&config).await
@@ -209,12 +211,12 @@ pub(super) async fn ended(local: &Local, service: &Service) {
     }
 }
 
-/// A service whose memory has holes that would read as zero must not run on with them; what is said
-/// of its end.
-async fn kill_incomplete(local: &Local, service: &Service, id: &str, why: &str) -> String {
+/// Kills a service whose memory is incomplete: it must not run on with holes that read as zero. Returns the reason for
+/// the report.
+async fn kill_incomplete(local: &NodeResources, service: &Service, id: &str, why: &str) -> String {
     let reason = format!("it was killed, as its memory is not complete: {why}");
     tracing::error!(migration = %id, service = %service.name, %reason, "the service is lost");
-    local.host.lost(service, &reason).await;
+    local.cluster.lost(service, &reason).await;
     failpoint::point("destination.lost").await;
     if let Err(error) = local.engine.signal(&local.config(service), libc::SIGKILL).await {
         tracing::error!(migration = %id, error = %crate::error_chain(&error), "it cannot be killed");

@@ -1,5 +1,4 @@
-//! A restore where userfaultfd is forbidden: the pages that have come are written into CRIU's images,
-//! and restored as those are.
+//! A restore without userfaultfd: the pages that have come are written into CRIU's images, and CRIU restores them.
 
 use std::io;
 use std::ops::Range;
@@ -11,16 +10,16 @@ use godwit_memory::PAGE_SIZE;
 use godwit_memory::pager::{Client, Stored};
 
 use super::DestinationError;
-use super::intake::{Intake, IntakeError};
-use crate::local::LocalError;
+use super::page_receiver::{PageReceiver, PageReceiverError};
+use crate::resources::LocalError;
 
 /// Puts all pages of the store into the images.
-pub(super) async fn complete(intake: &Intake, images: &Path) -> Result<(), DestinationError> {
-    let (mut index, client) = intake.index().await?;
+pub(super) async fn complete(receiver: &PageReceiver, images: &Path) -> Result<(), DestinationError> {
+    let (mut index, client) = receiver.index().await?;
     index.sort_by_key(|stored| (stored.space, stored.addr));
     let directory = images.to_path_buf();
     let made = tokio::task::spawn_blocking(move || make_plain(&directory, &mut Store { index, client }));
-    let pages = made.await.map_err(IntakeError::from)?.map_err(|error| LocalError::Io {
+    let pages = made.await.map_err(PageReceiverError::from)?.map_err(|error| LocalError::Io {
         action: "write pages into the images in",
         path: images.to_path_buf(),
         source: io::Error::other(error),

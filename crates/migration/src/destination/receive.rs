@@ -1,5 +1,5 @@
 //! What comes before the commit: layers, files, images and the log, and the restore from them, up to
-//! processes that only wait to be let go.
+//! stopped processes that only wait for the commit.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use godwit_engine::{RestoreRequest, tree};
 use tokio::sync::mpsc;
 
 use super::admit::Admitted;
-use super::intake::Intake;
 use super::log::LogWriter;
+use super::page_receiver::PageReceiver;
 use super::{DestinationError, plain};
 use crate::blocking::off_worker;
 use crate::failpoint;
-use crate::images::{self, Room};
+use crate::images::{self, ImageTmpfs};
 use crate::link::{Link, LinkError};
-use crate::local::{Local, LocalError};
 use crate::message::{ImagesEnd, Layer, Message, Reached, Step};
+use crate::resources::{LocalError, NodeResources};
 use crate::standstill::read_doubts;
 
 /// Longest restore: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
@@ -27,10 +27,10 @@ pub(super) const RESTORE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Everything up to `Restored`; returns the processes that stay stopped.
 pub(super) async fn until_restored(
-    local: &Arc<Local>,
+    local: &Arc<NodeResources>,
     link: &mut Link,
     admitted: &Admitted,
-    intake: &mut Intake,
+    receiver: &mut PageReceiver,
 ) -> Result<Vec<u32>, DestinationError> {
     let service = &admitted.service;
     for layer in &admitted.missing {
@@ -50,35 +50,39 @@ pub(super) async fn until_restored(
         && let Err(error) = local.criu.stay_warm().await
     {
         // What may go wrong without is found before the commit.
-        tracing::warn!(error = %crate::error_chain(&error), "CRIU looks at the kernel anew at this restore");
+        tracing::warn!(error = %crate::error_chain(&error), "CRIU has no cache of the kernel's features, and probes for them at this restore");
     }
     failpoint::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
 
-    let room = Room::open(
+    let tmpfs = ImageTmpfs::open(
         &local.mounts,
         &local.layout.migration(&admitted.id),
         &local.layout.criu_logs(&admitted.id),
         admitted.images_bytes,
     )?;
-    let restored = receive_and_restore(local, link, admitted, intake, &room).await;
-    room.close(restored.is_ok())?;
+    let restored = receive_and_restore(local, link, admitted, receiver, &tmpfs).await;
+    tmpfs.close(restored.is_ok())?;
     let keep_stopped = restored?;
     if !admitted.userfaultfd {
-        intake.is_spare(local, &admitted.id)?;
+        receiver.is_spare(local, &admitted.id)?;
     }
     Steps::of(link, admitted).reached(Step::Noting).await?;
     local.journal.set_restored(&admitted.id, &keep_stopped)?;
     failpoint::point("destination.restored").await;
     if admitted.userfaultfd {
         // What is lost from here on is lost for good.
-        intake.is_alive().await?;
+        receiver.is_alive().await?;
     }
     link.send(Message::Restored).await?;
     Ok(keep_stopped)
 }
 
-async fn receive_layer(local: &Local, link: &mut Link, layer: &Layer) -> Result<(), DestinationError> {
+async fn receive_layer(
+    local: &NodeResources,
+    link: &mut Link,
+    layer: &Layer,
+) -> Result<(), DestinationError> {
     match link.receive().await? {
         Message::LayerBegin(begun) if begun == *layer => {}
         other => return Err(link.unexpected(&other, "LayerBegin").into()),
@@ -140,21 +144,21 @@ async fn sync(upper: PathBuf) -> Result<(), DestinationError> {
 }
 
 async fn receive_and_restore(
-    local: &Local,
+    local: &NodeResources,
     link: &mut Link,
     admitted: &Admitted,
-    intake: &mut Intake,
-    room: &Room,
+    receiver: &mut PageReceiver,
+    tmpfs: &ImageTmpfs,
 ) -> Result<Vec<u32>, DestinationError> {
     let service = &admitted.service;
     let upper = local.layout.upper(&service.name);
     let mut log = LogWriter::new(local.log_files(service));
-    let pages = receive_while_running(local, link, (admitted, intake), &mut log, &upper).await?;
+    let pages = receive_while_running(local, link, (admitted, receiver), &mut log, &upper).await?;
     let written = receive_tree_items(link, &upper, admitted.tree).await?;
     // On the disk before the commit, beside the images' way here.
     let synced = tokio::task::spawn_blocking(move || written.sync());
     local.mount_root(service)?;
-    let mut images = images::Receiver::new(&room.images(), admitted.images_bytes);
+    let mut images = images::Receiver::new(&tmpfs.images(), admitted.images_bytes);
     let ImagesEnd { files, keep_stopped } = loop {
         failpoint::point("destination.receiving").await;
         match link.receive().await? {
@@ -173,24 +177,24 @@ async fn receive_and_restore(
     };
     images.finish(&files)?;
     link.send(Message::ImagesReceived).await?;
-    let (images, name) = (room.images(), service.name.clone());
+    let (images, name) = (tmpfs.images(), service.name.clone());
     let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
     failpoint::point("destination.received").await;
     let steps = Steps::of(link, admitted);
     let restoring = async {
         if admitted.userfaultfd {
             steps.reached(Step::Preparing).await?;
-            intake.know_images(&room.images()).await?;
-            intake.listen(&room.work()).await?;
+            receiver.know_images(&tmpfs.images()).await?;
+            receiver.listen(&tmpfs.work()).await?;
         } else {
             steps.reached(Step::Collecting).await?;
-            plain::complete(intake, &room.images()).await?;
+            plain::complete(receiver, &tmpfs.images()).await?;
         }
         steps.reached(Step::Restoring).await?;
         let request = RestoreRequest {
             config: local.config(service),
-            images: room.images(),
-            work: room.work(),
+            images: tmpfs.images(),
+            work: tmpfs.work(),
             lazy_pages: admitted.userfaultfd,
         };
         let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
@@ -198,13 +202,13 @@ async fn receive_and_restore(
         if admitted.userfaultfd {
             steps.reached(Step::Checking).await?;
             let processes = local.engine.processes(&request.config).await?;
-            intake.push(processes).await?;
+            receiver.push(processes).await?;
         }
         Ok::<_, DestinationError>(())
     };
     tokio::select! {
         restored = restoring => restored?,
-        // The source has given up or cannot be heard: what CRIU has made so far goes with the copy.
+        // The source has given up or is silent: what CRIU has made so far goes with the copy.
         word = link.receive() => return Err(match word {
             Ok(other) => link.unexpected(&other, "nothing").into(),
             Err(error) => error.into(),
@@ -220,19 +224,19 @@ async fn receive_and_restore(
 /// What comes before the last round of files: which pages are still to come, the log so far, and rounds of files while
 /// the service runs. Ends with the first message of the last round, and tells how many bytes all pages have.
 async fn receive_while_running(
-    local: &Local,
+    local: &NodeResources,
     link: &mut Link,
-    (admitted, intake): (&Admitted, &Intake),
+    (admitted, receiver): (&Admitted, &PageReceiver),
     log: &mut LogWriter,
     upper: &Path,
 ) -> Result<u64, DestinationError> {
     let mut pages = 0;
     loop {
         match link.receive().await? {
-            Message::Pending(ranges) => intake.pending(ranges).await?,
+            Message::Pending(ranges) => receiver.pending(ranges).await?,
             Message::PendingEnd => {
-                // Now all its pages are known. After the commit it would be too late to have no room.
-                pages = intake.fits().await?;
+                // Now all its pages are known. After the commit it would be too late to refuse them.
+                pages = receiver.fits().await?;
                 local.hold(&admitted.memory, pages).map_err(DestinationError::Memory)?;
                 link.send(Message::PendingEnd).await?;
             }
@@ -250,7 +254,7 @@ async fn receive_while_running(
     }
 }
 
-/// Tells a source that wants to know what this node has begun to do.
+/// Tells the source, if it asked for that, what this node has begun to do.
 struct Steps(Option<(mpsc::Sender<Message>, String)>);
 
 impl Steps {

@@ -5,19 +5,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::foreign::Foreign;
-use super::intake::{self, Intake};
-use super::own::{ASK_FIRST, ASK_LAST, adopt, fill, start, tell_hook};
+use super::own::{PAUSES, adopt, fill, start, tell_hook};
+use super::page_receiver::{self, PageReceiver};
 use super::{Memory, drop_copy, drop_in_the_end};
 use crate::arrivals::Arrival;
 use crate::doubt::Verdict;
 use crate::journal::Role;
 use crate::link::Link;
-use crate::local::{Decision, Local};
 use crate::message::{Message, Reason};
+use crate::resources::{Decision, NodeResources};
 use crate::service::Service;
 
 /// The source still has pages of a migration that no task here waits for.
-pub(super) async fn answer_resume(local: &Local, link: Link, id: &str) {
+pub(super) async fn answer_resume(local: &NodeResources, link: Link, id: &str) {
     let entry = local.journal.get(id).ok().flatten();
     let own = entry.filter(|entry| entry.role == Role::Destination && entry.peer == link.node());
     if let Some(entry) = own.filter(|entry| entry.stage.is_final()) {
@@ -32,9 +32,9 @@ pub(super) async fn answer_resume(local: &Local, link: Link, id: &str) {
     link.close().await;
 }
 
-/// All of it, for a migration whose source has said that it committed.
+/// Takes the service over, for a migration whose source has said that it committed.
 pub(crate) async fn take_over(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     source: &str,
@@ -46,14 +46,20 @@ pub(crate) async fn take_over(
     tokio::join!(fill(local, service, (id, source), memory, None), tell_hook(local, service, id, source));
 }
 
-/// Tells the source that it may forget. If it does not hear it, it remembers.
-async fn acknowledge(local: &Local, id: &str, source: &str) {
-    if let Err(error) = local.host.acknowledge(source, id).await {
-        tracing::debug!(migration = %id, %source, %error, "the source is not told that its commit has been heard of");
+/// Acknowledges the commit, so that the source may forget it. If that fails, the source remembers it.
+async fn acknowledge(local: &NodeResources, id: &str, source: &str) {
+    if let Err(error) = local.cluster.acknowledge(source, id).await {
+        tracing::debug!(migration = %id, %source, %error, "cannot acknowledge the commit to the source");
     }
 }
 
-async fn own(local: &Local, service: &Service, id: &str, keep_stopped: &[u32], memory: Memory) -> Memory {
+async fn own(
+    local: &NodeResources,
+    service: &Service,
+    id: &str,
+    keep_stopped: &[u32],
+    memory: Memory,
+) -> Memory {
     let mut memory = memory;
     let started = start(local, service, id, keep_stopped, &mut memory).await.map(drop);
     adopt(local, service, id, keep_stopped, &mut memory, started).await;
@@ -61,14 +67,14 @@ async fn own(local: &Local, service: &Service, id: &str, keep_stopped: &[u32], m
 }
 
 /// The memory of a service that arrived in an earlier life of this daemon.
-pub(crate) async fn reattach(local: &Local, id: &str, arrival: Arrival) -> Memory {
-    memory_in(intake::directory(local, id), arrival).await
+pub(crate) async fn reattach(local: &NodeResources, id: &str, arrival: Arrival) -> Memory {
+    memory_in(page_receiver::directory(local, id), arrival).await
 }
 
 /// The memory whose pager is in a directory, if it has one.
 pub(super) async fn memory_in(directory: PathBuf, arrival: Arrival) -> Memory {
-    match Intake::find(directory.clone()).await {
-        Ok(Some(found)) => Memory::Filling(Intake::attach(found, arrival)),
+    match PageReceiver::find(directory.clone()).await {
+        Ok(Some(found)) => Memory::Filling(PageReceiver::attach(found, arrival)),
         Ok(None) => Memory::Whole,
         Err(error) if error.is_of_version() => {
             Memory::Foreign(Foreign::new(directory, arrival, crate::error_chain(&error)))
@@ -77,7 +83,7 @@ pub(super) async fn memory_in(directory: PathBuf, arrival: Arrival) -> Memory {
     }
 }
 
-/// Who is asked for the decision.
+/// The node that is asked for the decision.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
     /// The source.
@@ -89,7 +95,7 @@ pub(crate) struct Asked<'a> {
 /// Asks the source of a migration that is said to be in doubt until it answers, and does what it says. Where it
 /// cannot answer any more, an operator decides; nothing is guessed.
 pub(crate) async fn resolve(
-    local: &Arc<Local>,
+    local: &Arc<NodeResources>,
     service: &Service,
     id: &str,
     Asked { source, journal }: Asked<'_>,
@@ -97,9 +103,9 @@ pub(crate) async fn resolve(
     memory: Memory,
 ) {
     let mut verdict = local.doubts.begin(service, id, source);
-    let mut pause = ASK_FIRST;
+    let mut pauses = PAUSES;
     let aborted = loop {
-        let stuck = match local.host.decision(source, id, journal).await {
+        let stuck = match local.cluster.decision(source, id, journal).await {
             Ok(Decision::Committed) => break None,
             Ok(Decision::Aborted(reason)) => break Some(reason),
             Ok(Decision::Pending) => None,
@@ -112,26 +118,25 @@ pub(crate) async fn resolve(
             let doubt = local.doubts.all().into_iter().find(|doubt| doubt.migration == id);
             let sentence = doubt.map_or(why, |doubt| doubt.sentence());
             tracing::warn!(migration = %id, service = %service.name, %sentence, "in doubt");
-            local.host.told(service, &sentence).await;
+            local.cluster.told(service, &sentence).await;
         }
         let decided = tokio::select! {
-            () = tokio::time::sleep(pause) => None,
+            () = pauses.wait() => None,
             Ok(()) = verdict.changed() => *verdict.borrow_and_update(),
         };
         match decided {
             None => {}
             Some(Verdict::Own) => {
-                local.host.told(service, "it is this node's, as an operator decided").await;
+                local.cluster.told(service, "it is this node's, as an operator decided").await;
                 break None;
             }
             Some(Verdict::Drop) => break Some("an operator decided that it is not this node's".to_owned()),
         }
-        pause = (pause * 2).min(ASK_LAST);
     };
     match aborted {
         None => {
             let memory = own(local, service, id, keep_stopped, memory).await;
-            // Not before it is this node's own in the books: somebody might point the network at
+            // Not before the state says that it is this node's own: somebody might point the network at
             // its source meanwhile.
             local.doubts.end(&service.name);
             acknowledge(local, id, source).await;

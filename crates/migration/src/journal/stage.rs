@@ -1,4 +1,4 @@
-//! How far a migration has come by a journal, and which stages go together.
+//! How far a migration has come according to a journal, and which stages go together.
 
 /// Which side of a migration this node is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,7 +18,7 @@ pub enum Stage {
     Frozen,
     /// Source: it is being aborted.
     Undoing,
-    /// Destination: room has been promised, nothing runs here.
+    /// Destination: memory and disk have been reserved, nothing runs here.
     Reserved,
     /// Destination: the stopped copy is complete, the source may commit.
     Restored,
@@ -115,7 +115,7 @@ pub fn older(role: Role, stage: Stage, epoch: u64, new_role: Role, new: u64) -> 
         }
         (Role::Destination, Stage::Reserved) if epoch <= new => Older::Ends(Stage::Dropped),
         (Role::Destination, Stage::Committed) if epoch < new => Older::Ends(Stage::Done),
-        // It is this node's, and complete in a moment.
+        // It is this node's, and about to be complete.
         (Role::Destination, Stage::Committed) if epoch == new && new_role == Role::Source => Older::Stays,
         _ => Older::Refuses,
     }

@@ -16,8 +16,8 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::cluster::{Above, Names};
 use super::engine::{Checkpointer, Containers};
-use super::host::{Above, Names};
 use super::machine::Machine;
 use super::means::{Directories, Network, Threads};
 use super::script::Killed;
@@ -28,11 +28,11 @@ use crate::destination;
 use crate::doubt::Doubts;
 use crate::journal::Journal;
 use crate::link::{self, Link};
-use crate::local::{Local, LocalError};
 use crate::options::Options;
 use crate::promised::Promised;
 use crate::recovery;
 use crate::report::Report;
+use crate::resources::{LocalError, NodeResources};
 use crate::retained::Retention;
 use crate::service::Service;
 use crate::source::Source;
@@ -148,7 +148,7 @@ impl Daemon {
         end
     }
 
-    fn local(self: &Arc<Self>) -> Local {
+    fn local(self: &Arc<Self>) -> NodeResources {
         let machine = &self.machine;
         let layout = machine.layout.clone();
         let journal = Journal::open(&layout.state.join("journal.db")).unwrap();
@@ -162,7 +162,7 @@ impl Daemon {
             identity: self.identity.clone(),
             names: Arc::clone(&self.names),
         };
-        Local {
+        NodeResources {
             node: machine.name.clone(),
             engine: Arc::new(Containers(Arc::clone(machine))),
             network: Arc::new(Network(Arc::clone(machine))),
@@ -173,14 +173,14 @@ impl Daemon {
             store: Arc::new(Store::open(&layout.state.join("images")).unwrap()),
             criu: Arc::new(Checkpointer(Arc::clone(machine))),
             journal,
-            host: Arc::new(above),
+            cluster: Arc::new(above),
             promised: Promised::up_to(0),
             patience: PATIENCE,
             arrivals: Arrivals::default(),
             retention: Retention::new(Some(0)),
             pagers: Arc::new(Threads(Arc::clone(machine))),
             userfaultfd: machine.lazy,
-            remembered: 1 << 20,
+            delta_cache: 1 << 20,
             tracker: self.tracker.clone(),
             ending: CancellationToken::new(),
             doubts: Doubts::default(),
@@ -191,7 +191,7 @@ impl Daemon {
     }
 
     /// What a daemon does: ends what its last life left, then serves. No when it cannot begin.
-    async fn begin(self: Arc<Self>, local: Arc<Local>, order: Option<Order>) -> bool {
+    async fn begin(self: Arc<Self>, local: Arc<NodeResources>, order: Option<Order>) -> bool {
         if let Err(error) = recovery::recover(&local).await {
             // The service manager starts it again.
             self.machine.script.note(&format!("cannot begin: {}", crate::error_chain(&error)));
@@ -238,7 +238,7 @@ impl Daemon {
         }
     }
 
-    async fn migrate(self: Arc<Self>, local: Arc<Local>, Order { service, options }: Order) {
+    async fn migrate(self: Arc<Self>, local: Arc<NodeResources>, Order { service, options }: Order) {
         let (progress, _) = watch::channel(crate::Progress::default());
         let name = self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(service.name.clone());
         assert!(name, "its name is free");

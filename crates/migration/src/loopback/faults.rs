@@ -14,7 +14,7 @@ use godwit_memory::tracker::Backend;
 
 use super::process::Process;
 use super::script::Deed;
-use super::wire::{Cut, Way as Along};
+use super::wire::{Cut, Slow, Way as Along};
 use super::world::{Ended, Fault, Side, Way, play};
 use crate::options::Mode;
 
@@ -24,6 +24,11 @@ const POSTCOPY: Way = Way { mode: Mode::Postcopy, lazy: true, reads: true, track
 const HYBRID: Way = Way { mode: Mode::Hybrid, lazy: true, reads: true, tracker: Backend::Uffd };
 /// Nobody asks for a page: all are pushed.
 const UNREAD: Way = Way { reads: false, ..POSTCOPY };
+
+/// The connections of a migration with one stream, in the order in which they are made; and how many there are.
+const CONVERSATION: usize = 0;
+const PAGES: usize = 1;
+const ONE_STREAM: usize = 3;
 
 /// Conversations at the same time: what one does after a fault is mostly to wait.
 const AT_ONCE: usize = 8;
@@ -113,7 +118,16 @@ fn kills_at_steps(way: Way) {
 
 /// Plays an untouched conversation, in which the service moves.
 fn untouched(way: Way) -> Ended {
-    let ended = play(way, Fault::Nothing).unwrap_or_else(|wrong| panic!("{wrong}"));
+    moved(way, Fault::Nothing)
+}
+
+/// The same over a connection that is slow.
+fn slow(way: Way, connection: usize, along: Along, each: Duration) -> Ended {
+    moved(way, Fault::Slow(Slow { connection, way: along, each }))
+}
+
+fn moved(way: Way, fault: Fault) -> Ended {
+    let ended = play(way, fault).unwrap_or_else(|wrong| panic!("{wrong}"));
     assert!(ended.moved && ended.reason.is_empty(), "{ended:?}");
     ended
 }
@@ -156,6 +170,25 @@ fn a_move_that_leaves_nothing_behind_is_over_when_the_service_runs() {
         let Ended { took, .. } = untouched(HYBRID);
         // A stream that cannot be closed is given up after as long as a silent link.
         assert!(took < Duration::from_secs(3), "{took:?}");
+    }
+}
+
+#[test]
+fn pages_that_come_late_are_not_counted_as_the_restore() {
+    let eager = Way { lazy: true, ..PRECOPY };
+    for way in [Some(COLD), is_lazy().then_some(eager)].into_iter().flatten() {
+        let Ended { phases, .. } = slow(way, PAGES, Along::There, Duration::from_millis(100));
+        let of = |name: &str| phases.iter().find(|phase| phase.phase == name).map_or(0.0, |phase| phase.ms);
+        // Some of it passes beside the transfer.
+        assert!(of("pages") > 50.0, "{way:?}: {phases:?}");
+    }
+}
+
+#[test]
+fn a_destination_that_says_late_that_it_has_all_is_not_connected_to_again() {
+    if is_lazy() {
+        let Ended { connections, .. } = slow(POSTCOPY, CONVERSATION, Along::Back, Duration::from_millis(50));
+        assert_eq!(connections, ONE_STREAM, "the conversation, a stream for pages, one for faults");
     }
 }
 

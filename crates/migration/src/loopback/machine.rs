@@ -1,4 +1,4 @@
-//! A node as it is without its daemon: containers, network, mounts, pagers and books. What a daemon's end does not end.
+//! A node as it is without its daemon: containers, network, mounts, pagers and state. What a daemon's end does not end.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::process::{Process, SEED};
 use super::script::Script;
 use super::world::Way;
-use crate::local::Local;
+use crate::resources::NodeResources;
 use crate::service::{Layout, Service};
 
 /// A container.
@@ -64,7 +64,7 @@ pub(super) struct Machine {
     pub(super) script: Arc<Script>,
     there: Mutex<There>,
     /// The daemon that runs, and where it takes connections.
-    daemon: Mutex<(Option<Arc<Local>>, Option<SocketAddr>)>,
+    daemon: Mutex<(Option<Arc<NodeResources>>, Option<SocketAddr>)>,
     /// All processes of the world, to see whether two run.
     census: Arc<Census>,
     /// Whether pages come after the restore.
@@ -103,7 +103,7 @@ impl Machine {
         self.there.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn daemon(&self) -> Option<Arc<Local>> {
+    pub(super) fn daemon(&self) -> Option<Arc<NodeResources>> {
         self.daemon.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
@@ -112,7 +112,7 @@ impl Machine {
     }
 
     /// A daemon begins, takes connections, or ends.
-    pub(super) fn is_served_by(&self, daemon: Option<&Arc<Local>>, address: Option<SocketAddr>) {
+    pub(super) fn is_served_by(&self, daemon: Option<&Arc<NodeResources>>, address: Option<SocketAddr>) {
         *self.daemon.lock().unwrap_or_else(PoisonError::into_inner) = (daemon.cloned(), address);
     }
 

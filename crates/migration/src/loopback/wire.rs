@@ -1,4 +1,4 @@
-//! The way between the two nodes: it passes TLS records on, counts them, and can be cut after each.
+//! The way between the two nodes: it passes TLS records on, counts them, and can be slow, or cut after each.
 //!
 //! The connections are the real ones, TLS over TCP, by way of a relay on the loopback interface. What a node writes at
 //! once is a record, or several where it is long: nothing is cut more coarsely than frames are sent.
@@ -7,6 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
@@ -35,6 +36,14 @@ pub(super) enum Cut {
     },
 }
 
+/// A connection, numbered as for [`Cut`], one direction of which takes so long for each record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slow {
+    pub(super) connection: usize,
+    pub(super) way: Way,
+    pub(super) each: Duration,
+}
+
 /// Done at a record of all connections together.
 type Deed = Box<dyn FnOnce() + Send>;
 
@@ -47,6 +56,7 @@ pub(super) struct Wire {
 
 struct Shared {
     cut: Cut,
+    slow: Option<Slow>,
     connections: AtomicUsize,
     records: AtomicUsize,
     deed: Mutex<Option<(usize, Deed)>>,
@@ -60,11 +70,12 @@ static RELAYS: LazyLock<Runtime> = LazyLock::new(|| {
 
 impl Wire {
     /// A wire to a node.
-    pub(super) fn new(to: &Arc<Machine>, cut: Cut, deed: Option<(usize, Deed)>) -> Self {
+    pub(super) fn new(to: &Arc<Machine>, cut: Cut, slow: Option<Slow>, deed: Option<(usize, Deed)>) -> Self {
         let listener = RELAYS.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             cut,
+            slow,
             connections: AtomicUsize::new(0),
             records: AtomicUsize::new(0),
             deed: Mutex::new(deed),
@@ -76,6 +87,11 @@ impl Wire {
 
     pub(super) fn address(&self) -> String {
         self.address.to_string()
+    }
+
+    /// How many connections were made.
+    pub(super) fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
     }
 
     /// Whether it was cut, or the deed done.
@@ -133,6 +149,9 @@ async fn pass(
         let mut record = vec![0; 5 + usize::from(u16::from_be_bytes([head[3], head[4]]))];
         record[..5].copy_from_slice(&head);
         from.read_exact(&mut record[5..]).await?;
+        if let Some(slow) = shared.slow.filter(|slow| (slow.connection, slow.way) == (connection, way)) {
+            tokio::time::sleep(slow.each).await;
+        }
         to.write_all(&record).await?;
         let number = shared.records.fetch_add(1, Ordering::SeqCst);
         let deed =

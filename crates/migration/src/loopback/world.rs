@@ -15,10 +15,10 @@ use super::daemon::{Daemon, Order};
 use super::machine::{Census, Machine, Plug};
 use super::process::{Process, SEED};
 use super::script::Deed;
-use super::wire::{Cut, Wire};
+use super::wire::{Cut, Slow, Wire};
 use crate::incarnation::Incarnation;
 use crate::options::{Mode, Options};
-use crate::report::Outcome;
+use crate::report::{Outcome, Phase};
 use crate::service::Service;
 
 /// How long two nodes may take to come to rest. It is reached only when something is broken.
@@ -40,6 +40,8 @@ pub(super) enum Fault {
     Nothing,
     /// A connection is cut.
     Cut(Cut),
+    /// A connection is slow.
+    Slow(Slow),
     /// Something happens at a step of a node.
     Step(Side, usize, Deed),
     /// The user cancels when so many records have crossed.
@@ -69,6 +71,10 @@ pub(super) struct Ended {
     pub(super) moved: bool,
     /// What the report says, where there is one.
     pub(super) reason: String,
+    /// Where it says that the frozen time went.
+    pub(super) phases: Vec<Phase>,
+    /// How many connections were made.
+    pub(super) connections: usize,
     pub(super) took: Duration,
 }
 
@@ -139,8 +145,9 @@ pub(super) fn play(way: Way, fault: Fault) -> Result<Ended, String> {
         world.wire.has_happened() || world.machines.iter().any(|machine| machine.script.has_happened());
     if wrong.is_empty() {
         let moved = !world.machines[1].there().own.is_empty();
-        let reason = world.reason();
-        return Ok(Ended { happened, moved, reason, took });
+        let (reason, phases) = (world.reason(), world.phases());
+        let connections = world.wire.connections();
+        return Ok(Ended { happened, moved, reason, phases, connections, took });
     }
     let mut text = format!("{way:?} {fault:?}, after {took:?}, with the report {:?}:\n", world.reason());
     for what in wrong {
@@ -160,9 +167,10 @@ impl World {
         settle(a, &service);
         let side = |side| if side == Side::Source { a } else { b };
         let cut = if let Fault::Cut(cut) = fault { cut } else { Cut::Never };
+        let slow = if let Fault::Slow(slow) = fault { Some(slow) } else { None };
         let mut deed: Option<(usize, Box<dyn FnOnce() + Send>)> = None;
         match fault {
-            Fault::Nothing | Fault::Cut(_) => {}
+            Fault::Nothing | Fault::Cut(_) | Fault::Slow(_) => {}
             Fault::Step(at, step, what) => side(at).script.expect(step, what),
             Fault::Cancel(record) => {
                 let script = Arc::clone(&a.script);
@@ -180,7 +188,7 @@ impl World {
                 ));
             }
         }
-        let wire = Arc::new(Wire::new(b, cut, deed));
+        let wire = Arc::new(Wire::new(b, cut, slow, deed));
         let tracker = Detected { backend: way.tracker, reasons: Vec::new() };
         let [first, second] = IDENTITIES.clone();
         let daemons =
@@ -210,7 +218,7 @@ impl World {
         self.daemons.iter().all(|daemon| daemon.is_idle())
     }
 
-    /// Who owns the service by the books.
+    /// Who owns the service according to the nodes' state.
     fn owners(&self) -> Vec<usize> {
         (0..2).filter(|at| self.machines[*at].there().own.contains_key(&self.service.id)).collect()
     }
@@ -298,6 +306,13 @@ impl World {
             Some(Ok(report)) => report.reason.clone(),
             Some(Err(error)) => crate::error_chain(error),
             None => String::new(),
+        }
+    }
+
+    fn phases(&self) -> Vec<Phase> {
+        match &*self.daemons[0].report.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(Ok(report)) => report.phases.clone(),
+            _ => Vec::new(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the messages of a migration carry.
 //!
-//! Fields are added and never change their meaning; of an older node those that it does not know have their default.
+//! Fields are added and never change their meaning. A field that an older node does not know has its default.
 
 use bytes::Bytes;
 use godwit_memory::{PAGE_SIZE, Range, Space};
@@ -34,7 +34,7 @@ pub struct Open {
     /// `uname -m` of the source.
     #[prost(string, tag = "8")]
     pub machine: String,
-    /// CPU feature flags of the source that programs may have chosen code by.
+    /// CPU features of the source by which programs may have chosen their code.
     #[prost(string, repeated, tag = "9")]
     pub cpu_flags: Vec<String>,
     /// Connections that will bring pages.
@@ -43,8 +43,8 @@ pub struct Open {
     /// The source's overlay; nothing from a node that cannot tell.
     #[prost(message, optional, tag = "11")]
     pub overlay: Option<OverlayTerms>,
-    /// The identity of the source's journal, by which a destination in doubt knows whom it asks; empty from a
-    /// node of an older version.
+    /// The identity of the source's journal, by which a destination in doubt recognises the journal that it asks; empty
+    /// from a node of an older version.
     #[prost(string, tag = "12")]
     pub journal: String,
     /// The source's CRIU; nothing from a node that does not tell.
@@ -103,7 +103,7 @@ pub struct Layer {
     pub bytes: u64,
 }
 
-/// The destination holds room, and names what it lacks.
+/// The destination has made a reservation, and names what it lacks.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Accepted {
     /// Digests to send.
@@ -246,7 +246,7 @@ pub struct ImageData {
 /// All images are sent.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ImagesEnd {
-    /// Every file with its final length, so that nothing can be missing unseen.
+    /// Every file with its final length, so that a missing part is noticed.
     #[prost(message, repeated, tag = "1")]
     pub files: Vec<ImageFile>,
     /// Processes that were stopped by a signal before the dump, by PID inside the container.
@@ -279,7 +279,7 @@ pub struct Running {
     /// How long it took, microseconds.
     #[prost(uint32, tag = "1")]
     pub cutover_us: u32,
-    /// Frames that had come for it and were handed in.
+    /// Held frames that were delivered.
     #[prost(uint64, tag = "2")]
     pub held_frames: u64,
     /// Frames for which there was no room.

@@ -1,12 +1,11 @@
 //! Connections that the service has not accepted yet, and those that are still being made.
 //!
-//! The latter come about before the freeze: no more are begun ([`crate::attach`]), and within a round trip
-//! those that were are there.
+//! The latter are completed before the freeze: new ones are held ([`crate::attach`]), and the others are there within a
+//! round trip.
 //!
-//! They are in the queue of a listening socket and in no process, and CRIU can neither dump them nor put
-//! them back there (it gives up: "In-flight connection"). A service that is busy has some now and then, for
-//! as long as it takes it to come round. So when it is frozen and nothing more can come, it runs on for a
-//! moment, takes them, and is frozen again.
+//! They are in the queue of a listening socket and in no process, and CRIU can neither dump them nor restore them there
+//! (it gives up: "In-flight connection"). A busy service has some now and then, until it calls accept(2). So when it
+//! is frozen and no more can come, it runs on briefly, takes them, and is frozen again.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -15,13 +14,13 @@ use godwit_engine::ContainerConfig;
 
 use super::{Source, SourceError};
 use crate::listeners::{Listening, Waiting};
-use crate::local::LocalError;
+use crate::resources::LocalError;
 
-/// How long those that are being made are waited for: the round trip of a far client. A request that nobody
-/// goes on with, as scanners leave them, takes a minute to go away.
+/// How long to wait for those that are being made: the round trip of a far client. A SYN that the client never
+/// follows up, as scanners leave them, takes a minute to go away.
 const MAKING: Duration = Duration::from_millis(200);
-/// Between two looks; no event tells.
-const LOOK: Duration = Duration::from_millis(1);
+/// Between two checks: there is no event to wait for.
+const INTERVAL: Duration = Duration::from_millis(1);
 /// How long it runs at first, and how long at last, each time twice as long: an eighth of a second in all.
 /// A service that has not called accept(2) by then will not.
 const RUNS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
@@ -45,7 +44,7 @@ impl Source {
                 tracing::debug!(service = %self.service.name, "connections are half made, and will be reset");
                 break;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(INTERVAL).await;
         }
         Ok(())
     }

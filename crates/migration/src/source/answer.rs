@@ -1,5 +1,5 @@
-//! The task and the threads that give the destination what has stayed here: one answers what a process
-//! waits for, the others push the rest beside it, over all streams, as fast as answers stay quick.
+//! The task and the threads that send the residual pages: the task answers page faults, the threads push the rest
+//! over all streams, only so fast that the answers stay quick.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::governor::keep_short;
 use super::pace::{Pacer, Packer};
 use super::pages::{PagesError, is_empty};
-use super::residual::{Open, Residual};
+use super::residual::{CloseOnDrop, Residual};
 use super::serve::ServeError;
 use super::streams::Streams;
 use crate::failpoint;
@@ -29,10 +29,10 @@ const PAGE: usize = 4096;
 /// of a link of 1 Gbit/s.
 const FEW: usize = 4 * PAGE;
 
-/// A residual, and what works on it: a task that answers what the destination asks for, and threads that
+/// The residual pages, and what works on them: a task that answers what the destination asks for, and threads that
 /// push the rest.
 pub(crate) struct Answering {
-    pub(super) residual: Open,
+    pub(super) residual: CloseOnDrop,
     pub(super) answering: JoinSet<Result<(), ServeError>>,
     pub(super) pushing: JoinSet<Result<(), PagesError>>,
     pacing: JoinSet<Infallible>,
@@ -49,7 +49,7 @@ impl Answering {
             answering.spawn(answer(stream, Arc::clone(&residual)));
         }
         let (pushing, pacing) = (JoinSet::new(), JoinSet::new());
-        Self { residual: Open(residual), answering, pushing, pacing, leaves }
+        Self { residual: CloseOnDrop(residual), answering, pushing, pacing, leaves }
     }
 
     /// Pushes over these streams from now on.
@@ -85,7 +85,7 @@ impl Answering {
         self.residual.0.bytes.swap(0, Ordering::Relaxed)
     }
 
-    /// Pends unless pages cannot be pushed; then why.
+    /// Pends until pages cannot be pushed; then why.
     pub(crate) async fn failed<E: From<PagesError> + From<JoinError>>(&mut self) -> E {
         loop {
             match self.pushing.join_next().await {
@@ -177,11 +177,11 @@ async fn answer(mut stream: Link, residual: Arc<Residual>) -> Result<(), ServeEr
             other => return Err(stream.unexpected(&other, "FaultRequest").into()),
         };
         let Some((process, fresh, beside)) = residual.want(space, page) else {
-            return Err(ServeError::Nonsense(stream.node().to_owned()));
+            return Err(ServeError::Invalid(stream.node().to_owned()));
         };
         let start = page * PAGE_SIZE;
-        // The page alone first: it is not to wait for the others. Nor are those to wait for each other that
-        // the process asks for next.
+        // The page alone first, so that it does not wait for the others. Then the others in small pieces, so that the
+        // next faults do not wait long.
         let wanted = std::iter::once((start..start + PAGE_SIZE, fresh));
         for (range, fresh) in wanted.chain(beside.iter().flat_map(few).map(|range| (range, true))) {
             // A few pages are read in microseconds: no thread is worth it.

@@ -1,4 +1,4 @@
-//! Last: the destination owns the service. Nothing that fails here is undone, and nothing that fails is dropped.
+//! Last: the destination owns the service. Nothing is undone from here on, and work that fails is tried again.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,9 +14,9 @@ use super::streams::Streams;
 use super::{Source, serve};
 use crate::failpoint;
 use crate::link::{Link, LinkError};
-use crate::local::{HostError, LocalError};
 use crate::message::Message;
 use crate::report::{Outcome, ms_since};
+use crate::resources::{ClusterError, LocalError};
 
 /// A service that is the destination's, of which pages may have stayed here.
 pub(super) struct Committed {
@@ -26,7 +26,7 @@ pub(super) struct Committed {
     releasing: Releasing,
 }
 
-/// Work beside the rest, to have it in this node's books that the service has left. It ends when it is dropped.
+/// Work beside the rest: it records in this node's state that the service has left. It ends when it is dropped.
 struct Releasing(#[expect(dead_code, reason = "it is held")] JoinSet<()>);
 
 /// A service of which the destination needs nothing any more.
@@ -37,7 +37,7 @@ pub(super) struct Gone {
 }
 
 impl Source {
-    /// Tells the destination that the service is its own, and hears whether it runs.
+    /// Tells the destination that it owns the service, and waits until it says that the service runs.
     pub(super) async fn commit(
         &self,
         link: &mut Link,
@@ -48,7 +48,7 @@ impl Source {
         let Restored { streams, residual, pages } = restored;
         self.step("commit", 0, 0);
         let told = link.send(Message::Commit).await;
-        // Beside all that follows: the destination must not wait for this node's books.
+        // Beside all that follows: the destination must not wait for this node's state.
         let releasing = self.begin_release().await;
         let running = match told {
             Ok(()) => tokio::select! {
@@ -78,7 +78,7 @@ impl Source {
             Err(error) => {
                 // The destination owns it and asks until it hears so; this node answers from its journal.
                 report.reason = format!(
-                    "it is committed, but node {} has not confirmed that it runs ({}); it asks for the decision by itself as soon as it reaches this node",
+                    "it is committed, but node {} has not confirmed that it runs ({}); that node asks for the decision itself as soon as it reaches this one",
                     self.destination,
                     crate::error_chain(&error)
                 );
@@ -88,24 +88,24 @@ impl Source {
         Committed { streams, residual, pages, releasing }
     }
 
-    /// Notes that the service has left; what fails is tried again.
+    /// Records that the service has left; what fails is tried again.
     async fn begin_release(&self) -> Releasing {
         let mut releasing = JoinSet::new();
         let released = match failpoint::fails("source.releasing") {
-            true => Err(HostError("a fault is injected".into())),
-            false => self.local.host.release(&self.service, &self.destination).await,
+            true => Err(ClusterError("a fault is injected".into())),
+            false => self.local.cluster.release(&self.service, &self.destination).await,
         };
         if let Err(error) = released {
             let (local, service) = (Arc::clone(&self.local), self.service.clone());
             let (id, to) = (self.id.clone(), self.destination.clone());
             let mut failed = Err(LocalError::from(error));
             releasing.spawn(async move {
-                let mut again = local.again(&id, "the books do not take that the service has left");
+                let mut again = local.again(&id, "cannot record that the service has left");
                 while let Err(error) = &failed {
                     if !again.after(error).await {
                         return;
                     }
-                    failed = local.host.release(&service, &to).await.map_err(LocalError::from);
+                    failed = local.cluster.release(&service, &to).await.map_err(LocalError::from);
                 }
             });
         }
@@ -149,7 +149,7 @@ impl Source {
             return None;
         };
         self.acknowledged();
-        // Whatever had been heard before of its running there.
+        // Whether or not the destination had confirmed the resume.
         (report.outcome, report.reason) = match served.lost {
             None => (Outcome::Moved, String::new()),
             Some(why) => (Outcome::Lost, why),
@@ -180,15 +180,14 @@ impl Source {
         let rest = self.rest(Left::LetGo(report.reason.clone()));
         if report.outcome == Outcome::Moved {
             report.reason = format!(
-                "it moved, but node {} could not let go of all it held yet, and tries again: {why}",
+                "it moved, but node {} has not removed all that it had of the service yet, and tries again: {why}",
                 self.local.node
             );
         }
         Some(rest)
     }
 
-    /// The destination has it on its disk that the service is its own. If this cannot be noted, the entry only
-    /// stays longer.
+    /// The destination has acknowledged the commit. If that cannot be recorded, the entry only stays longer.
     fn acknowledged(&self) {
         acknowledged(&self.local, &self.id, &self.destination);
     }

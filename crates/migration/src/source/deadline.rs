@@ -1,12 +1,12 @@
-//! How long a frozen service waits for a destination that gets no further.
+//! How long a frozen service waits for a destination that makes no progress.
 //!
-//! A destination that hangs goes on sending heartbeats: they come from a task of their own. So what counts is what
-//! its work brings forth: bytes that it takes, messages and steps that come from it, pages that its restore asks
-//! for. When none of these has changed for the [`patience`], the move is undone and the service goes on at its
-//! source. Nothing here looks at a move that has committed.
+//! A destination that hangs still sends heartbeats: they come from a task of their own. So progress is measured by its
+//! work: bytes that it takes, messages and steps that come from it, pages that its restore asks for. When none of these
+//! has changed for the [`patience`], the move is rolled back, and the service continues at its source. A move that has
+//! committed is not watched.
 //!
 //! Time in which this node itself works (CRIU's dump has a limit of its own) does not count, nor does time in which
-//! this daemon got no turn: a busy machine makes a wait longer, never shorter.
+//! this daemon got no processor: a busy machine makes a wait longer, never shorter.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -22,23 +22,23 @@ use crate::link::{Advance, Link};
 const SLOWEST_MEMORY: u64 = 500 << 20;
 const SLOWEST_DISK: u64 = 20 << 20;
 
-/// Between two looks.
+/// Between two checks.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a destination may get no further: this `limit`, and what its longest work in silence takes on a slow
-/// machine with so many bytes of memory and of files.
+/// How long a destination may make no progress: this `limit`, and the time of its longest silent work on a slow
+/// machine, with so many bytes of memory and of files.
 pub(super) fn patience(limit: Duration, memory: u64, files: u64) -> Duration {
     let at = |bytes: u64, rate: u64| Duration::from_millis(bytes.saturating_mul(1000) / rate);
     limit + at(memory, SLOWEST_MEMORY) + at(files, SLOWEST_DISK)
 }
 
-/// What has come of the destination's work; never less than before.
+/// Counts of the destination's work, which never decrease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// Bytes that its kernel has taken. What it does not read fills a bounded buffer, and stops.
     arrived: u64,
     /// Messages from it.
-    heard: u64,
+    received: u64,
     /// Pages asked for, no more than it was told of.
     faults: u64,
 }
@@ -51,8 +51,8 @@ struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// After another time that is known to have passed.
-    fn look(&mut self, seen: Seen, passed: Duration, working: bool) -> Duration {
+    /// Takes new counts, after a time that is known to have passed.
+    fn observe(&mut self, seen: Seen, passed: Duration, working: bool) -> Duration {
         self.still = if working || seen != self.last { Duration::ZERO } else { self.still + passed };
         self.last = seen;
         self.still
@@ -70,7 +70,7 @@ pub(super) struct Deadline {
     /// How much this node itself does for which the destination waits.
     working: AtomicU32,
     /// Messages that the connections had brought when the last of `awaited` began.
-    heard_before: AtomicU64,
+    received_before: AtomicU64,
 }
 
 /// This node works, as long as this is not dropped.
@@ -91,16 +91,16 @@ impl Deadline {
             faults: Mutex::default(),
             awaited: Mutex::new("answer"),
             working: AtomicU32::new(0),
-            heard_before: AtomicU64::new(0),
+            received_before: AtomicU64::new(0),
         }
     }
 
-    /// What this connection brings counts.
+    /// Counts what this connection brings.
     pub(super) fn watch<S: Carrier>(&self, link: &Link<S>) {
         self.links().push((link.gauge(), link.advance()));
     }
 
-    /// What this counts counts: pages asked for.
+    /// Takes the number of pages asked for from this function.
     pub(super) fn watch_faults(&self, faults: impl Fn() -> u64 + Send + 'static) {
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(faults));
     }
@@ -108,7 +108,7 @@ impl Deadline {
     /// From now on the destination is to do this.
     pub(super) fn awaits(&self, what: &'static str) {
         *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) = what;
-        self.heard_before.store(self.seen().heard, Ordering::Relaxed);
+        self.received_before.store(self.seen().received, Ordering::Relaxed);
     }
 
     /// From now on the destination waits for this node.
@@ -128,7 +128,7 @@ impl Deadline {
             // A connection that is gone brings nothing; its end is an error elsewhere.
             let acknowledged = gauge.upgrade().and_then(|gauge| gauge.read().ok());
             seen.arrived += acknowledged.map_or(0, |reading| advance.arrived(reading.acknowledged));
-            seen.heard += advance.heard();
+            seen.received += advance.received();
         }
         if let Some(faults) = &*self.faults.lock().unwrap_or_else(PoisonError::into_inner) {
             seen.faults = faults();
@@ -139,14 +139,14 @@ impl Deadline {
     /// What the destination was to do last: as it says itself, where it has said anything since it was awaited.
     fn work(&self) -> &'static str {
         let awaited = *self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.seen().heard == self.heard_before.load(Ordering::Relaxed) {
+        if self.seen().received == self.received_before.load(Ordering::Relaxed) {
             return awaited;
         }
         let told = self.links().iter().find_map(|(_, advance)| advance.step().work());
         told.unwrap_or(awaited)
     }
 
-    /// Pends as long as the destination gets on; then why the move is given up.
+    /// Pends as long as the destination makes progress; then why the move is given up.
     pub(super) async fn passed(&self) -> SourceError {
         let mut stopwatch = Stopwatch::default();
         let interval = INTERVAL.min(self.patience / 8);
@@ -155,8 +155,8 @@ impl Deadline {
             tokio::time::sleep(interval).await;
             let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
             let working = self.working.load(Ordering::Relaxed) > 0;
-            // What is more than that is the machine's, and perhaps the destination's answer waits to be read.
-            let still = stopwatch.look(self.seen(), passed.min(interval * 2), working);
+            // More than that is this machine's delay, and perhaps the destination's answer waits to be read.
+            let still = stopwatch.observe(self.seen(), passed.min(interval * 2), working);
             if still >= self.patience {
                 return SourceError::Standstill {
                     node: self.node.clone(),
@@ -183,19 +183,19 @@ mod tests {
     fn only_what_comes_of_the_destinations_work_starts_the_wait_anew() {
         let mut stopwatch = Stopwatch::default();
         let mut seen = Seen::default();
-        assert_eq!(stopwatch.look(seen, SECOND, false), SECOND);
-        assert_eq!(stopwatch.look(seen, SECOND, false), 2 * SECOND);
+        assert_eq!(stopwatch.observe(seen, SECOND, false), SECOND);
+        assert_eq!(stopwatch.observe(seen, SECOND, false), 2 * SECOND);
         for change in [
             |seen: &mut Seen| seen.arrived += 1,
-            |seen: &mut Seen| seen.heard += 1,
+            |seen: &mut Seen| seen.received += 1,
             |seen: &mut Seen| seen.faults += 1,
         ] {
             change(&mut seen);
-            assert_eq!(stopwatch.look(seen, SECOND, false), Duration::ZERO);
-            assert_eq!(stopwatch.look(seen, SECOND, false), SECOND);
+            assert_eq!(stopwatch.observe(seen, SECOND, false), Duration::ZERO);
+            assert_eq!(stopwatch.observe(seen, SECOND, false), SECOND);
         }
-        assert_eq!(stopwatch.look(seen, SECOND, true), Duration::ZERO, "this node works");
-        assert_eq!(stopwatch.look(seen, SECOND, false), SECOND);
+        assert_eq!(stopwatch.observe(seen, SECOND, true), Duration::ZERO, "this node works");
+        assert_eq!(stopwatch.observe(seen, SECOND, false), SECOND);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! freeze ─┬─ CRIU dump ─ images ─ destination restores ─┬─ commit
 //!         └─ pages written last, over the streams ──────┘
 //! ```
-//! A destination that gets no further meanwhile is not waited for: [`deadline`](super::deadline).
+//! A destination that makes no progress meanwhile is given up: [`deadline`](super::deadline).
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use super::residual::Residual;
 use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
-use crate::images::{self, Room};
+use crate::images::{self, ImageTmpfs};
 use crate::link::Link;
 use crate::message::{ImagesEnd, Message};
 use crate::report::ms_since;
@@ -37,7 +37,7 @@ pub(super) struct Restored {
     pub(super) streams: Streams,
     /// Pages that have stayed here.
     pub(super) residual: Answering,
-    /// What followed the pages. It takes a moment to let go: a walk over all of the service's memory as long as
+    /// What followed the pages. Dropping it takes some time: a walk over all of the service's memory, as long as
     /// that is there.
     pub(super) pages: Pages,
 }
@@ -45,7 +45,7 @@ pub(super) struct Restored {
 /// A dump under way, with how long it took, milliseconds.
 type Dumping = AbortOnDropHandle<Result<(DumpResult, f64), CriuError>>;
 
-/// What the two that work side by side, for the pages and for the kernel's state, tell each other.
+/// What the two tasks that work side by side, for the pages and for the kernel's state, tell each other.
 #[derive(Debug, Default)]
 struct Milestones {
     /// CRIU has let go of the service.
@@ -64,18 +64,18 @@ impl Source {
         recorder: &mut Recorder,
         frozen: Frozen,
     ) -> Result<Restored, SourceError> {
-        let Frozen { room, mut streams, memory, files, kernel, waits } = frozen;
+        let Frozen { tmpfs, mut streams, memory, files, kernel, waits } = frozen;
         let patience =
             patience(self.local.patience, recorder.report.memory_bytes, files.round.changes.bytes());
         let deadline = Deadline::new(&self.destination, patience);
         deadline.watch(link);
         streams.pages().iter().for_each(|stream| deadline.watch(stream));
-        let handing = Handing { source: self, room: &room, deadline: &deadline, waits };
+        let handing = Handing { source: self, tmpfs: &tmpfs, deadline: &deadline, waits };
         let handed = tokio::select! {
             handed = handing.hand_over(link, recorder, &mut streams, memory, files, kernel) => handed,
             error = deadline.passed() => Err(error),
         };
-        room.close(handed.is_ok())?;
+        tmpfs.close(handed.is_ok())?;
         match handed {
             Ok((residual, pages)) => Ok(Restored { streams, residual, pages }),
             Err(error) if error.is_of_closing() => Err(match streams.why_closed().await {
@@ -87,10 +87,10 @@ impl Source {
     }
 }
 
-/// The way of a frozen service to its copy.
+/// How a frozen service is handed to its copy.
 struct Handing<'a> {
     source: &'a Source,
-    room: &'a Room,
+    tmpfs: &'a ImageTmpfs,
     deadline: &'a Deadline,
     waits: bool,
 }
@@ -108,8 +108,8 @@ impl Handing<'_> {
         let source = self.source;
         source.step("dump", 0, recorder.report.memory_bytes);
         // The destination's sockets go on with the clocks (TCP timestamps) that the dump finds. CRIU leaves
-        // the sockets here with a probe to their other ends, each with a later time: if these heard it, they
-        // would take nothing from the destination that seems to be older (PAWS, RFC 7323).
+        // the sockets here with a probe to their peers, each with a later time: if the peers received it, they would
+        // refuse the destination's packets as older (PAWS, RFC 7323).
         let cutting = Instant::now();
         source.local.standstills.stand(&source.service)?;
         source.local.network.close(&source.service).await?;
@@ -147,7 +147,7 @@ impl Handing<'_> {
             freezer: Some(target.freezer),
             memory: DumpMemory::Lazy,
             tcp_inline,
-            ..DumpOptions::new(target.pid, target.root, self.room.images(), self.room.work())
+            ..DumpOptions::new(target.pid, target.root, self.tmpfs.images(), self.tmpfs.work())
         };
         // Dropping the handle does not end CRIU, which must put the processes back itself:
         // `Engine::thaw` waits for that.
@@ -208,8 +208,8 @@ impl Handing<'_> {
         let (_, sent) = send_round(link, tree, round).await?;
         recorder.report.dump_bytes += sent;
         recorder.report.file_bytes += sent;
-        let unheard = |_| ();
-        let mut images = images::Sender::new(&self.room.images(), link.sender(), &unheard);
+        let ignore = |_| ();
+        let mut images = images::Sender::new(&self.tmpfs.images(), link.sender(), &ignore);
         let (result, took) = self.dumped(dump, &mut images).await?;
         milestones.dumped.cancel();
         recorder.report.dump_ms = took;
@@ -264,9 +264,9 @@ impl Handing<'_> {
         let _working = self.deadline.works();
         let config = source.local.config(&source.service);
         let logging = async {
-            // The service is worth more than its last lines: clients wait, and the shim may wait for a disk.
+            // The service matters more than its last lines: clients wait, and the shim may wait for a disk.
             if let Err(error) = source.local.engine.settle_log(&config).await {
-                tracing::warn!(service = %source.service.name, error = %crate::error_chain(&error), "its last output may not go along");
+                tracing::warn!(service = %source.service.name, error = %crate::error_chain(&error), "its last output may not move with it");
             }
         };
         let following = images.follow();

@@ -4,7 +4,7 @@ use godwit_engine::{EngineError, tree};
 
 use super::{dump, pages};
 use crate::link::LinkError;
-use crate::local::{HostError, LocalError, from_local_causes};
+use crate::resources::{ClusterError, LocalError, from_local_causes};
 use crate::{hooks, images};
 
 /// Why a service stayed at the source.
@@ -33,9 +33,9 @@ pub enum SourceError {
     /// CRIU hangs.
     #[error("the dump took longer than {} s", dump::DUMP_LIMIT.as_secs())]
     Slow,
-    /// The destination lives, and does not do its work.
+    /// The destination lives, but makes no progress.
     #[error(
-        "node {node} brought the service no further for {seconds:.0} s, when it was to {work}; look there for a disk or a process that hangs (godwitd serve --patience says how long that may last)"
+        "node {node} made no progress for {seconds:.0} s when it was to {work}; look there for a disk or a process that hangs (godwitd serve --patience is the limit)"
     )]
     Standstill {
         /// The destination.
@@ -47,7 +47,7 @@ pub enum SourceError {
     },
     /// CRIU cannot dump what is in no process.
     #[error(
-        "{connections} connections to port {port} wait for the service to accept them, which it does not do; a service moves when none wait"
+        "{connections} connections to port {port} wait for the service to accept them, which it does not do; it can move when none wait"
     )]
     NotAccepted {
         /// The port.
@@ -64,7 +64,7 @@ pub enum SourceError {
     /// Changed files could not be read.
     #[error("the changed files of the service cannot be sent")]
     Tree(#[from] tree::TreeError),
-    /// The operator's program for the moment before the freeze.
+    /// The operator's pre-freeze hook.
     #[error(transparent)]
     Hook(#[from] hooks::HookError),
     /// The user or the daemon's shutdown.
@@ -73,7 +73,7 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Whether it says no more than that a connection has ended; what is read next tells why.
+    /// Whether it only says that a connection has ended; what is read next says why.
     pub(super) fn is_of_closing(&self) -> bool {
         if let Self::Link(LinkError::Broken(error)) = self {
             return error.is_closed();
@@ -96,6 +96,6 @@ from_local_causes!(
     godwit_engine::image::ImageError,
     images::ImagesError,
     crate::journal::JournalError,
-    HostError,
+    ClusterError,
     tokio::task::JoinError
 );

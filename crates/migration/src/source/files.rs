@@ -1,5 +1,5 @@
 //! The service's changed files and its log on their way: in rounds while it runs, so that only what has changed since
-//! the last one is left for the frozen stretch.
+//! the last one is left for the frozen time.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::logs::Logs;
 use crate::link::{Link, LinkError};
 use crate::message::Message;
 
-/// What may be left for the frozen stretch without another round, bytes: half a millisecond of a link of 1 Gbit/s.
+/// What may be left for the frozen time without another round, bytes: half a millisecond of a link of 1 Gbit/s.
 const LITTLE: u64 = 64 << 10;
 
 /// What a name that comes or goes takes on the wire beside its content, with the work for it, bytes.
@@ -21,12 +21,12 @@ const NAME: u64 = 512;
 /// A round that finds more than this share of what the one before found does not pay.
 const GAIN: f64 = 0.9;
 
-/// A round that carried less tells the round trip, not the bandwidth.
+/// A round that carried less shows the round trip, not the bandwidth.
 const TELLING: u64 = 4 << 20;
 
 /// The files that follow a service.
 pub(super) struct Files {
-    tree: tree::Source,
+    tree: tree::TreeSender,
     log: Log,
     /// Whether the destination takes the log, and further rounds, while the service runs.
     ahead: bool,
@@ -38,18 +38,18 @@ pub(super) struct Files {
 /// The log that follows a service.
 pub(super) struct Log(Logs);
 
-/// What a look at the files came to.
+/// The result of a check of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ahead {
     /// So many bytes were sent while the service ran.
     Sent(u64),
-    /// So many bytes are left for the frozen stretch.
+    /// So many bytes are left for the frozen time.
     Left(u64),
 }
 
 impl Files {
     /// After the first round of the tree.
-    pub(super) fn new(tree: tree::Source, log: Log, ahead: bool) -> Self {
+    pub(super) fn new(tree: tree::TreeSender, log: Log, ahead: bool) -> Self {
         Self { tree, log, ahead, found: None, bandwidth: None }
     }
 
@@ -59,7 +59,7 @@ impl Files {
     }
 
     /// For the last round: the tree, and the log.
-    pub(super) fn split(self) -> (tree::Source, Log) {
+    pub(super) fn split(self) -> (tree::TreeSender, Log) {
         (self.tree, self.log)
     }
 
@@ -119,27 +119,27 @@ fn hand(sender: &mpsc::Sender<Message>, node: &str, message: Message) -> Result<
 
 /// Finds what the destination lacks of the tree.
 pub(super) async fn next_round(
-    tree: tree::Source,
+    tree: tree::TreeSender,
     frozen: bool,
-) -> Result<(tree::Source, tree::Round), SourceError> {
+) -> Result<(tree::TreeSender, tree::Round), SourceError> {
     Ok(tokio::task::spawn_blocking(move || tree.next_round(frozen).map(|round| (tree, round))).await??)
 }
 
 /// Sends the first round, or the last one.
 pub(super) async fn send_round(
     link: &Link,
-    tree: tree::Source,
+    tree: tree::TreeSender,
     round: tree::Round,
-) -> Result<(tree::Source, u64), SourceError> {
+) -> Result<(tree::TreeSender, u64), SourceError> {
     link.send(Message::TreeBegin).await?;
     send_items(link, tree, round).await
 }
 
 async fn send_items(
     link: &Link,
-    mut tree: tree::Source,
+    mut tree: tree::TreeSender,
     round: tree::Round,
-) -> Result<(tree::Source, u64), SourceError> {
+) -> Result<(tree::TreeSender, u64), SourceError> {
     let (sender, node) = (link.sender(), link.node().to_owned());
     let sent = tokio::task::spawn_blocking(move || {
         let mut bytes = 0u64;

@@ -14,14 +14,14 @@ use super::{Source, SourceError};
 use crate::checkpoint::Dump;
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
-use crate::images::Room;
+use crate::images::ImageTmpfs;
 use crate::journal::Stage;
-use crate::local::LocalError;
 use crate::report::ms_since;
+use crate::resources::LocalError;
 
 /// A frozen service, and what is left to send of it.
 pub(super) struct Frozen {
-    pub(super) room: Room,
+    pub(super) tmpfs: ImageTmpfs,
     pub(super) streams: Streams,
     pub(super) memory: Memory,
     pub(super) files: LastFiles,
@@ -40,7 +40,7 @@ pub(super) struct Memory {
 
 /// The last round of files, and the rest of the log.
 pub(super) struct LastFiles {
-    pub(super) tree: tree::Source,
+    pub(super) tree: tree::TreeSender,
     pub(super) round: tree::Round,
     pub(super) log: Log,
 }
@@ -61,16 +61,16 @@ impl Source {
         copied: Copied,
     ) -> Result<Frozen, SourceError> {
         let Copied { agreed, pages, streams, leave, files } = copied;
-        let room = Room::open(
+        let tmpfs = ImageTmpfs::open(
             &self.local.mounts,
             &self.local.layout.migration(&self.id),
             &self.local.layout.criu_logs(&self.id),
             agreed.images,
         )?;
         let (tree, log) = files.split();
-        match self.stand_still(recorder, &room, agreed, (pages, tree)).await {
+        match self.stand_still(recorder, &tmpfs, agreed, (pages, tree)).await {
             Ok((kernel, (pages, found), (tree, round))) => Ok(Frozen {
-                room,
+                tmpfs,
                 streams,
                 memory: Memory { pages, found, leave },
                 files: LastFiles { tree, round, log },
@@ -78,7 +78,7 @@ impl Source {
                 waits: agreed.waits,
             }),
             Err(error) => {
-                room.close(false)?;
+                tmpfs.close(false)?;
                 Err(error)
             }
         }
@@ -87,13 +87,13 @@ impl Source {
     async fn stand_still(
         &self,
         recorder: &mut Recorder,
-        room: &Room,
+        tmpfs: &ImageTmpfs,
         agreed: Agreed,
-        (pages, tree): (Pages, tree::Source),
-    ) -> Result<(KernelState, (Pages, Found), (tree::Source, tree::Round)), SourceError> {
+        (pages, tree): (Pages, tree::TreeSender),
+    ) -> Result<(KernelState, (Pages, Found), (tree::TreeSender, tree::Round)), SourceError> {
         let config = self.local.config(&self.service);
-        // From here on there is something to undo, also after a crash: the service is about to be frozen,
-        // and others are told so.
+        // From here on there is something to roll back, even after a crash: the service is about to be frozen, and hooks
+        // and the network are told so.
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
         hooks::run(&self.local, &self.service, HookPoint::PreFreeze, ends).await?;
@@ -116,15 +116,15 @@ impl Source {
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
         let target = self.local.engine.dump_target(&config).await?;
         for (name, content) in &target.extra_files {
-            let path = room.images().join(name);
+            let path = tmpfs.images().join(name);
             std::fs::write(&path, content).map_err(|source| LocalError::Io {
                 action: "write",
                 path,
                 source,
             })?;
         }
-        // Before the dump: CRIU makes directories in the container's /tmp for a moment.
-        let (memory, files) = tokio::try_join!(self.look(pages, true), next_round(tree, true))?;
+        // Before the dump: CRIU makes directories in the container's /tmp for a short time.
+        let (memory, files) = tokio::try_join!(self.scan(pages, true), next_round(tree, true))?;
         recorder.report.memory_bytes = memory.1.populated * 4096;
         recorder.end("freeze");
         failpoint::point("source.frozen").await;

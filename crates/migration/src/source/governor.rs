@@ -1,4 +1,4 @@
-//! Keeps the queue short through which pages go that a process waits for.
+//! Keeps the queue short through which faulted pages go.
 //!
 //! The pages that are pushed and those that are waited for share the way between the nodes. What the
 //! push has under way beyond what the way itself holds stands in a queue somewhere, and every page
@@ -11,8 +11,7 @@
 //! bytes acknowledged ─▶ what arrives ──────────┴─ shorter ────────────────▶ a bit more than before
 //! ```
 //!
-//! A queue that does not go away is not the push's: then the congestion control has the word alone for
-//! a while.
+//! A queue that does not go away is not the push's: then only the congestion control sets the rate for some time.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -25,17 +24,17 @@ use godwit_memory::batch::MAX_PAGES;
 use godwit_transfer::Gauge;
 use tokio::time::MissedTickBehavior;
 
-/// Between two looks: a few round trips of a fast link, and long enough that the bytes of a look tell
+/// Between two samples: a few round trips of a fast link, and long enough that the bytes of one give
 /// a rate.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the queue may take beyond a part of the round trip: less is what machines are late anyway.
+/// What the queue may take beyond a part of the round trip: scheduling alone delays machines by more than less.
 const SLACK: Duration = Duration::from_micros(300);
 
 /// That part of the shortest round trip: a page that is waited for may be late by this.
 const PART: u32 = 4;
 
-/// Looks that are averaged to a rate: what is acknowledged comes in bursts.
+/// Samples that are averaged to a rate: what is acknowledged comes in bursts.
 const SMOOTH: usize = 5;
 
 /// Averages of which the highest counts as what the way carries.
@@ -48,22 +47,22 @@ const DRAIN: f64 = 0.8;
 /// A queue so many times the target is far too long.
 const FAR: u32 = 3;
 
-/// How much more is sent at each look without a queue.
+/// How much more is sent after each sample without a queue.
 const GROWTH: f64 = 1.01;
 
 /// A rate is raised only when so much of it is used.
 const USED: f64 = 0.85;
 
-/// Looks in a row after which a queue counts as somebody else's: ten times what draining ours takes.
+/// Samples in a row after which a queue counts as caused by other traffic: ten times what draining ours takes.
 const FOREIGN: u32 = 30;
 
-/// Looks for which nothing is paced then.
+/// Samples for which nothing is paced then.
 const TRUCE: u32 = 100;
 
 /// Most bytes that follow a page that is waited for.
 const MOST_BESIDE: u64 = (MAX_PAGES as u64) * PAGE_SIZE;
 
-/// What a look found.
+/// What was measured at one time.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     /// How much longer than the shortest the round trip is.
@@ -81,7 +80,7 @@ struct Governor {
     averages: VecDeque<f64>,
     /// Bytes per second; none: as fast as the congestion control wants.
     limit: Option<f64>,
-    /// Looks in a row with a queue that is too long.
+    /// Samples in a row with a queue that is too long.
     long: u32,
     truce: u32,
 }
@@ -93,7 +92,7 @@ impl Governor {
     }
 
     /// The bound from now on.
-    fn look(&mut self, sample: Sample) -> Option<f64> {
+    fn adjust(&mut self, sample: Sample) -> Option<f64> {
         remember(&mut self.rates, sample.rate, SMOOTH);
         let average = self.rates.iter().sum::<f64>() / self.rates.len() as f64;
         remember(&mut self.averages, average, REMEMBERED);
@@ -158,7 +157,7 @@ pub(super) async fn keep_short(gauges: Vec<Weak<Gauge>>, may_follow: impl Fn(u64
     }
 }
 
-/// A connection, and what it had brought over at the last look.
+/// A connection, and what it had brought over at the last sample.
 struct Watched {
     gauge: Weak<Gauge>,
     acknowledged: Option<u64>,
@@ -198,7 +197,7 @@ fn step(
     let rate = bytes as f64 / elapsed.as_secs_f64().max(1e-6);
     let sample = Sample { queue: round_trip.saturating_sub(shortest), shortest, rate };
     let before = governor.limit;
-    let limit = governor.look(sample);
+    let limit = governor.adjust(sample);
     if limit != before {
         // A share of a rate that fits into a number of bytes fits too.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -224,7 +223,7 @@ mod tests {
     }
 
     impl Way {
-        /// What a look sees after the next interval at this limit.
+        /// What a sample finds after the next interval at this limit.
         fn pass(&mut self, limit: Option<f64>) -> Sample {
             let seconds = INTERVAL.as_secs_f64();
             let sent = limit.unwrap_or(f64::INFINITY).min(self.carries * 1.25) * seconds;
@@ -234,16 +233,16 @@ mod tests {
             Sample { queue, shortest: SHORTEST, rate: came / seconds }
         }
 
-        /// Mean queue and mean share of the way that was used, over some looks.
-        fn run(&mut self, governor: &mut Governor, looks: u32) -> (Duration, f64) {
+        /// Mean queue and mean share of the way that was used, over some samples.
+        fn run(&mut self, governor: &mut Governor, samples: u32) -> (Duration, f64) {
             let (mut queue, mut rate) = (Duration::ZERO, 0.0);
-            for _ in 0..looks {
+            for _ in 0..samples {
                 let sample = self.pass(governor.limit);
-                governor.look(sample);
+                governor.adjust(sample);
                 queue += sample.queue;
                 rate += sample.rate;
             }
-            (queue / looks, rate / f64::from(looks) / self.carries)
+            (queue / samples, rate / f64::from(samples) / self.carries)
         }
     }
 
@@ -273,7 +272,7 @@ mod tests {
         let mut passed = 0.0;
         for _ in 0..2000 {
             let rate = governor.limit.unwrap_or(f64::INFINITY).min(50e6);
-            governor.look(Sample { queue: Duration::from_millis(20), shortest: SHORTEST, rate });
+            governor.adjust(Sample { queue: Duration::from_millis(20), shortest: SHORTEST, rate });
             passed += rate;
         }
         assert!(passed / 2000.0 > 45e6, "{passed}");
@@ -292,7 +291,7 @@ mod tests {
     fn a_push_that_is_slower_than_the_way_is_left_alone() {
         let mut governor = Governor::default();
         for _ in 0..100 {
-            governor.look(Sample { queue: Duration::ZERO, shortest: SHORTEST, rate: 10e6 });
+            governor.adjust(Sample { queue: Duration::ZERO, shortest: SHORTEST, rate: 10e6 });
         }
         assert_eq!(governor.limit, None);
     }

@@ -1,8 +1,8 @@
-//! Work of a migration on threads that may block: looks at the service's memory, and sending it.
+//! Work of a migration on threads that may block: scanning the service's memory, and sending it.
 //!
-//! Whoever waits for such work can go away: a user cancels, a connection breaks. The work itself goes on. A look puts
-//! system calls into the service's processes, so that the service must neither go on nor move again before the last
-//! look has ended: [`Jobs::end`] waits for it.
+//! The task that waits for such work can be dropped: a user cancels, a connection breaks. The work itself continues. A
+//! scan executes system calls in the service's processes, so the service must neither continue nor move again before the
+//! last scan has ended: [`Jobs::end`] waits for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ pub(super) struct Jobs {
     ending: Arc<AtomicBool>,
 }
 
-/// Whether the work is still wanted, for who does it.
+/// Whether the work is still wanted, for the thread that does it.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted(Arc<AtomicBool>);
 
@@ -38,7 +38,7 @@ impl Jobs {
         self.running.spawn_blocking(move || work(wanted)).await
     }
 
-    /// Returns when all work that was begun has ended, that included for which nobody waits any more.
+    /// Returns when all work that was begun has ended, even if no task waits for it any more.
     pub(super) async fn end(&self) {
         self.ending.store(true, Ordering::Relaxed);
         self.running.close();
@@ -59,13 +59,13 @@ mod tests {
         let done = Arc::new(AtomicBool::new(false));
         let there = Arc::clone(&done);
         {
-            let looking = jobs.run(move |wanted| {
+            let scanning = jobs.run(move |wanted| {
                 begun.send(()).unwrap();
                 gone.recv().unwrap();
                 there.store(!wanted.is(), Ordering::SeqCst);
             });
-            tokio::pin!(looking);
-            assert!(futures::poll!(&mut looking).is_pending());
+            tokio::pin!(scanning);
+            assert!(futures::poll!(&mut scanning).is_pending());
             began.recv().unwrap();
             // Cancelled.
         }

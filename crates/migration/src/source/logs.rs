@@ -1,7 +1,7 @@
 //! The service's log on its way: all of it while the service runs, and what has come since while it is frozen.
 //!
-//! The log has two files: the one that is written, and an older one in whose place it is put when it is full. So what
-//! was sent is known by the file itself, whatever its name is by now:
+//! The log has two files: the one that is written, and the older one, which a full log replaces. So what was sent is
+//! known by the file itself, whatever its name is by now:
 //!
 //! | the file whose beginning is there | what is sent |
 //! |---|---|
@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use super::root::CHUNK;
-use crate::local::LocalError;
 use crate::message::Message;
+use crate::resources::LocalError;
 
 /// A log, and how much of it the destination has.
 #[derive(Debug)]

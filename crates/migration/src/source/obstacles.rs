@@ -1,8 +1,8 @@
 //! What CRIU cannot dump of the service, found before the destination is even asked; and what the destination cannot
-//! restore, found as soon as it has told what it can, before anything is sent.
+//! restore, found as soon as it has said what it can do, before anything is sent.
 //!
 //! Much of it passes by itself: data that is held back, a connection not yet accepted, a process that is
-//! ending. So what the first look finds must be there at each of the next ones, too.
+//! ending. So what the first check finds must be found by each of the next ones.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use godwit_engine::{ContainerConfig, ContainerStatus};
 use super::{Source, SourceError};
 use crate::message::Accepted;
 
-/// How often to look before a service is refused. One without obstacles is looked at once.
-const LOOKS: usize = 6;
-/// Between two looks; no event tells that an obstacle has passed.
+/// How often to check before a service is refused. One without obstacles is checked once.
+const CHECKS: usize = 6;
+/// Between two checks: there is no event for an obstacle that has passed.
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl Source {
@@ -60,20 +60,20 @@ impl Source {
         let unix = match opened {
             Ok(sockets) => Some(Arc::new(sockets)),
             Err(error) => {
-                tracing::warn!(service = %self.service.name, %error, "its unix sockets cannot be asked for");
+                tracing::warn!(service = %self.service.name, %error, "cannot list its unix sockets");
                 None
             }
         };
         let looks_at_memory = !self.local.criu.lazy_external().await?;
         let mut found = None;
-        for _ in 0..LOOKS {
+        for _ in 0..CHECKS {
             let processes = self.local.engine.processes(config).await?;
             let unix = unix.clone();
-            let look = move || {
+            let check = move || {
                 let proc = Path::new("/proc");
-                Subject { proc, main, processes: &processes, unix: unix.as_deref(), looks_at_memory }.look()
+                Subject { proc, main, processes: &processes, unix: unix.as_deref(), looks_at_memory }.check()
             };
-            let now = tokio::task::spawn_blocking(look).await?;
+            let now = tokio::task::spawn_blocking(check).await?;
             let still = match found.take() {
                 None => now,
                 Some(before) => obstacles::still_there(before, &now),
@@ -88,7 +88,7 @@ impl Source {
     }
 
     /// Refuses for the destination what it could not restore.
-    pub(super) async fn look_at_reservations(
+    pub(super) async fn check_reservations(
         &self,
         config: &ContainerConfig,
         accepted: &Accepted,
@@ -98,8 +98,8 @@ impl Source {
             return Ok(());
         }
         let processes = self.local.engine.processes(config).await?;
-        let look = move || obstacles::not_restored(Path::new("/proc"), &processes, restores);
-        let found = tokio::task::spawn_blocking(look).await?;
+        let check = move || obstacles::not_restored(Path::new("/proc"), &processes, restores);
+        let found = tokio::task::spawn_blocking(check).await?;
         if found.is_empty() {
             return Ok(());
         }

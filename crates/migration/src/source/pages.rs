@@ -1,11 +1,11 @@
-//! The service's memory at the source: looking for what was written, and sending it over streams.
+//! The service's memory at the source: scanning for what was written, and sending it over streams.
 //!
-//! [`Pages::look`] notes what is to be sent; [`Pages::send`] sends it, each stream in a thread of its
+//! [`Pages::scan`] notes what is to be sent; [`Pages::send`] sends it, each stream in a thread of its
 //! own ([`stream`]). A page always goes over the same stream, so that a later content never arrives before an
-//! earlier one. What a page held when it was sent last is remembered as a [hash](crate::page_hash): a page that was
-//! written with what it held before does not cross again. Of pages that are written again and again
-//! the content is remembered too, within a bound, and their differences are sent. Pages that the
-//! destination retained when the service left it are named, not sent.
+//! earlier one. A [hash](crate::page_hash) of each page as it was sent last is kept: a page that was written with the
+//! same content does not cross again. The delta cache keeps, within a bound, the contents of pages that are written
+//! repeatedly, and their deltas are sent. Pages that the destination retained when the service left it are named, not
+//! sent.
 
 mod remaining;
 mod stream;
@@ -35,23 +35,21 @@ const PAGE: usize = 4096;
 /// Why memory could not be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum PagesError {
-    /// It could not be looked at.
+    /// It could not be examined.
     #[error("the service's memory cannot be followed")]
     Track(#[from] TrackError),
     /// It could not be read.
     #[error("the service's memory cannot be read")]
     Read(#[from] ProcessError),
     /// A thread of ours ended by a panic.
-    #[error(
-        "a thread that sends pages has failed: {0}; this is a defect of godwit, and godwitd's log tells more"
-    )]
+    #[error("a thread that sends pages has failed: {0}; this is a defect of godwit; see godwitd's log")]
     Panic(String),
     /// The migration has ended.
     #[error("the migration has ended before its pages were sent")]
     Stopped,
-    /// The kernel has a page and does not give it: a broken disk of the swap, or broken memory.
+    /// The kernel has a page and cannot read it: a broken swap disk, or broken memory.
     #[error(
-        "the page at {page:#x} of process {pid} exists and cannot be read; look into the kernel's log for errors of the memory or the swap"
+        "the page at {page:#x} of process {pid} exists and cannot be read; check the kernel's log for errors of the memory or the swap"
     )]
     Unreadable {
         /// The process.
@@ -59,7 +57,7 @@ pub enum PagesError {
         /// The page's address.
         page: u64,
     },
-    /// The stream takes no more; what is read from it next tells why.
+    /// The stream takes no more; what is read from it next says why.
     #[error("a stream for pages is no longer writable")]
     Closed,
 }
@@ -79,8 +77,8 @@ struct Todo {
     unnamed: Option<RangeSet<u64>>,
 }
 
-/// Hears of bytes that went to a stream, and says whether to go on.
-pub(crate) type Heard<'a> = dyn Fn(u64) -> ControlFlow<()> + Sync + 'a;
+/// Is told of bytes that went to a stream, and says whether to continue.
+pub(crate) type OnProgress<'a> = dyn Fn(u64) -> ControlFlow<()> + Sync + 'a;
 
 /// A process that has ended.
 #[derive(Debug)]
@@ -112,7 +110,7 @@ pub(crate) struct Sent {
     pub(crate) same: u64,
     /// Bytes handed to the streams.
     pub(crate) bytes: u64,
-    /// Pages looked at that were not zero, whether they had to cross or not.
+    /// Pages examined that were not zero, whether they had to cross or not.
     pub(crate) found: u64,
 }
 
@@ -132,23 +130,23 @@ pub(crate) struct Pages {
     todo: BTreeMap<Space, Todo>,
     ended: Vec<Ended>,
     streams: Vec<Stream>,
-    /// What the last look found written in processes that were known before.
+    /// What the last scan found written in processes that were known before.
     recent: BTreeMap<Space, RangeSet<u64>>,
     /// What the destination retained when the service left it.
     retained: Hashes,
     /// Makes these, and those of the streams.
     key: PageKey,
     pacer: Pacer,
-    last_look: Option<Instant>,
+    last_scan: Option<Instant>,
     populated: u64,
 }
 
-/// What a look found.
+/// What a scan found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     /// Pages to send.
     pub(crate) pages: u64,
-    /// Since the look before.
+    /// Since the scan before.
     pub(crate) since: Duration,
     /// Pages with content that the service has in all.
     pub(crate) populated: u64,
@@ -158,22 +156,22 @@ impl PagesError {
     fn of_panic(panic: &(dyn std::any::Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        Self::Panic(text.unwrap_or_else(|| "a panic without words".into()))
+        Self::Panic(text.unwrap_or_else(|| "a panic without a message".into()))
     }
 }
 
 impl Pages {
-    /// Follows nothing yet. `remembered` bytes of pages are remembered for their differences.
+    /// Follows nothing yet. `delta_cache` bytes of pages are kept for deltas.
     pub(crate) fn new(
         backend: Backend,
         streams: usize,
         compress: Compress,
         max_bandwidth: Option<u64>,
-        remembered: usize,
+        delta_cache: usize,
     ) -> Self {
         let EarlierVisit { hashes: retained, key } = EarlierVisit::none();
         let streams = streams.max(1);
-        let stream = || Stream::new(compress, remembered / streams);
+        let stream = || Stream::new(compress, delta_cache / streams);
         Self {
             tracker: Tracker::new(backend),
             todo: BTreeMap::new(),
@@ -183,7 +181,7 @@ impl Pages {
             retained,
             key,
             pacer: Pacer::new(max_bandwidth),
-            last_look: None,
+            last_scan: None,
             populated: 0,
         }
     }
@@ -193,19 +191,19 @@ impl Pages {
         (self.retained, self.key) = (hashes, key);
     }
 
-    /// Notes what was written since the last look, in the processes that live now.
-    pub(crate) fn look(&mut self, pids: &[i32], frozen: bool) -> Result<Found, PagesError> {
+    /// Notes what was written since the last scan, in the processes that live now.
+    pub(crate) fn scan(&mut self, pids: &[i32], frozen: bool) -> Result<Found, PagesError> {
         let round = self.tracker.round(pids, frozen)?;
         let now = Instant::now();
-        let since = self.last_look.map_or(Duration::ZERO, |last| now - last);
-        self.last_look = Some(now);
+        let since = self.last_scan.map_or(Duration::ZERO, |last| now - last);
+        self.last_scan = Some(now);
         self.populated = 0;
         self.recent.clear();
         self.note(round, since);
         Ok(Found { pages: self.todo_pages(), since, populated: self.populated })
     }
 
-    /// Notes what a look found, on top of what earlier ones found and what was not sent yet.
+    /// Notes what a scan found, on top of what earlier ones found and what was not sent yet.
     fn note(&mut self, round: Round, since: Duration) {
         for space in round.ended {
             let owed = self.todo.remove(&space).map(Todo::owed).unwrap_or_default();
@@ -249,7 +247,7 @@ impl Pages {
         &mut self,
         senders: &[mpsc::Sender<Message>],
         state: State,
-        heard: &Heard<'_>,
+        on_progress: &OnProgress<'_>,
     ) -> Result<Sent, PagesError> {
         let mut todo = std::mem::take(&mut self.todo);
         if state == State::Dumping {
@@ -282,7 +280,7 @@ impl Pages {
                             retained,
                             key,
                             pacer,
-                            heard,
+                            on_progress,
                             all,
                             sent: Sent::default(),
                         };

@@ -7,8 +7,8 @@ use crate::converge::Goals;
 use crate::options::Mode;
 use crate::report::Report;
 
-/// A service whose memory is smaller is moved cold by `auto`: on any link that carries services at
-/// all it is there sooner than a second look would pay.
+/// Mode `auto` moves a service with less memory cold: on any usable link it crosses before a second scan would pay
+/// off.
 const SMALL: u64 = 4 << 20;
 
 /// How the memory of this service will move.
@@ -29,7 +29,7 @@ impl Plan {
         }
         if matches!(self.mode, Mode::Postcopy | Mode::Hybrid) {
             return Err(SourceError::NotEligible(vec![format!(
-                "mode {} needs userfaultfd, which node {node} does not allow; `godwit doctor` there tells why. Modes cold and precopy do without",
+                "mode {} needs userfaultfd, which node {node} does not allow; `godwit doctor` there says why. Modes cold and precopy do not need it",
                 self.mode.name()
             )]));
         }
@@ -60,7 +60,7 @@ impl Source {
             }
             Mode::Auto => (
                 Mode::Precopy,
-                "what the service does not write meanwhile need not cross while it is frozen".to_owned(),
+                "only what the service writes meanwhile has to cross while it is frozen".to_owned(),
             ),
             mode @ (Mode::Precopy | Mode::Hybrid) if blind => {
                 return Err(SourceError::NotEligible(vec![format!(

@@ -23,22 +23,22 @@ use crate::link::Link;
 use crate::options::Mode;
 use crate::report::{Report, ms_since};
 
-/// What a freeze, a dump, a restore and the commit take beside the pages: measured for small
-/// services, of which it is all.
+/// What a freeze, a dump, a restore and the commit take beside the pages: measured for small services, for which it is
+/// all of the frozen time.
 const FIXED: Duration = Duration::from_millis(250);
 
 /// What each TCP connection adds to that: measured with 1,000 and 10,000 of them.
 const CONNECTION: Duration = Duration::from_micros(30);
 
-/// Rounds with fewer pages tell the round trip, not the bandwidth.
+/// Rounds with fewer pages show the round trip, not the bandwidth.
 const TELLING: u64 = 1024;
 
-/// Where pages stay at the source: how long the service runs between the last two looks. What it writes
-/// in that time it will want first, and so it crosses first. Shorter, and half of the pages that it
-/// writes all the time are not among them; longer costs nothing but time.
+/// Where pages stay at the source: how long the service runs between the last two scans. The pages that it writes in
+/// that time are likely to be needed first, and cross first. In a shorter time it would write only some of its working
+/// set; a longer one only takes longer.
 const SAMPLE: Duration = Duration::from_millis(400);
 
-/// So many pages cross sooner than a sample of them is taken.
+/// So many pages cross in less time than a sample of them takes.
 const FEW: u64 = 512;
 
 /// Least share of its CPU that a slowed service keeps, in thousandths.
@@ -80,15 +80,15 @@ impl Source {
             self.options.streams,
             self.options.compress,
             self.options.max_bandwidth,
-            self.local.remembered,
+            self.local.delta_cache,
         );
         pages.know_retained(visit);
         let sampled = plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd;
         if sampled {
-            (pages, _) = self.look(pages, false).await?;
+            (pages, _) = self.scan(pages, false).await?;
         }
         let mut streams =
-            Streams::open(self.local.host.as_ref(), &self.destination, &self.id, self.options.streams)
+            Streams::open(self.local.cluster.as_ref(), &self.destination, &self.id, self.options.streams)
                 .await?;
         *self.stream_traffic.lock().unwrap_or_else(PoisonError::into_inner) = streams.traffic().clone();
         let (pages, files, leave) = match plan.mode {
@@ -121,10 +121,10 @@ impl Source {
     ) -> Result<(Pages, Files, bool), SourceError> {
         loop {
             let fixed = self.fixed().await?;
-            let looking = Instant::now();
+            let scanning = Instant::now();
             let found;
-            (rounds.pages, found) = self.look(rounds.pages, false).await?;
-            report.pre_dump_ms += ms_since(looking);
+            (rounds.pages, found) = self.scan(rounds.pages, false).await?;
+            report.pre_dump_ms += ms_since(scanning);
             report.memory_bytes = found.populated * 4096;
             rounds.all.push(Round {
                 found_pages: found.pages,
@@ -184,7 +184,7 @@ impl Source {
         }
     }
 
-    /// Sends what the last look has found, and waits until it is there.
+    /// Sends what the last scan has found, and waits until it is there.
     async fn send_round(
         &self,
         streams: &mut Streams,
@@ -209,7 +209,7 @@ impl Source {
         Ok(rounds)
     }
 
-    /// Notes for how long the service would be frozen now, and fails where that is too long.
+    /// Records how long the service would be frozen now, and fails where that is too long.
     fn is_worth_it(
         &self,
         rounds: &Rounds,
@@ -230,15 +230,15 @@ impl Source {
         }
     }
 
-    /// Looks at the memory on a thread that may block.
-    pub(super) async fn look(&self, mut pages: Pages, frozen: bool) -> Result<(Pages, Found), SourceError> {
+    /// Scans the memory on a thread that may block.
+    pub(super) async fn scan(&self, mut pages: Pages, frozen: bool) -> Result<(Pages, Found), SourceError> {
         let pids = self.local.engine.processes(&self.local.config(&self.service)).await?;
         let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
-        let looking = self.jobs.run(move |_| {
-            let found = pages.look(&pids, frozen)?;
+        let scanning = self.jobs.run(move |_| {
+            let found = pages.scan(&pids, frozen)?;
             Ok::<_, PagesError>((pages, found))
         });
-        Ok(looking.await??)
+        Ok(scanning.await??)
     }
 
     /// Sends what was found on threads that may block.
@@ -251,11 +251,11 @@ impl Source {
         let senders = streams.senders();
         let progress = self.progress.clone();
         let sending = self.jobs.run(move |wanted| {
-            let heard = |bytes| {
+            let on_progress = |bytes| {
                 progress.send_modify(|progress| progress.bytes_done += bytes);
                 if wanted.is() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             };
-            let sent = pages.send(&senders, state, &heard)?;
+            let sent = pages.send(&senders, state, &on_progress)?;
             Ok::<_, PagesError>((pages, sent))
         });
         Ok(sending.await??)
@@ -279,7 +279,7 @@ impl Source {
         let processes = self.local.engine.processes(&self.local.config(&self.service)).await?;
         let connections = match processes.first().map(|pid| connections_of(*pid)) {
             Some(Ok(connections)) => connections,
-            // Whether it lives is looked at elsewhere.
+            // Another task watches whether it lives.
             Some(Err(error)) => {
                 tracing::debug!(service = %self.service.name, %error, "its connections cannot be counted");
                 0

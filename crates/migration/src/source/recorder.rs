@@ -1,4 +1,4 @@
-//! What a migration notes of itself on its way: its report, and where the frozen time went.
+//! What a migration records of itself: its report, and where the frozen time went.
 
 use std::time::Instant;
 

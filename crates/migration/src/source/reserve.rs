@@ -1,4 +1,4 @@
-//! First: the destination's word that the service may come, and what the two nodes agree on.
+//! First: the destination's reservation, and what the two nodes agree on.
 
 use std::net::Ipv4Addr;
 use std::time::Instant;
@@ -29,7 +29,7 @@ pub(super) struct Agreed {
     pub(super) ahead: bool,
     /// Whether the destination restores nothing before all pages are there.
     pub(super) waits: bool,
-    /// Whether connections go into the image of the files: both nodes' CRIU know how.
+    /// Whether connections go into the image of the files: CRIU on both nodes can do that.
     pub(super) tcp_inline: bool,
     /// Where the destination takes frames for the service.
     pub(super) vtep: Ipv4Addr,
@@ -46,7 +46,7 @@ pub(super) struct Reserved {
     /// The layers that it does not have.
     pub(super) layers: Vec<Layer>,
     /// The changed files, and what the first round found of them.
-    pub(super) tree: tree::Source,
+    pub(super) tree: tree::TreeSender,
     pub(super) first: tree::Round,
 }
 
@@ -63,7 +63,7 @@ impl Source {
         let images = memory + KERNEL_STATE_BYTES;
         let plan = self.plan(memory)?;
         let started = Instant::now();
-        let tree = tree::Source::new(&self.local.layout.upper(&self.service.name));
+        let tree = tree::TreeSender::new(&self.local.layout.upper(&self.service.name));
         let (tree, first) = next_round(tree, false).await?;
         report.pre_dump_ms = ms_since(started);
 
@@ -104,7 +104,7 @@ impl Source {
             ahead: accepted.ahead,
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
-            vtep: self.local.host.vtep(&self.destination)?,
+            vtep: self.local.cluster.vtep(&self.destination)?,
             images,
         };
         let visit = match accepted.retained {
@@ -130,11 +130,11 @@ impl Source {
         Ok(Service { epoch: self.service.epoch + 1, network, ..self.service.clone() })
     }
 
-    /// The destination's answer, which is yes.
+    /// The destination's acceptance; an error where it refuses.
     async fn accepted(&self, link: &mut Link, config: &ContainerConfig) -> Result<Accepted, SourceError> {
         match link.receive().await? {
             Message::Accepted(accepted) => {
-                self.look_at_reservations(config, &accepted).await?;
+                self.check_reservations(config, &accepted).await?;
                 Ok(accepted)
             }
             Message::Refused(refused) => {

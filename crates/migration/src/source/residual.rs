@@ -1,6 +1,5 @@
-//! Pages that are left at the source, and in which order they go: those that a process waits for, with
-//! those around them; those written last; the others. What CRIU may change while it dumps has to wait,
-//! and a few stay until the commit.
+//! Residual pages, and the order in which they go: faulted pages, with those around them; those written last; the
+//! others. Pages that CRIU may change while it dumps have to wait, and a few stay until the commit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +53,7 @@ struct Shelf {
     pages: u64,
     /// The service has been committed to the destination.
     committed: bool,
-    /// Nobody takes any more.
+    /// No more pages are taken.
     closed: bool,
 }
 
@@ -169,9 +168,9 @@ impl Residual {
         }
     }
 
-    /// Takes one page, which may be under way already: then it goes once more, ahead of the others. And
-    /// those behind it that have not been sent: who wants the head of something is likely to want the rest.
-    /// Says whether it was still here.
+    /// Takes one page, and those behind it that have not been sent: a process that reads the beginning of something is
+    /// likely to read the rest. The page may be on its way already; then it goes once more, ahead of the others. Says
+    /// whether it was still here.
     pub(super) fn want(&self, space: Space, page: u64) -> Option<(Arc<Process>, bool, RangeSet<u64>)> {
         self.faults.fetch_add(1, Ordering::Relaxed);
         let process = self.processes.get(&space)?;
@@ -190,9 +189,9 @@ impl Residual {
 }
 
 /// Closes the residual pages when it is dropped, so that the threads that take from it end.
-pub(super) struct Open(pub(super) Arc<Residual>);
+pub(super) struct CloseOnDrop(pub(super) Arc<Residual>);
 
-impl Drop for Open {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.change(|shelf| shelf.closed = true);
     }
@@ -203,7 +202,7 @@ impl Drop for Open {
 mod tests {
     use super::*;
 
-    /// Pages of this process, whose contents nobody looks at.
+    /// Pages of this process, whose contents do not matter.
     fn pages(process: &Arc<Process>, range: std::ops::Range<u64>) -> Remaining {
         let mut remaining = Remaining::default();
         let mut set = RangeSet::new();
@@ -249,7 +248,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_pages_is_told_when_the_migration_ends() {
-        let open = Open(Arc::new(residual()));
+        let open = CloseOnDrop(Arc::new(residual()));
         let residual = Arc::clone(&open.0);
         assert_eq!(taken(&residual).len(), 2);
         let waiting = std::thread::spawn(move || residual.take().is_none());

@@ -1,17 +1,17 @@
-//! After the commit, or its undoing: what is left to do on this node, until it is done.
+//! After the commit, or the rollback: what is left to do on this node, until it is done.
 
 use std::sync::Arc;
 
 use super::serve;
 use super::undo::put_back;
 use crate::images;
-use crate::local::{Local, LocalError};
 use crate::options::ServeOptions;
+use crate::resources::{LocalError, NodeResources};
 use crate::retained::Retained;
 use crate::service::Service;
 
-/// Keeps the service's pages for when it comes back, as far as there is room.
-pub(super) async fn retain(local: &Local, service: &Service) {
+/// Retains the service's pages for when it comes back, within the bound.
+pub(super) async fn retain(local: &NodeResources, service: &Service) {
     let retained = async {
         let room = local.retention.room();
         let pids = local.engine.processes(&local.config(service)).await?;
@@ -27,23 +27,23 @@ pub(super) async fn retain(local: &Local, service: &Service) {
     }
 }
 
-/// Notes that the destination has heard of the commit. If that fails, the entry only stays longer.
-pub(super) fn acknowledged(local: &Local, id: &str, destination: &str) {
+/// Records that the destination has acknowledged the commit. If that fails, the entry only stays longer.
+pub(super) fn acknowledged(local: &NodeResources, id: &str, destination: &str) {
     if let Err(error) = local.journal.acknowledge(id, destination) {
-        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "it cannot be noted that the destination has heard of the commit");
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "cannot record that the destination has acknowledged the commit");
     }
 }
 
-/// After the commit: removes all that this node still holds of the service, and says so in its books. Safe to do
+/// After the commit: removes all that this node still holds of the service, and records that in its state. Safe to do
 /// again.
 pub(crate) async fn let_go(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     destination: &str,
     reason: &str,
 ) -> Result<(), LocalError> {
-    local.host.release(service, destination).await?;
+    local.cluster.release(service, destination).await?;
     local.clear(service).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     Ok(local.journal.let_go(id, reason)?)
@@ -52,7 +52,7 @@ pub(crate) async fn let_go(
 /// What a migration from this node still has to do here. It keeps the service's name until it is done.
 #[must_use]
 pub struct Rest {
-    pub(super) local: Arc<Local>,
+    pub(super) local: Arc<NodeResources>,
     pub(super) service: Service,
     pub(super) id: String,
     pub(super) destination: String,
@@ -71,7 +71,7 @@ impl Rest {
         let Self { local, service, id, destination, left } = &self;
         let failed = match left {
             Left::LetGo(_) => "the source's cleanup failed",
-            Left::PutBack { .. } => "the service cannot be put back",
+            Left::PutBack { .. } => "the service cannot be rolled back",
         };
         let mut again = local.again(id, failed);
         loop {
@@ -90,18 +90,23 @@ impl Rest {
                 Err(_) => return,
             }
         }
-        tracing::info!(migration = %id, service = %service.name, "what was left of a migration is done");
+        tracing::info!(migration = %id, service = %service.name, "the rest of a migration is done");
     }
 }
 
-/// After a restart: serves the pages that the destination still lacks, then lets go.
-pub(crate) async fn go_on_serving(local: &Arc<Local>, service: &Service, id: &str, destination: &str) {
+/// After a restart: serves the pages that the destination still lacks, then releases the service.
+pub(crate) async fn go_on_serving(
+    local: &Arc<NodeResources>,
+    service: &Service,
+    id: &str,
+    destination: &str,
+) {
     let options = local.journal.serving(id).unwrap_or_else(|error| {
-        tracing::error!(migration = %id, error = %crate::error_chain(&error), "how its pages are to be sent cannot be read; they are sent as usual");
+        tracing::error!(migration = %id, error = %crate::error_chain(&error), "cannot read the options for sending its pages; using the defaults");
         ServeOptions::default()
     });
     let serving = serve::Serving { local, id, destination, options, progress: None };
-    // Nothing: once more a next life of this daemon.
+    // Nothing: this daemon ends before all is served.
     let Some(served) = serving.run(None, service).await else { return };
     acknowledged(local, id, destination);
     let reason =

@@ -10,15 +10,15 @@ use super::recorder::Recorder;
 use super::reserve::{Agreed, Reserved};
 use super::{Source, SourceError};
 use crate::link::Link;
-use crate::local::LocalError;
 use crate::message::{Layer, Message};
 use crate::page_hash::EarlierVisit;
 use crate::report::{Report, ms_since};
+use crate::resources::LocalError;
 
 /// What a layer or log is cut into on the wire.
 pub(super) const CHUNK: usize = 256 * 1024;
 
-/// A service whose files are at the destination, as they were a moment ago.
+/// A service whose files are at the destination, as they were shortly before.
 pub(super) struct Prepared {
     pub(super) agreed: Agreed,
     pub(super) plan: Plan,

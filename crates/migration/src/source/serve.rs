@@ -1,9 +1,8 @@
 //! The conversation about pages that stay at the source beyond the commit.
 //!
 //! The service's processes here stay frozen and keep the pages until the destination says
-//! `Received`. A connection that breaks is made anew, for as long as it takes; the destination then
-//! names what it still lacks. When this daemon ends meanwhile, the journal's `serving` makes the
-//! next one go on.
+//! `Received`. A broken connection is made again, for as long as it takes; the destination then names what it still
+//! lacks. When this daemon ends meanwhile, its next start continues, as the journal says `serving`.
 //!
 //! Pages that this node has lost end it: the destination is told, and ends the service, which must not run on
 //! without them.
@@ -22,18 +21,22 @@ use tokio::sync::watch;
 use super::Progress;
 use super::answer::Answering;
 use super::pages::{Leaving, PagesError, Remaining};
-use super::residual::{Open, Residual};
+use super::residual::{CloseOnDrop, Residual};
 use super::streams::Streams;
+use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::link::{Link, LinkError};
-use crate::local::Local;
 use crate::message::{Message, Reason, Resume};
 use crate::options::ServeOptions;
+use crate::resources::NodeResources;
 use crate::service::Service;
 
-/// First and last pause between two attempts to reach the destination again.
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_LAST: Duration = Duration::from_secs(2);
+/// The pauses between attempts to reach the destination again.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+
+/// How long after the end of a stream `Received` may still come: a destination that has all pages says so and closes all
+/// connections, each of which takes its own time. TCP sends a lost segment again several times in it.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// How many attempts in a row may end at a page that cannot be read, 3 s in all, before that page is lost.
 const READS: u32 = 6;
@@ -51,7 +54,7 @@ pub(crate) struct Conversation {
 /// What it took.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Served {
-    /// Why the service is no more, where that is how it ended.
+    /// Why the service was lost, where it was.
     pub(crate) lost: Option<String>,
     /// Bytes of pages.
     pub(crate) bytes: u64,
@@ -71,13 +74,13 @@ pub(super) enum ServeError {
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error(transparent)]
-    Host(#[from] crate::local::HostError),
+    Cluster(#[from] crate::resources::ClusterError),
     #[error(transparent)]
     Pages(#[from] PagesError),
     #[error("a thread that sends pages failed")]
     Task(#[from] tokio::task::JoinError),
-    #[error("node {0} names pages that it cannot lack")]
-    Nonsense(String),
+    #[error("node {0} asks for pages that it must have")]
+    Invalid(String),
 }
 
 impl ServeError {
@@ -85,11 +88,20 @@ impl ServeError {
     fn is_unreadable(&self) -> bool {
         matches!(self, Self::Pages(PagesError::Unreadable { .. }))
     }
+
+    /// Whether it says no more than that the destination has closed a connection.
+    fn is_of_closing(&self) -> bool {
+        match self {
+            Self::Link(LinkError::Broken(error)) => error.is_closed(),
+            Self::Link(LinkError::Closed(_)) | Self::Pages(PagesError::Closed) => true,
+            _ => false,
+        }
+    }
 }
 
 /// Serves the pages of one migration.
 pub(crate) struct Serving<'a> {
-    pub(crate) local: &'a Arc<Local>,
+    pub(crate) local: &'a Arc<NodeResources>,
     pub(crate) id: &'a str,
     pub(crate) destination: &'a str,
     pub(crate) options: ServeOptions,
@@ -108,7 +120,7 @@ impl Serving<'_> {
 
     async fn until_received(&self, begun: Option<Conversation>, service: &Service) -> Served {
         let mut total = Served::default();
-        let mut pause = RETRY_FIRST;
+        let mut pauses = PAUSES;
         let mut next = begun;
         let mut unreadable = 0;
         let mut lost = None;
@@ -116,7 +128,7 @@ impl Serving<'_> {
             let served = match next.take() {
                 Some(conversation) => {
                     if unreadable == 0 {
-                        pause = RETRY_FIRST;
+                        pauses.reset();
                     }
                     self.converse(conversation, &mut total).await
                 }
@@ -146,10 +158,9 @@ impl Serving<'_> {
                 service = %service.name,
                 destination = %self.destination,
                 error = %crate::error_chain(&error),
-                "pages of the service are still here, and the destination cannot be given them; trying again"
+                "cannot send the pages of the service that are still here to the destination; trying again"
             );
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY_LAST);
+            pauses.wait().await;
         }
     }
 
@@ -160,7 +171,7 @@ impl Serving<'_> {
         service: &Service,
         lost: Option<&str>,
     ) -> Result<Option<Conversation>, ServeError> {
-        let mut link = Link::new(self.local.host.connect(self.destination).await?);
+        let mut link = Link::new(self.local.cluster.connect(self.destination).await?);
         link.send(Message::Resume(Resume { migration: self.id.into() })).await?;
         if let Some(reason) = lost {
             return self.tell_lost(link, reason.into()).await;
@@ -174,7 +185,7 @@ impl Serving<'_> {
                 return self.tell_lost(link, gone).await;
             }
             Ok(pids) => pids,
-            Err(error) => return Err(crate::local::HostError(crate::error_chain(&error)).into()),
+            Err(error) => return Err(crate::resources::ClusterError(crate::error_chain(&error)).into()),
         };
         let mut processes = BTreeMap::new();
         for pid in pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
@@ -187,8 +198,8 @@ impl Serving<'_> {
             match link.receive().await? {
                 Message::Missing(ranges) => {
                     count += ranges.ranges.len() / 2;
-                    let nonsense = || ServeError::Nonsense(self.destination.to_owned());
-                    let set = ranges.decode().filter(|_| count <= MAX_RANGES).ok_or_else(nonsense)?;
+                    let invalid = || ServeError::Invalid(self.destination.to_owned());
+                    let set = ranges.decode().filter(|_| count <= MAX_RANGES).ok_or_else(invalid)?;
                     let Some(process) = processes.get(&ranges.space) else {
                         let gone = format!(
                             "the process with PID {} in the service, which held pages of it on node {}, is gone: it was killed",
@@ -206,7 +217,8 @@ impl Serving<'_> {
             }
         }
         let count = self.options.streams;
-        let mut streams = Streams::open(self.local.host.as_ref(), self.destination, self.id, count).await?;
+        let mut streams =
+            Streams::open(self.local.cluster.as_ref(), self.destination, self.id, count).await?;
         let leaving = Leaving { rest: remaining, ..Leaving::default() };
         let residual = Answering::start(Residual::new(processes, leaving), streams.take_faults());
         Ok(Some(Conversation { link, streams, residual }))
@@ -232,14 +244,14 @@ impl Serving<'_> {
             answering.push(&streams, self.options.compress, self.options.max_bandwidth);
         }
         answering.residual.0.committed();
-        let Answering { residual: Open(residual), answering: task, pushing, .. } = &mut answering;
+        let Answering { residual: CloseOnDrop(residual), answering: task, pushing, .. } = &mut answering;
         let pages = residual.pages();
         let pushed = async {
             while let Some(ended) = pushing.join_next().await {
                 ended??;
             }
             streams.arrived().await?;
-            // Nothing more is to come but the word that all is there.
+            // Nothing more is to come but the message that all is there.
             std::future::pending::<Result<(), ServeError>>().await
         };
         let received = async {
@@ -254,12 +266,25 @@ impl Serving<'_> {
                 None => std::future::pending().await,
             }
         };
+        let failing = async {
+            tokio::select! {
+                failed = pushed => failed,
+                failed = answering => failed.map(|()| unreachable!("faults are answered until an error")),
+            }
+        };
         let shown = self.show(residual, pages);
-        let ended = tokio::select! {
-            received = received => received,
-            failed = pushed => failed,
-            failed = answering => failed.map(|()| unreachable!("faults are answered until an error")),
-            never = shown => match never {},
+        let ended = {
+            tokio::pin!(received);
+            tokio::select! {
+                received = &mut received => received,
+                failed = failing => match failed {
+                    Err(error) if error.is_of_closing() => {
+                        tokio::time::timeout(LAST_WORD, received).await.unwrap_or(Err(error))
+                    }
+                    failed => failed,
+                },
+                never = shown => match never {},
+            }
         };
         total.bytes += residual.bytes.load(Ordering::Relaxed);
         total.faults += residual.faults.load(Ordering::Relaxed);

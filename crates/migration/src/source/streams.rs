@@ -6,8 +6,8 @@ use godwit_transfer::{Carrier, Connection, Gauge, SecureStream, Traffic};
 use tokio::sync::mpsc;
 
 use crate::link::{Link, LinkError};
-use crate::local::{Host, HostError};
 use crate::message::{Join, Message, Purpose};
+use crate::resources::{Cluster, ClusterError};
 
 /// The streams of one migration. Dropping them closes them.
 #[derive(Debug)]
@@ -32,22 +32,23 @@ impl StreamTraffic {
 impl Streams {
     /// Connects `count` streams for pages, and one for faults.
     pub(crate) async fn open(
-        host: &dyn Host,
+        cluster: &dyn Cluster,
         node: &str,
         migration: &str,
         count: usize,
-    ) -> Result<Self, HostError> {
+    ) -> Result<Self, ClusterError> {
         let (mut pages, mut traffic) = (Vec::new(), StreamTraffic::default());
         for _ in 0..count {
-            pages.push(join(host.connect(node).await?, migration, Purpose::Pages, &mut traffic).await?);
+            pages.push(join(cluster.connect(node).await?, migration, Purpose::Pages, &mut traffic).await?);
         }
-        let faults = Some(join(host.connect(node).await?, migration, Purpose::Faults, &mut traffic).await?);
+        let faults =
+            Some(join(cluster.connect(node).await?, migration, Purpose::Faults, &mut traffic).await?);
         Ok(Self { pages, faults, traffic })
     }
 }
 
 impl<S> Drop for Streams<S> {
-    /// Threads that still have pages for a stream must not wait for a link that nobody needs.
+    /// Threads that still have pages for a stream must not wait for a link that is no longer needed.
     fn drop(&mut self) {
         for stream in self.pages.iter().chain(&self.faults) {
             stream.cut();
@@ -124,10 +125,10 @@ async fn join(
     migration: &str,
     purpose: Purpose,
     traffic: &mut StreamTraffic,
-) -> Result<Link, HostError> {
+) -> Result<Link, ClusterError> {
     traffic.0.push(connection.traffic());
     let link = Link::new(connection);
     let join = Join { migration: migration.into(), purpose: purpose.into() };
-    link.send(Message::Join(join)).await.map_err(|error| HostError(error.to_string()))?;
+    link.send(Message::Join(join)).await.map_err(|error| ClusterError(error.to_string()))?;
     Ok(link)
 }

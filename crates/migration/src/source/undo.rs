@@ -1,4 +1,4 @@
-//! The way back before the commit: the service goes on here, with its connections.
+//! The rollback before the commit: the service continues here, with its connections.
 
 use std::time::Instant;
 
@@ -7,24 +7,24 @@ use godwit_engine::{ContainerStatus, EngineError};
 use crate::hooks::{self, HookPoint};
 use crate::images;
 use crate::journal::Stage;
-use crate::local::{Local, LocalError};
+use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 
-/// A service that goes on where it was.
+/// A service that continues where it was.
 pub(crate) struct PutBack {
-    /// It had come so far that others were told: then they are to be told with [`tell_hook`] too.
+    /// The pre-freeze hook had run: then [`tell_hook`] is to be called too.
     pub(crate) told: bool,
-    /// When it went on, if it was frozen.
+    /// When it was thawed, if it was frozen.
     pub(crate) went_on: Option<Instant>,
-    /// Whether the journal has it; if not, putting back is to be done again.
+    /// Whether the journal has recorded it; if not, the rollback is to be done again.
     pub(crate) noted: Result<(), LocalError>,
 }
 
-/// Undoes a migration that did not commit: in the same life of the daemon, or after a crash. Where the commit was
-/// `attempted`, and may be on the disk, the service goes on only when the disk says that it stays; it is
-/// [`LocalError::Undecided`] otherwise.
+/// Rolls back a migration that did not commit, at once or after a crash. Where the commit was `attempted`, and may be on
+/// the disk, the service continues only when the disk says that it stays; otherwise the error is
+/// [`LocalError::Undecided`].
 pub(crate) async fn put_back(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     reason: &str,
@@ -45,7 +45,7 @@ pub(crate) async fn put_back(
             }
             // What the disk has says that it stays, too: a service is not kept frozen for a full disk.
             Err(error) => {
-                tracing::error!(migration = %id, error = %crate::error_chain(&error), "the service goes on, which the journal does not take");
+                tracing::error!(migration = %id, error = %crate::error_chain(&error), "the service runs again, but the journal cannot record it");
             }
         }
     }
@@ -60,7 +60,7 @@ pub(crate) async fn put_back(
             }
         }
         local.network.admit_newcomers(service).await?;
-        // The port first: what came in the meantime waits in their sockets while the processes thaw.
+        // The port first: what came meanwhile waits in the sockets while the processes thaw.
         local.network.open(service).await?;
         local.standstills.speak(service).await?;
         local.standstills.say_again(service);
@@ -79,10 +79,9 @@ pub(crate) async fn put_back(
     Ok(PutBack { told: frozen, went_on, noted })
 }
 
-/// Runs the operator's program for a service that stays where it was. The reason of that, and of its
-/// failure.
+/// Runs the operator's hook for a service that stays where it was. Returns the reason of that, with the hook's failure.
 pub(crate) async fn tell_hook(
-    local: &Local,
+    local: &NodeResources,
     service: &Service,
     id: &str,
     destination: &str,
@@ -97,16 +96,16 @@ pub(crate) async fn tell_hook(
     reason
 }
 
-/// Notes a better reason of a migration that was undone, for those who look; it changes nothing.
-pub(super) fn note_reason(local: &Local, id: &str, reason: &str) {
+/// Records a better reason of a migration that was rolled back, for users; it changes nothing else.
+pub(super) fn note_reason(local: &NodeResources, id: &str, reason: &str) {
     if let Err(error) = local.journal.set(id, Stage::Aborted, reason) {
-        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "the reason cannot be noted");
+        tracing::warn!(migration = %id, error = %crate::error_chain(&error), "cannot record the reason");
     }
 }
 
 /// Whether there is anything to thaw: the service may have been killed, or the machine restarted,
 /// which its watcher, or the daemon's start, tells.
-async fn lives(local: &Local, service: &Service) -> Result<bool, LocalError> {
+async fn lives(local: &NodeResources, service: &Service) -> Result<bool, LocalError> {
     match local.engine.state(&local.config(service)).await {
         Ok(state) => Ok(state.status != ContainerStatus::Stopped),
         Err(EngineError::NotFound(_)) => Ok(false),

@@ -12,9 +12,9 @@ use rtnetlink::packet_route::link::{
 use rtnetlink::{LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVxlan};
 
 use super::{Behind, Datapath};
-use crate::netlink::{Link, LinkEvents, Netlink, PortState};
+use crate::netlink::{Link, LinkEvents, Netlink, PATIENCE, PortState};
 use crate::netns::set_sysctl;
-use crate::overlay::{GATEWAY_MAC, PATIENCE};
+use crate::subnet::GATEWAY_MAC;
 use crate::{Mac, NetworkError, OverlayConfig, obstacle};
 
 /// The kernel's bridge, up.

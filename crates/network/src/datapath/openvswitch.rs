@@ -62,10 +62,10 @@ use self::joins::Join;
 use self::programs::Programs;
 use super::kernel::{bring_vxlan_up, found};
 use super::{Behind, Datapath};
-use crate::endpoint::PORT_PREFIX;
 use crate::netlink::{Link, Netlink, PortState};
 use crate::netns::set_sysctl;
-use crate::overlay::GATEWAY_MAC;
+use crate::port::PORT_PREFIX;
+use crate::subnet::GATEWAY_MAC;
 use crate::{Mac, NetworkError, OverlayConfig, mac_to_string, publish};
 
 /// The start of the name of the switch's end of a service's port, in place of the port's own.
@@ -332,12 +332,12 @@ impl Datapath for OpenVswitch {
             Behind::Port(link) => flows::entry_here(address, mac, self.need_number(link).await?),
             Behind::Tunnel => flows::entry_there(address, mac, lock(&self.tunnel).number),
         };
-        self.bridge.change(&format!("enter where {address} is"), changes).await
+        self.bridge.change(&format!("add the forwarding entry of {address}"), changes).await
     }
 
     async fn delete_tunnel_entry(&self, address: Ipv4Addr, mac: Mac) -> Result<(), NetworkError> {
         let changes = flows::delete_entry(address, mac, lock(&self.tunnel).number);
-        self.bridge.change(&format!("forget where {address} was"), changes).await
+        self.bridge.change(&format!("remove the forwarding entry of {address}"), changes).await
     }
 
     async fn check_unchanged(&self) -> Result<(), NetworkError> {

@@ -1,4 +1,4 @@
-//! Packet sockets that only look: what one interface carries, both ways, each frame with the moment
+//! Packet sockets that only receive: what one interface carries, both ways, each frame with the moment
 //! at which the kernel saw it. System calls, and nothing else.
 
 use std::io::{self, IoSliceMut};
@@ -13,7 +13,7 @@ use super::{PacketSocket, statistics};
 
 /// What [`PacketSocket::see`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Received {
     Frame(Seen),
     /// The queue is empty.
     Empty,
@@ -55,7 +55,7 @@ impl PacketSocket {
     }
 
     /// Takes the oldest frame out of the queue. `beside` is from [`room_beside`].
-    pub(crate) fn see(&self, buffer: &mut [u8], beside: &mut [u8]) -> io::Result<Look> {
+    pub(crate) fn see(&self, buffer: &mut [u8], beside: &mut [u8]) -> io::Result<Received> {
         let mut parts = [IoSliceMut::new(buffer)];
         loop {
             let fd = self.0.as_raw_fd();
@@ -63,8 +63,8 @@ impl PacketSocket {
                 match recvmsg::<LinkAddr>(fd, &mut parts, Some(&mut *beside), MsgFlags::MSG_DONTWAIT) {
                     Ok(message) => message,
                     Err(Errno::EINTR) => continue,
-                    Err(Errno::EAGAIN) => return Ok(Look::Empty),
-                    Err(Errno::ENETDOWN) => return Ok(Look::Down),
+                    Err(Errno::EAGAIN) => return Ok(Received::Empty),
+                    Err(Errno::ENETDOWN) => return Ok(Received::Down),
                     Err(errno) => return Err(errno.into()),
                 };
             let kept = message.bytes;
@@ -89,7 +89,7 @@ impl PacketSocket {
                     _ => {}
                 }
             }
-            return Ok(Look::Frame(seen));
+            return Ok(Received::Frame(seen));
         }
     }
 

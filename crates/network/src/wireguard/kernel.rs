@@ -118,7 +118,7 @@ impl Kernel {
     }
 
     /// Everything about the device.
-    pub(super) fn look(&self, device: &str) -> io::Result<Device> {
+    pub(super) fn device(&self, device: &str) -> io::Result<Device> {
         let name = WireguardAttribute::IfName(device.to_owned());
         let message = WireguardMessage { cmd: WireguardCmd::GetDevice, attributes: vec![name] };
         Ok(describe(self.ask(message, NLM_F_DUMP)?))

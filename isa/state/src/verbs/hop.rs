@@ -23,7 +23,7 @@ pub(crate) struct Args {
     program: PathBuf,
     #[command(flatten)]
     every: Every,
-    /// Let the time between two changes be any up to that, drawn from this number
+    /// Draw the time between two changes at random up to that, from this seed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// The sets, in turn

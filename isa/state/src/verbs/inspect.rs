@@ -10,13 +10,13 @@ use tabwriter::TabWriter;
 
 use crate::output::{self, size};
 
-/// Tell what is in a state file: build, program, threads with their frames, memory
+/// Show what is in a state file: build, program, threads with their frames, memory
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The state
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The program that was captured; without it, the one by which it was started is looked at if it is there
+    /// The program that was captured [default: the one by which it was started, if it is there]
     #[arg(long, value_name = "PROG")]
     program: Option<PathBuf>,
 }
@@ -203,7 +203,7 @@ impl DescriptorView {
     fn remark(&self) -> String {
         match self.refused {
             Some(why) => format!("cannot be opened again: it {why}"),
-            None if self.inherited => "that of whoever goes on".to_owned(),
+            None if self.inherited => "that of the process that resumes it".to_owned(),
             None if self.shares != self.number => format!("the same as {}", self.shares),
             None if self.kind == "file" => format!("at {} of {}", self.offset, self.size),
             None => String::new(),
@@ -316,7 +316,7 @@ fn show(inspection: &Inspection, state: &StateFile, named: Option<&Path>) -> std
             number += frame.times;
         }
         if thread.frames.len() > SHOWN {
-            writeln!(out, "  … and {} more lines, which --json tells", thread.frames.len() - SHOWN)?;
+            writeln!(out, "  … and {} more lines, which --json shows", thread.frames.len() - SHOWN)?;
         }
     }
     if let Some(process) = &i.process {
@@ -327,13 +327,13 @@ fn show(inspection: &Inspection, state: &StateFile, named: Option<&Path>) -> std
         writeln!(out, "  {}\t{}\t{}\t{}", open.number, open.kind, open.path, open.remark())?;
     }
     if i.descriptors.len() > SHOWN {
-        writeln!(out, "  … and {} more, which --json tells", i.descriptors.len() - SHOWN)?;
+        writeln!(out, "  … and {} more, which --json shows", i.descriptors.len() - SHOWN)?;
     }
     for lock in i.locks.iter().take(SHOWN) {
         writeln!(out, "  {}\t{}\t{}\t{}", lock.number, lock.kind, lock.path, lock.remark())?;
     }
     if i.locks.len() > SHOWN {
-        writeln!(out, "  … and {} more, which --json tells", i.locks.len() - SHOWN)?;
+        writeln!(out, "  … and {} more, which --json shows", i.locks.len() - SHOWN)?;
     }
     if i.program.is_none() && named.is_none() {
         writeln!(out, "\nFor the names of functions, name the program with --program.")?;

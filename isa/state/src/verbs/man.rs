@@ -4,9 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use clap::CommandFactory as _;
-
-use crate::cli::Cli;
+use clap::Command;
 
 /// Write the man pages into a directory
 #[derive(Debug, clap::Args)]
@@ -15,9 +13,9 @@ pub(crate) struct Args {
     dir: PathBuf,
 }
 
-pub(crate) fn run(args: &Args) -> Result<u8> {
+pub(crate) fn run(args: &Args, definition: Command) -> Result<u8> {
     let unwritable = || format!("cannot write the man pages to {}", args.dir.display());
     fs::create_dir_all(&args.dir).with_context(unwritable)?;
-    clap_mangen::generate_to(Cli::command(), &args.dir).with_context(unwritable)?;
+    clap_mangen::generate_to(definition, &args.dir).with_context(unwritable)?;
     Ok(0)
 }

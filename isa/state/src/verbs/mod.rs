@@ -30,7 +30,7 @@ fn outcome(ending: &Ending, executable: &Startable, state: Option<&Path>) -> Res
             bytes: std::fs::metadata(path)?.len(),
             threads: captured.threads().len(),
         },
-        (Ending::Captured(_), None) => anyhow::bail!("a state was left that nobody asked for"),
+        (Ending::Captured(_), None) => anyhow::bail!("the program left a state that was not asked for"),
         (Ending::Exited(status), _) => Outcome::Ended { set, status: *status },
         (Ending::Killed(signal), _) => Outcome::Killed { set, signal: *signal },
     })
@@ -53,7 +53,7 @@ fn tell(outcome: &Outcome, program: &Path, json: bool) -> Result<u8> {
     } else {
         match outcome {
             Outcome::Captured { set, state, .. } => output::note(&format!(
-                "{} was captured on {set}; go on with: godwit-state resume {state} --program {}",
+                "{} was captured on {set}; resume it with: godwit-state resume {state} --program {}",
                 program.display(),
                 program.display()
             )),

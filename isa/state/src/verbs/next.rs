@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args) -> Result<Infallible> {
     let file = args.file.display();
     go_on(args).with_context(|| {
         format!(
-            "the program cannot go on; its state is kept, and godwit-state resume goes on from it: {file}"
+            "the program cannot continue; its state is kept, and godwit-state resume continues from it: {file}"
         )
     })
 }

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use godwit_isa_state::{Set, StateFile};
 
-use crate::cli::When;
 use crate::leg::Leg;
 use crate::machine::{self, Startable};
+use crate::when::When;
 use crate::{values, verbs};
 
-/// Go on from a state file, on any instruction set
+/// Resume from a state file, on any instruction set
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The state
@@ -19,12 +19,12 @@ pub(crate) struct Args {
     /// The program that was captured
     #[arg(long, value_name = "PROG")]
     program: PathBuf,
-    /// The instruction set to go on on: this machine's unless another is named
+    /// The instruction set to resume on [default: this machine's]
     #[arg(long, value_name = "SET", value_parser = values::set)]
     set: Option<Set>,
     #[command(flatten)]
     when: When,
-    /// Where to write the next state: over FILE unless another is named
+    /// Where to write the next state [default: over FILE]
     #[arg(long, value_name = "FILE", requires = "When")]
     state: Option<PathBuf>,
 }

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::CommandFactory as _;
+use clap::Command;
 use clap::error::ErrorKind;
 use godwit_isa_state::Set;
 
-use crate::cli::{Cli, When};
 use crate::leg::Leg;
 use crate::machine::{self, Startable};
+use crate::when::When;
 use crate::{values, verbs};
 
 /// Start a program, and capture it into a state file when asked to
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Where to write the state
     #[arg(long, value_name = "FILE", requires = "When")]
     state: Option<PathBuf>,
-    /// The instruction set to run on: this machine's unless another is named
+    /// The instruction set to run on [default: this machine's]
     #[arg(long, value_name = "SET", value_parser = values::set)]
     set: Option<Set>,
     /// The program's arguments
@@ -32,10 +32,11 @@ pub(crate) struct Args {
     arguments: Vec<OsString>,
 }
 
-pub(crate) async fn run(args: &Args, json: bool) -> Result<u8> {
+/// `definition` is of the whole command line.
+pub(crate) async fn run(args: &Args, definition: Command, json: bool) -> Result<u8> {
     let capture = match (args.when.request(), &args.state) {
         (Some(request), Some(state)) => Some((request, state.as_path())),
-        (Some(_), None) => missing_state(),
+        (Some(_), None) => missing_state(definition),
         (None, _) => None,
     };
     let set = args.set.map_or_else(machine::native, Ok)?;
@@ -54,7 +55,7 @@ pub(crate) async fn run(args: &Args, json: bool) -> Result<u8> {
 }
 
 /// Which of two arguments needs the other depends on a group of arguments, which clap cannot be told.
-fn missing_state() -> ! {
-    let text = "where shall the state be written? Name a file with --state FILE";
-    Cli::command().error(ErrorKind::MissingRequiredArgument, text).exit()
+fn missing_state(mut definition: Command) -> ! {
+    let text = "name the file for the state with --state FILE";
+    definition.error(ErrorKind::MissingRequiredArgument, text).exit()
 }

@@ -12,10 +12,10 @@ pub(super) struct Flags {
     /// Program to run in place of the image's entrypoint, or its words as a JSON array; empty for none
     #[arg(long, value_name = "PROGRAM", value_parser = values::entrypoint)]
     entrypoint: Option<Entrypoint>,
-    /// Capability beside those that services have, for example NET_ADMIN; ALL for all
+    /// Capability to add to those that services have, for example NET_ADMIN; ALL for all
     #[arg(long, value_name = "CAPABILITY", value_delimiter = ',')]
     cap_add: Vec<String>,
-    /// Capability that the service does not get; ALL for none but those added
+    /// Capability to drop; ALL for all but those added
     #[arg(long, value_name = "CAPABILITY", value_delimiter = ',')]
     cap_drop: Vec<String>,
     /// seccomp=unconfined, seccomp=FILE with a profile in the form of Podman and Docker, or no-new-privileges
@@ -24,7 +24,7 @@ pub(super) struct Flags {
     /// Most processes and threads of the service; 0 or -1 for no limit [default: 2048]
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, value_parser = values::pids)]
     pids_limit: Option<u64>,
-    /// Refuse writes to the root filesystem; mounts are written as they say
+    /// Refuse writes to the root filesystem; mounts keep their own setting
     #[arg(long)]
     read_only: bool,
     /// Limit of each process: NAME=SOFT[:HARD], for example nofile=1024:4096 or core=unlimited
@@ -51,7 +51,7 @@ impl Flags {
                 ("seccomp", "unconfined") => request.seccomp = "unconfined".to_owned(),
                 ("seccomp", file) if !file.is_empty() => request.seccomp = profile(Path::new(file))?,
                 _ => bail!(
-                    "--security-opt {option} is not known: there are seccomp=unconfined, seccomp=FILE and no-new-privileges"
+                    "--security-opt {option} is not known; write seccomp=unconfined, seccomp=FILE or no-new-privileges"
                 ),
             }
         }
@@ -64,7 +64,7 @@ fn profile(file: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("the seccomp profile {} cannot be read", file.display()))?;
     if matches!(text.trim(), "" | "unconfined") {
-        bail!("{} holds no seccomp profile", file.display());
+        bail!("{} is not a seccomp profile", file.display());
     }
     Ok(text)
 }

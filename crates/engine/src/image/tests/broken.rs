@@ -308,15 +308,15 @@ fn a_file_that_is_no_archive_is_named() {
     damaged[second - 200] ^= 0xff;
     fs::write(path("damaged"), damaged).unwrap();
     for (name, expected) in [
-        ("missing", "it does not exist; give an OCI archive or layout directory"),
-        ("text", "it is not a tar archive; give an OCI archive or layout directory"),
+        ("missing", "it does not exist; pass an OCI archive or layout directory"),
+        ("text", "it is not a tar archive; pass an OCI archive or layout directory"),
         ("short", "it is cut off"),
         ("empty", "it is not a tar archive"),
         ("cut", "the tar archive is cut off after"),
         ("cut-in-header", "the tar archive is cut off after"),
         ("damaged", "the tar archive is damaged: its checksum is wrong; copy it again"),
         ("good.tar.gz", "it is compressed with gzip; decompress it first"),
-        ("directory", "it holds no oci-layout; give an OCI archive or layout directory"),
+        ("directory", "it holds no oci-layout; pass an OCI archive or layout directory"),
     ] {
         let sentence = refusal(&store, &path(name));
         let expected = if name == "short" { "it is not a tar archive" } else { expected };

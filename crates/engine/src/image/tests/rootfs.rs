@@ -104,9 +104,9 @@ fn what_is_no_root_filesystem_is_refused_with_a_sentence() {
     fs::write(path("file"), b"").unwrap();
     let store = Store::open(&path("holds/state/store")).unwrap();
     for (name, expected) in [
-        ("missing", "it does not exist; give the directory of a root filesystem"),
-        ("file", "it is not a directory; give the directory of a root filesystem"),
-        ("empty", "it is empty; give the directory of a root filesystem"),
+        ("missing", "it does not exist; pass the directory of a root filesystem"),
+        ("file", "it is not a directory; pass the directory of a root filesystem"),
+        ("empty", "it is empty; pass the directory of a root filesystem"),
         ("holds", "the image store"),
         ("removal", ".wh.name cannot be kept in a layer"),
     ] {

@@ -14,7 +14,7 @@ type Change = dyn Fn(&Path);
 fn a_round_after_no_change_sends_nothing_and_one_after_a_write_only_that_file() {
     let pair = Pair::new();
     fill(&pair.source);
-    let mut sender = Source::new(&pair.source);
+    let mut sender = TreeSender::new(&pair.source);
     pair.settle(&mut sender);
     pair.assert_same();
     let quiet = pair.round(&mut sender, true);
@@ -115,7 +115,7 @@ fn each_kind_of_change_reaches_the_copy() {
     ];
     let pair = Pair::new();
     fill(&pair.source);
-    let mut sender = Source::new(&pair.source);
+    let mut sender = TreeSender::new(&pair.source);
     pair.round(&mut sender, false);
     for (name, change) in changes {
         change(&pair.source);
@@ -126,7 +126,7 @@ fn each_kind_of_change_reaches_the_copy() {
 }
 
 /// Sends a round and calls `meddle` right before the item of `path` is handed on.
-fn round_with(pair: &Pair, sender: &mut Source, path: &[u8], meddle: &Change) -> Sent {
+fn round_with(pair: &Pair, sender: &mut TreeSender, path: &[u8], meddle: &Change) -> Sent {
     let round = sender.next_round(false).unwrap();
     let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap();
     let sent = sender.send(round, &mut |item: Item| {
@@ -176,7 +176,7 @@ fn a_file_that_changes_shrinks_or_vanishes_while_it_is_sent_is_repaired_by_the_n
         fs::write(pair.source.join("b"), vec![3; 2 * MAX_DATA]).unwrap();
         fs::create_dir(pair.source.join("c")).unwrap();
         fs::write(pair.source.join("c/d"), b"d").unwrap();
-        let mut sender = Source::new(&pair.source);
+        let mut sender = TreeSender::new(&pair.source);
         round_with(&pair, &mut sender, b"b", meddler);
         pair.round(&mut sender, true);
         let differences = compare(&pair.source, &pair.copy).unwrap();
@@ -195,7 +195,7 @@ fn a_directory_renamed_away_and_back_while_it_is_sent_arrives() {
     // Let the clock pass, so that times alone do not tell of the files again.
     let settled = || Snapshot::scan(&pair.source).unwrap();
     while !settled().changes_since(&settled()).is_empty() {}
-    let mut sender = Source::new(&pair.source);
+    let mut sender = TreeSender::new(&pair.source);
     let sent = round_with(&pair, &mut sender, b"a", &|root| {
         fs::rename(root.join("d"), root.join("aside")).unwrap();
         fs::create_dir(root.join("d")).unwrap();
@@ -223,7 +223,7 @@ fn a_write_through_a_shared_mapping_after_a_round_is_seen_by_the_next() {
         // SAFETY: within the mapping above, which is writable and not shared with other threads.
         unsafe { memory.cast::<u8>().add(5000).write_volatile(value) }
     };
-    let mut sender = Source::new(&pair.source);
+    let mut sender = TreeSender::new(&pair.source);
     for value in 1..=20 {
         write(value);
         pair.settle(&mut sender);
@@ -240,7 +240,7 @@ fn a_tree_that_is_written_all_the_time_arrives_whole_once_it_is_frozen() {
     let pair = Pair::new();
     fill(&pair.source);
     let stop = AtomicBool::new(false);
-    let mut sender = Source::new(&pair.source);
+    let mut sender = TreeSender::new(&pair.source);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let mut steps = 0_u32;
@@ -289,7 +289,7 @@ proptest! {
     fn random_changes_between_rounds_reach_the_copy(rounds in prop::collection::vec(prop::collection::vec(any::<u32>(), 1..25), 1..4)) {
         let pair = Pair::new();
         fill(&pair.source);
-        let mut sender = Source::new(&pair.source);
+        let mut sender = TreeSender::new(&pair.source);
         for steps in rounds {
             steps.iter().for_each(|step| churn(&pair.source, *step % 1_000_000));
             pair.round(&mut sender, true);
@@ -317,7 +317,7 @@ fn a_container_filesystem_looks_the_same_over_a_carried_upper_directory() {
     };
     let source = overlay(&pair.source, "at-source");
     source.mount().unwrap();
-    let mut sender = Source::new(&pair.source);
+    let mut sender = TreeSender::new(&pair.source);
     pair.round(&mut sender, false);
     fs::remove_dir_all(path("at-source/gone")).unwrap();
     fs::remove_dir_all(path("at-source/replaced")).unwrap();
@@ -368,7 +368,7 @@ fn a_round_is_brought_to_the_disk_without_what_others_have_written() {
     let alone = (0..20).any(|number: u32| {
         fs::create_dir_all(pair.source.join("deep/er")).unwrap();
         fs::write(pair.source.join("deep/er/file"), format!("{number}").repeat(1 << 16)).unwrap();
-        let mut sender = Source::new(&pair.source);
+        let mut sender = TreeSender::new(&pair.source);
         let round = sender.next_round(true).unwrap();
         let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap();
         sender.send(round, &mut |item: Item| receiver.apply(item)).unwrap();

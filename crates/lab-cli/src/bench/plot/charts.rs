@@ -338,7 +338,7 @@ fn cutover(data: &Data, path: &Path) -> anyhow::Result<bool> {
     const FROZEN: RGBColor = RGBColor(0x00, 0x72, 0xb2);
     const BEYOND: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
     let mut groups: Vec<(String, Vec<Bar>)> = Vec::new();
-    for cutover in &data.cutovers {
+    for cutover in data.cutovers.iter().filter(|cutover| cutover.pause_ms == 0) {
         let (Some(downtime), Some(frozen)) = (cutover.median("downtime_ms"), cutover.median("frozen_ms"))
         else {
             continue;
@@ -356,6 +356,10 @@ fn cutover(data: &Data, path: &Path) -> anyhow::Result<bool> {
             Some((load, bars)) if *load == cutover.name() => bars.push(bar),
             _ => groups.push((cutover.name(), vec![bar])),
         }
+    }
+    if groups.iter().any(|(_, bars)| bars.len() > 1) {
+        // Loads of which only one was measured compare nothing.
+        groups.retain(|(_, bars)| bars.len() > 1);
     }
     let words = Words {
         title: "Downtime when frames are held in the pause, and when they are dropped (medians)",

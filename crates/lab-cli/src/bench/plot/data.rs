@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use godwit_cli::output;
 use serde_json::Value;
 
 use crate::bench::results::page_ratio;
@@ -21,8 +22,10 @@ pub(super) struct Group {
 /// The runs of one load with frames held or dropped.
 #[derive(Debug)]
 pub(super) struct Cutover {
-    /// `idle`, `busy` or `many`.
+    /// `idle`, `busy`, `small`, `doubt` or `many`.
     pub(super) load: String,
+    /// How long each move was held before its commit, milliseconds.
+    pub(super) pause_ms: u64,
     pub(super) connections: u64,
     /// `hold` or `drop`.
     pub(super) frames: String,
@@ -38,10 +41,15 @@ impl Cutover {
     /// The load in words.
     pub(super) fn name(&self) -> String {
         let load = match self.connections {
-            1 => format!("one {} connection", self.load),
+            1 => match self.load.as_str() {
+                "small" => "one connection, small answers".to_owned(),
+                "doubt" => "one connection in doubt".to_owned(),
+                load => format!("one {load} connection"),
+            },
             connections => format!("{connections} connections"),
         };
-        self.switch.as_ref().map_or_else(|| load.clone(), |switch| format!("{load}, {switch}"))
+        let held = (self.pause_ms > 0).then(|| format!("held {}", output::millis(self.pause_ms as f64)));
+        [Some(load), self.switch.clone(), held].into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
     /// Runs that moved.
@@ -68,7 +76,7 @@ impl Cutover {
 pub(super) struct Data {
     /// Moves, by memory and then in the order of [`rank`].
     pub(super) groups: Vec<Group>,
-    /// Pauses with frames held and dropped: by connections, the idle before the busy, `hold` before `drop`.
+    /// Pauses with frames held and dropped: by connections, load (the idle first) and length, `hold` before `drop`.
     pub(super) cutovers: Vec<Cutover>,
     /// Benchmarks of parts, as they came.
     pub(super) parts: Vec<Value>,
@@ -86,11 +94,14 @@ impl Data {
                 let frames = row["cutover"].as_str().unwrap_or_default().to_owned();
                 let switch = row["network_backend"].as_str().filter(|switch| *switch != "kernel");
                 let switch = switch.map(str::to_owned);
-                let place = (connections, series != "idle", switch.clone(), frames != "hold");
+                let pause_ms = row["pause_ms"].as_u64().unwrap_or_default();
+                let order = ["idle", "busy", "small", "doubt"].iter().position(|load| *load == series);
+                let place = (connections, order, pause_ms, switch.clone(), frames != "hold");
                 let (rows, failures) = (Vec::new(), Vec::new());
                 let cutover = cutovers.entry(place);
                 let cutover = cutover.or_insert_with(|| Cutover {
                     load: series,
+                    pause_ms,
                     connections,
                     frames,
                     switch,
@@ -300,6 +311,19 @@ mod tests {
             data.cutovers.iter().map(|one| (one.name(), one.median("cutover_ms").unwrap())).collect();
         let expected = [("one idle connection", 1.0), ("one idle connection, openvswitch", 3.0)];
         assert_eq!(seen, expected.map(|(name, median)| (name.to_owned(), median)));
+    }
+
+    #[test]
+    fn pauses_of_each_length_and_load_are_groups_of_their_own() {
+        let row = |series: &str, pause_ms: u64| {
+            json!({"bench": "cutover", "series": series, "connections": 1, "cutover": "hold",
+                "outcome": "moved", "pause_ms": pause_ms})
+        };
+        let data = Data::new(vec![row("doubt", 0), row("small", 100), row("small", 0), row("small", 0)]);
+        let seen: Vec<_> = data.cutovers.iter().map(|one| (one.name(), one.runs())).collect();
+        let (small, doubt) = ("one connection, small answers", "one connection in doubt");
+        let held = format!("{small}, held 100.0 ms");
+        assert_eq!(seen, [(small.to_owned(), 2), (held, 1), (doubt.to_owned(), 1)]);
     }
 
     #[test]

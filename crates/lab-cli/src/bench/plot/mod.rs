@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let text = fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
         for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
             let row = serde_json::from_str(line);
-            rows.push(row.with_context(|| format!("{}, line {number} is no result", file.display()))?);
+            rows.push(row.with_context(|| format!("{}, line {number} is not a result", file.display()))?);
         }
     }
     let data = Data::new(rows);

@@ -126,13 +126,13 @@ const FIGURES: [(&str, &str, &str); 16] = [
     ("fault_p50_ms", "a fault, median", "ms"),
     ("fault_p99_ms", "a fault, 99 of 100", "ms"),
     ("faults_timed", "faults", ""),
-    ("populated_pages", "pages looked at", ""),
+    ("populated_pages", "pages scanned", ""),
     ("written_pages", "pages found written", ""),
     ("first_wire_bytes", "first move", "bytes"),
     ("return_wire_bytes", "return", "bytes"),
     ("share_of_first", "return ÷ first move", ""),
-    ("cpu_ms", "CPU time of a look", "ms"),
-    ("wall_ms", "time of a look", "ms"),
+    ("cpu_ms", "CPU time of a scan", "ms"),
+    ("wall_ms", "time of a scan", "ms"),
 ];
 
 fn parts(data: &Data, page: &mut String) {

@@ -61,8 +61,7 @@ impl State {
             }
             Some((origin, None)) => {
                 self.fail(format!(
-                    "process {space} waits at {destination:#x} for the page {origin:#x} of the source, of \
-                     which nothing is known any more: an error in the pager, please report it with its log"
+                    "process {space} waits at {destination:#x} for the page {origin:#x} of the source, which the pager no longer knows: this is a defect of godwit; please report it with the pager's log"
                 ));
                 Progress::Failed
             }

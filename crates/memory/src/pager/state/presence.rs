@@ -28,14 +28,13 @@ impl State {
         Ok(())
     }
 
-    /// Looks at these restored processes, which do not run: one that has a page where it lacks one has
+    /// Checks these restored processes, which do not run: one that has a page where it lacks one has
     /// not been restored as it was. With the last of them all are known.
     pub(crate) fn verify(&mut self, processes: &[Restored], last: bool) -> Result<(), String> {
         if !self.restore_finished {
             return Err("the restore is not finished: there is nothing to verify".into());
         }
-        let verified =
-            self.look_at(processes).and_then(|()| if last { self.all_looked_at() } else { Ok(()) });
+        let verified = self.examine(processes).and_then(|()| if last { self.all_examined() } else { Ok(()) });
         if let Err(reason) = &verified {
             self.fail(reason.clone());
         }
@@ -45,13 +44,13 @@ impl State {
         }
     }
 
-    fn look_at(&mut self, processes: &[Restored]) -> Result<(), String> {
+    fn examine(&mut self, processes: &[Restored]) -> Result<(), String> {
         for Restored { space, pid } in processes {
             let live = self.lives.values_mut().find(|live| live.space == *space && !live.is_forked);
-            // One without memory that comes from here needs no look.
+            // One without memory that comes from here needs no check.
             let Some(live) = live else { continue };
             let cannot = |error: &dyn std::fmt::Display| {
-                format!("it cannot be seen whether process {space} was restored as it was: {error}")
+                format!("cannot check whether process {space} was restored as it was: {error}")
             };
             let tables = i32::try_from(*pid).map_err(|error| cannot(&error))?;
             let tables = Tables::open(tables, *space).map_err(|error| cannot(&error))?;
@@ -69,7 +68,7 @@ impl State {
         Ok(())
     }
 
-    fn all_looked_at(&self) -> Result<(), String> {
+    fn all_examined(&self) -> Result<(), String> {
         match self.lives.values().find(|live| live.tables.is_none() && !live.is_forked) {
             None => Ok(()),
             Some(live) => Err(format!(
@@ -146,8 +145,7 @@ impl State {
 fn foreign(space: Space, address: u64) -> String {
     format!(
         "process {space} has a page at {address:#x} that was put there neither by CRIU's images nor by godwit, \
-         and that hides the service's own; move it again, and if that ends so too, turn off transparent huge \
-         pages on this node (echo never >/sys/kernel/mm/transparent_hugepage/enabled) or start its godwitd \
+         and that hides the service's own; move it again, and if that fails in the same way, turn off transparent huge pages on this node (echo never >/sys/kernel/mm/transparent_hugepage/enabled) or start its godwitd \
          with --userfaultfd off, and report it with CRIU's log"
     )
 }

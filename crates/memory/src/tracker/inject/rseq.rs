@@ -75,7 +75,7 @@ pub(super) fn abort_handler(process: &Process, tracee: &Tracee, pc: u64) -> Resu
         _ => return Ok(None),
     }
     let damaged =
-        || refused(format!("its thread {} announces a critical section (rseq) that is none", tracee.task));
+        || refused(format!("its thread {} announces an invalid critical section (rseq)", tracee.task));
     let mut address = [0; 8];
     if process.read(configuration.address.wrapping_add(RSEQ_CS), &mut address)? != address.len() {
         return Err(damaged());

@@ -24,7 +24,7 @@ pub(crate) struct Remaining {
 /// Pages that stay behind the service, by what is known of them.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
-    /// Written between the last two looks: what the service does all the time is among them.
+    /// Written between the last two scans: what the service does all the time is among them.
     pub(crate) recent: Remaining,
     /// The others.
     pub(crate) rest: Remaining,

@@ -1,5 +1,5 @@
-//! One stream: it takes its share of the noted pages, packs them and hands them to its connection. A page goes as it is, as
-//! its difference to what was sent before, or by its name only.
+//! One stream: it takes its share of the noted pages, packs them and hands them to its connection. A page goes whole, as
+//! a delta to what was sent before, or by its name only.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -12,7 +12,7 @@ use lru::LruCache;
 use rangemap::RangeSet;
 use tokio::sync::mpsc;
 
-use super::{Ended, Heard, PAGE, PagesError, Sent, Todo, is_empty};
+use super::{Ended, OnProgress, PAGE, PagesError, Sent, Todo, is_empty};
 use crate::failpoint;
 use crate::message::Message;
 use crate::options::Compress;
@@ -22,28 +22,29 @@ use crate::source::pace::{Pacer, Packer};
 /// What decides about a page's stream: pages that lie beside each other stay together.
 const REGION: u64 = 2 << 20;
 
-/// Stands for a page of a process that has ended, which the destination still has here. No content has this hash in practice.
+/// Stands for a page of a process that has ended, which the destination still has here. In practice no content has this
+/// hash.
 const ANOTHERS: u128 = u128::MAX;
 
 /// What a page in a stream's memory takes, with its place.
-const HOT_BYTES: usize = PAGE + 64;
+const CACHED_BYTES: usize = PAGE + 64;
 
 /// One stream's memory of what it sent, and its compressor.
 pub(super) struct Stream {
     known: Hashes,
-    /// What pages held that were sent more than once, the latest.
-    hot: LruCache<(Space, u64), Box<[u8; PAGE]>>,
+    /// The delta cache: the latest contents of pages that were sent more than once.
+    cache: LruCache<(Space, u64), Box<[u8; PAGE]>>,
     packer: Packer,
     pool: Pool,
 }
 
 impl Stream {
-    /// It has sent nothing. `remembered` bytes of pages are remembered for their differences.
-    pub(super) fn new(compress: Compress, remembered: usize) -> Self {
-        let most = NonZeroUsize::new(remembered / HOT_BYTES).unwrap_or(NonZeroUsize::MIN);
+    /// It has sent nothing. `delta_cache` bytes of pages are kept for deltas.
+    pub(super) fn new(compress: Compress, delta_cache: usize) -> Self {
+        let most = NonZeroUsize::new(delta_cache / CACHED_BYTES).unwrap_or(NonZeroUsize::MIN);
         Self {
             known: no_hashes(),
-            hot: LruCache::new(most),
+            cache: LruCache::new(most),
             packer: Packer::new(compress),
             pool: Pool::default(),
         }
@@ -59,7 +60,7 @@ pub(super) struct Sending<'a> {
     pub(super) retained: &'a Hashes,
     pub(super) key: &'a PageKey,
     pub(super) pacer: &'a Pacer,
-    pub(super) heard: &'a Heard<'a>,
+    pub(super) on_progress: &'a OnProgress<'a>,
     /// Also pages that the destination has as they are.
     pub(super) all: bool,
     pub(super) sent: Sent,
@@ -105,8 +106,8 @@ impl Sending<'_> {
         )
     }
 
-    /// A process has ended: whoever has its number next starts from nothing. Pages that already live
-    /// again are still to come: who waits for one of them must not be given an empty one.
+    /// A process has ended: the next one with its number starts from nothing. Pages that already exist
+    /// again are still to come: a process that waits for one of them must not be given an empty one.
     fn end(&mut self, ended: &Ended) -> Result<(), PagesError> {
         let Ended { space, owed, lives } = ended;
         let mut gone: RangeSet<u64> = owed.iter().flat_map(|range| self.mine(range)).collect();
@@ -115,7 +116,7 @@ impl Sending<'_> {
         });
         for range in known {
             for page in (range.start..range.end).step_by(PAGE) {
-                self.stream.hot.pop(&(*space, page / PAGE_SIZE));
+                self.stream.cache.pop(&(*space, page / PAGE_SIZE));
             }
             gone.insert(range);
         }
@@ -151,7 +152,7 @@ impl Sending<'_> {
                         self.page(space, address, content, batch)?;
                     }
                 }
-                // No look follows, and the destination may have been told to wait for it.
+                // No scan follows, and the destination may have been told to wait for it.
                 Ok(Piece::Vanished(gone)) if self.all => {
                     is_empty(process, &gone)?;
                     self.forget(space, &gone);
@@ -160,7 +161,7 @@ impl Sending<'_> {
                         self.ship(batch)?;
                     }
                 }
-                // The next look finds it gone, or the whole process ended.
+                // The next scan finds it gone, or the whole process ended.
                 Ok(Piece::Vanished(_)) => {}
                 Err(ProcessError::Gone { .. }) if !self.all => return Ok(()),
                 Err(error) => return Err(error.into()),
@@ -192,20 +193,20 @@ impl Sending<'_> {
         let retained = hash != ZERO && self.retained.get(space, address) == hash;
         if retained {
             batch.retained(address);
-            self.stream.hot.pop(&place);
+            self.stream.cache.pop(&place);
         } else if hash == ZERO || self.all {
-            // What is announced is forgotten there: nothing is left that a difference could be to.
+            // What is announced is forgotten there: nothing is left for a delta to apply to.
             batch.page(address, content);
         } else if again {
-            let before = self.stream.hot.get(&place);
+            let before = self.stream.cache.get(&place);
             if !before.is_some_and(|before| batch.delta(address, before, content)) {
                 batch.page(address, content);
             }
-            self.stream.hot.put(place, Box::new(*content));
+            self.stream.cache.put(place, Box::new(*content));
         } else {
             batch.page(address, content);
-            // What it held before it was zero, or another process's, is nothing to be different from.
-            self.stream.hot.pop(&place);
+            // What it held before it was zero, or another process's, cannot be the base of a delta.
+            self.stream.cache.pop(&place);
         }
         if batch.is_full() {
             self.ship(batch)?;
@@ -221,11 +222,11 @@ impl Sending<'_> {
         self.sender.blocking_send(Message::Pages(bytes)).map_err(|_| PagesError::Closed)?;
         self.stream.packer.waited(waiting.elapsed());
         self.sent.bytes += length;
-        if (self.heard)(length).is_break() {
+        if (self.on_progress)(length).is_break() {
             return Err(PagesError::Stopped);
         }
         let point = if self.all { "source.sending" } else { "source.copying" };
-        failpoint::blocking_point_until(point, || (self.heard)(0).is_break());
+        failpoint::blocking_point_until(point, || (self.on_progress)(0).is_break());
         Ok(())
     }
 }

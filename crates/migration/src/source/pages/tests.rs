@@ -87,8 +87,8 @@ impl Both {
         self.pages.ended.push(Ended { space: self.space(), owed: RangeSet::new(), lives });
     }
 
-    /// A look found these pages written, and those gone.
-    fn look(&mut self, written: &[usize], gone: &[usize]) {
+    /// A scan found these pages written, and those gone.
+    fn scan(&mut self, written: &[usize], gone: &[usize]) {
         let ranges = |numbers: &[usize]| numbers.iter().map(|number| self.range(*number)).collect();
         let found = SpaceRound {
             space: self.space(),
@@ -102,8 +102,8 @@ impl Both {
         self.pages.note(Round { spaces: vec![found], ended: Vec::new() }, Duration::from_secs(1));
     }
 
-    /// A look found that the process has ended.
-    fn look_at_none(&mut self) {
+    /// A scan found that the process has ended.
+    fn scan_none(&mut self) {
         let ended = vec![self.space()];
         self.pages.note(Round { spaces: Vec::new(), ended }, Duration::from_secs(1));
     }
@@ -271,13 +271,13 @@ fn a_process_that_ended_leaves_zeroes_but_where_its_successor_has_pages_already(
 #[test]
 fn what_was_noted_of_a_process_is_gone_when_another_one_has_its_number() {
     let mut both = Both::new(5, 1);
-    both.look(&[0, 1, 2], &[]);
+    both.scan(&[0, 1, 2], &[]);
     both.send();
-    // Two looks with nothing sent between them, as before and behind the freeze: the first process has
+    // Two scans with nothing sent between them, as before and behind the freeze: the first process has
     // given the page 0 back and written 3 and 4, and the other one has 1 and 4.
-    both.look(&[3, 4], &[0]);
+    both.scan(&[3, 4], &[0]);
     both.replace();
-    both.look(&[1, 4], &[2, 3]);
+    both.scan(&[1, 4], &[2, 3]);
     both.send();
     for number in [0, 2, 3] {
         both.memory[number].0 = [0; PAGE];
@@ -289,9 +289,9 @@ fn what_was_noted_of_a_process_is_gone_when_another_one_has_its_number() {
 fn what_the_destination_was_told_of_a_process_that_has_ended_is_taken_back() {
     let mut both = Both::new(REGION_PAGES + 2, 2);
     let last = REGION_PAGES + 1;
-    both.look(&[0, last], &[]);
+    both.scan(&[0, last], &[]);
     assert_eq!(pages_of(&both.pages.unnamed().spaces[&both.space()].1), 2);
-    both.look_at_none();
+    both.scan_none();
     let mut sent: Vec<_> = both.send().into_iter().flatten().flatten().collect();
     sent.sort_by_key(|(number, _)| *number);
     assert_eq!(sent, [(0, Kind::Zero), (last, Kind::Zero)]);
@@ -406,7 +406,7 @@ fn a_page_of_a_frozen_process_that_is_gone_when_its_turn_comes_is_told_of() {
 }
 
 #[test]
-fn a_page_of_a_running_process_that_is_gone_is_left_to_the_next_look() {
+fn a_page_of_a_running_process_that_is_gone_is_left_to_the_next_scan() {
     let mut both = Both::new(1, 1);
     both.todo().wrote(hole(1));
     both.send();

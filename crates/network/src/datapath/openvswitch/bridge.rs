@@ -129,7 +129,7 @@ impl Bridge {
         // that moves waits for this.
         state.control.ask(PURGE).await.map_err(|error| NetworkError::OpenVswitch {
             action: action.to_owned(),
-            message: format!("its datapath cannot be told of it: {error}"),
+            message: format!("cannot tell its datapath of it: {error}"),
         })
     }
 

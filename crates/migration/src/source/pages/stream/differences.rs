@@ -67,14 +67,14 @@ fn receive(batch: Batch, retained: &Contents, memory: &mut Contents) {
 }
 
 /// Sends what happens and gives what arrived, and what should have; and how many differences crossed.
-fn play(events: &[(Space, Event)], retained: &Contents, hot: usize) -> (Contents, Contents, usize) {
+fn play(events: &[(Space, Event)], retained: &Contents, cache: usize) -> (Contents, Contents, usize) {
     let (mut hashes, key) = (no_hashes(), PageKey::random());
     for ((space, address), page) in retained {
         hashes.set(*space, *address, key.hash(page));
     }
     let mut stream = Stream {
         known: no_hashes(),
-        hot: LruCache::new(NonZeroUsize::new(hot).unwrap()),
+        cache: LruCache::new(NonZeroUsize::new(cache).unwrap()),
         packer: Packer::new(Compress::Off),
         pool: Pool::default(),
     };
@@ -89,7 +89,7 @@ fn play(events: &[(Space, Event)], retained: &Contents, hot: usize) -> (Contents
         retained: &hashes,
         key: &key,
         pacer: &pacer,
-        heard: &|_| ControlFlow::Continue(()),
+        on_progress: &|_| ControlFlow::Continue(()),
         all: false,
         sent: Sent::default(),
     };
@@ -137,10 +137,10 @@ proptest! {
     fn a_difference_is_always_to_what_the_destination_has(
         events in proptest::collection::vec(event(), 0..80),
         retained in proptest::collection::btree_map((1..3_u32, 0..6_u64), 1..5_u8, 0..6),
-        hot in 1..8_usize,
+        cache in 1..8_usize,
     ) {
         let retained = retained.into_iter().map(|((space, page), n)| ((space, page * PAGE_SIZE), content(n))).collect();
-        let (memory, should, _) = play(&events, &retained, hot);
+        let (memory, should, _) = play(&events, &retained, cache);
         prop_assert!(memory == should, "pages differ after {events:?}");
     }
 }
@@ -155,16 +155,16 @@ fn what_was_sent_before_the_page_was_gone_or_anothers_is_no_base() {
     };
     let shipped = || (1, Event::Shipped);
     // The content is remembered from the second time on, and the third is a difference to it.
-    let hot = [written(1), shipped(), written(2), shipped()];
-    assert_eq!(differences(&[&hot[..], &[written(3)]].concat()), 1);
+    let cached = [written(1), shipped(), written(2), shipped()];
+    assert_eq!(differences(&[&cached[..], &[written(3)]].concat()), 1);
     for between in [(1, Event::Gone(0)), (1, Event::Ended), (1, Event::Written(0, 0))] {
         assert_eq!(
-            differences(&[&hot[..], &[between.clone(), shipped(), written(3)]].concat()),
+            differences(&[&cached[..], &[between.clone(), shipped(), written(3)]].concat()),
             0,
             "{between:?}"
         );
         // From there on it begins again.
         let again = [between, shipped(), written(3), shipped(), written(4), shipped(), written(1)];
-        assert_eq!(differences(&[&hot[..], &again].concat()), 1);
+        assert_eq!(differences(&[&cached[..], &again].concat()), 1);
     }
 }
