@@ -465,7 +465,7 @@ async fn a_daemon_that_goes_away_before_it_answers_is_named() {
     });
     let arguments = ["migrate", "redis", "--to", "b", "--socket", socket.to_str().unwrap()];
     let finished = Finished::from(godwit(&arguments).output().await.unwrap());
-    assert_eq!(finished.code, 1, "{finished:?}");
+    assert_eq!(finished.code, 4, "{finished:?}");
     let expected =
         format!("Error: the connection to godwitd on {} broke before it answered", socket.display());
     assert!(finished.stderr.starts_with(&expected), "{finished:?}");

@@ -277,7 +277,7 @@ mod tests {
         checked(MAX_EPOCH - 1).unwrap();
         for epoch in [MAX_EPOCH, MAX_EPOCH + 1, u64::MAX] {
             let refused = checked(epoch).unwrap_err().to_string();
-            assert!(refused.contains("no room for another move"), "{epoch}: {refused}");
+            assert!(refused.contains("too large for another move"), "{epoch}: {refused}");
         }
     }
 }
