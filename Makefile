@@ -22,6 +22,9 @@ RESULTS := bench/results
 # Where rustup's own installer puts cargo, for shells that do not have it in their path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab godwit-lab-link
+# Of these the ones that users call have a link in PREFIX/bin; programs find each other in LIBEXEC.
+CALLED := godwit godwitd godwit-lab
+LIBEXEC := lib/godwit/bin
 # The crates that build programs which change the instruction set, with the tests that need scripts/setup --isa.
 ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
 ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages \
@@ -174,10 +177,14 @@ install: ## install the programs, man pages, completions and the systemd unit un
 	@for binary in $(BINARIES); do test -x target/release/$$binary || \
 		{ echo "Error: target/release/$$binary is not built: run 'make release' first." >&2; exit 1; }; done
 	$(SAY) "installing under $(DESTDIR)$(PREFIX)"
-	@install -d $(DESTDIR)$(PREFIX)/bin
-	@install -m 755 $(BINARIES:%=target/release/%) $(DESTDIR)$(PREFIX)/bin
+	@install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/$(LIBEXEC)
+	@install -m 755 $(BINARIES:%=target/release/%) $(DESTDIR)$(PREFIX)/$(LIBEXEC)
+	@# Earlier versions put the programs themselves there.
+	@rm -f $(BINARIES:%=$(DESTDIR)$(PREFIX)/bin/%)
+	@ln -s $(CALLED:%=../$(LIBEXEC)/%) $(DESTDIR)$(PREFIX)/bin
 	@install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	@target/release/godwit man $(DESTDIR)$(PREFIX)/share/man/man1
+	@target/release/godwitd man $(DESTDIR)$(PREFIX)/share/man/man1
 	@install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	@target/release/godwit completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/godwit
@@ -185,7 +192,7 @@ install: ## install the programs, man pages, completions and the systemd unit un
 	@target/release/godwit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish
 	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	@sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/godwitd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/godwitd.service
-	@echo "    the node's daemon: make it a member with 'godwit cluster init' or 'godwit cluster join', then 'systemctl enable --now godwitd'"
+	@echo "    'godwit cluster init' founds a cluster and starts the node's daemon; 'godwit cluster join TOKEN' joins one"
 
 install-isa: ## install godwit-cc, godwit-state and what they need under PREFIX ('make isa' builds them)
 	$(SAY) "installing the tool chain for two instruction sets under $(DESTDIR)$(PREFIX)"
@@ -193,8 +200,9 @@ install-isa: ## install godwit-cc, godwit-state and what they need under PREFIX 
 
 uninstall: ## remove what install put there; state in /var/lib/godwit stays
 	$(SAY) "removing from $(DESTDIR)$(PREFIX)"
-	@rm -f $(BINARIES:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(PREFIX)/share/man/man1/godwit.1 \
-		$(DESTDIR)$(PREFIX)/share/man/man1/godwit-*.1 \
+	@rm -f $(BINARIES:%=$(DESTDIR)$(PREFIX)/bin/%) $(BINARIES:%=$(DESTDIR)$(PREFIX)/$(LIBEXEC)/%) \
+		$(DESTDIR)$(PREFIX)/share/man/man1/godwit.1 $(DESTDIR)$(PREFIX)/share/man/man1/godwit-*.1 \
+		$(DESTDIR)$(PREFIX)/share/man/man1/godwitd.1 $(DESTDIR)$(PREFIX)/share/man/man1/godwitd-*.1 \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/godwit \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_godwit \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish \

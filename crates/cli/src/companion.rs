@@ -1,5 +1,5 @@
 //! Programs that `godwit` becomes for some of its verbs: they replace this process, so that signals, streams and the
-//! exit status are theirs.
+//! exit status are theirs. Beside godwit means: in the directory of its file, wherever a link to it is.
 //!
 //! ```text
 //!   godwit cluster init …   ─▶ godwitd init …      beside godwit

@@ -414,6 +414,12 @@ async fn init_and_join_become_godwitd_with_the_same_flags() {
     let finished =
         run(&["cluster", "init", "--node", "a", "--listen", "192.0.2.1:7117", "--state", "/s"]).await;
     assert_eq!(finished.stdout, "init --node a --listen 192.0.2.1:7117 --state /s\n");
+    assert_eq!(run(&["cluster", "init"]).await.stdout, "init\n");
+    assert_eq!(
+        run(&["cluster", "init", "--name", "a", "--no-start"]).await.stdout,
+        "init --name a --no-start\n"
+    );
+    assert_eq!(run(&["cluster", "join", "-"]).await.stdout, "join -\n");
     let finished = run(&["cluster", "join", "TOKEN", "--listen", "192.0.2.2:7117", "--node", "b"]).await;
     assert_eq!(finished.stdout, "join TOKEN --listen 192.0.2.2:7117 --node b\n");
 }

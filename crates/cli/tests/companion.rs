@@ -63,6 +63,22 @@ fn the_program_beside_godwit_gets_the_verb_and_all_flags() {
     }
 }
 
+/// As `make install` puts them: files in a directory of their own, a link to godwit among the user's programs.
+#[test]
+fn beside_godwit_is_where_its_file_is_and_not_a_link_to_it() {
+    let installed = Installed::new();
+    for program in ["godwit-lab", "godwitd"] {
+        symlink("/bin/echo", installed.path(program)).unwrap();
+    }
+    symlink("../godwit", installed.path("path/godwit")).unwrap();
+    for (typed, given) in [("lab", "--lab default lab\n"), ("cluster init", "init\n")] {
+        let mut command = Command::new(installed.path("path/godwit"));
+        command.args(typed.split(' ')).env("PATH", "").env_remove("GODWIT_NODE").env_remove("GODWIT_LAB");
+        let output = command.output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), given, "{typed}");
+    }
+}
+
 #[test]
 fn the_path_comes_after_the_program_beside_godwit_and_the_exit_status_is_passed_on() {
     let installed = Installed::new();

@@ -1,6 +1,9 @@
 //! How a cluster begins and grows: founding it, inviting a node, and joining.
 
+mod arguments;
+
 use std::collections::VecDeque;
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +18,15 @@ use godwit_transfer::{ClusterAuthority, ConnectOptions, JoinToken, NodeName, Sec
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
+pub(crate) use arguments::{InitArgs, JoinArgs};
+
 use crate::node::Node;
+use crate::own::{Place, Toward};
 use crate::peers::IDENTITY;
 use crate::protection::encrypt::{Encrypt, setting};
 use crate::removals;
 use crate::state::{State, now_ms};
+use crate::unit::Systemd;
 
 /// How long a token is good for when the user does not say.
 const TOKEN_VALID: Duration = Duration::from_secs(3600);
@@ -39,30 +46,29 @@ fn member(name: &str, listen: &str) -> anyhow::Result<Member> {
     Ok(Member { name: name.into(), address: listen.into(), vtep: host.into(), revision })
 }
 
-/// Founds a cluster on this node.
-pub(crate) fn init(
-    state_dir: &Path,
-    cluster: &str,
-    node: &str,
-    listen: &str,
-    encrypt: Option<Encrypt>,
-) -> anyhow::Result<()> {
+/// Founds a cluster on this node, and starts its daemon.
+pub(crate) async fn init(args: &InitArgs) -> anyhow::Result<()> {
     // A node that cannot encrypt must not ask the others to.
-    let encryption = encrypt.map(Encrypt::resolve).transpose()?;
-    let name = NodeName::new(node)?;
-    let member = member(node, listen)?;
-    let identity = state_dir.join(IDENTITY);
-    std::fs::create_dir_all(state_dir).with_context(|| format!("cannot create {}", state_dir.display()))?;
-    let authority = ClusterAuthority::create(&identity, cluster)?;
+    let encryption = args.encrypt.map(Encrypt::resolve).transpose()?;
+    let asked = args.asked();
+    let name = asked.name_of_founder()?;
+    let place = asked.place(Toward::Outside).await?;
+    let member = member(name.as_str(), &place.listen.to_string())?;
+    let identity = args.state.join(IDENTITY);
+    std::fs::create_dir_all(&args.state)
+        .with_context(|| format!("cannot create {}", args.state.display()))?;
+    let authority = ClusterAuthority::create(&identity, &args.cluster)?;
     authority.issue_own(&identity, &name)?;
-    let state = State::open(&state_dir.join("node.db"))?;
+    let state = State::open(&args.state.join("node.db"))?;
     state.put_settings(&encryption.map(setting).into_iter().collect())?;
     state.put_member(&member)?;
-    Ok(())
+    drop(state);
+    say(&format!("node {name} has founded the cluster {}; {}", args.cluster, reached(&place)));
+    begin(&place, &args.state, args.no_start)
 }
 
 /// A token from somewhere else than the arguments, which all users of a machine can see.
-pub(crate) fn read_token(from: impl std::io::Read) -> anyhow::Result<String> {
+fn read_token(from: impl std::io::Read) -> anyhow::Result<String> {
     // A few bytes more than a token may have are enough to see that it is not one.
     let most = u64::try_from(MAX_TOKEN).unwrap_or(u64::MAX).saturating_add(8);
     let mut text = String::new();
@@ -71,27 +77,58 @@ pub(crate) fn read_token(from: impl std::io::Read) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Joins the cluster that a token invites to.
-pub(crate) async fn join(state_dir: &Path, node: &str, listen: &str, token: &str) -> anyhow::Result<()> {
-    let token = JoinToken::decode(token)?;
-    if token.node.as_str() != node {
+/// Joins the cluster that a token invites to, and starts this node's daemon.
+pub(crate) async fn join(args: &JoinArgs) -> anyhow::Result<()> {
+    let token = match args.token.as_str() {
+        "-" => JoinToken::decode(&read_token(std::io::stdin().lock())?)?,
+        token => JoinToken::decode(token)?,
+    };
+    let (asked, name) = (args.asked(), token.node.as_str());
+    if let Some(other) = asked.name.as_deref().filter(|asked| *asked != name) {
         bail!(
-            "the token is for node {}, not for {node}; ask for one with `godwit cluster token {node}`",
-            token.node
+            "the token is for node {name}, not for {other}; ask for one with `godwit cluster token {other}`"
         );
     }
-    let own = member(node, listen)?;
-    let identity = state_dir.join(IDENTITY);
-    std::fs::create_dir_all(state_dir).with_context(|| format!("cannot create {}", state_dir.display()))?;
+    let place = match asked.listen {
+        // Wherever the founding node is.
+        Some(_) => asked.place(Toward::Outside).await?,
+        None => asked.place(Toward::founder(&token.address)?).await?,
+    };
+    let own = member(name, &place.listen.to_string())?;
+    let identity = args.state.join(IDENTITY);
+    std::fs::create_dir_all(&args.state)
+        .with_context(|| format!("cannot create {}", args.state.display()))?;
     let joined = join::join(&token, &identity, ConnectOptions::default()).await?;
-    let state = State::open(&state_dir.join("node.db"))?;
-    state.forget_hearsay(node)?;
+    let state = State::open(&args.state.join("node.db"))?;
+    state.forget_hearsay(name)?;
     state.put_settings(&joined.settings)?;
     state.put_member(&own)?;
     // Revision 0: whatever the inviter says of itself later is newer.
     let inviter = member(joined.inviter.as_str(), &joined.inviter_address)?;
     state.put_member(&Member { revision: 0, ..inviter })?;
+    drop(state);
+    say(&format!("node {name} has joined the cluster of node {}; {}", joined.inviter, reached(&place)));
+    begin(&place, &args.state, args.no_start)
+}
+
+/// Records where the node is reached, and has its daemon started.
+fn begin(place: &Place, state_dir: &Path, leave: bool) -> anyhow::Result<()> {
+    place.record(&state_dir.join(IDENTITY))?;
+    say(&Systemd::of_machine().start(state_dir, leave)?);
     Ok(())
+}
+
+fn reached(place: &Place) -> String {
+    let at = format!("other nodes reach it at {}", place.listen);
+    match &place.uplink {
+        Some(uplink) => format!("{at}, by the interface {uplink}"),
+        None => at,
+    }
+}
+
+/// What is done counts, also where its line cannot be written.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Makes a token for one more node.

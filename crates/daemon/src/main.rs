@@ -12,7 +12,8 @@
 //!
 //! [`node_api`] and [`peer_api`] are thin: each verb's work is in the module of its name, and [`verbs`] says who may ask for
 //! it. Data connections need no verb: a member's certificate opens them, and what comes over one is `godwit-migration`'s to
-//! judge. What users give is checked in [`convert`], what other nodes say in [`trust`]. At its start [`services`] finds the
+//! judge. What users give is checked in [`convert`], what other nodes say in [`trust`]. [`own`] says what the node is called
+//! and where it is reached, and [`unit`] has systemd start it. At its start [`services`] finds the
 //! node's services again, which have run on with their shims and pagers, and [`serve`] calls
 //! `godwit_migration::recovery`. How pages move, what CRIU does and how the kernel's tables look is not known here.
 
@@ -35,6 +36,7 @@ mod network_changes;
 mod node;
 mod node_api;
 mod notify;
+mod own;
 mod peer_api;
 mod peers;
 mod protection;
@@ -47,12 +49,14 @@ mod state;
 mod status;
 mod tombstones;
 mod trust;
+mod unit;
 mod verbs;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 // What `godwit version` shows is what migrations speak; `migration` must not know the API's crate.
@@ -72,38 +76,14 @@ struct Cli {
 enum Verb {
     /// Serve this node
     Serve(Box<serve::ServeArgs>),
-    /// Found a cluster on this node
-    Init {
-        /// Directory for what must survive a restart of the machine
-        #[arg(long, default_value = "/var/lib/godwit")]
-        state: PathBuf,
-        /// Name of the cluster
-        #[arg(long, default_value = "godwit")]
-        cluster: String,
-        /// Name of this node
-        #[arg(long)]
-        node: String,
-        /// Address and port at which other nodes reach this one
-        #[arg(long, value_name = "ADDRESS:PORT")]
-        listen: std::net::SocketAddr,
-        /// Encryption of services' packets between nodes, for this node and all that join
-        #[arg(long, value_enum)]
-        encrypt: Option<protection::encrypt::Encrypt>,
-    },
-    /// Join the cluster that a token invites to
-    Join {
-        /// Directory for what must survive a restart of the machine
-        #[arg(long, default_value = "/var/lib/godwit")]
-        state: PathBuf,
-        /// Name of this node
-        #[arg(long)]
-        node: String,
-        /// Address and port at which other nodes reach this one
-        #[arg(long, value_name = "ADDRESS:PORT")]
-        listen: std::net::SocketAddr,
-        /// The token that `godwit cluster token` printed on the founding node; with `-` it is read from standard
-        /// input, where other users of the machine do not see it
-        token: String,
+    /// Found a cluster on this node, and start its daemon
+    Init(join::InitArgs),
+    /// Join the cluster that a token invites to, and start this node's daemon
+    Join(join::JoinArgs),
+    /// Write the man pages of godwitd into a directory
+    Man {
+        /// The directory, made if it is missing
+        directory: PathBuf,
     },
 }
 
@@ -129,13 +109,9 @@ fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match cli.verb {
             Verb::Serve(args) => serve::serve(*args, &manager).await,
-            Verb::Init { state, cluster, node, listen, encrypt } => {
-                join::init(&state, &cluster, &node, &listen.to_string(), encrypt)
-            }
-            Verb::Join { state, node, listen, token } => {
-                let token = if token == "-" { join::read_token(std::io::stdin().lock())? } else { token };
-                join::join(&state, &node, &listen.to_string(), &token).await
-            }
+            Verb::Init(args) => join::init(&args).await,
+            Verb::Join(args) => join::join(&args).await,
+            Verb::Man { directory } => man(&directory),
         }
     });
     let code = match done {
@@ -148,4 +124,40 @@ fn main() -> ExitCode {
     // Without dropping the runtime: it would drop tasks one by one, and a task that is left would take the end of
     // another one for the end of the process that this one watches. The next start continues from the journal.
     std::process::exit(code)
+}
+
+/// Writes a man page of godwitd, and one of each verb.
+fn man(directory: &Path) -> anyhow::Result<()> {
+    let unwritable = || format!("the man pages cannot be written to {}", directory.display());
+    std::fs::create_dir_all(directory).with_context(unwritable)?;
+    clap_mangen::generate_to(Cli::command(), directory).with_context(unwritable)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_has_a_man_page_with_its_flags() {
+        let directory = tempfile::tempdir().unwrap();
+        let pages = directory.path().join("man/man1");
+        man(&pages).unwrap();
+        for (page, words) in [
+            ("godwitd", "godwitd\\-serve(1)"),
+            ("godwitd-serve", "\\-\\-address\\-probe"),
+            ("godwitd-init", "\\-\\-no\\-start"),
+            ("godwitd-join", "\\-\\-uplink"),
+            ("godwitd-man", "DIRECTORY"),
+        ] {
+            let text = std::fs::read_to_string(pages.join(format!("{page}.1"))).unwrap();
+            assert!(text.contains(words), "{page}: {text}");
+            assert!(!text.contains("ready\\-fd"), "{page} shows what is for programs alone");
+        }
+    }
 }

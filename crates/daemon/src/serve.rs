@@ -26,7 +26,7 @@ use godwit_api::v1::node_server::NodeServer;
 use godwit_api::v1::peer_server::PeerServer;
 use godwit_migration::recovery;
 use godwit_transfer::listen::JoinListener;
-use godwit_transfer::{Identity, ListenOptions, Listener};
+use godwit_transfer::{Identity, ListenOptions, Listener, NodeName};
 use nix::sys::stat::{Mode, umask};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -40,7 +40,9 @@ use crate::network::cluster_networks;
 use crate::node::Node;
 use crate::node_api::NodeService;
 use crate::notify::Manager;
+use crate::own::{Asked, Own};
 use crate::peer_api::{PeerService, VerbsFrom};
+use crate::state::State;
 use crate::verbs::Listed;
 use crate::{cluster, directory, images, join, peers, renew, services};
 
@@ -56,8 +58,8 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     let identity = Arc::new(Identity::load(&args.state.join(peers::IDENTITY)).context(
         "this node has no identity; found a cluster with `godwit cluster init` or join one with `godwit cluster join`",
     )?);
-    if identity.node().as_str() != args.node {
-        bail!("the certificate of this node says that it is {}, not {}", identity.node(), args.node);
+    if let Some(name) = args.name.as_deref().filter(|name| *name != identity.node().as_str()) {
+        bail!("the certificate of this node says that it is {}, not {name}", identity.node());
     }
     for directory in [&args.state, &args.run] {
         std::fs::create_dir_all(directory)
@@ -68,7 +70,9 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
         .with_context(|| format!("cannot close {} to other users", args.state.display()))?;
     // Until the process has ended: its tasks work on when this function has returned.
     std::mem::forget(lock(&args.run)?);
-    let node = build::build(&args, Arc::clone(&identity)).await?;
+    let state = Arc::new(State::open(&args.state.join("node.db"))?);
+    let own = own(&args, identity.node(), &state).await?;
+    let node = build::build(&args, &own, state, Arc::clone(&identity)).await?;
 
     services::record_all(&node)?;
     // Before anything of services is looked for.
@@ -78,13 +82,13 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     cluster::put_own_right(&node)?;
     services::find_again(&node).await?;
 
-    let listener = Listener::bind(args.listen, &identity, ListenOptions::default()).await?;
-    let mut join_at = args.listen;
-    join_at.set_port(args.listen.port().checked_add(1).context("the port must be below 65535")?);
+    let listener = Listener::bind(own.listen, &identity, ListenOptions::default()).await?;
+    let mut join_at = own.listen;
+    join_at.set_port(own.listen.port().checked_add(1).context("the port must be below 65535")?);
     let inviting = JoinListener::bind(join_at, &identity, ListenOptions::default()).await?;
     let socket = args.run.join("godwitd.sock");
     let users = listen_unix(&socket)?;
-    tracing::info!(node = %args.node, listen = %args.listen, socket = %socket.display(), "godwitd serves");
+    tracing::info!(node = %own.name, listen = %own.listen, uplink = %own.uplink, socket = %socket.display(), "godwitd serves");
     manager.tell("READY=1").context("cannot tell the service manager that the node is ready")?;
     if let Some(fd) = args.ready_fd {
         tell_ready(fd)?;
@@ -119,6 +123,13 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     shut_down(&node).await;
     let _ = std::fs::remove_file(&socket);
     ended
+}
+
+/// What the node is called and where it is reached: as the flags say, else as recorded.
+async fn own(args: &ServeArgs, name: &NodeName, state: &State) -> anyhow::Result<Own> {
+    let last = state.member(name.as_str())?.and_then(|member| member.address.parse().ok());
+    let asked = Asked { name: None, listen: args.listen, uplink: args.uplink.clone() };
+    asked.own(name, &args.state.join(peers::IDENTITY), last).await
 }
 
 /// A service's connections are an image file each, and CRIU has each of them open, too: as many files may

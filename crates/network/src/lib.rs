@@ -24,6 +24,7 @@
 //! - [`Overlay::find_foreign`] asks whether another host has a service's address.
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
+//! - [`HostNetwork`] lists the machine's interfaces, addresses and routes.
 //! - [`Overlay::capture`] shows the packets of a service, [`connections::inside`] its connections.
 //!
 //! Nothing is learned and nothing is flooded between nodes: godwit writes each forwarding entry.
@@ -40,6 +41,7 @@ mod error;
 mod filter;
 mod foreign;
 mod guard;
+mod host_network;
 mod inside;
 mod ipv6;
 mod netlink;
@@ -68,6 +70,7 @@ pub use error::NetworkError;
 pub use filter::Filter;
 pub use foreign::{check_namespace, forget_connections, silence, unsilence};
 pub use guard::{Between, Guard, Guarding};
+pub use host_network::{HostAddress, HostNetwork, HostRoute};
 pub use netns::{enter, enter_blocking};
 pub use networks::Networks;
 pub use overlay::{

@@ -33,7 +33,7 @@ fn a_bridge_that_is_gone_is_named_when_something_is_asked_of_it() {
         world.a.with(async move |overlay: &Overlay| overlay.open(&web).await.unwrap_err().to_string());
     assert!(opened.contains("web") && opened.contains("create it first"), "{opened}");
     let message = world.a.try_create(&service("other", 61)).unwrap_err();
-    assert!(message.contains("the bridge gw0") && message.contains("start godwitd again"), "{message}");
+    assert!(message.contains("the bridge gw0") && message.contains("restart godwitd"), "{message}");
     assert!(!world.a.netns_dir.join("other").exists(), "something was made");
 }
 
@@ -136,7 +136,7 @@ fn a_daemon_that_starts_after_the_switch_sets_it_up_anew() {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(probe(&config))
     });
     let fact = facts.into_iter().find(|fact| fact.name == "openvswitch").unwrap();
-    assert!(!fact.ok && fact.detail.contains("start godwitd again"), "{}", fact.detail);
+    assert!(!fact.ok && fact.detail.contains("restart godwitd"), "{}", fact.detail);
 
     world.a.up();
     assert!(!world.a.is_open(&web), "nobody opened it");

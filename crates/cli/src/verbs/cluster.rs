@@ -22,7 +22,8 @@ pub(crate) struct Args {
 enum ClusterVerb {
     /// Make this machine the founding node of a new cluster, with its certificate authority
     ///
-    /// Starts `godwitd init` with the same flags; `godwitd init --help` lists them.
+    /// Its daemon is started. Without flags the node has the machine's host name, and other nodes reach it at the address
+    /// of its default route. This is `godwitd init` with the same flags; `godwitd init --help` lists them.
     Init {
         /// Flags of `godwitd init`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
@@ -49,7 +50,9 @@ enum ClusterVerb {
     },
     /// Make this machine a node of the cluster that the token comes from
     ///
-    /// Starts `godwitd join` with the same flags; `godwitd join --help` lists them.
+    /// Its daemon is started. Without flags the node has the name that the token is for, and other nodes reach it at the
+    /// address of its route to the founding node. This is `godwitd join` with the same flags; `godwitd join --help` lists
+    /// them.
     Join {
         /// The token that `godwit cluster token` printed; with `-` it is read from standard input, where other
         /// users of the machine do not see it

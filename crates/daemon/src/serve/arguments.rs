@@ -6,25 +6,28 @@ use std::path::PathBuf;
 use godwit_network::{Prefix6, Subnet};
 
 use crate::protection::encrypt::Encrypt;
+use crate::unit;
 
 /// How `godwitd serve` was called.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Directory for what must survive a restart of the machine
-    #[arg(long, default_value = "/var/lib/godwit")]
+    #[arg(long, default_value = unit::STATE)]
     pub state: PathBuf,
     /// Directory for what need not; the socket is in it
     #[arg(long, default_value = "/run/godwit")]
     pub run: PathBuf,
-    /// Name of this node
-    #[arg(long)]
-    pub node: String,
-    /// Address and port at which other nodes reach this one; the next port serves new nodes
+    /// Name of this node; another than in its certificate is refused [default: the one in the certificate]
+    #[arg(long, alias = "node")]
+    pub name: Option<String>,
+    /// Address and port at which other nodes reach this one; the next port serves new nodes [default: as the node was
+    /// founded or has joined]
     #[arg(long, value_name = "ADDRESS:PORT")]
-    pub listen: SocketAddr,
-    /// Interface that carries the overlay and on which clients reach services
-    #[arg(long, default_value = "eth0")]
-    pub uplink: String,
+    pub listen: Option<SocketAddr>,
+    /// Interface that carries the overlay and on which clients reach services [default: as the node was founded or has
+    /// joined]
+    #[arg(long, value_name = "INTERFACE")]
+    pub uplink: Option<String>,
     /// The switch that services are plugged into
     #[arg(long, value_enum, default_value_t = NetworkBackend::Kernel)]
     pub network_backend: NetworkBackend,
@@ -45,9 +48,9 @@ pub(crate) struct ServeArgs {
     /// Whether to probe the uplink for a service's address (ARP) before the service is admitted
     #[arg(long, value_enum, default_value_t = AddressProbe::Auto)]
     pub address_probe: AddressProbe,
-    /// CRIU
-    #[arg(long, default_value = "/usr/local/lib/godwit/bin/criu")]
-    pub criu: PathBuf,
+    /// CRIU [default: the one in godwitd's own directory, else /usr/local/lib/godwit/bin/criu]
+    #[arg(long, env = "GODWIT_CRIU", value_name = "PATH")]
+    pub criu: Option<PathBuf>,
     /// runc
     #[arg(long, default_value = "runc")]
     pub runc: PathBuf,
@@ -194,11 +197,20 @@ mod tests {
     }
 
     #[test]
+    fn no_flag_is_needed() {
+        let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
+        let found = command.try_get_matches_from(["serve"]).unwrap();
+        let args = <ServeArgs as clap::FromArgMatches>::from_arg_matches(&found).unwrap();
+        assert_eq!((args.name, args.listen, args.uplink), (None, None, None));
+    }
+
+    #[test]
     fn flags_of_version_0_1_are_taken() {
         let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("serve"));
         let line = "serve --node a --listen 192.0.2.1:7117 --agent-memory 5 --keep-memory 6";
         let found = command.try_get_matches_from(line.split(' ')).unwrap();
         let args = <ServeArgs as clap::FromArgMatches>::from_arg_matches(&found).unwrap();
         assert_eq!((args.delta_cache, args.retained_memory), (5, Some(6)));
+        assert_eq!((args.name.as_deref(), args.listen), (Some("a"), "192.0.2.1:7117".parse().ok()));
     }
 }

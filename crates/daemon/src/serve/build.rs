@@ -1,6 +1,6 @@
 //! Builds a node out of its arguments: state, overlay, engine, CRIU, and what migrations work with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::arguments::{AddressProbe, CriuPatches, CutOver, ServeArgs, Track, Userfaultfd};
 use crate::cluster_view::ClusterView;
 use crate::node::{Means, Node};
+use crate::own::Own;
 use crate::peers::Peers;
 use crate::protection::{Surroundings, encrypt};
 use crate::state::{State, now_ms};
@@ -36,14 +37,21 @@ use crate::{removals, restart};
 /// VXLAN network id of the overlay.
 const VNI: u32 = 88;
 
+/// Where `scripts/setup` puts a CRIU that works on this kernel.
+const CRIU: &str = "/usr/local/lib/godwit/bin/criu";
+
 /// A node that nothing can reach yet. Its overlay is up.
-pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::Result<Arc<Node>> {
-    let state = Arc::new(State::open(&args.state.join("node.db"))?);
+pub(super) async fn build(
+    args: &ServeArgs,
+    own: &Own,
+    state: Arc<State>,
+    identity: Arc<Identity>,
+) -> anyhow::Result<Arc<Node>> {
     removals::load(&state, &identity)?;
-    let vtep = godwit_network::underlay_address(&args.uplink).await?;
+    let vtep = godwit_network::underlay_address(&own.uplink).await?;
     state.put_member(&Member {
-        name: args.node.clone(),
-        address: args.listen.to_string(),
+        name: own.name.clone(),
+        address: own.listen.to_string(),
         vtep: vtep.to_string(),
         revision: u64::try_from(now_ms()).unwrap_or(1),
     })?;
@@ -54,29 +62,33 @@ pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::
         netns_dir: args.run.join("netns"),
         encryption: encrypt::of_node(args.encrypt, &state)?,
         backend: args.network_backend.into(),
-        ..OverlayConfig::new(args.subnet, &args.uplink, vtep)
+        ..OverlayConfig::new(args.subnet, &own.uplink, vtep)
     };
     // Before the overlay takes its first frame.
-    let (tunnel_port, probes) = (args.listen.port().checked_add(2), args.address_probe == AddressProbe::Auto);
-    let network = Surroundings::raise(&config, &args.node, tunnel_port, probes, &state).await?;
+    let (tunnel_port, probes) = (own.listen.port().checked_add(2), args.address_probe == AddressProbe::Auto);
+    let network = Surroundings::raise(&config, &own.name, tunnel_port, probes, &state).await?;
     let overlay = Overlay::up(config).await?;
     let store = Store::open(&args.state.join("images"))?;
+    let criu_path = match &args.criu {
+        Some(path) => path.clone(),
+        None => criu_beside(&own_file()?, Path::new(CRIU)),
+    };
     let engine = Runc::new(RuncConfig {
         runc: args.runc.clone(),
-        criu: args.criu.clone(),
+        criu: criu_path.clone(),
         root: args.run.join("runc"),
         shim: beside_us("godwit-shim")?,
     });
     let criu = match args.criu_patches {
-        CriuPatches::Auto => Criu::new(&args.criu),
-        CriuPatches::Off => Criu::new(&args.criu).as_stock(),
+        CriuPatches::Auto => Criu::new(&criu_path),
+        CriuPatches::Off => Criu::new(&criu_path).as_stock(),
     };
     if let Err(error) = criu.warm_up().await {
         // It works without, only slower; a CRIU that does not work at all is said by the doctor.
         tracing::warn!(error = %error_chain(&error), "CRIU has no cache of the kernel's features, and probes for them at every dump and restore");
     }
     let certificate_validity = args.certificate_validity.map(Duration::from_secs);
-    let mut node = Node::new(&args.node, state, Peers::new(identity), network);
+    let mut node = Node::new(&own.name, state, Peers::new(identity), network);
     node.certificate_validity = certificate_validity;
     let node = Arc::new(node);
     let holds = args.cutover == CutOver::Hold;
@@ -94,7 +106,7 @@ pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::
         holds,
     };
     let local = NodeResources {
-        node: args.node.clone(),
+        node: own.name.clone(),
         layout: layout.clone(),
         engine: Arc::new(engine),
         network: Arc::new(network),
@@ -123,10 +135,20 @@ pub(super) async fn build(args: &ServeArgs, identity: Arc<Identity>) -> anyhow::
     Ok(node)
 }
 
+/// The file of this program, which the kernel tells without links.
+fn own_file() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program's own path")
+}
+
+/// The CRIU that was installed with godwitd, else that of `scripts/setup`.
+fn criu_beside(own: &Path, other: &Path) -> PathBuf {
+    let beside = own.with_file_name("criu");
+    if beside.exists() { beside } else { other.to_owned() }
+}
+
 /// A program of ours that lies beside this one.
 fn beside_us(name: &str) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find this program's own path")?;
-    let path = own.with_file_name(name);
+    let path = own_file()?.with_file_name(name);
     if path.exists() {
         Ok(path)
     } else {
@@ -159,3 +181,19 @@ async fn can_restore_lazily(criu: &Criu) -> bool {
 
 /// How long CRIU may take to tell what it can do: it does so in milliseconds.
 const CRIU_ANSWER: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_criu_beside_godwitd_is_taken_before_the_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join("godwitd");
+        assert_eq!(criu_beside(&own, Path::new(CRIU)), Path::new(CRIU));
+        // scripts/setup makes a link where the distribution's works.
+        std::os::unix::fs::symlink("/bin/true", directory.path().join("criu")).unwrap();
+        assert_eq!(criu_beside(&own, Path::new(CRIU)), directory.path().join("criu"));
+    }
+}
