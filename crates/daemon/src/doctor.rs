@@ -6,8 +6,8 @@ use godwit_api::v1::{Check, NodeInfo};
 use godwit_criu::Criu;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
+use godwit_network::Encryption;
 
-use crate::keys::Keys;
 use crate::node::Node;
 use crate::{directory, network};
 
@@ -122,10 +122,10 @@ async fn encryption(node: &Node) -> Check {
     let Some(keys) = node.network.keys() else {
         return ok(name, "off: what nodes send each other for services is in the clear");
     };
-    match (keys, keys.look().await.broken()) {
-        (_, Some(reason)) => missing(name, "nothing passes between this node and others", reason),
-        (Keys::Tunnel(_), None) => ok(name, "tunnel: ChaCha20-Poly1305 in user space"),
-        (Keys::WireGuard(_), None) => ok(name, "wireguard: the kernel's WireGuard"),
+    match (keys.look().await.broken(), keys.how()) {
+        (Some(reason), _) => missing(name, "nothing passes between this node and others", reason),
+        (None, Encryption::WireGuard) => ok(name, "wireguard: the kernel's WireGuard"),
+        (None, _) => ok(name, "tunnel: WireGuard in user space"),
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use tracing::warn;
 
 use crate::convert::overlay_config;
-use crate::keys::{Keys, vtep_of};
+use crate::keys::{Device, Keys, vtep_of};
 use crate::state::{State, StateError};
 
 /// What is around a node's overlay.
@@ -61,8 +61,8 @@ impl Surroundings {
         };
         let keys = match tunnel {
             Some(tunnel) => {
-                let up = agree_with(node, config.encryption, tunnel).await;
-                Some(up.context("what nodes send each other cannot be encrypted here")?)
+                let up = bring_up(config.encryption, tunnel).await;
+                Some(Keys::new(up.context("what nodes send each other cannot be encrypted here")?))
             }
             None => {
                 // An earlier life of the daemon may have encrypted.
@@ -83,10 +83,10 @@ impl Surroundings {
 }
 
 /// What encrypts packets, brought up.
-async fn agree_with(node: &str, how: Encryption, config: TunnelConfig) -> Result<Keys, NetworkError> {
+async fn bring_up(how: Encryption, config: TunnelConfig) -> Result<Device, NetworkError> {
     match how {
-        Encryption::WireGuard => WireGuard::up(config).await.map(Keys::of_wireguard),
-        _ => Tunnel::up(config).await.map(|tunnel| Keys::of_tunnel(node, tunnel)),
+        Encryption::WireGuard => WireGuard::up(config).await.map(Device::WireGuard),
+        _ => Tunnel::up(config).await.map(Device::Tunnel),
     }
 }
 

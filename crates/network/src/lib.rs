@@ -83,7 +83,7 @@ pub use probe::{Fact, probe};
 pub use resend::{InDoubt, Resend, Resent};
 pub use standing::{Standing, forget_standing};
 pub use subnet::{Subnet, mac_of};
-pub use tunnel::{Keyed, Secret, Session, Stopped, Tunnel};
+pub use tunnel::{Stopped, Tunnel};
 pub use wireguard::{Looked, PublicKey, Seen, WireGuard};
 
 /// A link-layer (Ethernet) address.
