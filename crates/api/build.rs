@@ -5,7 +5,5 @@ fn main() -> std::io::Result<()> {
         .type_attribute(".", "#[serde(rename_all = \"snake_case\")]")
         .type_attribute("godwit.v1.PublishedPort", "#[derive(serde::Deserialize)]")
         .bytes(".")
-        // Their fields are secrets: nobody shall show them by accident.
-        .skip_debug(["godwit.v1.KeysRequest", "godwit.v1.KeysResponse"])
         .compile_protos(&["proto/godwit/v1/node.proto", "proto/godwit/v1/peer.proto"], &["proto"])
 }

@@ -369,8 +369,8 @@ fn of_two_nodes_only_one_encrypts_and_both_say_so() {
     let reason = kept(&bed);
     assert_eq!(
         reason,
-        "node b refuses: node b encrypts packets by godwit's own tunnel and node a sends packets in the clear; start godwitd on all \
-         nodes with the same --encrypt"
+        "node b refuses: node b encrypts packets by WireGuard in user space and node a sends packets in the clear; start godwitd on \
+         all nodes with the same --encrypt"
     );
     for (at, of, words) in [("a", "b", "node a sends packets in the clear"), ("b", "a", "node b encrypts")] {
         let info: Value = wait_for("what the nodes have heard of each other", || {

@@ -17,17 +17,5 @@ pub mod v1 {
     tonic::include_proto!("godwit.v1");
 }
 
-impl std::fmt::Debug for v1::KeysRequest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KeysRequest").finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for v1::KeysResponse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KeysResponse").finish_non_exhaustive()
-    }
-}
-
 /// The version both nodes of a migration must speak; raised when their conversation changes.
 pub const PROTOCOL_VERSION: u32 = 3;

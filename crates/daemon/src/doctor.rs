@@ -6,11 +6,11 @@ use godwit_api::v1::{Check, NodeInfo};
 use godwit_criu::Criu;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
+use godwit_network::Encryption;
 
 use crate::directory;
 use crate::network::overlay;
 use crate::node::Node;
-use crate::protection::keys::Keys;
 
 /// Below this much free disk, images and changed files may not fit.
 const DISK_LOW: u64 = 1 << 30;
@@ -123,10 +123,10 @@ async fn encryption(node: &Node) -> Check {
     let Some(keys) = node.network.keys() else {
         return ok(name, "off: services' packets between nodes are not encrypted");
     };
-    match (keys, keys.status().await.broken()) {
-        (_, Some(reason)) => missing(name, "nothing passes between this node and others", reason),
-        (Keys::Tunnel(_), None) => ok(name, "tunnel: ChaCha20-Poly1305 in user space"),
-        (Keys::WireGuard(_), None) => ok(name, "wireguard: the kernel's WireGuard"),
+    match (keys.status().await.broken(), keys.how()) {
+        (Some(reason), _) => missing(name, "nothing passes between this node and others", reason),
+        (None, Encryption::WireGuard) => ok(name, "wireguard: the kernel's WireGuard"),
+        (None, _) => ok(name, "tunnel: WireGuard in user space"),
     }
 }
 

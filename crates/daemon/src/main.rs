@@ -62,8 +62,9 @@ use tracing_subscriber::EnvFilter;
 // What `godwit version` shows is what migrations speak; `migration` must not know the API's crate.
 const _: () = assert!(godwit_api::PROTOCOL_VERSION == godwit_migration::message::PROTOCOL_VERSION);
 
-/// What is logged without `GODWIT_LOG`: the netlink crates warn of every attribute newer than they.
-const QUIET: &str = "info,netlink_packet_route=error,netlink_proto=error";
+/// What is logged without `GODWIT_LOG`: the netlink crates warn of every attribute newer than they, and boringtun of
+/// every handshake without an answer, which `network inspect` shows.
+const QUIET: &str = "info,netlink_packet_route=error,netlink_proto=error,boringtun=off";
 
 #[derive(Parser)]
 #[command(name = "godwitd", version, about = "The daemon of a godwit node")]

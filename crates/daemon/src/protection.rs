@@ -20,7 +20,7 @@ use godwit_network::{
 use tokio::sync::Mutex;
 use tracing::warn;
 
-use self::keys::{Keys, vtep_of};
+use self::keys::{Device, Keys, vtep_of};
 use crate::convert::overlay_config;
 use crate::state::{State, StateError};
 
@@ -69,8 +69,8 @@ impl Surroundings {
         };
         let keys = match tunnel {
             Some(tunnel) => {
-                let up = agree_with(node, config.encryption, tunnel).await;
-                Some(up.context("packets between nodes cannot be encrypted here")?)
+                let up = bring_up(config.encryption, tunnel).await;
+                Some(Keys::new(up.context("packets between nodes cannot be encrypted here")?))
             }
             None => {
                 // An earlier life of the daemon may have encrypted.
@@ -91,10 +91,10 @@ impl Surroundings {
 }
 
 /// What encrypts packets, brought up.
-async fn agree_with(node: &str, how: Encryption, config: TunnelConfig) -> Result<Keys, NetworkError> {
+async fn bring_up(how: Encryption, config: TunnelConfig) -> Result<Device, NetworkError> {
     match how {
-        Encryption::WireGuard => WireGuard::up(config).await.map(Keys::of_wireguard),
-        _ => Tunnel::up(config).await.map(|tunnel| Keys::of_tunnel(node, tunnel)),
+        Encryption::WireGuard => WireGuard::up(config).await.map(Device::WireGuard),
+        _ => Tunnel::up(config).await.map(Device::Tunnel),
     }
 }
 

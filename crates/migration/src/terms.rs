@@ -43,8 +43,8 @@ impl OverlayTerms {
         if self.encryption != other.encryption {
             let word = |terms: &Self| match terms.encryption.as_str() {
                 "" | "off" => "sends packets in the clear",
-                name if name == Encryption::Tunnel.name() => "encrypts packets by godwit's own tunnel",
-                name if name == Encryption::WireGuard.name() => "encrypts packets by WireGuard",
+                name if name == Encryption::Tunnel.name() => "encrypts packets by WireGuard in user space",
+                name if name == Encryption::WireGuard.name() => "encrypts packets by the kernel's WireGuard",
                 _ => "encrypts packets in another way",
             };
             reasons.push(format!(
@@ -109,7 +109,7 @@ mod tests {
             "{prefix:?}"
         );
         let other = terms(1390, 4789, "tunnel").objections("b", &terms(1390, 4789, "wireguard"), "a");
-        let both = "node b encrypts packets by godwit's own tunnel and node a encrypts packets by WireGuard";
+        let both = "b encrypts packets by WireGuard in user space and node a encrypts packets by the kernel's WireGuard";
         assert!(other[0].contains(both), "{other:?}");
         let other = terms(1390, 4789, "tunnel").objections("b", &terms(1390, 4789, "later"), "a");
         assert!(other[0].contains("node a encrypts packets in another way"), "{other:?}");

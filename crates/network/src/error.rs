@@ -112,8 +112,8 @@ pub enum NetworkError {
     NoWireGuard,
     /// Another node has shown a key that cannot be its own.
     #[error(
-        "the node at {vtep} shows the WireGuard key of {holder}; remove the device there (`ip link del gwwg0`), \
-         which godwitd makes again with a key of its own"
+        "the node at {vtep} shows the WireGuard key of {holder}; give it one of its own: restart godwitd there, after \
+         `ip link del gwwg0` where it encrypts by the kernel's WireGuard"
     )]
     KeyTaken {
         /// Where the node is that has shown it.

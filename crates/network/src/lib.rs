@@ -84,7 +84,7 @@ pub use publish::{Protocol, Published};
 pub use resend::{InDoubt, Resend, Resent};
 pub use standing::{Standing, forget_standing};
 pub use subnet::{Subnet, mac_of};
-pub use tunnel::{Keyed, Secret, Session, Stopped, Tunnel};
+pub use tunnel::{Stopped, Tunnel};
 pub use wireguard::{PeerStatus, PublicKey, WireGuard, WireGuardStatus};
 
 /// A link-layer (Ethernet) address.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   gwvx0 (VXLAN) ── UDP 4789 to node b ──► rule: to table 4788 ──► gwwg0 (the kernel's WireGuard)
-//!                                                  │                or gwtun0 (godwit's Tunnel)
+//!                                                  │                or gwtun0 (the Tunnel: in user space)
 //!                                                  │ no device?        │
 //!                                                  └► unreachable      ▼
 //!                                                              UDP to node b's port for it, by the uplink
@@ -46,16 +46,15 @@ pub enum Encryption {
     /// They are not.
     #[default]
     Off,
-    /// By a [`crate::Tunnel`].
+    /// By WireGuard in user space: [`crate::Tunnel`].
     Tunnel,
     /// By the kernel: [`crate::WireGuard`].
     WireGuard,
 }
 
 impl Encryption {
-    /// What it adds to each of VXLAN's packets: IPv4 and UDP headers, and
-    /// of the tunnel session and number, tag;
-    /// of WireGuard type, receiver and counter, tag.
+    /// What it adds to each of VXLAN's packets: IPv4 and UDP headers, and of WireGuard type, receiver and
+    /// counter, tag.
     #[must_use]
     pub fn overhead(self) -> u32 {
         match self {

@@ -177,7 +177,7 @@ fn wireguard_fact(encryption: Encryption) -> Fact {
     let fact = match WireGuard::is_there() {
         Ok(true) => Fact::new("wireguard", true, "the kernel has it"),
         Ok(false) => {
-            Fact::new("wireguard", false, "the kernel has none: `--encrypt auto` is godwit's own tunnel")
+            Fact::new("wireguard", false, "the kernel has none: `--encrypt auto` is the one in user space")
         }
         Err(error) => Fact::new("wireguard", false, describe(&error)),
     };

@@ -1,10 +1,10 @@
-//! Privacy between nodes: VXLAN's packets go through a device of godwit's own, which encrypts them
-//! for the node they are for.
+//! Privacy between nodes by WireGuard in user space: VXLAN's packets go through a TUN device, and godwitd encrypts
+//! them for the node they are for. The protocol is the library boringtun's.
 //!
 //! ```text
 //!   gwvx0 (VXLAN) ── UDP 4789 to node b ──► rule: to table 4788 ──► gwtun0 (TUN)
 //!                                                  │ no gwtun0?        │
-//!                                                  └► unreachable      ▼  godwitd: ChaCha20-Poly1305
+//!                                                  └► unreachable      ▼  godwitd: WireGuard
 //!                                                              UDP to node b's port for it, by the uplink
 //! ```
 //!
@@ -13,42 +13,32 @@
 //! It works on every kernel that has TUN devices, at the cost of two system calls and two copies for
 //! each packet, and only while godwitd runs: a daemon that is gone has taken its keys with it.
 //!
-//! Who the other nodes are, and which secrets they gave, the caller knows: [`Tunnel::install`].
+//! Who the other nodes are, and which public keys they have, the caller knows: [`Tunnel::install`]. A node is taken
+//! for what it is by its address and its key: what comes from another address is refused unread.
 
 mod device;
+mod peer;
 mod pump;
-mod session;
-mod window;
 
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::SystemTime;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::netlink::Netlink;
-use crate::{Encryption, NetworkError, TunnelConfig, privacy};
-pub use session::{Secret, Session};
-
-/// What packets to a node are encrypted with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keyed {
-    /// The session's name.
-    pub session: u64,
-    /// Since when there are these keys.
-    pub since: Instant,
-    /// Packets encrypted with them.
-    pub sent: u64,
-}
+use crate::{Encryption, NetworkError, PeerStatus, PublicKey, TunnelConfig, WireGuardStatus, privacy};
+use peer::{Identity, Peer};
 
 /// Packets that did not pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stopped {
-    /// From the wire: not genuine, or sent once more.
+    /// From the wire: not genuine, sent once more, or of no known node.
     pub refused: u64,
     /// From here: for nodes with which there are no keys.
     pub unsent: u64,
@@ -59,6 +49,10 @@ pub struct Stopped {
 #[derive(Debug)]
 pub struct Tunnel {
     config: TunnelConfig,
+    own: Identity,
+    /// How many nodes there have been.
+    number: AtomicU32,
+    socket: Arc<UdpSocket>,
     shared: Arc<pump::Shared>,
     stop: Arc<EventFd>,
     threads: Vec<JoinHandle<()>>,
@@ -102,10 +96,13 @@ impl Tunnel {
         let shared = Arc::new(pump::Shared::new(config.vtep, config.vxlan_port));
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| NetworkError::system("make an event")(errno.into()))?;
-        let mut tunnel = Self { config, shared, stop: Arc::new(stop), threads: Vec::new() };
-        let (device, socket) = (Arc::new(device), Arc::new(socket));
-        tunnel.start("gw-tunnel-out", pump::outward, (&device, &socket))?;
-        tunnel.start("gw-tunnel-in", pump::inward, (&device, &socket))?;
+        let own = Identity::new().map_err(NetworkError::system("make a key"))?;
+        let (number, socket, stop) = (AtomicU32::new(0), Arc::new(socket), Arc::new(stop));
+        let mut tunnel = Self { config, own, number, socket, shared, stop, threads: Vec::new() };
+        let device = Arc::new(device);
+        tunnel.start("gw-tunnel-out", pump::outward, &device)?;
+        tunnel.start("gw-tunnel-in", pump::inward, &device)?;
+        tunnel.start("gw-tunnel-due", pump::due, &device)?;
         Ok(tunnel)
     }
 
@@ -113,10 +110,10 @@ impl Tunnel {
         &mut self,
         name: &'static str,
         work: fn(&pump::Shared, &File, &UdpSocket, &EventFd) -> io::Result<()>,
-        (device, socket): (&Arc<File>, &Arc<UdpSocket>),
+        device: &Arc<File>,
     ) -> Result<(), NetworkError> {
         let (shared, stop) = (Arc::clone(&self.shared), Arc::clone(&self.stop));
-        let (device, socket) = (Arc::clone(device), Arc::clone(socket));
+        let (device, socket) = (Arc::clone(device), Arc::clone(&self.socket));
         let thread = thread::Builder::new().name(name.into()).spawn(move || {
             if let Err(error) = work(&shared, &device, &socket, &stop) {
                 tracing::error!(%error, thread = name, "the tunnel has broken; nothing passes it until godwitd is restarted");
@@ -132,38 +129,50 @@ impl Tunnel {
         &self.config
     }
 
-    /// Takes packets of this session from the node that takes ours at `at`.
-    pub fn install(&self, at: SocketAddrV4, session: Session) {
-        self.shared.write().install(at, session);
-    }
-
-    /// Whether packets of this session are taken.
+    /// What the other nodes must know.
     #[must_use]
-    pub fn knows(&self, session: u64) -> bool {
-        self.shared.read().sessions.contains_key(&session)
+    pub fn public_key(&self) -> PublicKey {
+        self.own.public
     }
 
-    /// Encrypts packets to the node of this session with it, from now on. Does nothing when the
-    /// session is not known.
-    pub fn send_with(&self, session: u64) {
-        self.shared.write().send_with(session);
+    /// Sends packets to the node that takes them at `at` and has this key, and takes its own; says whether
+    /// that is new. A key that the node had before is forgotten. A handshake begins at once.
+    ///
+    /// # Errors
+    /// When another node has this key.
+    pub fn install(&self, at: SocketAddrV4, key: PublicKey) -> Result<bool, NetworkError> {
+        let mut peers = self.shared.write();
+        if !is_new(&peers, self.own.public, at, key)? {
+            return Ok(false);
+        }
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let peer = Arc::new(Peer::new(&self.own, at, key, number));
+        peers.insert(*at.ip(), Arc::clone(&peer));
+        drop(peers);
+        pump::do_due(&self.socket, &peer);
+        Ok(true)
     }
 
-    /// What packets to the node at this address are encrypted with; nothing when none are sent to
-    /// it, for want of keys.
+    /// Forgets the nodes that are none of these.
+    pub fn keep_only(&self, nodes: &BTreeSet<Ipv4Addr>) {
+        self.shared.write().retain(|node, _| nodes.contains(node));
+    }
+
+    /// What is known of the other nodes now, and what did not pass.
     #[must_use]
-    pub fn keyed(&self, node: Ipv4Addr) -> Option<Keyed> {
-        let tables = self.shared.read();
-        let session = tables.peers.get(&node)?.sending.as_ref()?;
-        Some(Keyed { session: session.id(), since: session.made(), sent: session.sent() })
-    }
-
-    /// What did not pass.
-    #[must_use]
-    pub fn stopped(&self) -> Stopped {
-        Stopped {
+    pub fn status(&self) -> WireGuardStatus {
+        let seen = |peer: &Peer| PeerStatus {
+            handshake: peer.age().and_then(|age| SystemTime::now().checked_sub(age)),
+            packets: peer.sent(),
+            ..PeerStatus::default()
+        };
+        let stopped = Stopped {
             refused: self.shared.refused.load(Ordering::Relaxed),
             unsent: self.shared.unsent.load(Ordering::Relaxed),
+        };
+        WireGuardStatus {
+            nodes: self.shared.read().iter().map(|(node, peer)| (*node, seen(peer))).collect(),
+            stopped,
         }
     }
 
@@ -174,13 +183,46 @@ impl Tunnel {
     }
 }
 
+/// Whether the node that takes packets at `at` is to have another key than it has.
+fn is_new(
+    peers: &HashMap<Ipv4Addr, Arc<Peer>>,
+    own: PublicKey,
+    at: SocketAddrV4,
+    key: PublicKey,
+) -> Result<bool, NetworkError> {
+    let taken = |holder: String| NetworkError::KeyTaken { vtep: *at.ip(), holder };
+    if key == own {
+        return Err(taken("this node".into()));
+    }
+    match peers.values().find(|peer| peer.key == key) {
+        Some(peer) if peer.at.ip() != at.ip() => Err(taken(format!("the node at {}", peer.at.ip()))),
+        known => Ok(known.is_none_or(|peer| peer.at != at)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::peer::tests::{A, B, at};
     use super::*;
 
     #[test]
     fn the_overhead_is_that_of_the_packets() {
-        let wire = session::HEADER + session::TAG;
-        assert_eq!(Encryption::Tunnel.overhead(), 28 + u32::try_from(wire).unwrap_or(0));
+        assert_eq!(Encryption::Tunnel.overhead(), 28 + u32::try_from(peer::ADDED).unwrap_or(0));
+    }
+
+    #[test]
+    fn no_node_takes_anothers_place_by_showing_its_key() {
+        let (own, key, other) = (PublicKey([1; 32]), PublicKey([2; 32]), PublicKey([3; 32]));
+        let identity = Identity::new().unwrap();
+        let peers = [(B, Arc::new(Peer::new(&identity, at(B), key, 0)))].into();
+        assert!(!is_new(&peers, own, at(B), key).unwrap(), "it is known as it is");
+        assert!(is_new(&peers, own, at(B), other).unwrap(), "it was restarted");
+        assert!(is_new(&peers, own, SocketAddrV4::new(B, 7219), key).unwrap());
+        assert!(is_new(&peers, own, at(A), other).unwrap());
+        for (key, holder) in [(key, "the node at 10.99.0.12"), (own, "this node")] {
+            let message = is_new(&peers, own, at(A), key).unwrap_err().to_string();
+            assert!(message.contains("10.99.0.11") && message.contains(holder), "{message}");
+        }
     }
 }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt;
 use ring::error::Unspecified;
@@ -29,9 +29,13 @@ use crate::tunnel::Stopped;
 use crate::{Encryption, NetworkError, TunnelConfig, privacy};
 use kernel::Kernel;
 
+/// Seconds after which an idle peer is sent an empty packet. It keeps the session's keys fresh, so that no
+/// frame of a service waits for a handshake, and shows whether the other node is reached.
+pub(crate) const KEEPALIVE: u16 = 25;
+
 /// What a node is known by to the others' WireGuard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PublicKey([u8; 32]);
+pub struct PublicKey(pub(crate) [u8; 32]);
 
 impl PublicKey {
     /// Another node's, as it told it; nothing if it is none.
@@ -85,14 +89,24 @@ struct State {
 }
 
 /// What WireGuard tells of another node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PeerStatus {
     /// When the keys in use were agreed on with it; nothing when they never were.
     pub handshake: Option<SystemTime>,
-    /// Bytes sent to it, with all that WireGuard adds but IP and UDP headers.
+    /// Packets encrypted for it; 0 in the kernel, which counts bytes.
+    pub packets: u64,
+    /// Bytes sent to it, with all that WireGuard adds but IP and UDP headers; 0 in user space.
     pub sent: u64,
-    /// Bytes that came from it.
+    /// Bytes that came from it; 0 in user space.
     pub received: u64,
+}
+
+impl PeerStatus {
+    /// How old the keys in use are.
+    #[must_use]
+    pub fn age(&self) -> Option<Duration> {
+        self.handshake.map(|at| SystemTime::now().duration_since(at).unwrap_or_default())
+    }
 }
 
 /// What WireGuard tells.
@@ -213,7 +227,7 @@ impl WireGuard {
         let peers = device_of(&self.kernel, device)?.peers;
         let seen = |peer: kernel::Peer| {
             let kernel::Peer { node, handshake, sent, received, .. } = peer;
-            Some((node?, PeerStatus { handshake, sent, received }))
+            Some((node?, PeerStatus { handshake, packets: 0, sent, received }))
         };
         let nodes = peers.into_iter().filter_map(seen).collect();
         Ok(WireGuardStatus { nodes, stopped: self.stopped().await? })
@@ -274,7 +288,7 @@ async fn raise(netlink: &Netlink, kernel: &Kernel, config: &TunnelConfig) -> Res
     }
     let found = device_of(kernel, device)?;
     if found.public.is_none() {
-        let key = private_key().map_err(NetworkError::system("make a key"))?;
+        let key = random().map_err(NetworkError::system("make a key"))?;
         kernel.set_private_key(device, key).map_err(refused(format!("give {device} a key")))?;
     }
     let at_port =
@@ -296,8 +310,8 @@ async fn raise(netlink: &Netlink, kernel: &Kernel, config: &TunnelConfig) -> Res
     })
 }
 
-/// 32 random bytes: the kernel makes a scalar of Curve25519 of them.
-fn private_key() -> io::Result<[u8; 32]> {
+/// 32 random bytes: a private key is made of them, a scalar of Curve25519.
+pub(crate) fn random() -> io::Result<[u8; 32]> {
     let mut key = [0; 32];
     let filled = SystemRandom::new().fill(&mut key);
     filled.map_err(|Unspecified| io::Error::other("the system gives no random numbers"))?;

@@ -1,5 +1,5 @@
-//! What nodes send each other, encrypted: nothing of it can be read on the wire, and nothing goes
-//! there that could.
+//! What nodes send each other, encrypted by WireGuard in user space: nothing of it can be read on the wire, nothing
+//! goes there that could, and nobody else can put anything in.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -9,14 +9,15 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use common::wire::{Wire, contains};
 use common::{A_WHILE, Node, SOON, Switch, UPLINK, World, connect, echo_server, echoes, service};
 use godwit_network::{
-    Between, Encryption, Guard, NetworkError, Overlay, OverlayConfig, Secret, Session, Tunnel, TunnelConfig,
-    open_the_clear,
+    Between, Encryption, Guard, NetworkError, Overlay, OverlayConfig, PeerStatus, PublicKey, Tunnel,
+    TunnelConfig, open_the_clear,
 };
 
 common::on_every_switch!(
     what_nodes_send_each_other_passes_and_cannot_be_read,
     the_same_without_a_tunnel_can_be_read,
     without_the_right_keys_nothing_passes_and_nothing_leaves_in_the_clear,
+    what_is_sent_once_more_or_forged_or_by_a_stranger_is_refused,
     where_there_is_a_tunnel_a_frame_in_the_clear_is_dropped_also_from_a_nodes_address,
 );
 
@@ -56,15 +57,17 @@ fn world(switch: Switch) -> (World, Tunnel, Tunnel) {
     (world, a, b)
 }
 
-/// Gives both the session of two secrets.
-fn agree(world: &World, (a, secret_a): (&Tunnel, &Secret), (b, secret_b): (&Tunnel, &Secret)) {
-    let (at_a, at_b) =
-        (Session::agree(("a", secret_a), ("b", secret_b)), Session::agree(("b", secret_b), ("a", secret_a)));
-    let ids = (at_a.id(), at_b.id());
-    a.install(at(world.b.vtep), at_a);
-    a.send_with(ids.0);
-    b.install(at(world.a.vtep), at_b);
-    b.send_with(ids.1);
+/// Tells each of the other, and waits until there are keys for packets.
+fn introduce(world: &World, a: &Tunnel, b: &Tunnel) {
+    a.install(at(world.b.vtep), b.public_key()).unwrap();
+    b.install(at(world.a.vtep), a.public_key()).unwrap();
+    for (tunnel, other) in [(a, &world.b), (b, &world.a)] {
+        sooner_or_later(|| seen(tunnel, other).and_then(|seen| seen.handshake).ok_or("no handshake"));
+    }
+}
+
+fn seen(tunnel: &Tunnel, node: &Node) -> Option<PeerStatus> {
+    tunnel.status().nodes.get(&node.vtep).copied()
 }
 
 /// An echo server in a service on `b`, which `a` knows; where it listens.
@@ -78,7 +81,7 @@ fn service_on_b(world: &World, last: u8) -> SocketAddr {
 
 fn what_nodes_send_each_other_passes_and_cannot_be_read(switch: Switch) {
     let (world, a, b) = world(switch);
-    agree(&world, (&a, &Secret::new().unwrap()), (&b, &Secret::new().unwrap()));
+    introduce(&world, &a, &b);
     let to = service_on_b(&world, 70);
     let client = service("client", 90);
     let from = world.a.create(&client);
@@ -96,11 +99,13 @@ fn what_nodes_send_each_other_passes_and_cannot_be_read(switch: Switch) {
         assert!(frames.iter().all(|(port, _)| *port != Some(VXLAN)), "a frame in the clear");
         assert!(!frames.iter().any(|(_, frame)| contains(frame, &secret[..16])), "the secret in the clear");
         let longest = frames.iter().map(|(_, frame)| frame.len()).max().unwrap();
-        assert!(longest <= 1514, "{longest} bytes: MTU");
+        // The MTU is used up: the overhead is right, and nothing is cut.
+        assert_eq!(longest, 1514, "MTU");
     }
-    let sent = a.keyed(world.b.vtep).unwrap().sent;
-    assert!(sent > 100, "{sent}");
+    let packets = seen(&a, &world.b).unwrap().packets;
+    assert!(packets > 100, "{packets}");
     assert!(world.a.host.sh("ip link show gwvx0").contains("mtu 1390"));
+    assert!(world.a.host.sh("ip link show gwtun0").contains("mtu 1440"));
 }
 
 fn the_same_without_a_tunnel_can_be_read(switch: Switch) {
@@ -124,34 +129,66 @@ fn without_the_right_keys_nothing_passes_and_nothing_leaves_in_the_clear(switch:
         assert!(wire.frames().iter().all(|(port, _)| *port != Some(VXLAN)), "in the clear, {why}");
     };
     blocked("without keys");
-    assert!(a.stopped().unsent > 0 && a.keyed(world.b.vtep).is_none());
+    assert!(a.status().stopped.unsent > 0 && seen(&a, &world.b).is_none());
 
-    let (secret_a, secret_b, other) =
-        (Secret::new().unwrap(), Secret::new().unwrap(), Secret::new().unwrap());
-    let session = Session::agree(("a", &secret_a), ("b", &other));
-    let id = session.id();
-    a.install(at(world.b.vtep), session);
-    a.send_with(id);
-    b.install(at(world.a.vtep), Session::agree(("b", &secret_b), ("a", &secret_a)));
+    a.install(at(world.b.vtep), PublicKey::from_bytes(&[9; 32]).unwrap()).unwrap();
+    b.install(at(world.a.vtep), a.public_key()).unwrap();
     blocked("with another key");
-    assert!(b.stopped().refused > 0);
+    assert!(b.status().stopped.refused > 0);
+    assert_eq!(seen(&a, &world.b).unwrap().handshake, None);
 
-    agree(&world, (&a, &secret_a), (&b, &secret_b));
+    // Its own takes the other one's place.
+    introduce(&world, &a, &b);
     let mut connection = connect(&world.a.host, to, SOON).unwrap();
     assert!(echoes(&mut connection, b"now", SOON));
-
-    // New keys while it goes on.
-    agree(&world, (&a, &Secret::new().unwrap()), (&b, &Secret::new().unwrap()));
-    assert!(echoes(&mut connection, b"and with new keys", SOON));
+    assert!(!a.install(at(world.b.vtep), b.public_key()).unwrap(), "nothing is new");
+    a.keep_only(&[world.b.vtep].into());
+    assert!(echoes(&mut connection, b"and still", SOON));
 
     // The daemon is gone, and with it device and keys.
     drop(a);
     blocked("without a daemon");
     assert!(!world.a.host.sh("ip link show").contains("gwtun0"));
-    let a = try_tunnel(&world.a).unwrap();
+    let a = sooner_or_later(|| try_tunnel(&world.a));
     assert!(a.is_running());
-    agree(&world, (&a, &Secret::new().unwrap()), (&b, &Secret::new().unwrap()));
+    introduce(&world, &a, &b);
     assert!(echoes(&mut connection, b"after a restart", SOON));
+
+    // A node that is none any more.
+    a.keep_only(&[].into());
+    blocked("without a peer");
+}
+
+fn what_is_sent_once_more_or_forged_or_by_a_stranger_is_refused(switch: Switch) {
+    let (world, a, b) = world(switch);
+    introduce(&world, &a, &b);
+    let to = service_on_b(&world, 74);
+    let wire = Wire::tap(&world.b.host);
+    let mut connection = connect(&world.a.host, to, SOON).unwrap();
+    assert!(echoes(&mut connection, b"once", SOON));
+    // Behind the headers of Ethernet, IPv4 and UDP; from a, with a packet in it.
+    let of_a = |frame: &[u8]| frame[26..30] == world.a.vtep.octets() && frame[42] == 4;
+    let frames = wire.frames().into_iter().filter(|(port, frame)| *port == Some(TUNNEL) && of_a(frame));
+    let messages: Vec<_> = frames.map(|(_, frame)| frame[42..].to_vec()).collect();
+    assert!(messages.len() > 2, "{}", messages.len());
+    // Each once more, each with another last byte, cut ones, and what is nothing at all.
+    let forged = messages.iter().map(|message| [&message[..message.len() - 1], b"!"].concat());
+    let cut = messages.iter().map(|message| message[..20].to_vec());
+    let wrong: Vec<_> =
+        messages.iter().cloned().chain(forged).chain(cut).chain([vec![], vec![1; 148]]).collect();
+    for host in [&world.a.host, &world.client] {
+        let before = b.status().stopped.refused;
+        let socket = host.run(|| UdpSocket::bind(("0.0.0.0", 0)).unwrap());
+        for message in &wrong {
+            socket.send_to(message, at(world.b.vtep)).unwrap();
+        }
+        let all = u64::try_from(wrong.len()).unwrap();
+        sooner_or_later(|| match b.status().stopped.refused - before {
+            refused if refused >= all => Ok(()),
+            refused => Err(format!("{refused} of {all} refused")),
+        });
+    }
+    assert!(echoes(&mut connection, b"and none of it did harm", SOON));
 }
 
 fn where_there_is_a_tunnel_a_frame_in_the_clear_is_dropped_also_from_a_nodes_address(switch: Switch) {

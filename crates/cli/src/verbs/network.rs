@@ -160,7 +160,7 @@ async fn inspect(args: Inspect, global: &Global) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was sent to a node: WireGuard counts bytes, the tunnel packets.
+/// What was sent to a node: the kernel's WireGuard counts bytes, the tunnel packets.
 fn sent(node: &NetworkNode) -> String {
     match node.sent_bytes {
         0 => format!("{} packets", node.packets),

@@ -14,10 +14,10 @@ use crate::state::State;
 pub(crate) enum Encrypt {
     /// Packets between nodes are in the clear
     Off,
-    /// What the cluster was founded with; else the best there is on this node: WireGuard, or the tunnel where
-    /// the kernel has no WireGuard
+    /// What the cluster was founded with; else the best there is on this node: the kernel's WireGuard, or the tunnel
+    /// where the kernel has none
     Auto,
-    /// godwit's own tunnel in user space (ChaCha20-Poly1305), on every kernel that has TUN devices
+    /// WireGuard in user space, on every kernel that has TUN devices
     Tunnel,
     /// The kernel's WireGuard
     Wireguard,
@@ -59,7 +59,7 @@ impl Encrypt {
             Self::Auto | Self::Wireguard => Encryption::WireGuard,
             Self::Ipsec => bail!(
                 "this godwit does not encrypt by IPsec; start godwitd on all nodes with `--encrypt auto`, which is \
-                 WireGuard, or godwit's own tunnel where the kernel has none"
+                 WireGuard, in user space where the kernel has none"
             ),
         })
     }

@@ -1,89 +1,37 @@
-//! The two threads of a tunnel: one takes packets from the device, encrypts them and sends them to
-//! the node they are for; the other takes them from the wire and hands the genuine ones in.
+//! The three threads of a tunnel: one takes packets from the device, encrypts them and sends them to
+//! the node they are for; one takes them from the wire and hands the genuine ones in; one renews keys in time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 
-use super::session::{HEADER, Session, TAG, session_of};
+use super::peer::{ADDED, HANDSHAKE, Opened, Peer};
 
 /// The longest IP packet.
 const LONGEST: usize = 65_535;
-/// Sessions of a node that are still listened to: the newest, the one before, whose packets may be
-/// on their way, and one that the other side has just begun.
-const KEPT: usize = 3;
+/// How often it is looked what is due.
+const TICK: Duration = Duration::from_millis(200);
 const UDP: u8 = 17;
 
-/// A node at the other end.
-#[derive(Debug)]
-pub(super) struct Peer {
-    /// Where it takes encrypted packets.
-    pub(super) at: SocketAddrV4,
-    /// What packets to it are encrypted with.
-    pub(super) sending: Option<Arc<Session>>,
-    /// Its sessions, oldest first.
-    sessions: VecDeque<u64>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Tables {
-    /// By their address on the underlay.
-    pub(super) peers: HashMap<Ipv4Addr, Peer>,
-    /// By their name, with the node's address.
-    pub(super) sessions: HashMap<u64, (Arc<Session>, Ipv4Addr)>,
-}
-
-impl Tables {
-    /// Takes packets of this session from now on, if it is not known already: a session that is
-    /// made once more would begin to count again.
-    pub(super) fn install(&mut self, at: SocketAddrV4, session: Session) {
-        let (address, id) = (*at.ip(), session.id());
-        let peer = self.peers.entry(address).or_insert_with(|| Peer {
-            at,
-            sending: None,
-            sessions: VecDeque::new(),
-        });
-        peer.at = at;
-        if self.sessions.contains_key(&id) {
-            return;
-        }
-        self.sessions.insert(id, (Arc::new(session), address));
-        peer.sessions.push_back(id);
-        let sending = peer.sending.as_ref().map(|session| session.id());
-        while peer.sessions.len() > KEPT {
-            let oldest = peer.sessions.iter().position(|id| Some(*id) != sending);
-            let Some(gone) = oldest.and_then(|place| peer.sessions.remove(place)) else { return };
-            self.sessions.remove(&gone);
-        }
-    }
-
-    /// Encrypts with this session, if it is known, from now on.
-    pub(super) fn send_with(&mut self, id: u64) {
-        if let Some((session, address)) = self.sessions.get(&id)
-            && let Some(peer) = self.peers.get_mut(address)
-        {
-            peer.sending = Some(Arc::clone(session));
-        }
-    }
-}
-
-/// What both threads and their owner share.
+/// What the threads and their owner share.
 #[derive(Debug)]
 pub(super) struct Shared {
     /// This node's address on the underlay.
     pub(super) own: Ipv4Addr,
     /// The only thing that goes through: VXLAN.
     pub(super) vxlan_port: u16,
-    tables: RwLock<Tables>,
-    /// Packets from the wire that were not genuine, or came before.
+    /// The other nodes, by their address on the underlay.
+    peers: RwLock<HashMap<Ipv4Addr, Arc<Peer>>>,
+    /// Packets from the wire that were not genuine, came before, or are of no known node.
     pub(super) refused: AtomicU64,
     /// Packets for nodes with which there are no keys.
     pub(super) unsent: AtomicU64,
@@ -94,38 +42,42 @@ impl Shared {
         Self {
             own,
             vxlan_port,
-            tables: RwLock::default(),
+            peers: RwLock::default(),
             refused: AtomicU64::new(0),
             unsent: AtomicU64::new(0),
         }
     }
 
-    // Every change under the lock is a few insertions and removals, none of which panics.
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, Tables> {
-        self.tables.read().unwrap_or_else(PoisonError::into_inner)
+    // Every change under the lock is one insertion or removal, which does not panic.
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, HashMap<Ipv4Addr, Arc<Peer>>> {
+        self.peers.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn write(&self) -> RwLockWriteGuard<'_, Tables> {
-        self.tables.write().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, HashMap<Ipv4Addr, Arc<Peer>>> {
+        self.peers.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Encrypts the packet of `length` bytes behind the room for a header; how much of the buffer
-    /// goes where.
-    fn seal(&self, buffer: &mut [u8], length: usize) -> Option<(usize, SocketAddrV4)> {
-        let to = addresses(buffer.get(HEADER..HEADER + length)?)?.1;
-        let (session, at) = {
-            let tables = self.read();
-            let peer = tables.peers.get(&to)?;
-            (Arc::clone(peer.sending.as_ref()?), peer.at)
+    fn peer(&self, node: Ipv4Addr) -> Option<Arc<Peer>> {
+        self.read().get(&node).cloned()
+    }
+
+    /// Encrypts the packet for the node that it is for; the message's length, and where it goes.
+    fn seal(&self, packet: &[u8], message: &mut [u8]) -> Option<(usize, SocketAddrV4)> {
+        let peer = self.peer(addresses(packet)?.1)?;
+        Some((peer.seal(packet, message)?, peer.at))
+    }
+
+    /// Takes what came from an address; also the node that has this address. A packet is what it says it is.
+    fn open(&self, from: Ipv4Addr, message: &[u8], out: &mut [u8]) -> Option<(Opened, Arc<Peer>)> {
+        let peer = self.peer(from)?;
+        let opened = match peer.open(message, out) {
+            Opened::Packet(length) if !is_vxlan(&out[..length], from, self.own, self.vxlan_port) => {
+                return None;
+            }
+            Opened::Refused => return None,
+            opened => opened,
         };
-        Some((session.seal(buffer, length)?, at))
-    }
-
-    /// The packet in what came from the wire, if it is genuine and what it says it is.
-    fn open<'a>(&self, wire: &'a mut [u8]) -> Option<&'a [u8]> {
-        let (session, from) = self.read().sessions.get(&session_of(wire)?).cloned()?;
-        let packet = session.open(wire)?;
-        is_vxlan(packet, from, self.own, self.vxlan_port).then_some(packet)
+        Some((opened, peer))
     }
 }
 
@@ -167,21 +119,21 @@ fn ready(file: &impl AsFd, wanted: PollFlags, stop: &EventFd) -> io::Result<bool
 
 /// From the device to the wire, until told to end.
 pub(super) fn outward(shared: &Shared, device: &File, socket: &UdpSocket, stop: &EventFd) -> io::Result<()> {
-    let mut buffer = vec![0; HEADER + LONGEST + TAG];
+    let (mut packet, mut message) = (vec![0; LONGEST], vec![0; LONGEST + ADDED]);
     while ready(device, PollFlags::POLLIN, stop)? {
         loop {
             let mut source = device;
-            let length = match source.read(&mut buffer[HEADER..HEADER + LONGEST]) {
+            let length = match source.read(&mut packet) {
                 Ok(length) => length,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            let Some((length, at)) = shared.seal(&mut buffer, length) else {
+            let Some((length, at)) = shared.seal(&packet[..length], &mut message) else {
                 shared.unsent.fetch_add(1, Ordering::Relaxed);
                 continue;
             };
-            while let Err(error) = socket.send_to(&buffer[..length], at) {
+            while let Err(error) = socket.send_to(&message[..length], at) {
                 let full = error.kind() == ErrorKind::WouldBlock;
                 // Anything else concerns this packet: no route, no buffer. Networks lose packets.
                 if !full || !ready(socket, PollFlags::POLLOUT, stop)? {
@@ -193,39 +145,82 @@ pub(super) fn outward(shared: &Shared, device: &File, socket: &UdpSocket, stop: 
     Ok(())
 }
 
-/// From the wire to the device, until told to end.
+/// From the wire to the device, and back to the wire what a handshake wants, until told to end.
 pub(super) fn inward(shared: &Shared, device: &File, socket: &UdpSocket, stop: &EventFd) -> io::Result<()> {
-    let mut buffer = vec![0; HEADER + LONGEST + TAG];
+    let (mut message, mut out) = (vec![0; LONGEST], vec![0; LONGEST]);
     while ready(socket, PollFlags::POLLIN, stop)? {
         loop {
-            let length = match socket.recv(&mut buffer) {
-                Ok(length) => length,
+            let (length, from) = match socket.recv_from(&mut message) {
+                Ok(came) => came,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            let Some(packet) = shared.open(&mut buffer[..length]) else {
+            let SocketAddr::V4(from) = from else { continue };
+            let Some((opened, peer)) = shared.open(*from.ip(), &message[..length], &mut out) else {
                 shared.refused.fetch_add(1, Ordering::Relaxed);
                 continue;
             };
-            let mut sink = device;
-            if let Err(error) = sink.write(packet) {
-                // The device is down for a moment, or its queue is full: the packet is lost.
-                tracing::debug!(%error, "the tunnel's device did not take a packet");
+            match opened {
+                Opened::Packet(length) => {
+                    let mut sink = device;
+                    if let Err(error) = sink.write(&out[..length]) {
+                        // The device is down for a moment, or its queue is full: the packet is lost.
+                        tracing::debug!(%error, "the tunnel's device did not take a packet");
+                    }
+                }
+                Opened::Answer(length) => {
+                    tell(socket, &peer, &out[..length]);
+                    while let Some(length) = peer.more(&mut out) {
+                        tell(socket, &peer, &out[..length]);
+                    }
+                }
+                Opened::Nothing | Opened::Refused => {}
             }
         }
     }
     Ok(())
 }
 
+/// Does for each node what is due, until told to end.
+pub(super) fn due(shared: &Shared, _: &File, socket: &UdpSocket, stop: &EventFd) -> io::Result<()> {
+    let every = PollTimeout::try_from(TICK).map_err(io::Error::other)?;
+    loop {
+        match poll(&mut [PollFd::new(stop.as_fd(), PollFlags::POLLIN)], every) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let peers: Vec<_> = shared.read().values().cloned().collect();
+        for peer in peers {
+            do_due(socket, &peer);
+        }
+    }
+}
+
+/// Does what is due with a node now.
+pub(super) fn do_due(socket: &UdpSocket, peer: &Peer) {
+    let mut message = [0; HANDSHAKE];
+    if let Some(length) = peer.tick(&mut message) {
+        tell(socket, peer, &message[..length]);
+    }
+}
+
+/// Sends a message of a handshake, or an empty one. If it is lost, the protocol repeats it.
+fn tell(socket: &UdpSocket, peer: &Peer, message: &[u8]) {
+    if let Err(error) = socket.send_to(message, peer.at) {
+        tracing::debug!(%error, at = %peer.at, "a message of the tunnel could not be sent");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::tunnel::Secret;
+    use crate::tunnel::peer::Identity;
+    use crate::tunnel::peer::tests::{A, B, at};
 
-    const A: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 11);
-    const B: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 12);
+    const C: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 13);
 
     /// A UDP packet to VXLAN's port with some payload.
     fn packet(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
@@ -237,25 +232,37 @@ mod tests {
         packet
     }
 
-    fn shared(own: Ipv4Addr) -> Shared {
-        Shared::new(own, 4789)
+    /// Two nodes that know each other's keys, and have none for packets yet.
+    fn nodes() -> (Shared, Shared) {
+        let (a, b) = (Shared::new(A, 4789), Shared::new(B, 4789));
+        let (of_a, of_b) = (Identity::new().unwrap(), Identity::new().unwrap());
+        a.write().insert(B, Arc::new(Peer::new(&of_a, at(B), of_b.public, 1)));
+        b.write().insert(A, Arc::new(Peer::new(&of_b, at(A), of_a.public, 1)));
+        (a, b)
+    }
+
+    /// Carries a message from one to the other, and what answers it.
+    fn carry(from: &Shared, to: &Shared, message: &[u8]) {
+        let mut out = vec![0; LONGEST];
+        if let Some((Opened::Answer(length), _)) = to.open(from.own, message, &mut out) {
+            carry(to, from, &out[..length]);
+        }
+    }
+
+    fn agree(a: &Shared, b: &Shared) {
+        let mut message = [0; HANDSHAKE];
+        let length = a.peer(b.own).unwrap().tick(&mut message).unwrap();
+        carry(a, b, &message[..length]);
     }
 
     fn through(from: &Shared, to: &Shared, packet: &[u8]) -> Option<Vec<u8>> {
-        let mut buffer = [[0; HEADER].as_slice(), packet, &[0; TAG]].concat();
-        let (length, _) = from.seal(&mut buffer, packet.len())?;
-        to.open(&mut buffer[..length]).map(<[u8]>::to_vec)
-    }
-
-    /// Two nodes, and a way to give them a session.
-    fn nodes() -> (Shared, Shared, impl Fn(&Secret, &Secret) -> [Session; 2]) {
-        let agree =
-            |a: &Secret, b: &Secret| [Session::agree(("a", a), ("b", b)), Session::agree(("b", b), ("a", a))];
-        (shared(A), shared(B), agree)
-    }
-
-    fn at(address: Ipv4Addr) -> SocketAddrV4 {
-        SocketAddrV4::new(address, 7119)
+        let (mut message, mut out) = (vec![0; packet.len() + ADDED], vec![0; LONGEST]);
+        let (length, at) = from.seal(packet, &mut message)?;
+        assert_eq!(at.ip(), &to.own);
+        match to.open(from.own, &message[..length], &mut out)?.0 {
+            Opened::Packet(length) => Some(out[..length].to_vec()),
+            _ => None,
+        }
     }
 
     #[test]
@@ -282,51 +289,29 @@ mod tests {
 
     #[test]
     fn a_node_without_keys_is_sent_nothing() {
-        let (a, b, agree) = nodes();
+        let (a, b) = nodes();
         assert_eq!(through(&a, &b, &packet(A, B)), None);
-        let (secret_a, secret_b) = (Secret::new().unwrap(), Secret::new().unwrap());
-        let [at_a, at_b] = agree(&secret_a, &secret_b);
-        let id = at_a.id();
-        a.write().install(at(B), at_a);
-        assert_eq!(through(&a, &b, &packet(A, B)), None, "it is only listened to");
-        a.write().send_with(id);
-        b.write().install(at(A), at_b);
+        agree(&a, &b);
         assert_eq!(through(&a, &b, &packet(A, B)).unwrap(), packet(A, B));
-        assert_eq!(through(&a, &b, &packet(A, Ipv4Addr::new(10, 99, 0, 13))), None, "a third node");
+        assert_eq!(through(&a, &b, &packet(A, C)), None, "a third node");
+        a.write().remove(&B);
+        assert_eq!(through(&a, &b, &packet(A, B)), None, "it is none any more");
     }
 
     #[test]
     fn a_node_cannot_speak_for_another() {
-        let (a, b, agree) = nodes();
-        let (secret_a, secret_b) = (Secret::new().unwrap(), Secret::new().unwrap());
-        let [at_a, at_b] = agree(&secret_a, &secret_b);
-        let id = at_a.id();
-        a.write().install(at(B), at_a);
-        a.write().send_with(id);
-        b.write().install(at(A), at_b);
-        let foreign = packet(Ipv4Addr::new(10, 99, 0, 13), B);
-        assert_eq!(through(&a, &b, &foreign), None);
+        let (a, b) = nodes();
+        agree(&a, &b);
+        assert_eq!(through(&a, &b, &packet(C, B)), None);
     }
 
     #[test]
-    fn packets_of_the_session_before_are_still_taken_and_a_known_one_is_not_begun_again() {
-        let (a, b, agree) = nodes();
-        let secrets: Vec<_> = (0..5).map(|_| Secret::new().unwrap()).collect();
-        let mut ids = Vec::new();
-        for secret in &secrets {
-            let [at_a, at_b] = agree(secret, &secrets[0]);
-            ids.push(at_a.id());
-            a.write().install(at(B), at_a);
-            b.write().install(at(A), at_b);
-        }
-        for (place, id) in ids.iter().enumerate() {
-            assert_eq!(a.read().sessions.contains_key(id), place >= 2, "session {place}");
-        }
-        a.write().send_with(ids[3]);
-        assert!(through(&a, &b, &packet(A, B)).is_some());
-        let [again, _] = agree(&secrets[3], &secrets[0]);
-        a.write().install(at(B), again);
-        assert_eq!(a.read().sessions[&ids[3]].0.sent(), 1, "numbers must not begin again");
-        assert!(through(&a, &b, &packet(A, B)).is_some());
+    fn what_comes_from_no_node_is_refused_unread() {
+        let (a, b) = nodes();
+        agree(&a, &b);
+        let (mut message, mut out) = (vec![0; 100], vec![0; LONGEST]);
+        let (length, _) = a.seal(&packet(A, B), &mut message).unwrap();
+        assert!(b.open(C, &message[..length], &mut out).is_none());
+        assert!(b.open(A, &message[..length], &mut out).is_some());
     }
 }

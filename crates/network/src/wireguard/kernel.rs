@@ -24,11 +24,8 @@ use rtnetlink::packet_core::{
 use rtnetlink::sys::protocols::NETLINK_GENERIC;
 use rtnetlink::sys::{Socket, SocketAddr as Place};
 
-use super::{Change, PublicKey};
+use super::{Change, KEEPALIVE, PublicKey};
 
-/// Seconds after which an idle peer is sent an empty packet. It keeps the session's keys fresh, so that no
-/// frame of a service waits for a handshake, and shows whether the other node is reached.
-const KEEPALIVE: u16 = 25;
 /// How often a listing that a change came into is begun anew.
 const LISTINGS: u32 = 10;
 /// Requests are numbered, so that answers are not taken for those to another one.
