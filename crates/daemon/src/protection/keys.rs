@@ -160,9 +160,11 @@ impl KeysStatus<'_> {
         }
         let nodes = self.seen.as_ref().map(|seen| &seen.nodes).ok();
         let seen = vtep.zip(nodes).and_then(|(vtep, nodes)| nodes.get(&vtep));
-        let seen = seen.ok_or_else(|| self.keys.trouble(name))?;
+        let trouble = self.keys.trouble(name);
+        let Some(seen) = seen else { return Err(trouble) };
         match seen.age().filter(|age| *age <= KEYS_LAST) {
             Some(age) => Ok(Keyed { age, packets: seen.packets, sent: seen.sent, received: seen.received }),
+            None if !trouble.is_empty() => Err(trouble),
             None => Err(format!(
                 "its WireGuard does not answer; let UDP port {} through between the nodes",
                 self.keys.device.config().port
