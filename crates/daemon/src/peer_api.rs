@@ -8,7 +8,6 @@ use godwit_api::v1 as api;
 use godwit_api::v1::peer_server::Peer;
 use godwit_migration::{Decision, recovery};
 use godwit_names::ServiceName;
-use godwit_transfer::NodeName;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -16,6 +15,7 @@ use crate::convert::service_name;
 use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
+use crate::serve::Caller;
 use crate::status::internal;
 use crate::{capture, cluster, connections, migrate, renew};
 
@@ -71,11 +71,12 @@ impl PeerService {
 
 /// The node that calls, as its certificate says.
 fn caller<T>(request: &Request<T>) -> Result<String, Status> {
-    request
-        .extensions()
-        .get::<NodeName>()
-        .map(ToString::to_string)
-        .ok_or_else(|| Status::unauthenticated("the caller has no certificate of this cluster"))
+    accepted(request).map(|caller| caller.node.to_string())
+}
+
+fn accepted<T>(request: &Request<T>) -> Result<&Caller, Status> {
+    let caller = request.extensions().get::<Caller>();
+    caller.ok_or_else(|| Status::unauthenticated("the caller has no certificate of this cluster"))
 }
 
 #[tonic::async_trait]
@@ -84,12 +85,12 @@ impl Peer for PeerService {
     type MigrateStream = Pin<Box<dyn Stream<Item = Result<api::MigrationEvent, Status>> + Send>>;
 
     async fn sync(&self, request: Request<api::SyncMessage>) -> Result<Response<api::SyncMessage>, Status> {
-        let from = caller(&request)?;
+        let (from, removed_until) = (caller(&request)?, accepted(&request)?.removed_until);
         let message = request.into_inner();
         if message.info.as_ref().is_some_and(|info| info.name != from) {
             return Err(Status::permission_denied(format!("node {from} may speak only for itself")));
         }
-        cluster::take_in_whole(&self.0, &from, message).await.map_err(internal)?;
+        cluster::take_in_whole(&self.0, &from, removed_until, message).await.map_err(internal)?;
         Ok(Response::new(cluster::what_we_know(&self.0).map_err(internal)?))
     }
 

@@ -40,12 +40,14 @@ pub(crate) fn told(state: &State) -> Result<Vec<api::Removal>, StateError> {
     Ok(state.removals()?.into_iter().map(told).collect())
 }
 
-/// Takes over what another node says of removed ones, where the CA says it too.
-///
-/// Where that is known, it waits for whoever acts on it: the node that tells it says to its user then that the other one
-/// is removed.
+/// Until when a node's certificates are refused, in seconds since 1970: it grows when the node is removed.
+pub(crate) fn until(node: &Node, name: &str) -> Option<u64> {
+    NodeName::new(name).ok().and_then(|name| node.peers.identity().removals().of(&name))
+}
+
+/// Takes over what another node says of removed ones, where the CA says it too. For who holds
+/// [`Node::applying_removals`].
 pub(crate) async fn learn(node: &Arc<Node>, told: &[api::Removal]) -> Result<(), StateError> {
-    let _alone = node.applying_removals.lock().await;
     for removal in told {
         let Ok(name) = NodeName::new(&removal.node) else { continue };
         let identity = node.peers.identity();

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tonic::transport::server::Connected;
 
 use crate::node::Node;
+use crate::removals;
 
 /// Accepts connections for as long as it is awaited. Those for the peer API go to `peers`.
 pub(super) async fn accept_peers(
@@ -56,7 +57,11 @@ pub(super) async fn accept_peers(
                 });
             }
             _ => {
-                let stream = PeerStream { peer: accepted.peer, stream: accepted.stream };
+                let caller = Caller {
+                    removed_until: removals::until(&node, accepted.peer.as_str()),
+                    node: accepted.peer,
+                };
+                let stream = PeerStream { caller, stream: accepted.stream };
                 if !hand_on(&peers, Ok(stream)) {
                     return;
                 }
@@ -102,17 +107,25 @@ async fn receive(local: Arc<NodeResources>, accepted: Accepted) {
     }
 }
 
+/// The node that calls, as its certificate says.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub node: NodeName,
+    /// What [`removals::until`] said of it when its connection was accepted.
+    pub removed_until: Option<u64>,
+}
+
 /// A peer's connection that knows whose it is.
 pub(super) struct PeerStream {
-    peer: NodeName,
+    caller: Caller,
     stream: SecureStream,
 }
 
 impl Connected for PeerStream {
-    type ConnectInfo = NodeName;
+    type ConnectInfo = Caller;
 
-    fn connect_info(&self) -> NodeName {
-        self.peer.clone()
+    fn connect_info(&self) -> Caller {
+        self.caller.clone()
     }
 }
 
