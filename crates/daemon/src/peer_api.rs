@@ -8,6 +8,7 @@ use godwit_api::v1 as api;
 use godwit_api::v1::peer_server::Peer;
 use godwit_migration::{Decision, recovery};
 use godwit_names::ServiceName;
+use godwit_transfer::NodeName;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -15,7 +16,6 @@ use crate::convert::service_name;
 use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
-use crate::serve::Caller;
 use crate::status::internal;
 use crate::{capture, cluster, connections, migrate, renew};
 
@@ -70,6 +70,14 @@ impl PeerService {
 }
 
 /// The node that calls, as its certificate says.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub node: NodeName,
+    /// What [`crate::removals::until`] said of it when its connection was accepted.
+    pub removed_until: Option<u64>,
+}
+
+/// Its name.
 fn caller<T>(request: &Request<T>) -> Result<String, Status> {
     accepted(request).map(|caller| caller.node.to_string())
 }

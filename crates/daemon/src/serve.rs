@@ -45,7 +45,6 @@ use crate::peer_api::{PeerService, VerbsFrom};
 use crate::state::State;
 use crate::verbs::Listed;
 use crate::{cluster, directory, images, join, peers, renew, services};
-pub(crate) use accept::Caller;
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;

@@ -84,8 +84,8 @@ pub use publish::{Protocol, Published};
 pub use resend::{InDoubt, Resend, Resent};
 pub use standing::{Standing, forget_standing};
 pub use subnet::{Subnet, mac_of};
-pub use tunnel::{Stopped, Tunnel};
-pub use wireguard::{PeerStatus, PublicKey, WireGuard, WireGuardStatus};
+pub use tunnel::Tunnel;
+pub use wireguard::{PeerStatus, PublicKey, Stopped, WireGuard, WireGuardStatus};
 
 /// A link-layer (Ethernet) address.
 pub type Mac = [u8; 6];

@@ -32,17 +32,10 @@ use std::time::SystemTime;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::netlink::Netlink;
-use crate::{Encryption, NetworkError, PeerStatus, PublicKey, TunnelConfig, WireGuardStatus, privacy};
+use crate::{
+    Encryption, NetworkError, PeerStatus, PublicKey, Stopped, TunnelConfig, WireGuardStatus, privacy,
+};
 use peer::{Identity, Peer};
-
-/// Packets that did not pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stopped {
-    /// From the wire: not genuine, sent once more, or of no known node.
-    pub refused: u64,
-    /// From here: for nodes with which there are no keys.
-    pub unsent: u64,
-}
 
 /// A node's tunnel, up. Its device is gone with it; the way around stays closed until
 /// [`crate::open_the_clear`].

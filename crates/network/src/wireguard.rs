@@ -25,7 +25,6 @@ use rtnetlink::packet_route::link::{InfoKind, LinkAttribute};
 use tokio::sync::Mutex;
 
 use crate::netlink::Netlink;
-use crate::tunnel::Stopped;
 use crate::{Encryption, NetworkError, TunnelConfig, privacy};
 use kernel::Kernel;
 
@@ -107,6 +106,15 @@ impl PeerStatus {
     pub fn age(&self) -> Option<Duration> {
         self.handshake.map(|at| SystemTime::now().duration_since(at).unwrap_or_default())
     }
+}
+
+/// Packets that did not pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stopped {
+    /// From the wire: not genuine, sent once more, or of no known node.
+    pub refused: u64,
+    /// From here: for nodes with which there are no keys.
+    pub unsent: u64,
 }
 
 /// What WireGuard tells.

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tonic::transport::server::Connected;
 
 use crate::node::Node;
+use crate::peer_api::Caller;
 use crate::removals;
 
 /// Accepts connections for as long as it is awaited. Those for the peer API go to `peers`.
@@ -105,14 +106,6 @@ async fn receive(local: Arc<NodeResources>, accepted: Accepted) {
         Ok(connection) => destination::serve(local, Link::new(connection)).await,
         Err(error) => tracing::warn!(%remote, %error, "a data connection violated the protocol"),
     }
-}
-
-/// The node that calls, as its certificate says.
-#[derive(Debug, Clone)]
-pub(crate) struct Caller {
-    pub node: NodeName,
-    /// What [`removals::until`] said of it when its connection was accepted.
-    pub removed_until: Option<u64>,
 }
 
 /// A peer's connection that knows whose it is.
