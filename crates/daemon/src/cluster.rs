@@ -81,11 +81,11 @@ pub(crate) async fn exchange(node: &Arc<Node>) -> Result<(), StateError> {
     let rounds = others.into_iter().chain(tried).map(|member| {
         let (node, message) = (Arc::clone(node), message.clone());
         async move {
-            let removed_until = removals::until(&node, &member.name);
+            let is_refused = removals::is_removed_from_now_on(&node, &member.name);
             match node.peers.get(&member.name, &member.address).sync(message).await {
                 Ok(answer) => {
                     let answer = answer.into_inner();
-                    if let Err(error) = take_in_whole(&node, &member.name, removed_until, answer).await {
+                    if let Err(error) = take_in_whole(&node, &member.name, is_refused, answer).await {
                         tracing::error!(error = %error_chain(&error), "cannot record news of the cluster");
                     }
                     if let Some(keys) = node.network.keys() {
@@ -124,9 +124,9 @@ fn too_much(message: &SyncMessage, most: usize) -> Option<String> {
 /// Exchanges with one node; whether it answered.
 pub(crate) async fn hear(node: &Arc<Node>, from: &str) -> Result<bool, StateError> {
     let Some(address) = node.member_address(from)? else { return Ok(false) };
-    let removed_until = removals::until(node, from);
+    let is_refused = removals::is_removed_from_now_on(node, from);
     match node.peers.get(from, &address).sync(what_we_know(node)?).await {
-        Ok(answer) => take_in_whole(node, from, removed_until, answer.into_inner()).await.map(|()| true),
+        Ok(answer) => take_in_whole(node, from, is_refused, answer.into_inner()).await.map(|()| true),
         Err(status) => {
             tracing::debug!(peer = %from, %status, "no exchange");
             Ok(false)
@@ -197,16 +197,15 @@ fn placements(node: &Node) -> Result<Vec<Placement>, StateError> {
 /// Takes over what is newer in the message of a member, of what it has a say in ([`trust`]). It does so to the end even if
 /// its caller is dropped, as it is when a peer cancels its request: what is recorded as known is not acted on again.
 ///
-/// `removed_until` is what [`removals::until`] said of the sender before it was asked, or when it was let in: nothing is
-/// taken over of a node that was removed since.
+/// Nothing is taken over of a node that was removed since it sent this, as `is_refused` says.
 pub(crate) async fn take_in_whole(
     node: &Arc<Node>,
     from: &str,
-    removed_until: Option<u64>,
+    is_refused: impl Fn(&Node) -> bool + Send + 'static,
     message: SyncMessage,
 ) -> Result<(), StateError> {
     let (node, from) = (Arc::clone(node), from.to_owned());
-    match tokio::spawn(async move { take_in(&node, &from, removed_until, message).await }).await {
+    match tokio::spawn(async move { take_in(&node, &from, is_refused, message).await }).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
@@ -219,12 +218,12 @@ pub(crate) async fn take_in_whole(
 async fn take_in(
     node: &Arc<Node>,
     from: &str,
-    removed_until: Option<u64>,
+    is_refused: impl Fn(&Node) -> bool + Send + 'static,
     message: SyncMessage,
 ) -> Result<(), StateError> {
     // Who tells of a removal that is known waits for whoever acts on it: it says to its user then that the node is removed.
     let applying = node.applying_removals.lock().await;
-    if removals::until(node, from) != removed_until {
+    if is_refused(node) {
         tracing::debug!(from, "was removed meanwhile, and is not heard");
         return Ok(());
     }

@@ -8,7 +8,7 @@ use godwit_api::v1 as api;
 use godwit_api::v1::peer_server::Peer;
 use godwit_migration::{Decision, recovery};
 use godwit_names::ServiceName;
-use godwit_transfer::NodeName;
+use godwit_transfer::{Membership, NodeName};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -73,8 +73,8 @@ impl PeerService {
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub node: NodeName,
-    /// What [`crate::removals::until`] said of it when its connection was accepted.
-    pub removed_until: Option<u64>,
+    /// Whether it still is a member.
+    pub membership: Option<Membership>,
 }
 
 /// Its name.
@@ -93,12 +93,13 @@ impl Peer for PeerService {
     type MigrateStream = Pin<Box<dyn Stream<Item = Result<api::MigrationEvent, Status>> + Send>>;
 
     async fn sync(&self, request: Request<api::SyncMessage>) -> Result<Response<api::SyncMessage>, Status> {
-        let (from, removed_until) = (caller(&request)?, accepted(&request)?.removed_until);
+        let (from, membership) = (caller(&request)?, accepted(&request)?.membership.clone());
         let message = request.into_inner();
         if message.info.as_ref().is_some_and(|info| info.name != from) {
             return Err(Status::permission_denied(format!("node {from} may speak only for itself")));
         }
-        cluster::take_in_whole(&self.0, &from, removed_until, message).await.map_err(internal)?;
+        let is_refused = move |_: &Node| membership.as_ref().is_some_and(Membership::is_refused);
+        cluster::take_in_whole(&self.0, &from, is_refused, message).await.map_err(internal)?;
         Ok(Response::new(cluster::what_we_know(&self.0).map_err(internal)?))
     }
 

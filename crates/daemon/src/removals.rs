@@ -40,9 +40,12 @@ pub(crate) fn told(state: &State) -> Result<Vec<api::Removal>, StateError> {
     Ok(state.removals()?.into_iter().map(told).collect())
 }
 
-/// Until when a node's certificates are refused, in seconds since 1970: it grows when the node is removed.
-pub(crate) fn until(node: &Node, name: &str) -> Option<u64> {
-    NodeName::new(name).ok().and_then(|name| node.peers.identity().removals().of(&name))
+/// Whether a node has been removed since this was asked for.
+pub(crate) fn is_removed_from_now_on(node: &Node, name: &str) -> impl Fn(&Node) -> bool + Send + use<> {
+    let name = NodeName::new(name).ok();
+    let until = move |node: &Node| name.as_ref().and_then(|name| node.peers.identity().removals().of(name));
+    let now = until(node);
+    move |node| until(node) != now
 }
 
 /// Takes over what another node says of removed ones, where the CA says it too. For who holds

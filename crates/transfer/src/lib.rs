@@ -48,7 +48,7 @@ pub use identity::Identity;
 pub use listen::{Accepted, ConnectError, ListenError, Listener, connect};
 pub use node::{NodeName, NodeNameError};
 pub use options::{ConnectOptions, ListenOptions};
-pub use removal::{Removal, RemovalError, Removals};
+pub use removal::{Membership, Removal, RemovalError, Removals};
 pub use socket::{LinkOptions, SecureStream, Socket, Traffic};
 pub use tls::{Alpn, TlsError};
 pub use token::{JoinToken, Secret, TokenError};

@@ -133,9 +133,9 @@ impl Holder {
     }
 }
 
-/// A connection's look at whether its peer is still a member.
-#[derive(Debug)]
-pub(crate) struct Membership {
+/// Whether the peer of a connection, by the certificate that it has shown, is still a member.
+#[derive(Debug, Clone)]
+pub struct Membership {
     removals: Removals,
     holder: Holder,
     seen: u64,
@@ -147,13 +147,19 @@ impl Membership {
         Some(Self { removals: removals.clone(), holder: Holder::of(certificate)?, seen: u64::MAX })
     }
 
+    /// Whether the peer was removed since its certificate was issued.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.removals.refuses_holder(&self.holder)
+    }
+
     /// An error once the peer was removed.
     pub(crate) fn check(&mut self) -> std::io::Result<()> {
         let turn = self.removals.0.turn.load(Ordering::Acquire);
         if turn == self.seen {
             return Ok(());
         }
-        if self.removals.refuses_holder(&self.holder) {
+        if self.is_refused() {
             let words = format!("node {} was removed from the cluster", self.holder.node);
             return Err(std::io::Error::new(std::io::ErrorKind::ConnectionAborted, words));
         }

@@ -103,6 +103,12 @@ impl Socket {
         self.membership = membership;
     }
 
+    /// Whether the peer is still a member; nothing before it has shown its certificate.
+    #[must_use]
+    pub fn membership(&self) -> Option<Membership> {
+        self.membership.clone()
+    }
+
     fn check_peer(&mut self) -> io::Result<()> {
         self.membership.as_mut().map_or(Ok(()), Membership::check)
     }

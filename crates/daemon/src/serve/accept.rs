@@ -17,7 +17,6 @@ use tonic::transport::server::Connected;
 
 use crate::node::Node;
 use crate::peer_api::Caller;
-use crate::removals;
 
 /// Accepts connections for as long as it is awaited. Those for the peer API go to `peers`.
 pub(super) async fn accept_peers(
@@ -58,10 +57,8 @@ pub(super) async fn accept_peers(
                 });
             }
             _ => {
-                let caller = Caller {
-                    removed_until: removals::until(&node, accepted.peer.as_str()),
-                    node: accepted.peer,
-                };
+                let membership = accepted.stream.get_ref().0.membership();
+                let caller = Caller { node: accepted.peer, membership };
                 let stream = PeerStream { caller, stream: accepted.stream };
                 if !hand_on(&peers, Ok(stream)) {
                     return;
