@@ -86,7 +86,7 @@ fn the_networks_tests_pass_on_a_kernel_with_wireguard_and_open_vswitch() {
 #[ignore = "boots a virtual machine: make test-vm"]
 fn services_move_between_nodes_that_encrypt_by_the_kernels_wireguard() {
     let files = tempfile::tempdir().unwrap();
-    let name = tests_of("godwit-tests", &["--test", "network_faults"], files.path()).remove(0);
+    let name = tests_of("godwit-tests", &["--test", "e2e"], files.path()).remove(0);
     for program in ["godwit", "godwitd", "godwit-shim", "godwit-pager", "godwit-lab", "godwit-lab-link"] {
         strip(&godwit_tests::programs().join(program), &files.path().join(program));
     }
@@ -96,6 +96,6 @@ fn services_move_between_nodes_that_encrypt_by_the_kernels_wireguard() {
     let mut vm = Vm::boot(&VmConfig { files, memory: 2048, ..VmConfig::new("lab") });
     vm.run(&format!("mkdir -p {CRIU} && ln -s /test/criu {CRIU}/criu"));
     // One at a time: a daemon's start is waited for as long as on a real processor.
-    let words = "--test-threads 1 services_encrypted_by_wireguard who_joins_a_cluster_that_encrypts";
+    let words = "--test-threads 1 network_faults::services_encrypted_by_wireguard network_faults::who_joins_a_cluster";
     assert!(passes(&mut vm, &name, words), "see above");
 }
