@@ -7,6 +7,8 @@ use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
+use nix::sys::socket::{setsockopt, sockopt};
+
 /// Makes a device of that name, which is gone when the file is closed. Reading gives one IP packet
 /// that the kernel sends through it, writing hands one in; neither waits.
 pub(super) fn open_tun(name: &str) -> io::Result<File> {
@@ -27,6 +29,9 @@ pub(super) fn open_tun(name: &str) -> io::Result<File> {
     if made < 0 { Err(io::Error::last_os_error()) } else { Ok(file) }
 }
 
+/// Bytes that may wait for the thread that opens packets: a burst of TCP's, 3 MB, counted as the kernel counts.
+const RECEIVE_QUEUE: usize = 4 << 20;
+
 /// A UDP socket at the address, whose packets may be cut into fragments where a link on their way is
 /// too small, as VXLAN's own may: slow is better than never.
 pub(super) fn bind_udp(at: SocketAddrV4) -> io::Result<UdpSocket> {
@@ -46,6 +51,24 @@ pub(super) fn bind_udp(at: SocketAddrV4) -> io::Result<UdpSocket> {
     if set < 0 {
         return Err(io::Error::last_os_error());
     }
+    setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_QUEUE)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::net::Ipv4Addr;
+
+    use nix::sys::socket::getsockopt;
+
+    use super::*;
+
+    #[test]
+    fn a_burst_finds_room_whatever_the_machine_allows_sockets() {
+        let socket = bind_udp(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        // The kernel doubles what it is asked for: socket(7).
+        assert_eq!(getsockopt(&socket, sockopt::RcvBuf).unwrap(), 2 * RECEIVE_QUEUE);
+    }
 }
