@@ -38,14 +38,14 @@ ISA_SELECTION := isa/tests/tests/passes.rs isa/tests/tests/refusals.rs isa/tests
 ALSO ?=
 # All that there is, and the tests that run only where they are named.
 ALL := --workspace --all-targets $(ISA_FEATURES)
-BY_NAME := --workspace --test e2e --test vm $(ISA_FEATURES)
+BY_NAME := --workspace --test e2e --test machines $(ISA_FEATURES)
 # With clippy as the compiler, the workspace and all that it needs are compiled once for both: for what clippy says,
 # warnings as errors, and for the programs and tests. `cargo clippy` sets the same two variables.
 CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa uninstall clean
+.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,7 +91,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -114,12 +114,12 @@ crates:
 e2e:
 	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
 
-test-vm: setup ## tests on another kernel (WireGuard, Open vSwitch's module) in virtual machines; takes minutes
+test-machines: setup ## tests with virtual machines as nodes (Debian 12 and 13) and on their kernels; minutes
 	@scripts/setup --vm
 	$(SAY) "building the programs"
 	@cargo build --workspace --bins
 	$(SAY) "running tests in virtual machines"
-	@cargo test --package godwit-tests --test vm -- --ignored --nocapture --test-threads 1 $(TEST_ARGS)
+	@cargo test --package godwit-tests --test machines -- --ignored --nocapture --test-threads 1 $(TEST_ARGS)
 
 test-isa: ## programs that change the instruction set: passes, runtime, a stress selection; minutes
 	@scripts/setup --isa

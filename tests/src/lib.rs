@@ -27,7 +27,6 @@ pub mod sockets;
 pub mod tier;
 pub mod torture;
 pub mod victim;
-pub mod vm;
 pub mod writer;
 
 use std::{

@@ -56,9 +56,13 @@ enum BedVerb {
         /// Name of the lab [default: that of --lab]
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
-        /// Names of the nodes; the first founds the cluster
-        #[arg(long, value_delimiter = ',', required = true, value_name = "NAME,NAME…")]
+        /// Names of the nodes; the first founds the cluster. NAME=MACHINE makes the node a virtual machine: debian12,
+        /// debian13, arm64, where needed with options, such as debian12:cpu=Haswell:memory=2GiB:processors=1
+        #[arg(long, value_delimiter = ',', required = true, value_name = "NAME[=MACHINE],…")]
         nodes: Vec<String>,
+        /// Directory of godwit's packages, which machines install
+        #[arg(long, value_name = "DIR", env = "GODWIT_PACKAGES")]
+        packages: Option<PathBuf>,
         /// Rate and one-way delay of each host's link: 1gbit,1ms [default: unshaped]
         #[arg(long, value_name = "RATE[,DELAY]")]
         link: Option<Link>,
@@ -117,11 +121,48 @@ enum BedVerb {
         /// The node
         host: String,
     },
+    /// Cut the power of a node that is a machine, or give it back
+    Power {
+        /// The node
+        host: String,
+        /// What to do
+        #[arg(value_enum)]
+        action: Power,
+    },
+    /// Set the clock of a node that is a machine ahead, or back: +1h, -3d, +90s
+    Clock {
+        /// The node
+        host: String,
+        /// By how much
+        #[arg(value_name = "+TIME", allow_hyphen_values = true, value_parser = seconds)]
+        by: i64,
+    },
     /// Start the daemon of a node that does not run
     Start {
         /// The node
         host: String,
     },
+}
+
+/// What can be done with a machine's power.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Power {
+    /// Cut it: memory is lost, and what the disk was not told to keep
+    Cut,
+    /// Boot from the disk, and wait until it answers
+    On,
+    /// Cut it and give it back
+    Reset,
+}
+
+/// A time with a sign, in seconds.
+fn seconds(text: &str) -> Result<i64, String> {
+    let units = [('s', 1), ('m', 60), ('h', 3_600), ('d', 86_400)];
+    let read = units
+        .iter()
+        .find_map(|(unit, seconds)| text.strip_suffix(*unit)?.parse::<i64>().ok()?.checked_mul(*seconds));
+    let read = read.filter(|_| text.starts_with(['+', '-']));
+    read.ok_or_else(|| "write a sign, a whole number and a unit: +90s, -30m, +1h, -3d".to_owned())
 }
 
 const LINK_HELP: &str = "\
@@ -208,8 +249,17 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
 
 fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
     match verb {
-        BedVerb::Up { name, nodes, link, network_backend } => {
-            let mut config = LabConfig::new(name.unwrap_or(lab), nodes);
+        BedVerb::Up { name, nodes, packages, link, network_backend } => {
+            let mut config = LabConfig::new(name.unwrap_or(lab), Vec::<String>::new());
+            for node in nodes {
+                let (name, machine) = match node.split_once('=') {
+                    Some((name, machine)) => (name, Some(machine.parse()?)),
+                    None => (&*node, None),
+                };
+                config.nodes.push(name.to_owned());
+                config.machines.extend(machine.map(|machine| (name.to_owned(), machine)));
+            }
+            config.packages = packages.map(std::path::absolute).transpose()?;
             config.link = link;
             config.network_backend = network_backend;
             let lab = Lab::up(&config)?;
@@ -255,6 +305,22 @@ fn perform(verb: BedVerb, lab: String, json: bool) -> anyhow::Result<ExitCode> {
         BedVerb::Kill { host } => {
             Lab::open(&lab)?.stop_node(&host)?;
             say(json, &[("killed", &host)], &format!("godwitd of {host} is killed"))?;
+        }
+        BedVerb::Power { host, action } => {
+            let lab = Lab::open(&lab)?;
+            if matches!(action, Power::Cut | Power::Reset) {
+                lab.cut_power(&host)?;
+            }
+            if matches!(action, Power::On | Power::Reset) {
+                lab.power_on(&host)?;
+                say(json, &[("on", &host)], &format!("{host} has booted and answers"))?;
+            } else {
+                say(json, &[("cut", &host)], &format!("{host} has no power"))?;
+            }
+        }
+        BedVerb::Clock { host, by } => {
+            Lab::open(&lab)?.shift_clock(&host, by)?;
+            say(json, &[("clock", &host)], &format!("the clock of {host} is {by:+} s from where it was"))?;
         }
         BedVerb::Start { host } => {
             Lab::open(&lab)?.start_node(&host)?;
@@ -352,6 +418,8 @@ fn table(labs: &[LabStatus]) -> Table {
         }
         for host in &lab.hosts {
             let daemon = match (host.daemon, &host.socket, lab.daemons) {
+                _ if host.machine.is_some() && host.emulator.is_none() => "no power".to_owned(),
+                _ if host.machine.is_some() => "in the machine".to_owned(),
                 (Some(pid), ..) => pid.to_string(),
                 (None, Some(_), true) => "does not run".to_owned(),
                 _ => "-".to_owned(),

@@ -1,6 +1,7 @@
 //! What a lab shall look like: names, nodes, links, programs; and where its parts lie.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     net::Ipv4Addr,
     path::{Path, PathBuf},
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::LabError,
+    machine::Machine,
     units::{read_delay, read_rate, write_delay, write_rate},
 };
 
@@ -143,6 +145,12 @@ pub struct LabConfig {
     pub name: String,
     /// Names of the nodes; the first founds the cluster.
     pub nodes: Vec<String>,
+    /// Those of the nodes that are virtual machines; the others are network namespaces.
+    #[serde(default)]
+    pub machines: BTreeMap<String, Machine>,
+    /// Directory of godwit's packages, which machines have installed; none: they have no godwit.
+    #[serde(default)]
+    pub packages: Option<PathBuf>,
     /// Shape of the links; none: as fast as the machine, no delay.
     pub link: Option<Link>,
     /// Whether `godwitd` runs on each node.
@@ -161,6 +169,8 @@ impl LabConfig {
         Self {
             name: name.into(),
             nodes: nodes.into_iter().map(Into::into).collect(),
+            machines: BTreeMap::new(),
+            packages: None,
             link: None,
             daemons: true,
             network_backend: NetworkBackend::default(),
@@ -182,6 +192,16 @@ impl LabConfig {
             if self.nodes.iter().take(index).any(|other| other == node) {
                 return Err(LabError::DuplicateNode(node.clone()));
             }
+        }
+        if let Some(stranger) = self.machines.keys().find(|name| !self.nodes.contains(name)) {
+            return Err(LabError::UnknownHost {
+                lab: self.name.clone(),
+                host: stranger.clone(),
+                hosts: self.nodes.join(", "),
+            });
+        }
+        if self.daemons && self.packages.is_none() && !self.machines.is_empty() {
+            return Err(LabError::NoPackages);
         }
         Ok(())
     }
@@ -265,6 +285,39 @@ impl Paths {
 
     pub(crate) fn log(&self, node: &str) -> PathBuf {
         self.node_state(node).join("godwitd.log")
+    }
+
+    /// The image that a node's machine boots, a link.
+    pub(crate) fn machine_image(&self, node: &str) -> PathBuf {
+        self.node_state(node).join("image")
+    }
+
+    /// By what ssh knows a node's machine.
+    pub(crate) fn machine_known_hosts(&self, node: &str) -> PathBuf {
+        self.machine_image(node).join("known_hosts")
+    }
+
+    pub(crate) fn machine_disk(&self, node: &str) -> PathBuf {
+        self.node_state(node).join("disk.qcow2")
+    }
+
+    /// What a node's machine wrote on its serial console.
+    pub(crate) fn machine_console(&self, node: &str) -> PathBuf {
+        self.node_state(node).join("console.log")
+    }
+
+    /// What the emulator of a node's machine, and ssh to it, complained about.
+    pub(crate) fn machine_log(&self, node: &str) -> PathBuf {
+        self.node_state(node).join("machine.log")
+    }
+
+    pub(crate) fn machine_monitor(&self, node: &str) -> PathBuf {
+        self.node_run(node).join("monitor.sock")
+    }
+
+    /// Of the connection that commands in a node's machine share.
+    pub(crate) fn machine_connection(&self, node: &str) -> PathBuf {
+        self.node_run(node).join("ssh.sock")
     }
 
     /// Where the sockets and the database of a node's Open vSwitch are.

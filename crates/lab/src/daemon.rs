@@ -17,12 +17,14 @@ use crate::{
     config::{NetworkBackend, PEER_PORT, SERVICE_SUBNET, UPLINK},
     error::{Context, LabError},
     handle::Lab,
-    netns, openvswitch, process, programs, registry,
+    machine, netns, openvswitch, process, programs, registry,
 };
 
 const PROGRAM: &str = "godwitd";
 /// How long a daemon may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The same, for one in a machine that is emulated on a busy host.
+const MACHINE_PATIENCE: Duration = Duration::from_secs(180);
 /// How long a killed daemon may take to end.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 /// First and longest pause between two attempts to reach a daemon that starts.
@@ -39,23 +41,37 @@ pub(crate) fn role(node: &str) -> String {
 pub(crate) fn start_cluster(lab: &Lab) -> Result<(), LabError> {
     let nodes = &lab.config.nodes;
     let Some((founder, others)) = nodes.split_first() else { return Ok(()) };
-    prepare(lab, founder)?;
-    let mut command = godwitd(lab, founder)?;
-    command.arg("init").arg("--state").arg(lab.paths.node_state(founder));
-    command.args(["--cluster", lab.name(), "--node", founder, "--listen", &listen(lab, founder)?]);
-    finish(lab, founder, "init", command)?;
-    serve(lab, founder)?;
+    found(lab, founder)?;
     wait_ready(lab, founder, 1)?;
     for node in others {
-        prepare(lab, node)?;
         let token = token(lab, founder, node)?;
-        let mut command = godwitd(lab, node)?;
-        command.arg("join").arg("--state").arg(lab.paths.node_state(node));
-        command.args(["--node", node, "--listen", &listen(lab, node)?, "--", &token]);
-        finish(lab, node, "join", command)?;
-        serve(lab, node)?;
+        join(lab, node, &token)?;
     }
     nodes.iter().try_for_each(|node| wait_ready(lab, node, nodes.len()))
+}
+
+fn found(lab: &Lab, node: &str) -> Result<(), LabError> {
+    if lab.machine(node).is_some() {
+        return machine::node::found(lab, node);
+    }
+    prepare(lab, node)?;
+    let mut command = godwitd(lab, node)?;
+    command.arg("init").arg("--state").arg(lab.paths.node_state(node));
+    command.args(["--cluster", lab.name(), "--node", node, "--listen", &listen(lab, node)?]);
+    finish(lab, node, "init", command)?;
+    serve(lab, node)
+}
+
+fn join(lab: &Lab, node: &str, token: &str) -> Result<(), LabError> {
+    if lab.machine(node).is_some() {
+        return machine::node::join(lab, node, token);
+    }
+    prepare(lab, node)?;
+    let mut command = godwitd(lab, node)?;
+    command.arg("join").arg("--state").arg(lab.paths.node_state(node));
+    command.args(["--node", node, "--listen", &listen(lab, node)?, "--", token]);
+    finish(lab, node, "join", command)?;
+    serve(lab, node)
 }
 
 fn prepare(lab: &Lab, node: &str) -> Result<(), LabError> {
@@ -102,6 +118,9 @@ fn finish(lab: &Lab, node: &str, verb: &str, mut command: Command) -> Result<(),
 
 /// Starts a node's daemon.
 pub(crate) fn serve(lab: &Lab, node: &str) -> Result<(), LabError> {
+    if lab.machine(node).is_some() {
+        return machine::node::start_daemon(lab, node);
+    }
     if let Some(running) = registry::process(&lab.paths, &role(node)) {
         return Err(LabError::Refused {
             node: node.to_owned(),
@@ -136,6 +155,9 @@ pub(crate) fn serve(lab: &Lab, node: &str) -> Result<(), LabError> {
 
 /// Ends a node's daemon at once, if it runs.
 pub(crate) fn kill(lab: &Lab, node: &str) -> Result<(), LabError> {
+    if lab.machine(node).is_some() {
+        return machine::node::kill_daemon(lab, node);
+    }
     match registry::process(&lab.paths, &role(node)) {
         Some(process) => process::kill(lab.name(), process, END_PATIENCE),
         None => Ok(()),
@@ -144,7 +166,8 @@ pub(crate) fn kill(lab: &Lab, node: &str) -> Result<(), LabError> {
 
 /// Waits until a node's daemon answers and sees at least `count` nodes ready.
 pub(crate) fn wait_ready(lab: &Lab, node: &str, count: usize) -> Result<(), LabError> {
-    let deadline = Instant::now() + PATIENCE;
+    let patience = if lab.machine(node).is_some() { MACHINE_PATIENCE } else { PATIENCE };
+    let deadline = Instant::now() + patience;
     let mut pause = PAUSES.0;
     loop {
         let reason = match nodes(lab, node) {
@@ -157,7 +180,8 @@ pub(crate) fn wait_ready(lab: &Lab, node: &str, count: usize) -> Result<(), LabE
             }
             Err(reason) => reason,
         };
-        if registry::process(&lab.paths, &role(node)).is_none() {
+        // A machine's is looked after by its systemd.
+        if lab.machine(node).is_none() && registry::process(&lab.paths, &role(node)).is_none() {
             return Err(LabError::NotReady {
                 node: node.to_owned(),
                 lab: lab.name().to_owned(),
@@ -170,7 +194,7 @@ pub(crate) fn wait_ready(lab: &Lab, node: &str, count: usize) -> Result<(), LabE
             return Err(LabError::NotReady {
                 node: node.to_owned(),
                 lab: lab.name().to_owned(),
-                seconds: PATIENCE.as_secs(),
+                seconds: patience.as_secs(),
                 reason,
                 log: lab.paths.log(node),
             });

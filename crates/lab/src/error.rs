@@ -42,6 +42,72 @@ pub enum LabError {
         /// The hosts there are, comma separated.
         hosts: String,
     },
+    /// The machine description does not parse.
+    #[error(
+        "{given:?} is not a machine: {reason}; write debian12, debian13 or arm64, where needed with an architecture and \
+         options, such as debian12/amd64:cpu=Haswell:memory=2GiB:processors=1"
+    )]
+    BadMachine {
+        /// What was given.
+        given: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Machines need packages.
+    #[error(
+        "nodes that are machines install godwit from its packages: name their directory by --packages (make packages builds them)"
+    )]
+    NoPackages,
+    /// The directory of packages does not have what a machine needs.
+    #[error("the packages in {directory}: {reason}", directory = .directory.display())]
+    MachinePackages {
+        /// The directory.
+        directory: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A program that machines need is missing.
+    #[error("machines need the program {name}; install the package {package} (scripts/setup --vm does)")]
+    NoMachineProgram {
+        /// The program.
+        name: String,
+        /// The package that has it.
+        package: &'static str,
+    },
+    /// An image could not be made.
+    #[error("the image of {system} machines could not be made: {output}\nIts log is {log}", log = .log.display())]
+    MachineImage {
+        /// Distribution and architecture.
+        system: String,
+        /// What was said last.
+        output: String,
+        /// All that was said.
+        log: PathBuf,
+    },
+    /// The node is a network namespace.
+    #[error(
+        "node {node} of lab {lab} is not a machine: it has no power switch and no clock of its own; `godwit lab up --nodes {node}=debian13` makes one"
+    )]
+    NotMachine {
+        /// The lab.
+        lab: String,
+        /// The node.
+        node: String,
+    },
+    /// Something failed in a machine, or with it.
+    #[error("{action} machine {node} of lab {lab} failed: {reason}; its console is {console}", console = .console.display())]
+    Machine {
+        /// The lab.
+        lab: String,
+        /// The node.
+        node: String,
+        /// What was tried, such as "booting".
+        action: &'static str,
+        /// What was said.
+        reason: String,
+        /// Where its console is.
+        console: PathBuf,
+    },
     /// The link description does not parse.
     #[error(
         "{given:?} is not a link: {reason}; write a rate and a one-way delay such as 1gbit,1ms or 20mbit,25ms"

@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs,
+    io::{self, IsTerminal as _},
     net::Ipv4Addr,
     os::{fd::AsFd, unix::process::CommandExt},
     path::PathBuf,
@@ -16,6 +17,7 @@ use crate::{
         CLIENT, LabConfig, NetworkBackend, Paths, RUN_ROOT, STATE_ROOT, check_lab_name, parse_netns_name,
     },
     error::{Context, LabError},
+    machine::{Machine, shell},
     netns,
     registry::Record,
 };
@@ -110,12 +112,30 @@ impl Lab {
         self.node(node).map(|_| self.paths.node_state(node))
     }
 
-    /// A command that will run in a host's network namespace, with `GODWIT_LAB` set, and on a node
-    /// `GODWIT_NODE` too (and `OVS_RUNDIR`, where it has an Open vSwitch). Everything else is as in [`Command`].
+    /// The machine that a node is; none where it is a network namespace.
+    pub fn machine(&self, host: &str) -> Option<&Machine> {
+        self.config.machines.get(host)
+    }
+
+    /// A command that will run on a host. In a network namespace it has `GODWIT_LAB` set, and on a node
+    /// `GODWIT_NODE` too (and `OVS_RUNDIR`, where it has an Open vSwitch), and everything else is as in [`Command`].
+    /// In a machine it runs by ssh, of root, in its home; what is set of the environment and the directory stays here.
     ///
     /// # Errors
     /// There is no such host, or its namespace is gone.
     pub fn command(&self, host: &str, program: impl AsRef<std::ffi::OsStr>) -> Result<Command, LabError> {
+        match self.machine(host) {
+            Some(_) => shell::command(self, host, program.as_ref(), false),
+            None => self.command_beside(host, program),
+        }
+    }
+
+    /// A command in a host's network namespace, which a machine's emulator is in, too.
+    pub(crate) fn command_beside(
+        &self,
+        host: &str,
+        program: impl AsRef<std::ffi::OsStr>,
+    ) -> Result<Command, LabError> {
         let path = self.namespace(host)?;
         let namespace = fs::File::open(&path).context("opening network namespace", path.display())?;
         let mut command = Command::new(program);
@@ -145,7 +165,11 @@ impl Lab {
             object: host.to_owned(),
             source: io::Error::new(io::ErrorKind::InvalidInput, "no command is given"),
         })?;
-        self.command(host, program)?.args(arguments).status().context("running", program)
+        let mut command = match self.machine(host) {
+            Some(_) => shell::command(self, host, program.as_ref(), io::stdin().is_terminal())?,
+            None => self.command_beside(host, program)?,
+        };
+        command.args(arguments).status().context("running", program)
     }
 
     /// Runs `work` on a thread inside a host's network namespace: sockets made there stay there.

@@ -1,14 +1,21 @@
 //! Network configuration of a lab's hosts, by netlink.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    fs::{self, File},
+    io,
+    net::{IpAddr, Ipv4Addr},
+};
 
 use futures::TryStreamExt;
-use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder, new_connection, packet_route::link::LinkAttribute};
+use rtnetlink::{
+    Handle, LinkBridge, LinkUnspec, RouteMessageBuilder, new_connection, packet_route::link::LinkAttribute,
+};
 
 use crate::{
     config::{CLIENT, CLIENT_ADDRESS, Link, MORE_SUBNETS, Paths, SERVICE_SUBNET, UNDERLAY_PREFIX, UPLINK},
-    error::LabError,
+    error::{Context, LabError},
     netns,
+    switch::tap::Tap,
 };
 
 /// Packets that a host's uplink holds while the link program is busy with others.
@@ -36,6 +43,51 @@ pub(crate) fn reshape(paths: &Paths, host: &str, link: Option<Link>) -> Result<(
         let message = LinkUnspec::new_with_index(uplink).append_extra_attribute(largest_frame(link)).build();
         handle.link().change(message).execute().await.map_err(|error| ("configuring uplink0", error))
     })
+}
+
+/// Between a machine's uplink and the lab's switch, in the machine's namespace.
+const BRIDGE: &str = "bridge0";
+/// The end of a machine's uplink there.
+const MACHINE: &str = "machine0";
+
+/// Prepares the namespace that a machine's emulator runs in: its uplink is bridged to the lab's switch.
+pub(crate) fn configure_machine(paths: &Paths, host: &str, link: Option<Link>) -> Result<(), LabError> {
+    let silent = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
+    netns::inside(&paths.netns(host), || match fs::write(silent, "1") {
+        // A kernel without version 6 sends nothing by it.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    })?
+    .context("writing", silent)?;
+    with_netlink(paths, host, async |handle| {
+        let up = |index| LinkUnspec::new_with_index(index).up();
+        let change = async |message| handle.link().change(message).execute().await;
+        let loopback = index(&handle, "lo").await?;
+        change(up(loopback).build()).await.map_err(|error| ("setting lo up", error))?;
+        let made = handle.link().add(LinkBridge::new(BRIDGE).build()).execute().await;
+        made.map_err(|error| ("making the bridge of a machine", error))?;
+        let bridge = index(&handle, BRIDGE).await?;
+        change(up(bridge).build()).await.map_err(|error| ("setting the bridge of a machine up", error))?;
+        let uplink = index(&handle, UPLINK).await?;
+        let message = up(uplink)
+            .controller(bridge)
+            .append_extra_attribute(LinkAttribute::TxQueueLen(QUEUE_PACKETS))
+            .append_extra_attribute(largest_frame(link))
+            .build();
+        change(message).await.map_err(|error| ("configuring uplink0", error))
+    })
+}
+
+/// Makes the TAP device that a machine's uplink is, on the bridge; it lives as long as the file.
+pub(crate) fn machine_uplink(paths: &Paths, host: &str) -> Result<File, LabError> {
+    let tap = Tap::create(&paths.netns(host), MACHINE)?;
+    with_netlink(paths, host, async |handle| {
+        let (device, bridge) = (index(&handle, MACHINE).await?, index(&handle, BRIDGE).await?);
+        let message = LinkUnspec::new_with_index(device).controller(bridge).up().build();
+        let done = handle.link().change(message).execute().await;
+        done.map_err(|error| ("connecting a machine's uplink", error))
+    })?;
+    Ok(tap.into_file())
 }
 
 /// Runs `work` with a netlink socket of the host's.

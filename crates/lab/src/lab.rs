@@ -1,6 +1,9 @@
 //! What can be done with a lab: make it, take it down, see how it is, change its links, start and end its daemons.
 
-use std::{net::Ipv4Addr, path::PathBuf};
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
 
 use serde::Serialize;
 
@@ -10,7 +13,9 @@ use crate::{
     daemon, down,
     error::LabError,
     handle::{Lab, need_root},
-    host, netns,
+    host,
+    machine::{self, Machine, shell},
+    netns,
     registry::{self, Lock, Record},
     switch::{
         PortFigures, Request, WayStatus,
@@ -33,7 +38,11 @@ pub struct HostStatus {
     pub namespace: PathBuf,
     /// Whether the namespace is there.
     pub present: bool,
-    /// Pid of its daemon; none for the client and where none runs.
+    /// What machine it is; none for a network namespace.
+    pub machine: Option<String>,
+    /// Pid of the machine's emulator; none where it has no power.
+    pub emulator: Option<i32>,
+    /// Pid of its daemon; none for the client, for a machine, and where none runs.
     pub daemon: Option<i32>,
     /// The daemon's socket; none for the client.
     pub socket: Option<PathBuf>,
@@ -107,6 +116,8 @@ impl Lab {
                 address,
                 namespace: paths.netns(&name),
                 present: netns::identity(&paths.netns(&name)).is_some(),
+                machine: record.config.machines.get(&name).map(ToString::to_string),
+                emulator: registry::process(&paths, &machine::node::role(&name)).map(|found| found.pid),
                 daemon: registry::process(&paths, &daemon::role(&name))
                     .filter(|_| node)
                     .map(|found| found.pid),
@@ -230,6 +241,54 @@ impl Lab {
     pub fn stop_node(&self, node: &str) -> Result<(), LabError> {
         self.node(node)?;
         daemon::kill(self, node)
+    }
+
+    /// Copies a directory of this host into a machine, with owners and permissions.
+    ///
+    /// # Errors
+    /// There is no such node, it is not a machine, or does not answer; or a file cannot be read or written.
+    pub fn send(&self, node: &str, from: &Path, to: &Path) -> Result<(), LabError> {
+        self.machine_of(node)?;
+        shell::send(self, node, from, to)
+    }
+
+    /// Takes a machine's power away: it loses its memory, and what its disk had not been told to keep.
+    ///
+    /// # Errors
+    /// There is no such node, it is not a machine, or it has no power.
+    pub fn cut_power(&self, node: &str) -> Result<(), LabError> {
+        self.machine_of(node)?;
+        machine::node::cut_power(self, node)
+    }
+
+    /// Gives a machine power again: it boots from its disk, and answers when this returns. Its daemon may not yet.
+    ///
+    /// # Errors
+    /// There is no such node, it is not a machine, it has power, or it does not come up.
+    pub fn power_on(&self, node: &str) -> Result<(), LabError> {
+        machine::node::power_on(self, node, self.machine_of(node)?)
+    }
+
+    /// Sets a machine's clock ahead by so many seconds, or back; it stays so when it boots again.
+    ///
+    /// # Errors
+    /// There is no such node, it is not a machine, or does not answer; or the lab is just being taken down.
+    pub fn shift_clock(&self, node: &str, seconds: i64) -> Result<(), LabError> {
+        self.machine_of(node)?;
+        let unknown = || LabError::Unknown(self.name().to_owned());
+        let _lock = Lock::take(&self.paths, self.name())?.ok_or_else(unknown)?;
+        machine::node::shift_clock(self, node, seconds)?;
+        let mut record = Record::read(&self.paths).ok_or_else(unknown)?;
+        if let Some(machine) = record.config.machines.get_mut(node) {
+            machine.clock_ahead = machine.clock_ahead.saturating_add(seconds);
+        }
+        record.write(&self.paths)
+    }
+
+    fn machine_of(&self, node: &str) -> Result<&Machine, LabError> {
+        self.node(node)?;
+        self.machine(node)
+            .ok_or_else(|| LabError::NotMachine { lab: self.name().to_owned(), node: node.to_owned() })
     }
 
     /// [`Lab::stop_node`] and [`Lab::start_node`].

@@ -5,6 +5,7 @@ use std::{
     io::{self, BufRead, BufReader},
     os::unix::process::CommandExt,
     process::{Command, Stdio},
+    thread,
 };
 
 use crate::{
@@ -12,7 +13,9 @@ use crate::{
     daemon, down,
     error::{Context, LabError},
     handle::{Lab, need_root},
-    host, netns, programs,
+    host,
+    machine::node,
+    netns, programs,
     registry::{Lock, Record},
 };
 
@@ -68,13 +71,31 @@ fn build(lab: &Lab) -> Result<(), LabError> {
     make_run(paths)?;
     start_links(lab)?;
     for (host, address) in &hosts {
-        host::configure(paths, host, *address, config.link)?;
+        match config.machines.get(host) {
+            Some(_) => host::configure_machine(paths, host, config.link)?,
+            None => host::configure(paths, host, *address, config.link)?,
+        }
     }
+    start_machines(lab)?;
     if config.daemons {
         daemon::start_cluster(lab)?;
     }
     record.complete = true;
     record.write(paths)
+}
+
+/// Starts all machines at once: each waits most of the time.
+fn start_machines(lab: &Lab) -> Result<(), LabError> {
+    thread::scope(|scope| {
+        let starting: Vec<_> = lab
+            .config
+            .machines
+            .iter()
+            .map(|(name, machine)| scope.spawn(move || node::start(lab, name, machine)))
+            .collect();
+        let ended: Vec<_> = starting.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        ended.into_iter().try_for_each(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }
 
 fn make_run(paths: &Paths) -> Result<(), LabError> {

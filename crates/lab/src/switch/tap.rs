@@ -52,6 +52,11 @@ impl Tap {
         Ok(Self { file })
     }
 
+    /// The device's file, for an emulator, which sets it up as it needs it.
+    pub(crate) fn into_file(self) -> File {
+        self.file
+    }
+
     /// Reads one frame with its header; none when there is no more.
     pub(crate) fn read<'b>(&mut self, buffer: &'b mut [u8]) -> io::Result<Option<&'b [u8]>> {
         match self.file.read(buffer) {

@@ -1,0 +1,204 @@
+//! QEMU's command line, the same for a machine that boots, one that is to be saved, and one that goes on from a snapshot.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::Write as _,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::process::CommandExt as _,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use super::spec::{Architecture, Machine};
+use crate::{
+    config::UPLINK,
+    error::{Context, LabError},
+};
+
+/// What runs a machine's processors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accelerator {
+    /// The host's own processors.
+    Kvm,
+    /// Emulation, some ten times slower.
+    Emulation,
+}
+
+/// How a machine starts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Start<'a> {
+    /// It boots.
+    Boot,
+    /// It boots, with its memory in this file, to be saved.
+    BootToSave(&'a Path),
+    /// It waits for a state, with a copy of its memory in this file.
+    Load(&'a Path),
+}
+
+/// What a machine is started with.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) accelerator: Accelerator,
+    /// Directory of kernel and initrd.
+    pub(crate) image: &'a Path,
+    pub(crate) disk: &'a Path,
+    pub(crate) start: Start<'a>,
+    /// Hardware address of its uplink.
+    pub(crate) address: [u8; 6],
+    /// The TAP device that its uplink is.
+    pub(crate) tap: File,
+    pub(crate) console: &'a Path,
+    pub(crate) monitor: &'a Path,
+}
+
+/// The emulator of an architecture.
+pub(crate) fn program(architecture: Architecture) -> &'static str {
+    match architecture {
+        Architecture::Amd64 => "qemu-system-x86_64",
+        Architecture::Arm64 => "qemu-system-aarch64",
+    }
+}
+
+/// The emulator's name and version, and that it is there.
+pub(crate) fn version(architecture: Architecture) -> Result<String, LabError> {
+    let program = program(architecture);
+    let output = Command::new(program).arg("--version").output().map_err(|_| LabError::NoMachineProgram {
+        name: program.to_owned(),
+        package: match architecture {
+            Architecture::Amd64 => "qemu-system-x86",
+            Architecture::Arm64 => "qemu-system-arm",
+        },
+    })?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}
+
+/// KVM, where a processor of this host can be set up by it: that `/dev/kvm` is there does not say so.
+pub(crate) fn accelerator(architecture: Architecture) -> Accelerator {
+    if Architecture::own() != Some(architecture) || File::open("/dev/kvm").is_err() {
+        return Accelerator::Emulation;
+    }
+    let mut command = Command::new(program(architecture));
+    command.args(["-machine", board(architecture), "-accel", "kvm", "-cpu", "host", "-nodefaults"]);
+    command.args(["-display", "none", "-S", "-qmp", "stdio"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let works = command.spawn().and_then(|mut child| {
+        if let Some(mut input) = child.stdin.take() {
+            // One that has ended already does not read it; its exit status says so.
+            let _ = input.write_all(b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"quit\"}\n");
+        }
+        child.wait()
+    });
+    if works.is_ok_and(|status| status.success()) { Accelerator::Kvm } else { Accelerator::Emulation }
+}
+
+fn board(architecture: Architecture) -> &'static str {
+    match architecture {
+        Architecture::Amd64 => "q35,vmport=off",
+        Architecture::Arm64 => "virt,gic-version=3",
+    }
+}
+
+fn cpu(machine: &Machine, accelerator: Accelerator) -> &str {
+    match (&machine.cpu, accelerator, machine.architecture) {
+        (Some(model), ..) => model,
+        (None, Accelerator::Kvm, _) => "host",
+        (None, Accelerator::Emulation, Architecture::Amd64) => "max",
+        // The largest has pointer authentication, which is slow to emulate.
+        (None, Accelerator::Emulation, Architecture::Arm64) => "cortex-a72",
+    }
+}
+
+/// What of the command line a snapshot depends on: all that the machine can see, but not where its files are.
+pub(crate) fn shape(machine: &Machine, accelerator: Accelerator) -> Vec<String> {
+    let emulation = "tcg,thread=multi,tb-size=512";
+    let mut words = vec![
+        "-accel".to_owned(),
+        if accelerator == Accelerator::Kvm { "kvm" } else { emulation }.to_owned(),
+        "-machine".to_owned(),
+        format!("{},memory-backend=ram", board(machine.architecture)),
+        "-cpu".to_owned(),
+        cpu(machine, accelerator).to_owned(),
+        "-smp".to_owned(),
+        machine.processors.to_string(),
+        "-m".to_owned(),
+        machine.memory.to_string(),
+    ];
+    let console = match machine.architecture {
+        Architecture::Amd64 => "ttyS0",
+        Architecture::Arm64 => "ttyAMA0",
+    };
+    // The host is trusted here, and what guards against other processes costs an emulated processor a third.
+    let kernel = format!(
+        "root=/dev/vda console={console} quiet loglevel=4 panic=-1 mitigations=off systemd.show_status=0 \
+         systemd.getty_auto=0"
+    );
+    words.extend(["-append".to_owned(), kernel]);
+    words.extend(["-nodefaults", "-display", "none", "-device", "virtio-rng-pci"].map(str::to_owned));
+    words
+}
+
+/// The command that runs a machine; the caller chooses the network namespace.
+pub(crate) fn arguments(command: &mut Command, parts: &Parts<'_>) -> Result<(), LabError> {
+    command.args(shape(parts.machine, parts.accelerator));
+    command.arg("-kernel").arg(parts.image.join("kernel")).arg("-initrd").arg(parts.image.join("initrd"));
+    let size = format!("{}M", parts.machine.memory);
+    let memory = match parts.start {
+        Start::Boot => format!("memory-backend-ram,id=ram,size={size}").into(),
+        Start::BootToSave(file) => {
+            option(&format!("memory-backend-file,id=ram,size={size},share=on,mem-path="), file)
+        }
+        // Written pages are its own; all others are shared with all machines that began there.
+        Start::Load(file) => {
+            option(&format!("memory-backend-file,id=ram,size={size},share=off,mem-path="), file)
+        }
+    };
+    command.arg("-object").arg(memory);
+    if matches!(parts.start, Start::Load(_)) {
+        command.args(["-incoming", "defer"]);
+    }
+    command.arg("-drive").arg(option("format=qcow2,if=virtio,cache=writeback,file=", parts.disk));
+    command.args(["-netdev", "user,id=control,restrict=on,hostfwd=tcp:127.0.0.1:22-:22"]);
+    command.args(["-device", "virtio-net-pci,netdev=control,mac=52:54:00:00:00:01,romfile="]);
+    let tap = OwnedFd::from(parts.tap.try_clone().context("duplicating the TAP device of", UPLINK)?);
+    let address = parts.address.map(|byte| format!("{byte:02x}")).join(":");
+    command.arg("-netdev").arg(format!("tap,id=uplink,fd={}", tap.as_raw_fd()));
+    command.arg("-device").arg(format!("virtio-net-pci,netdev=uplink,mac={address},romfile="));
+    command.arg("-serial").arg(option("file:", parts.console));
+    command.arg("-qmp").arg(option("unix:", &with_suffix(parts.monitor, ",server=on,wait=off")));
+    if parts.machine.clock_ahead != 0 {
+        command.arg("-rtc").arg(format!("base={}", wall_clock(parts.machine.clock_ahead)?));
+    }
+    // SAFETY: fcntl is a bare system call, safe between fork and exec; the descriptor is open until then.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::io::fcntl_setfd(&tap, rustix::io::FdFlags::empty())?;
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+fn option(prefix: &str, path: &Path) -> OsString {
+    let mut text = OsString::from(prefix);
+    text.push(path);
+    text
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut text = path.as_os_str().to_owned();
+    text.push(suffix);
+    text.into()
+}
+
+/// The time so many seconds from now, as QEMU reads it.
+fn wall_clock(seconds: i64) -> Result<String, LabError> {
+    let output = Command::new("date")
+        .args(["--utc", &format!("--date={seconds:+} seconds"), "+%Y-%m-%dT%H:%M:%S"])
+        .output()
+        .context("running", "date")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

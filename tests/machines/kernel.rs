@@ -1,0 +1,137 @@
+//! Tests of godwit's own on a kernel of Debian's, which has what this machine's may lack: WireGuard, Open vSwitch's
+//! datapath, netem.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use godwit_lab::{Lab, Machine};
+use godwit_tests::Bed;
+use serde_json::Value;
+
+/// Where the set-up scripts put godwit's own CRIU.
+const CRIU: &str = "/usr/local/lib/godwit/bin";
+/// Where a machine has the tests.
+const TESTS: &str = "/srv/tests";
+
+/// Machines without daemons.
+fn up(test: &str, nodes: &[&str], machine: &str) -> Bed {
+    Bed::up_with(test, |config| {
+        config.nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
+        config.daemons = false;
+        let machine: Machine = machine.parse().unwrap();
+        config.machines = nodes.iter().map(|node| ((*node).to_owned(), machine.clone())).collect();
+    })
+}
+
+/// Runs a script of bash in a machine.
+fn try_run(lab: &Lab, node: &str, script: &str) -> Output {
+    lab.command(node, "bash").unwrap().args(["-c", script]).stdin(Stdio::null()).output().unwrap()
+}
+
+/// One that must succeed; what it printed.
+fn run(lab: &Lab, node: &str, script: &str) -> String {
+    let output = try_run(lab, node, script);
+    let [said, errors] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    assert!(output.status.success(), "in {node}, {script}: {said}{errors}");
+    said
+}
+
+/// Copies a program, without what only a debugger needs.
+fn strip(program: &Path, to: &Path) {
+    let done = Command::new("strip").arg("-o").arg(to).arg(program).status().unwrap();
+    assert!(done.success(), "{}", program.display());
+}
+
+/// Builds the tests of a crate that these words choose, and puts them into a directory, by their names.
+fn tests_of(package: &str, words: &[&str], directory: &Path) -> Vec<String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["test", "--no-run", "--message-format=json", "--package", package]).args(words);
+    let output = cargo.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let messages = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let built = messages.filter(|message| message["profile"]["test"] == true);
+    let mut names: Vec<_> = built
+        .filter_map(|message| {
+            let (name, program) = (message["target"]["name"].as_str()?, message["executable"].as_str()?);
+            strip(Path::new(program), &directory.join(name));
+            Some(name.to_owned())
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+#[ignore = "boots virtual machines: make test-machines"]
+fn machines_reach_each_other_and_what_they_run_is_reported() {
+    let bed = up("kernel", &["a", "b"], "debian12");
+    let lab = bed.lab();
+    assert_eq!(run(lab, "a", "hostname"), "a\n");
+    let ended = try_run(lab, "b", "echo out; echo error >&2; exit 3");
+    assert_eq!(
+        (ended.status.code(), &*ended.stdout, &*ended.stderr),
+        (Some(3), &b"out\n"[..], &b"error\n"[..])
+    );
+    let words = ["a b", "", "it's", "$HOME", "*", "\\"];
+    let printed = lab.command("a", "printf").unwrap().arg("%s|").args(words).output().unwrap();
+    assert_eq!(String::from_utf8(printed.stdout).unwrap(), "a b||it's|$HOME|*|\\|");
+    run(lab, "a", &format!("ping -c 3 -W 20 {}", lab.address("b").unwrap()));
+    // The modules that this is all about.
+    for module in ["wireguard", "openvswitch", "sch_netem", "vxlan"] {
+        run(lab, "a", &format!("modprobe {module}"));
+    }
+    // Machines that go on from one snapshot are not to choose the same keys.
+    let random = ["a", "b"].map(|node| run(lab, node, "head -c 32 /dev/urandom | sha256sum"));
+    assert_ne!(random[0], random[1]);
+}
+
+/// Runs tests in a machine, and prints what they print; whether all have passed.
+fn passes(lab: &Lab, node: &str, name: &str, words: &str) -> bool {
+    println!("     Running {name} in a machine with Linux {}", run(lab, node, "uname -r").trim());
+    let script = format!("cd /tmp && {TESTS}/{name} --include-ignored {words}");
+    let mut command = lab.command(node, "bash").unwrap();
+    command.args(["-c", &script]).stdin(Stdio::null()).status().unwrap().success()
+}
+
+/// The network's own tests, among them those of WireGuard, which need a kernel that has it, and those of Open
+/// vSwitch, here with the kernel's datapath.
+#[test]
+#[ignore = "boots a virtual machine: make test-machines"]
+fn the_networks_tests_pass_on_a_kernel_with_wireguard_and_open_vswitch() {
+    let files = tempfile::tempdir().unwrap();
+    let names = tests_of("godwit-network", &[], files.path());
+    assert!(names.iter().any(|name| name == "wireguard"), "{names:?}");
+    let bed = up("network", &["a"], "debian12");
+    bed.lab().send("a", files.path(), Path::new(TESTS)).unwrap();
+    let chosen = std::env::var("GODWIT_MACHINE_TESTS").unwrap_or_default();
+    let is_chosen = |name: &&String| chosen.is_empty() || chosen.split(',').any(|one| one == *name);
+    let failed: Vec<_> = names
+        .iter()
+        .filter(is_chosen)
+        .filter(|name| !passes(bed.lab(), "a", name, "--test-threads 2"))
+        .collect();
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+/// Daemons that encrypt, in a lab inside the machine: a cluster founded with `auto`, moves, restarts.
+#[test]
+#[ignore = "boots a virtual machine: make test-machines"]
+fn services_move_between_nodes_that_encrypt_by_the_kernels_wireguard() {
+    let files = tempfile::tempdir().unwrap();
+    let name = tests_of("godwit-tests", &["--test", "e2e"], files.path()).remove(0);
+    for program in ["godwit", "godwitd", "godwit-shim", "godwit-pager", "godwit-lab", "godwit-lab-link"] {
+        strip(&godwit_tests::programs().join(program), &files.path().join(program));
+    }
+    let criu = PathBuf::from(CRIU).join("criu");
+    std::fs::copy(criu, files.path().join("criu")).expect("godwit's CRIU: run scripts/setup");
+    let bed = up("wireguard", &["a"], "debian12:memory=2GiB");
+    bed.lab().send("a", files.path(), Path::new(TESTS)).unwrap();
+    run(bed.lab(), "a", &format!("mkdir -p {CRIU} && ln -s {TESTS}/criu {CRIU}/criu"));
+    // One at a time: a daemon's start is waited for as long as on a real processor.
+    let words = "--test-threads 1 network_faults::services_encrypted_by_wireguard network_faults::who_joins_a_cluster";
+    assert!(passes(bed.lab(), "a", &name, words), "see above");
+}
