@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::LabError,
-    machine::Machine,
+    spec::Machine,
     units::{read_delay, read_rate, write_delay, write_rate},
 };
 

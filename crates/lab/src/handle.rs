@@ -3,11 +3,10 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{self, IsTerminal as _},
     net::Ipv4Addr,
     os::{fd::AsFd, unix::process::CommandExt},
     path::PathBuf,
-    process::{Command, ExitStatus},
+    process::Command,
 };
 
 use nix::sched::{CloneFlags, setns};
@@ -17,9 +16,9 @@ use crate::{
         CLIENT, LabConfig, NetworkBackend, Paths, RUN_ROOT, STATE_ROOT, check_lab_name, parse_netns_name,
     },
     error::{Context, LabError},
-    machine::{Machine, shell},
     netns,
     registry::Record,
+    spec::Machine,
 };
 
 /// The variable by which Open vSwitch's programs find their daemons' sockets.
@@ -117,19 +116,6 @@ impl Lab {
         self.config.machines.get(host)
     }
 
-    /// A command that will run on a host. In a network namespace it has `GODWIT_LAB` set, and on a node
-    /// `GODWIT_NODE` too (and `OVS_RUNDIR`, where it has an Open vSwitch), and everything else is as in [`Command`].
-    /// In a machine it runs by ssh, of root, in its home; what is set of the environment and the directory stays here.
-    ///
-    /// # Errors
-    /// There is no such host, or its namespace is gone.
-    pub fn command(&self, host: &str, program: impl AsRef<std::ffi::OsStr>) -> Result<Command, LabError> {
-        match self.machine(host) {
-            Some(_) => shell::command(self, host, program.as_ref(), false),
-            None => self.command_beside(host, program),
-        }
-    }
-
     /// A command in a host's network namespace, which a machine's emulator is in, too.
     pub(crate) fn command_beside(
         &self,
@@ -153,23 +139,6 @@ impl Lab {
             command.pre_exec(move || Ok(setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?));
         }
         Ok(command)
-    }
-
-    /// Runs a command on a host with this process's standard streams, and waits for it.
-    ///
-    /// # Errors
-    /// There is no such host, no command is given, or it cannot be started.
-    pub fn exec(&self, host: &str, command: &[String]) -> Result<ExitStatus, LabError> {
-        let (program, arguments) = command.split_first().ok_or_else(|| LabError::System {
-            action: "running on",
-            object: host.to_owned(),
-            source: io::Error::new(io::ErrorKind::InvalidInput, "no command is given"),
-        })?;
-        let mut command = match self.machine(host) {
-            Some(_) => shell::command(self, host, program.as_ref(), io::stdin().is_terminal())?,
-            None => self.command_beside(host, program)?,
-        };
-        command.args(arguments).status().context("running", program)
     }
 
     /// Runs `work` on a thread inside a host's network namespace: sockets made there stay there.

@@ -1,8 +1,11 @@
-//! What can be done with a lab: make it, take it down, see how it is, change its links, start and end its daemons.
+//! What can be done with a lab: make it, take it down, see how it is, change its links, run commands on its hosts,
+//! start and end its daemons, and cut the power of machines.
 
 use std::{
+    io::{self, IsTerminal as _},
     net::Ipv4Addr,
     path::{Path, PathBuf},
+    process::{Command, ExitStatus},
 };
 
 use serde::Serialize;
@@ -11,12 +14,13 @@ use crate::{
     conditions::Step,
     config::{CLIENT, LabConfig, Link, Paths, check_lab_name},
     daemon, down,
-    error::LabError,
+    error::{Context, LabError},
     handle::{Lab, need_root},
     host,
-    machine::{self, Machine, shell},
+    machine::{self, shell},
     netns,
     registry::{self, Lock, Record},
+    spec::Machine,
     switch::{
         PortFigures, Request, WayStatus,
         control::{Answer, ask},
@@ -241,6 +245,36 @@ impl Lab {
     pub fn stop_node(&self, node: &str) -> Result<(), LabError> {
         self.node(node)?;
         daemon::kill(self, node)
+    }
+
+    /// A command that will run on a host. In a network namespace it has `GODWIT_LAB` set, and on a node
+    /// `GODWIT_NODE` too (and `OVS_RUNDIR`, where it has an Open vSwitch), and everything else is as in [`Command`].
+    /// In a machine it runs by ssh, of root, in its home; what is set of the environment and the directory stays here.
+    ///
+    /// # Errors
+    /// There is no such host, or its namespace is gone.
+    pub fn command(&self, host: &str, program: impl AsRef<std::ffi::OsStr>) -> Result<Command, LabError> {
+        match self.machine(host) {
+            Some(_) => shell::command(self, host, program.as_ref(), false),
+            None => self.command_beside(host, program),
+        }
+    }
+
+    /// Runs a command on a host with this process's standard streams, and waits for it.
+    ///
+    /// # Errors
+    /// There is no such host, no command is given, or it cannot be started.
+    pub fn exec(&self, host: &str, command: &[String]) -> Result<ExitStatus, LabError> {
+        let (program, arguments) = command.split_first().ok_or_else(|| LabError::System {
+            action: "running on",
+            object: host.to_owned(),
+            source: io::Error::new(io::ErrorKind::InvalidInput, "no command is given"),
+        })?;
+        let mut command = match self.machine(host) {
+            Some(_) => shell::command(self, host, program.as_ref(), io::stdin().is_terminal())?,
+            None => self.command_beside(host, program)?,
+        };
+        command.args(arguments).status().context("running", program)
     }
 
     /// Copies a directory of this host into a machine, with owners and permissions.

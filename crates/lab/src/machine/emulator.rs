@@ -12,10 +12,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::spec::{Architecture, Machine};
 use crate::{
     config::UPLINK,
     error::{Context, LabError},
+    spec::{Architecture, Machine},
 };
 
 /// What runs a machine's processors.

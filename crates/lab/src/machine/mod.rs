@@ -11,7 +11,8 @@
 //!        disk: a layer of its own (state of the node) over the snapshot's over the image's
 //! ```
 //!
-//! - `spec`: what a machine is: distribution, architecture, CPU model, memory, processors.
+//! What a machine is like is said by [`crate::spec`].
+//!
 //! - `store`: images made from the distribution's packages, and snapshots of machines that have booted and have
 //!   godwit installed, both kept in root's cache by what they are made from. `image` is the script that makes one.
 //! - `emulator`: QEMU's command line, with KVM where it works and emulation elsewhere.
@@ -23,7 +24,4 @@ mod emulator;
 pub(crate) mod node;
 mod qmp;
 pub(crate) mod shell;
-mod spec;
 mod store;
-
-pub use spec::{Architecture, Machine};

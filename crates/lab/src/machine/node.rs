@@ -13,15 +13,14 @@ use std::{
 use super::{
     emulator::{self, Accelerator, Parts, Start},
     qmp::Monitor,
-    shell,
-    spec::Machine,
-    store,
+    shell, store,
 };
 use crate::{
     config::{PEER_PORT, SERVICE_SUBNET, UNDERLAY_PREFIX, UPLINK},
     error::{Context, LabError},
     handle::Lab,
     host, process, programs, registry,
+    spec::Machine,
 };
 
 /// How long an emulator may take to end after SIGKILL.

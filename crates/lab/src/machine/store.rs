@@ -19,10 +19,10 @@ use std::{
 use rustix::fs::FlockOperation;
 use sha2::{Digest, Sha256};
 
-use super::spec::{Architecture, Machine};
 use crate::{
     error::{Context, LabError},
     files, programs,
+    spec::{Architecture, Machine},
 };
 
 const CACHE: &str = "/var/cache/godwit/machines";
