@@ -89,6 +89,22 @@ fn machines_reach_each_other_and_what_they_run_is_reported() {
     assert_ne!(random[0], random[1]);
 }
 
+#[test]
+#[ignore = "boots virtual machines: make test-machines"]
+fn an_arm64_machine_is_on_the_same_switch() {
+    let bed = Bed::up_with("arm64", |config| {
+        config.daemons = false;
+        config.machines.insert("b".to_owned(), "arm64".parse().unwrap());
+    });
+    let lab = bed.lab();
+    assert_eq!(run(lab, "b", "uname -m"), "aarch64\n");
+    // Node a is a namespace of this host.
+    run(lab, "b", &format!("ping -c 3 -W 20 {}", lab.address("a").unwrap()));
+    lab.cut_power("b").unwrap();
+    lab.power_on("b").unwrap();
+    run(lab, "b", &format!("ping -c 3 -W 20 {}", lab.address("a").unwrap()));
+}
+
 /// Runs tests in a machine, and prints what they print; whether all have passed.
 fn passes(lab: &Lab, node: &str, name: &str, words: &str) -> bool {
     println!("     Running {name} in a machine with Linux {}", run(lab, node, "uname -r").trim());
