@@ -25,6 +25,10 @@ BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab godwit-lab-link
 # Of these the ones that users call have a link in PREFIX/bin; programs find each other in LIBEXEC.
 CALLED := godwit godwitd godwit-lab
 LIBEXEC := lib/godwit/bin
+# What install takes the programs from.
+PROGRAMS ?= target/release
+ISA_HOME ?= target/isa
+PACKAGES := target/packages
 # The crates that build programs which change the instruction set, with the tests that need scripts/setup --isa.
 ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
 ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages \
@@ -45,7 +49,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa uninstall clean
+.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,7 +95,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run packaging/build isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -174,29 +178,36 @@ bench-isa: isa ## what it costs a program to be able to change the instruction s
 		--page docs/isa-costs.md $(BENCH_ISA_ARGS)
 
 install: ## install the programs, man pages, completions and the systemd unit under PREFIX
-	@for binary in $(BINARIES); do test -x target/release/$$binary || \
-		{ echo "Error: target/release/$$binary is not built: run 'make release' first." >&2; exit 1; }; done
+	@for binary in $(BINARIES); do test -x $(PROGRAMS)/$$binary || \
+		{ echo "Error: $(PROGRAMS)/$$binary is not built: run 'make release' first." >&2; exit 1; }; done
 	$(SAY) "installing under $(DESTDIR)$(PREFIX)"
 	@install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/$(LIBEXEC)
-	@install -m 755 $(BINARIES:%=target/release/%) $(DESTDIR)$(PREFIX)/$(LIBEXEC)
+	@install -m 755 $(BINARIES:%=$(PROGRAMS)/%) $(DESTDIR)$(PREFIX)/$(LIBEXEC)
 	@# Earlier versions put the programs themselves there.
 	@rm -f $(BINARIES:%=$(DESTDIR)$(PREFIX)/bin/%)
 	@ln -s $(CALLED:%=../$(LIBEXEC)/%) $(DESTDIR)$(PREFIX)/bin
 	@install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	@target/release/godwit man $(DESTDIR)$(PREFIX)/share/man/man1
-	@target/release/godwitd man $(DESTDIR)$(PREFIX)/share/man/man1
+	@$(PROGRAMS)/godwit man $(DESTDIR)$(PREFIX)/share/man/man1
+	@$(PROGRAMS)/godwitd man $(DESTDIR)$(PREFIX)/share/man/man1
 	@install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
-	@target/release/godwit completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/godwit
-	@target/release/godwit completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_godwit
-	@target/release/godwit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish
+	@$(PROGRAMS)/godwit completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/godwit
+	@$(PROGRAMS)/godwit completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_godwit
+	@$(PROGRAMS)/godwit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish
 	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	@sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/godwitd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/godwitd.service
 	@echo "    'godwit cluster init' founds a cluster and starts the node's daemon; 'godwit cluster join TOKEN' joins one"
 
 install-isa: ## install godwit-cc, godwit-state and what they need under PREFIX ('make isa' builds them)
 	$(SAY) "installing the tool chain for two instruction sets under $(DESTDIR)$(PREFIX)"
-	@isa/install target/release target/isa $(DESTDIR)$(PREFIX)
+	@isa/install $(PROGRAMS) $(ISA_HOME) $(DESTDIR)$(PREFIX)
+
+packages: ## Debian packages of what is installed, and of CRIU, in target/packages (as root; scripts/setup --packages before)
+	@scripts/setup --packages
+	@$(MAKE) --no-print-directory release isa
+	$(SAY) "CRIU for the package"
+	@scripts/setup-criu --stage $(PACKAGES)/criu
+	@packaging/build $(PROGRAMS) $(ISA_HOME) $(PACKAGES)/criu $(PACKAGES)
 
 uninstall: ## remove what install put there; state in /var/lib/godwit stays
 	$(SAY) "removing from $(DESTDIR)$(PREFIX)"
