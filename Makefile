@@ -25,6 +25,8 @@ BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab godwit-lab-link
 # Of these the ones that users call have a link in PREFIX/bin; programs find each other in LIBEXEC.
 CALLED := godwit godwitd godwit-lab
 LIBEXEC := lib/godwit/bin
+# What users get is the same wherever it was built: no path of the builder's is in it.
+RELEASE := RUSTFLAGS="--remap-path-prefix=$(CURDIR)=/godwit --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo $$RUSTFLAGS" cargo build --release
 # What install takes the programs from.
 PROGRAMS ?= target/release
 ISA_HOME ?= target/isa
@@ -64,7 +66,7 @@ build: ## build everything for development
 
 release: ## build the programs as they are installed
 	$(SAY) "building the programs (release)"
-	@cargo build --release --workspace --bins
+	@$(RELEASE) --workspace --bins
 
 # Part after part, also with `make --jobs`: two of them would be in each other's way.
 test: ## set-up, formatting, clippy, documentation, and each promise tested once (as root)
@@ -137,7 +139,7 @@ test-isa-full: ## the same with all programs, 300 random ones, and those of the 
 
 isa: ## godwit-cc, godwit-state and what they need: C library, plugin, runtime (needs scripts/setup --isa, once)
 	$(SAY) "building godwit-cc and godwit-state"
-	@cargo build --release -p godwit-cc -p godwit-isa-state --bins
+	@$(RELEASE) -p godwit-cc -p godwit-isa-state --bins
 	$(SAY) "building the C library, the plugin and the runtime"
 	@isa/build target/isa
 
@@ -172,7 +174,7 @@ bench: setup release ## measure moves beside stock tools, and draw them in bench
 # Times are those of the machine as it is: nothing else should run on it.
 bench-isa: isa ## what it costs a program to be able to change the instruction set: bench/results/isa.json, docs/isa-costs.md
 	$(SAY) "building the benchmark"
-	@cargo build --release -p godwit-isa-bench
+	@$(RELEASE) -p godwit-isa-bench
 	$(SAY) "measuring programs that can change the instruction set"
 	@target/release/godwit-isa-bench --godwit target/release/godwit-cc --results $(RESULTS)/isa.json \
 		--page docs/isa-costs.md $(BENCH_ISA_ARGS)
