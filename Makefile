@@ -26,9 +26,21 @@ BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab godwit-lab-link
 CALLED := godwit godwitd godwit-lab
 LIBEXEC := lib/godwit/bin
 # What users get is the same wherever it was built: no path of the builder's is in it.
-RELEASE := RUSTFLAGS="--remap-path-prefix=$(CURDIR)=/godwit --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo $$RUSTFLAGS" cargo build --release
+BUILT := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+RELEASE := RUSTFLAGS="--remap-path-prefix=$(CURDIR)=/godwit --remap-path-prefix=$(BUILT)=/godwit/target \
+	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo $$RUSTFLAGS" cargo build --release
+# For another instruction set (`make release TARGET=aarch64-unknown-linux-gnu`), with the linker of Debian's cross tools;
+# what a node runs, since godwit-cc is for x86-64.
+TARGET ?=
+LINKER := $(subst -unknown,,$(TARGET))-gcc
+ifneq ($(TARGET),)
+RELEASED := --target $(TARGET) -p godwit-cli -p godwit-daemon -p godwit-memory -p godwit-shim -p godwit-lab -p godwit-lab-cli --bins
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER ?= $(LINKER)
+else
+RELEASED := --workspace --bins
+endif
 # What install takes the programs from.
-PROGRAMS ?= target/release
+PROGRAMS ?= target/$(addsuffix /,$(TARGET))release
 ISA_HOME ?= target/isa
 PACKAGES := target/packages
 # The crates that build programs which change the instruction set, with the tests that need scripts/setup --isa.
@@ -66,7 +78,7 @@ build: ## build everything for development
 
 release: ## build the programs as they are installed
 	$(SAY) "building the programs (release)"
-	@$(RELEASE) --workspace --bins
+	@$(RELEASE) $(RELEASED)
 
 # Part after part, also with `make --jobs`: two of them would be in each other's way.
 test: ## set-up, formatting, clippy, documentation, and each promise tested once (as root)
