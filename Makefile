@@ -63,7 +63,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages uninstall clean
+.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages test-packages uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,13 +88,14 @@ test: ## set-up, formatting, clippy, documentation, and each promise tested once
 	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit ALSO="$(ISA_SELECTION)"
 	$(SAY) "all tests passed"
 
-test-full: ## make test in all combinations, then under eager huge pages, and programs of all instruction sets (hours)
+test-full: ## make test in all combinations, then under eager huge pages, programs of all instruction sets, packages (hours)
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
 	@scripts/timed "formatting, shellcheck, words" $(MAKE) --no-print-directory style
 	@scripts/timed "documentation" $(MAKE) --no-print-directory docs
 	@GODWIT_TEST_FULL=1 $(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit
 	@$(CLIPPY_COMPILES) scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
+	@scripts/timed "Debian packages" $(MAKE) --no-print-directory test-packages
 	@scripts/timed "fuzz targets" cargo check --manifest-path fuzz/Cargo.toml
 	$(SAY) "all tests passed"
 
@@ -109,7 +110,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run packaging/build isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) tests/vm/* .ci/run packaging/build packaging/test isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -216,12 +217,15 @@ install-isa: ## install godwit-cc, godwit-state and what they need under PREFIX 
 	$(SAY) "installing the tool chain for two instruction sets under $(DESTDIR)$(PREFIX)"
 	@isa/install $(PROGRAMS) $(ISA_HOME) $(DESTDIR)$(PREFIX)
 
-packages: ## Debian packages of what is installed, and of CRIU, in target/packages (as root; scripts/setup --packages before)
+packages: ## Debian packages of what is installed, and of CRIU, in target/packages (as root)
 	@scripts/setup --packages
 	@$(MAKE) --no-print-directory release isa
 	$(SAY) "CRIU for the package"
 	@scripts/setup-criu --stage $(PACKAGES)/criu
 	@packaging/build $(PROGRAMS) $(ISA_HOME) $(PACKAGES)/criu $(PACKAGES)
+
+test-packages: packages ## lintian, and the packages in new roots of Debian 12 and 13: minutes
+	@packaging/test $(PACKAGES)
 
 uninstall: ## remove what install put there; state in /var/lib/godwit stays
 	$(SAY) "removing from $(DESTDIR)$(PREFIX)"
