@@ -25,6 +25,24 @@ BINARIES := godwit godwitd godwit-shim godwit-pager godwit-lab godwit-lab-link
 # Of these the ones that users call have a link in PREFIX/bin; programs find each other in LIBEXEC.
 CALLED := godwit godwitd godwit-lab
 LIBEXEC := lib/godwit/bin
+# What users get is the same wherever it was built: no path of the builder's is in it.
+BUILT := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+RELEASE := RUSTFLAGS="--remap-path-prefix=$(CURDIR)=/godwit --remap-path-prefix=$(BUILT)=/godwit/target \
+	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo $$RUSTFLAGS" cargo build --release
+# For another instruction set (`make release TARGET=aarch64-unknown-linux-gnu`), with the linker of Debian's cross tools;
+# what a node runs, since godwit-cc is for x86-64.
+TARGET ?=
+LINKER := $(subst -unknown,,$(TARGET))-gcc
+ifneq ($(TARGET),)
+RELEASED := --target $(TARGET) -p godwit-cli -p godwit-daemon -p godwit-memory -p godwit-shim -p godwit-lab -p godwit-lab-cli --bins
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER ?= $(LINKER)
+else
+RELEASED := --workspace --bins
+endif
+# What install takes the programs from.
+PROGRAMS ?= target/$(addsuffix /,$(TARGET))release
+ISA_HOME ?= target/isa
+PACKAGES := target/packages
 # The crates that build programs which change the instruction set, with the tests that need scripts/setup --isa.
 ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
 ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages \
@@ -45,7 +63,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa uninstall clean
+.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages test-packages uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,7 +78,7 @@ build: ## build everything for development
 
 release: ## build the programs as they are installed
 	$(SAY) "building the programs (release)"
-	@cargo build --release --workspace --bins
+	@$(RELEASE) $(RELEASED)
 
 # Part after part, also with `make --jobs`: two of them would be in each other's way.
 test: ## set-up, formatting, clippy, documentation, and each promise tested once (as root)
@@ -70,13 +88,14 @@ test: ## set-up, formatting, clippy, documentation, and each promise tested once
 	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit ALSO="$(ISA_SELECTION)"
 	$(SAY) "all tests passed"
 
-test-full: ## make test in all combinations, then under eager huge pages, and programs of all instruction sets (hours)
+test-full: ## make test in all combinations, then under eager huge pages, programs of all instruction sets, packages (hours)
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
 	@scripts/timed "formatting, shellcheck, words" $(MAKE) --no-print-directory style
 	@scripts/timed "documentation" $(MAKE) --no-print-directory docs
 	@GODWIT_TEST_FULL=1 $(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit
 	@$(CLIPPY_COMPILES) scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
+	@scripts/timed "Debian packages" $(MAKE) --no-print-directory test-packages
 	@scripts/timed "fuzz targets" cargo check --manifest-path fuzz/Cargo.toml
 	$(SAY) "all tests passed"
 
@@ -91,7 +110,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/run isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/run packaging/build packaging/test isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -114,7 +133,7 @@ crates:
 e2e:
 	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
 
-test-machines: setup ## tests with virtual machines as nodes (Debian 12 and 13) and on their kernels; minutes
+test-machines: $(if $(GODWIT_PACKAGES),setup,packages) ## tests with virtual machines as nodes (Debian 12 and 13) and on their kernels; minutes
 	@scripts/setup --vm
 	$(SAY) "building the programs"
 	@cargo build --workspace --bins
@@ -133,7 +152,7 @@ test-isa-full: ## the same with all programs, 300 random ones, and those of the 
 
 isa: ## godwit-cc, godwit-state and what they need: C library, plugin, runtime (needs scripts/setup --isa, once)
 	$(SAY) "building godwit-cc and godwit-state"
-	@cargo build --release -p godwit-cc -p godwit-isa-state --bins
+	@$(RELEASE) -p godwit-cc -p godwit-isa-state --bins
 	$(SAY) "building the C library, the plugin and the runtime"
 	@isa/build target/isa
 
@@ -168,35 +187,45 @@ bench: setup release ## measure moves beside stock tools, and draw them in bench
 # Times are those of the machine as it is: nothing else should run on it.
 bench-isa: isa ## what it costs a program to be able to change the instruction set: bench/results/isa.json, docs/isa-costs.md
 	$(SAY) "building the benchmark"
-	@cargo build --release -p godwit-isa-bench
+	@$(RELEASE) -p godwit-isa-bench
 	$(SAY) "measuring programs that can change the instruction set"
 	@target/release/godwit-isa-bench --godwit target/release/godwit-cc --results $(RESULTS)/isa.json \
 		--page docs/isa-costs.md $(BENCH_ISA_ARGS)
 
 install: ## install the programs, man pages, completions and the systemd unit under PREFIX
-	@for binary in $(BINARIES); do test -x target/release/$$binary || \
-		{ echo "Error: target/release/$$binary is not built: run 'make release' first." >&2; exit 1; }; done
+	@for binary in $(BINARIES); do test -x $(PROGRAMS)/$$binary || \
+		{ echo "Error: $(PROGRAMS)/$$binary is not built: run 'make release' first." >&2; exit 1; }; done
 	$(SAY) "installing under $(DESTDIR)$(PREFIX)"
 	@install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/$(LIBEXEC)
-	@install -m 755 $(BINARIES:%=target/release/%) $(DESTDIR)$(PREFIX)/$(LIBEXEC)
+	@install -m 755 $(BINARIES:%=$(PROGRAMS)/%) $(DESTDIR)$(PREFIX)/$(LIBEXEC)
 	@# Earlier versions put the programs themselves there.
 	@rm -f $(BINARIES:%=$(DESTDIR)$(PREFIX)/bin/%)
 	@ln -s $(CALLED:%=../$(LIBEXEC)/%) $(DESTDIR)$(PREFIX)/bin
 	@install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	@target/release/godwit man $(DESTDIR)$(PREFIX)/share/man/man1
-	@target/release/godwitd man $(DESTDIR)$(PREFIX)/share/man/man1
+	@$(PROGRAMS)/godwit man $(DESTDIR)$(PREFIX)/share/man/man1
+	@$(PROGRAMS)/godwitd man $(DESTDIR)$(PREFIX)/share/man/man1
 	@install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
-	@target/release/godwit completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/godwit
-	@target/release/godwit completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_godwit
-	@target/release/godwit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish
+	@$(PROGRAMS)/godwit completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/godwit
+	@$(PROGRAMS)/godwit completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_godwit
+	@$(PROGRAMS)/godwit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish
 	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	@sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/godwitd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/godwitd.service
 	@echo "    'godwit cluster init' founds a cluster and starts the node's daemon; 'godwit cluster join TOKEN' joins one"
 
 install-isa: ## install godwit-cc, godwit-state and what they need under PREFIX ('make isa' builds them)
 	$(SAY) "installing the tool chain for two instruction sets under $(DESTDIR)$(PREFIX)"
-	@isa/install target/release target/isa $(DESTDIR)$(PREFIX)
+	@isa/install $(PROGRAMS) $(ISA_HOME) $(DESTDIR)$(PREFIX)
+
+packages: ## Debian packages of what is installed, and of CRIU, in target/packages (as root)
+	@scripts/setup --packages
+	@$(MAKE) --no-print-directory release isa
+	$(SAY) "CRIU for the package"
+	@scripts/setup-criu --stage $(PACKAGES)/criu
+	@packaging/build $(PROGRAMS) $(ISA_HOME) $(PACKAGES)/criu $(PACKAGES)
+
+test-packages: packages ## lintian, and the packages in new roots of Debian 12 and 13: minutes
+	@packaging/test $(PACKAGES)
 
 uninstall: ## remove what install put there; state in /var/lib/godwit stays
 	$(SAY) "removing from $(DESTDIR)$(PREFIX)"

@@ -4,6 +4,9 @@
 # Where godwit looks for its own helper programs first.
 # shellcheck disable=SC2034
 GODWIT_LIBEXEC=/usr/local/lib/godwit/bin
+# Programs of crates that the scripts need, in the versions that they name.
+# shellcheck disable=SC2034
+GODWIT_TOOLS=${GODWIT_CACHE:-${HOME:-/root}/.cache/godwit}/tools
 
 say() { printf '==> %s\n' "$*"; }
 note() { printf '    %s\n' "$*"; }

@@ -274,7 +274,7 @@ fn encrypted_services_move_and_are_reached_between_nodes_also_after_a_restart() 
 
 /// The kernel goes on while a daemon does not run: what nodes send each other is not interrupted.
 #[test]
-#[ignore = "needs a kernel with WireGuard: make test-vm"]
+#[ignore = "needs a kernel with WireGuard: make test-machines"]
 fn services_encrypted_by_wireguard_move_and_a_restart_of_a_daemon_loses_nothing() {
     let bed = encrypting_bed("wireguard", "wireguard");
     let bytes = |at: &str, of: &str| encrypted(&bed, at, of)["sent_bytes"].as_u64().unwrap();

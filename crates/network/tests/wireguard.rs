@@ -1,7 +1,7 @@
 //! What nodes send each other, encrypted by the kernel's WireGuard: nothing of it can be read on the wire,
 //! nothing goes there that could, and a daemon that is restarted loses none of it.
 //!
-//! Most of these need a kernel that has WireGuard: `make test-vm` runs them in a virtual machine with one.
+//! Most of these need a kernel that has WireGuard: `make test-machines` runs them in a virtual machine with one.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -25,11 +25,11 @@ use godwit_network::{
 macro_rules! with_wireguard_on_every_switch {
     ($($name:ident),+ $(,)?) => {
         mod kernel {
-            $(#[test] #[ignore = "needs a kernel with WireGuard: make test-vm"]
+            $(#[test] #[ignore = "needs a kernel with WireGuard: make test-machines"]
             fn $name() { super::$name(super::common::Switch::Kernel); })+
         }
         mod openvswitch {
-            $(#[test] #[ignore = "needs a kernel with WireGuard: make test-vm"]
+            $(#[test] #[ignore = "needs a kernel with WireGuard: make test-machines"]
             fn $name() { super::$name(super::common::Switch::OpenVswitch); })+
         }
     };
@@ -289,7 +289,7 @@ fn what_is_not_vxlan_of_the_node_itself_does_not_come_out_of_it(switch: Switch) 
 }
 
 #[test]
-#[ignore = "needs a kernel with WireGuard: make test-vm"]
+#[ignore = "needs a kernel with WireGuard: make test-machines"]
 fn it_leaves_nothing_and_what_is_in_its_way_is_named() {
     let world = World::new(Switch::Kernel);
     let before = world.a.state();
@@ -327,7 +327,7 @@ fn it_leaves_nothing_and_what_is_in_its_way_is_named() {
 }
 
 #[test]
-#[ignore = "needs a kernel with WireGuard: make test-vm"]
+#[ignore = "needs a kernel with WireGuard: make test-machines"]
 fn keys_are_fresh_before_anything_is_sent() {
     let (world, a, b) = world(Switch::Kernel);
     introduce(&world, &a, &b);
