@@ -1,6 +1,9 @@
 //! What can be done with a lab: make it, take it down, see how it is, change its links, start and end its daemons.
 
-use std::{net::Ipv4Addr, path::PathBuf};
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
 
 use serde::Serialize;
 
@@ -199,6 +202,27 @@ impl Lab {
             Answer::Figures(figures) => Ok(figures),
             other => Err(self.control_failed(format!("it answered {other:?}"))),
         }
+    }
+
+    /// Gives a node the programs of a directory, or those of the lab again. What runs on the node goes on with those that
+    /// it was started from: a daemon until [`Lab::restart_node`], a shim and a pager to their end.
+    ///
+    /// # Errors
+    /// There is no such node, no daemon in the directory, or the lab is just being taken down.
+    pub fn install(&mut self, node: &str, programs: Option<&Path>) -> Result<(), LabError> {
+        self.node(node)?;
+        let unknown = || LabError::Unknown(self.name().to_owned());
+        let _lock = Lock::take(&self.paths, self.name())?.ok_or_else(unknown)?;
+        let mut record = Record::read(&self.paths).ok_or_else(unknown)?;
+        let of_nodes = &mut record.config.programs.of_nodes;
+        match programs {
+            Some(directory) => of_nodes.insert(node.to_owned(), directory.to_owned()),
+            None => of_nodes.remove(node),
+        };
+        daemon::is_installed(&record.config, node)?;
+        record.write(&self.paths)?;
+        self.config = record.config;
+        Ok(())
     }
 
     fn ask(&self, request: &Request) -> Result<Answer, LabError> {
