@@ -168,6 +168,22 @@ fn a_cluster_of_the_last_release_is_upgraded_node_by_node_under_load() {
     }
 }
 
+#[test]
+fn nodes_of_both_releases_join_each_others_clusters() {
+    if !tier::is_full() {
+        return;
+    }
+    let old = release::last();
+    for (test, of_the_old) in [("join-old", "a"), ("join-new", "b")] {
+        let bed = Bed::up_with(test, |config| install(config, &[of_the_old], &old));
+        let preset = bed.build(Workload::Busybox);
+        bed.run("a", "moves", MOVES, &preset, &[]);
+        bed.migrate("moves", "a", "b");
+        bed.knows("b", "moves");
+        bed.migrate("moves", "b", "a");
+    }
+}
+
 /// A service that runs on `b` while `a` has sent only the first of its pages; both are of the last release.
 fn served(test: &str, old: &Path) -> (Victim, Attempt) {
     let victim = Victim::up_with(test, |config, _| install(config, &["a", "b"], old), |_| Vec::new());

@@ -2,6 +2,9 @@
 //!
 //! Releases up to 0.2.0 know `Open::protocol` alone and compare it with the one version that they speak. So it is the oldest
 //! version of the source, and a field that they pass over has the newest.
+//!
+//! `Join` and `Resume` belong to a migration whose version `Open` has settled. With 3 alone neither has to name it, and the
+//! journal does not: the release that makes 4 journals what was settled, and entries without it are of version 3.
 
 use std::fmt;
 
