@@ -11,6 +11,7 @@ use godwit_lab::{
     Lab, LabConfig,
     workload::{RedisClient, RedisLoad, Workload},
 };
+use godwit_migration::message::{OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION};
 use godwit_tests::{
     Bed, CLIENT, MODES, PATIENCE, release, tier,
     victim::{Attempt, NAME, UNKNOWN, Victim},
@@ -176,6 +177,14 @@ fn nodes_of_both_releases_join_each_others_clusters() {
     let old = release::last();
     for (test, of_the_old) in [("join-old", "a"), ("join-new", "b")] {
         let bed = Bed::up_with(test, |config| install(config, &[of_the_old], &old));
+        let new = if of_the_old == "a" { "b" } else { "a" };
+        for node in bed.json::<Vec<Value>>(new, &["nodes"]) {
+            // Release 0.2.0 speaks 3, and does not tell.
+            let range =
+                if node["name"] == new { [OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION] } else { [3, 3] };
+            let shown = ["oldest_protocol", "newest_protocol"].map(|end| node[end].as_u64().unwrap());
+            assert_eq!(shown, range.map(u64::from), "{node}");
+        }
         let preset = bed.build(Workload::Busybox);
         bed.run("a", "moves", MOVES, &preset, &[]);
         bed.migrate("moves", "a", "b");

@@ -13,6 +13,9 @@ use super::PROTOCOL_VERSION;
 /// The oldest version that is still spoken: the newest of the release before this one.
 pub const OLDEST_PROTOCOL_VERSION: u32 = 3;
 
+/// What a node speaks that tells others no versions: release 0.2.0.
+const UNTOLD: u32 = 3;
+
 /// The versions that a node speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
@@ -28,6 +31,24 @@ impl Versions {
     #[must_use]
     pub fn offered(oldest: u32, newest: u32) -> Self {
         Self { oldest, newest: if newest == 0 { oldest } else { newest } }
+    }
+
+    /// What a node tells others that it speaks, each second; both 0 from a release that does not tell.
+    #[must_use]
+    pub fn told(oldest: u32, newest: u32) -> Self {
+        if newest == 0 { Self { oldest: UNTOLD, newest: UNTOLD } } else { Self { oldest, newest } }
+    }
+
+    /// The oldest of them.
+    #[must_use]
+    pub fn oldest(self) -> u32 {
+        self.oldest
+    }
+
+    /// The newest of them.
+    #[must_use]
+    pub fn newest(self) -> u32 {
+        self.newest
     }
 
     /// The highest version that both speak.
@@ -84,6 +105,7 @@ mod tests {
         // It offers version 3 without a range, and as a destination names no choice.
         assert_eq!(Versions::OWN.common(Versions::offered(3, 0)), Some(3));
         assert_eq!(Versions::OWN.chosen(0), Some(3));
+        assert_eq!(Versions::told(0, 0), Versions::offered(3, 0));
     }
 
     #[test]
