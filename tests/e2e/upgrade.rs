@@ -1,5 +1,6 @@
 //! Nodes of the last release beside nodes of the present one, and a cluster that is upgraded from one to the other while
-//! its services run. Needs root; the release is built where it is not there, so these run in `make test-full` only.
+//! its services run; and state files of a newer release. Needs root. The last release is built where it is not there, so
+//! the tests of an upgrade run in `make test-full` only.
 
 use std::{
     fs,
@@ -17,6 +18,7 @@ use godwit_tests::{
     victim::{Attempt, NAME, UNKNOWN, Victim},
     wait_for,
 };
+use rusqlite::{Connection, params};
 use serde_json::Value;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
@@ -234,4 +236,44 @@ fn a_source_of_the_last_release_that_is_upgraded_serves_the_pages_that_it_owes()
     upgrade(&mut victim.bed, "b");
     victim.bed.migrate(NAME, "b", "a");
     victim.ends_at_a();
+}
+
+/// What a release that does not exist yet has made of a state file of node `a`.
+fn step_of_a_newer_release(victim: &Victim, file: &str) {
+    let database = Connection::open(victim.bed.lab().state("a").unwrap().join(file)).unwrap();
+    let known: u32 = database.query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
+    let adds = "which services are to be moved at night";
+    let row = params![known + 1, "9.1.0", adds];
+    database.execute("INSERT INTO schema_step (number, release, adds) VALUES (?1, ?2, ?3)", row).unwrap();
+    database.pragma_update(None, "user_version", known + 1).unwrap();
+}
+
+/// The same undone, as by a copy of before.
+fn back(victim: &Victim, file: &str) {
+    let database = Connection::open(victim.bed.lab().state("a").unwrap().join(file)).unwrap();
+    let newer: u32 = database.query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
+    database.execute("DELETE FROM schema_step WHERE number = ?1", params![newer]).unwrap();
+    database.pragma_update(None, "user_version", newer - 1).unwrap();
+}
+
+#[test]
+fn a_downgrade_says_what_it_would_lose_and_the_services_go_on() {
+    let victim = Victim::up("downgrade");
+    for file in ["node.db", "journal.db"] {
+        victim.bed.lab().stop_node("a").unwrap();
+        step_of_a_newer_release(&victim, file);
+        let said = victim.bed.lab().start_node("a").unwrap_err().to_string();
+        for word in [
+            file,
+            "written by godwit 9.1.0",
+            "would lose which services are to be moved at night",
+            "install godwit 9.1.0 again",
+        ] {
+            assert!(said.contains(word), "{file}: {word}: {said}");
+        }
+        back(&victim, file);
+        victim.bed.lab().start_node("a").unwrap();
+        victim.runs_at("a");
+    }
+    victim.moves_in_the_end();
 }
