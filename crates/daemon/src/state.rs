@@ -98,6 +98,10 @@ const STEPS: [Step; 2] = [
     },
 ];
 
+/// The newest version of the file.
+#[cfg(test)]
+pub(crate) const SCHEMA_VERSION: usize = STEPS.len();
+
 /// The database of one node.
 #[derive(Debug)]
 pub(crate) struct State {

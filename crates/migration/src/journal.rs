@@ -173,6 +173,9 @@ const STEPS: [Step; 4] = [
     },
 ];
 
+/// The newest version of the file.
+pub const SCHEMA_VERSION: usize = STEPS.len();
+
 /// The journal of one node.
 #[derive(Debug)]
 pub struct Journal {
