@@ -46,5 +46,6 @@ mod redis;
 mod restarts;
 mod stale;
 mod unacknowledged;
+mod upgrade;
 mod watches;
 mod without;

@@ -23,6 +23,7 @@ pub mod mqtt;
 pub mod pattern;
 pub mod pcapng;
 pub mod random_faults;
+pub mod release;
 pub mod sockets;
 pub mod tier;
 pub mod torture;
@@ -207,6 +208,11 @@ impl Bed {
         &self.lab
     }
 
+    /// Gives a node the programs of a directory, or those that are tested, see [`Lab::install`].
+    pub fn install(&mut self, node: &str, programs: Option<&Path>) {
+        self.lab.install(node, programs).unwrap_or_else(|error| panic!("{error}"));
+    }
+
     /// A directory that goes away with the bed.
     pub fn scratch(&self) -> &Path {
         self.scratch.path()
@@ -219,8 +225,9 @@ impl Bed {
 
     /// The same, ended after other than the usual time.
     pub fn command_within(&self, seconds: u32, node: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
+        let installed = self.lab.config().programs.of_nodes.get(node).cloned().unwrap_or_else(programs);
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", &seconds.to_string()]).arg(programs().join("godwit"));
+        command.args(["--kill-after=5", &seconds.to_string()]).arg(installed.join("godwit"));
         command.args(arguments).env("GODWIT_LAB", self.lab.name()).env("GODWIT_NODE", node);
         command.stdin(Stdio::null());
         command

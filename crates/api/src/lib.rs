@@ -17,5 +17,5 @@ pub mod v1 {
     tonic::include_proto!("godwit.v1");
 }
 
-/// The version both nodes of a migration must speak; raised when their conversation changes.
+/// The newest version of the conversation of a migration's nodes; raised when an older program would misunderstand it.
 pub const PROTOCOL_VERSION: u32 = 3;

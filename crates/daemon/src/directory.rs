@@ -1,6 +1,7 @@
 //! What this node knows of the cluster: its nodes, where services are, and its networks.
 
 use godwit_api::v1::{Network, NodeInfo, NodeNetwork};
+use godwit_migration::message::Versions;
 use godwit_migration::terms::OverlayTerms;
 use godwit_names::ServiceName;
 use godwit_network::mac_to_string;
@@ -39,6 +40,8 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         authority: node.local().layout.state.join(IDENTITY).join(CA_KEY_FILE).exists(),
         clock_ahead_ms: 0,
         criu: node.criu().known_version().map(|version| version.to_string()).unwrap_or_default(),
+        oldest_protocol: Versions::OWN.oldest(),
+        newest_protocol: Versions::OWN.newest(),
     })
 }
 
@@ -54,6 +57,10 @@ pub(crate) fn nodes(node: &Node) -> Result<Vec<NodeInfo>, StateError> {
             let silent = NodeInfo { name: member.name.clone(), ..NodeInfo::default() };
             let mut info = node.last_seen(&member.name).unwrap_or(silent);
             info.address = member.address;
+            if info.last_seen_ms != 0 {
+                let speaks = Versions::told(info.oldest_protocol, info.newest_protocol);
+                (info.oldest_protocol, info.newest_protocol) = (speaks.oldest(), speaks.newest());
+            }
             let age = now_ms() - info.last_seen_ms;
             if info.last_seen_ms == 0 {
                 info.state = "unreachable".into();

@@ -6,6 +6,7 @@ use godwit_api::v1::{Check, NodeInfo};
 use godwit_criu::Criu;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
+use godwit_migration::message::Versions;
 use godwit_network::Encryption;
 
 use crate::directory;
@@ -85,7 +86,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(encryption(node).await);
     checks.push(clock());
     match directory::nodes(node) {
-        Ok(nodes) => checks.extend([clocks(&nodes), criu_of(&nodes)]),
+        Ok(nodes) => checks.extend([clocks(&nodes), criu_of(&nodes), releases(&nodes)]),
         Err(error) => {
             checks.push(missing("clocks", error_chain(&error), "check the disk of the state directory"))
         }
@@ -387,6 +388,46 @@ fn criu_of(nodes: &[NodeInfo]) -> Check {
     )
 }
 
+/// Whether all nodes have the same release, and if not, whether services move between them.
+fn releases(nodes: &[NodeInfo]) -> Check {
+    let name = "releases";
+    let mut known: Vec<_> = nodes.iter().filter(|node| !node.version.is_empty()).collect();
+    known.sort_by(|a, b| (&a.version, &a.name).cmp(&(&b.version, &b.name)));
+    let speaks = |node: &NodeInfo| Versions::told(node.oldest_protocol, node.newest_protocol);
+    // Where each two ranges have a common version, all have one.
+    let behind = known.iter().min_by_key(|node| speaks(node).newest());
+    let ahead = known.iter().max_by_key(|node| speaks(node).oldest());
+    if let (Some(behind), Some(ahead)) = (behind, ahead)
+        && speaks(behind).common(speaks(ahead)).is_none()
+    {
+        return degraded(
+            name,
+            format!(
+                "node {} (release {}) speaks {} of the migration protocol, node {} (release {}) {}: no service moves between them",
+                behind.name,
+                behind.version,
+                speaks(behind),
+                ahead.name,
+                ahead.version,
+                speaks(ahead)
+            ),
+            format!("install a newer godwit on node {}", behind.name),
+        );
+    }
+    if known.windows(2).all(|two| two[0].version == two[1].version) {
+        return ok(
+            name,
+            known.first().map_or("not known yet".to_owned(), |node| format!("all have {}", node.version)),
+        );
+    }
+    let shown: Vec<_> = known.iter().map(|node| format!("{} on node {}", node.version, node.name)).collect();
+    degraded(
+        name,
+        shown.join(", "),
+        "services move between these nodes; end the upgrade by installing the newest release on all",
+    )
+}
+
 fn disk(state: &Path) -> Check {
     let free = match nix::sys::statvfs::statvfs(state) {
         Ok(stat) => stat.blocks_available().saturating_mul(stat.fragment_size()),
@@ -436,6 +477,36 @@ mod tests {
         let differ = criu_of(&[node("a", 0, "4.2.1"), node("b", 0, "4.1.1")]);
         assert_eq!(differ.status, "degraded");
         assert!(differ.found.contains("4.1.1 on node b, 4.2.1 on node a"), "{differ:?}");
+    }
+
+    #[test]
+    fn a_cluster_of_several_releases_is_announced_with_what_does_not_move() {
+        let node = |name: &str, version: &str, oldest_protocol, newest_protocol| NodeInfo {
+            version: version.into(),
+            oldest_protocol,
+            newest_protocol,
+            ..node(name, 0, "")
+        };
+        let silent = node("d", "", 0, 0);
+        let alike = [node("a", "0.3.0", 3, 4), node("b", "0.3.0", 3, 4), silent.clone()];
+        assert_eq!(
+            (releases(&alike).status.as_str(), releases(&alike).found.as_str()),
+            ("ok", "all have 0.3.0")
+        );
+        let mixed = releases(&[node("a", "0.3.0", 3, 4), node("b", "0.2.0", 0, 0), silent]);
+        assert_eq!(
+            (mixed.status.as_str(), mixed.found.as_str()),
+            ("degraded", "0.2.0 on node b, 0.3.0 on node a")
+        );
+        assert!(mixed.advice.contains("services move"), "{mixed:?}");
+        let apart = releases(&[node("a", "0.3.0", 3, 4), node("b", "0.2.0", 0, 0), node("c", "0.5.0", 4, 5)]);
+        assert_eq!(apart.status, "degraded");
+        assert!(
+            apart.found.contains("node b (release 0.2.0) speaks version 3 of")
+                && apart.found.contains("node c (release 0.5.0) versions 4 to 5"),
+            "{apart:?}"
+        );
+        assert_eq!(apart.advice, "install a newer godwit on node b");
     }
 
     #[test]

@@ -145,6 +145,39 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_has_the_versions_of_all_that_has_one() {
+        use godwit_migration::{journal, message::Versions};
+        let manual = include_str!("../../../docs/compatibility.md");
+        let row = |what: &str| -> [&str; 2] {
+            let line = manual.lines().find(|line| line.starts_with("| ") && line.contains(what));
+            let cells: Vec<_> = line.unwrap().split('|').map(str::trim).collect();
+            [cells[2], cells[3]]
+        };
+        let shown = |oldest: usize, newest: usize| {
+            let older = match newest - oldest {
+                0 => String::new(),
+                1 => oldest.to_string(),
+                _ => format!("{oldest} to {}", newest - 1),
+            };
+            [newest.to_string(), older]
+        };
+        let (frames, pager) = (godwit_transfer::frame::VERSIONS, godwit_memory::pager::VERSIONS);
+        let numbers = [u32::from(*frames.start()), u32::from(*frames.end()), *pager.start(), *pager.end()];
+        let [oldest_frame, newest_frame, oldest_pager, newest_pager] = numbers.map(|number| number as usize);
+        let (oldest, newest) = (Versions::OWN.oldest() as usize, Versions::OWN.newest() as usize);
+        assert_eq!(row("migration protocol"), shown(oldest, newest));
+        assert_eq!(row("frames of data"), shown(oldest_frame, newest_frame));
+        assert_eq!(row("pager protocol"), shown(oldest_pager, newest_pager));
+        assert_eq!(row("`journal.db` |"), shown(0, journal::SCHEMA_VERSION));
+        assert_eq!(row("`node.db` |"), shown(0, state::SCHEMA_VERSION));
+        for alpn in [godwit_transfer::Alpn::Join.as_bytes(), godwit_transfer::token::TOKEN_PREFIX.as_bytes()]
+        {
+            let name = std::str::from_utf8(alpn).unwrap();
+            assert!(row(name)[0] == "1" && name.contains('1'), "{name}");
+        }
+    }
+
+    #[test]
     fn every_verb_has_a_man_page_with_its_flags() {
         let directory = tempfile::tempdir().unwrap();
         let pages = directory.path().join("man/man1");

@@ -12,7 +12,7 @@ use godwit_api::v1::{Event, Member, Network, Placement};
 use godwit_migration::Service;
 use godwit_migration::blocking::off_worker;
 pub(crate) use godwit_migration::journal::now_ms;
-use godwit_migration::schema::{self, SchemaError};
+use godwit_migration::schema::{self, SchemaError, Step};
 use godwit_names::ServiceName;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
@@ -56,8 +56,10 @@ pub(crate) struct Owned {
 }
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [&str; 2] = [
-    "CREATE TABLE IF NOT EXISTS service (
+const STEPS: [Step; 2] = [
+    Step {
+        adds: "all that the node knows",
+        sql: "CREATE TABLE IF NOT EXISTS service (
         name TEXT PRIMARY KEY, service TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL DEFAULT ''
     ) STRICT;
     CREATE TABLE IF NOT EXISTS placement (
@@ -84,9 +86,21 @@ const STEPS: [&str; 2] = [
         id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, node TEXT NOT NULL,
         subject TEXT NOT NULL, action TEXT NOT NULL, name TEXT NOT NULL, detail TEXT NOT NULL
     ) STRICT;",
-    "ALTER TABLE service ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE service ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0;",
+    },
+    // Release 0.2.0, the first one with this step, made the table of removals whenever it opened the file.
+    Step {
+        adds: "which services a user has stopped, how often their policy has started them, and which nodes were removed",
+        sql: "ALTER TABLE service ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE service ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE IF NOT EXISTS removal (
+        node TEXT PRIMARY KEY, until INTEGER NOT NULL, signature BLOB NOT NULL
+    ) STRICT;",
+    },
 ];
+
+/// The newest version of the file.
+#[cfg(test)]
+pub(crate) const SCHEMA_VERSION: usize = STEPS.len();
 
 /// The database of one node.
 #[derive(Debug)]
@@ -102,7 +116,6 @@ impl State {
         database.pragma_update(None, "journal_mode", "WAL")?;
         database.pragma_update(None, "synchronous", "FULL")?;
         schema::upgrade(&mut database, &STEPS)?;
-        database.execute_batch(removals::TABLE)?;
         removals::put_right(&database)?;
         Ok(Self { database: Mutex::new(database) })
     }

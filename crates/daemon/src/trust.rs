@@ -62,8 +62,8 @@ fn is_host(address: IpAddr) -> bool {
 /// Whether the words of a node about itself are short enough and do a terminal no harm.
 pub(crate) fn is_plain(info: &NodeInfo) -> bool {
     let plain = |text: &str| text.len() <= MAX_WORD && !text.chars().any(char::is_control);
-    let NodeInfo { name, address, state, reason, version, arch, kernel, .. } = info;
-    let words = [name, address, state, reason, version, arch, kernel];
+    let NodeInfo { name, address, state, reason, version, arch, kernel, criu, .. } = info;
+    let words = [name, address, state, reason, version, arch, kernel, criu];
     words.into_iter().all(|word| plain(word))
         && info.network.as_ref().is_none_or(|network| {
             plain(&network.encryption) && plain(&network.uplink_mac) && plain(&network.prefix6)
@@ -270,8 +270,9 @@ mod tests {
     fn what_a_node_tells_of_itself_does_a_terminal_no_harm() {
         let good = NodeInfo { name: "a".into(), kernel: "6.18.44".into(), ..NodeInfo::default() };
         assert!(is_plain(&good));
-        for kernel in ["\u{1b}[2J", "a\nb", &"x".repeat(257)] {
-            assert!(!is_plain(&NodeInfo { kernel: kernel.into(), ..good.clone() }), "{kernel:?}");
+        for word in ["\u{1b}[2J", "a\nb", &"x".repeat(257)] {
+            assert!(!is_plain(&NodeInfo { kernel: word.into(), ..good.clone() }), "{word:?}");
+            assert!(!is_plain(&NodeInfo { criu: word.into(), ..good.clone() }), "{word:?}");
         }
     }
 }

@@ -96,6 +96,9 @@ impl FromStr for Link {
 pub struct Programs {
     /// Directory of `godwitd` and `godwit-lab-link`; none: beside the running program.
     pub directory: Option<PathBuf>,
+    /// Directory of `godwitd`, `godwit-shim` and `godwit-pager` of each node that has others: those of another release.
+    #[serde(default)]
+    pub of_nodes: BTreeMap<String, PathBuf>,
     /// CRIU for the daemons; none: their own default.
     pub criu: Option<PathBuf>,
     /// runc for the daemons; none: their own default.

@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::{
-    config::{NetworkBackend, PEER_PORT, SERVICE_SUBNET, UPLINK},
+    config::{LabConfig, NetworkBackend, PEER_PORT, SERVICE_SUBNET, UPLINK},
     error::{Context, LabError},
     handle::Lab,
     machine, netns, openvswitch, process, programs, registry,
@@ -31,6 +31,11 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 /// How long a join token is good for; it is used at once.
 const TOKEN_SECONDS: u32 = 300;
+
+/// Whether a node's programs are where they should be.
+pub(crate) fn is_installed(config: &LabConfig, node: &str) -> Result<(), LabError> {
+    programs::of_node(config, node, PROGRAM).map(|_| ())
+}
 
 /// Name of a daemon's pid record.
 pub(crate) fn role(node: &str) -> String {
@@ -89,7 +94,7 @@ fn listen(lab: &Lab, node: &str) -> Result<String, LabError> {
 }
 
 fn godwitd(lab: &Lab, node: &str) -> Result<Command, LabError> {
-    lab.command(node, programs::path(&lab.config, PROGRAM)?)
+    lab.command(node, programs::of_node(&lab.config, node, PROGRAM)?)
 }
 
 /// The same by way of the command that the lab's daemons are started through, if there is one.
@@ -98,7 +103,7 @@ fn godwitd_through(lab: &Lab, node: &str) -> Result<Command, LabError> {
         return godwitd(lab, node);
     };
     let mut command = lab.command(node, first)?;
-    command.args(words).arg(programs::path(&lab.config, PROGRAM)?);
+    command.args(words).arg(programs::of_node(&lab.config, node, PROGRAM)?);
     Ok(command)
 }
 

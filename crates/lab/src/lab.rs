@@ -216,6 +216,27 @@ impl Lab {
         }
     }
 
+    /// Gives a node the programs of a directory, or those of the lab again. What runs on the node goes on with those that
+    /// it was started from: a daemon until [`Lab::restart_node`], a shim and a pager to their end.
+    ///
+    /// # Errors
+    /// There is no such node, no daemon in the directory, or the lab is just being taken down.
+    pub fn install(&mut self, node: &str, programs: Option<&Path>) -> Result<(), LabError> {
+        self.node(node)?;
+        let unknown = || LabError::Unknown(self.name().to_owned());
+        let _lock = Lock::take(&self.paths, self.name())?.ok_or_else(unknown)?;
+        let mut record = Record::read(&self.paths).ok_or_else(unknown)?;
+        let of_nodes = &mut record.config.programs.of_nodes;
+        match programs {
+            Some(directory) => of_nodes.insert(node.to_owned(), directory.to_owned()),
+            None => of_nodes.remove(node),
+        };
+        daemon::is_installed(&record.config, node)?;
+        record.write(&self.paths)?;
+        self.config = record.config;
+        Ok(())
+    }
+
     fn ask(&self, request: &Request) -> Result<Answer, LabError> {
         match ask(&self.paths.link_socket(), request) {
             Ok(Answer::Refused(reason)) => Err(self.control_failed(reason)),

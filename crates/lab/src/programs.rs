@@ -18,6 +18,14 @@ use crate::{
 /// Lines of a log that an error quotes.
 const QUOTED_LINES: usize = 12;
 
+/// Where a node's program lies.
+pub(crate) fn of_node(config: &LabConfig, node: &str, name: &'static str) -> Result<PathBuf, LabError> {
+    match config.programs.of_nodes.get(node) {
+        Some(directory) => within(directory.clone(), name),
+        None => path(config, name),
+    }
+}
+
 /// Where one of our own programs lies: beside this one, or beside the directory of this test.
 pub(crate) fn path(config: &LabConfig, name: &'static str) -> Result<PathBuf, LabError> {
     let beside = match &config.programs.directory {
@@ -31,6 +39,10 @@ pub(crate) fn path(config: &LabConfig, name: &'static str) -> Result<PathBuf, La
             directory
         }
     };
+    within(beside, name)
+}
+
+fn within(beside: PathBuf, name: &'static str) -> Result<PathBuf, LabError> {
     let path = beside.join(name);
     if path.is_file() { Ok(path) } else { Err(LabError::NoProgram { name, beside }) }
 }

@@ -70,6 +70,34 @@ fn a_cluster_comes_up_survives_a_killed_daemon_and_goes() {
     assert!(!mounts.contains("/labs/three/") && !mounts.contains("gwl-three-"), "{mounts}");
 }
 
+#[test]
+fn a_node_gets_other_programs_at_its_next_start_and_the_lab_remembers_them() {
+    let mut guard = Guard(Lab::up(&LabConfig::new("two-programs", ["a", "b"])).unwrap());
+    let lab = &mut guard.0;
+    let directory = tempfile::tempdir().unwrap();
+    let missing = lab.install("b", Some(directory.path())).unwrap_err();
+    assert!(matches!(missing, LabError::NoProgram { name: "godwitd", .. }), "{missing}");
+    let built = Path::new(env!("CARGO_BIN_EXE_godwit-lab-link")).parent().unwrap();
+    for program in ["godwitd", "godwit-shim", "godwit-pager"] {
+        fs::copy(built.join(program), directory.path().join(program)).unwrap();
+    }
+    let started_from = |lab: &Lab, node: &str| {
+        let program = fs::read_link(format!("/proc/{}/exe", daemon(lab, node).unwrap())).unwrap();
+        program.parent().unwrap().to_owned()
+    };
+    lab.install("b", Some(directory.path())).unwrap();
+    assert_eq!(started_from(lab, "b"), built, "a daemon that runs stays");
+    let lab = &mut Lab::open("two-programs").unwrap();
+    for node in ["a", "b"] {
+        lab.restart_node(node).unwrap();
+    }
+    assert_eq!([started_from(lab, "a"), started_from(lab, "b")], [built, directory.path()]);
+    lab.install("b", None).unwrap();
+    lab.restart_node("b").unwrap();
+    assert_eq!(started_from(lab, "b"), built);
+    lab.install("client", None).unwrap_err();
+}
+
 /// Pids of the running processes whose command line or cgroup has `text` in it.
 fn processes(text: &str) -> Vec<i32> {
     let pids =

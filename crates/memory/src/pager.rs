@@ -47,7 +47,7 @@ use std::path::PathBuf;
 pub use client::{Client, Event, Events};
 pub use error::PagerError;
 pub use guard::Guard;
-pub use protocol::{Extent, Restored, State, Stored};
+pub use protocol::{Extent, Restored, State, Stored, VERSIONS};
 pub use server::Server;
 pub use spawn::{end, running, spawn};
 

@@ -32,7 +32,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::options::ServeOptions;
-use crate::schema::{self, SchemaError};
+use crate::schema::{self, SchemaError, Step};
 use crate::service::Service;
 pub use stage::{Older, Role, Stage, older};
 
@@ -137,8 +137,10 @@ pub fn own_file(path: &Path) -> std::io::Result<()> {
 const KEEP_FINAL_MS: i64 = 30 * 24 * 3600 * 1000;
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [&str; 4] = [
-    "CREATE TABLE IF NOT EXISTS migration (
+const STEPS: [Step; 4] = [
+    Step {
+        adds: "all migrations",
+        sql: "CREATE TABLE IF NOT EXISTS migration (
         id TEXT PRIMARY KEY,
         role TEXT NOT NULL CHECK (role IN ('source', 'destination')),
         peer TEXT NOT NULL,
@@ -148,7 +150,10 @@ const STEPS: [&str; 4] = [
         reason TEXT NOT NULL DEFAULT '',
         updated_ms INTEGER NOT NULL
     ) STRICT;",
-    "ALTER TABLE migration ADD COLUMN service_id TEXT NOT NULL DEFAULT '';
+    },
+    Step {
+        adds: "which life of a service a migration is of, and which of them the destination has acknowledged",
+        sql: "ALTER TABLE migration ADD COLUMN service_id TEXT NOT NULL DEFAULT '';
     ALTER TABLE migration ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE migration ADD COLUMN peer_journal TEXT NOT NULL DEFAULT '';
     ALTER TABLE migration ADD COLUMN acknowledged INTEGER NOT NULL DEFAULT 0;
@@ -157,9 +162,19 @@ const STEPS: [&str; 4] = [
     CREATE INDEX migration_by_service ON migration (service_id);
     CREATE TABLE identity (id TEXT NOT NULL) STRICT;
     INSERT INTO identity (id) VALUES (lower(hex(randomblob(16))));",
-    "ALTER TABLE migration ADD COLUMN serving TEXT NOT NULL DEFAULT '';",
-    "UPDATE migration SET stage = 'aborted' WHERE stage = 'kept';",
+    },
+    Step {
+        adds: "how the pages that are still to follow are sent",
+        sql: "ALTER TABLE migration ADD COLUMN serving TEXT NOT NULL DEFAULT '';",
+    },
+    Step {
+        adds: "which migrations were aborted",
+        sql: "UPDATE migration SET stage = 'aborted' WHERE stage = 'kept';",
+    },
 ];
+
+/// The newest version of the file.
+pub const SCHEMA_VERSION: usize = STEPS.len();
 
 /// The journal of one node.
 #[derive(Debug)]

@@ -208,7 +208,7 @@ fn a_journal_of_an_older_version_is_taken_over() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("journal.db");
     let database = Connection::open(&path).unwrap();
-    database.execute_batch(STEPS[0]).unwrap();
+    database.execute_batch(STEPS[0].sql).unwrap();
     let text = serde_json::to_string(&at(3)).unwrap();
     let now = now_ms();
     for (id, stage, service) in [
@@ -311,6 +311,27 @@ fn a_migration_that_an_older_version_began_is_served_as_usual() {
     let journal = Journal::open(&path).unwrap();
     assert_eq!(stage(&journal, "01A"), Stage::Serving);
     assert_eq!(journal.serving("01A").unwrap(), ServeOptions::default());
+}
+
+#[test]
+fn the_journals_of_release_0_2_0_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = |name: &str, sql: &str| {
+        let path = directory.path().join(name);
+        Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+        Journal::open(&path).unwrap()
+    };
+    let source = open("source", include_str!("journal/fixtures/0.2.0-source.sql"));
+    let destination = open("destination", include_str!("journal/fixtures/0.2.0-destination.sql"));
+    let [serving] = source.unfinished().unwrap().try_into().unwrap();
+    let [committed] = destination.unfinished().unwrap().try_into().unwrap();
+    assert_eq!((serving.stage, serving.role), (Stage::Serving, Role::Source));
+    assert_eq!((committed.stage, committed.role), (Stage::Committed, Role::Destination));
+    assert_eq!(serving.id, committed.id);
+    assert_eq!((serving.service.name.as_str(), serving.service.epoch), ("big", 1));
+    assert_eq!(committed.service.epoch, 2);
+    assert_eq!(committed.peer_journal, source.identity());
+    assert_eq!(source.serving(&serving.id).unwrap().streams, 2);
 }
 
 #[test]

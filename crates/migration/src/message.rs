@@ -42,9 +42,10 @@
 //! ```
 //! Either side may send `Abort` before the commit. `Heartbeat` goes out after a second without
 //! other frames, so that a cut link shows as silence. Frame kinds are fixed numbers and are never
-//! given a second meaning; 0 is invalid. Versions are compared in `Open`.
+//! given a second meaning; 0 is invalid. `Open` offers a range of versions, and `Accepted` names the chosen one.
 
 mod contents;
+mod versions;
 
 use bytes::Bytes;
 use godwit_transfer::frame::SELF_CHECKED;
@@ -54,9 +55,10 @@ pub use self::contents::{
     Accepted, CriuVersion, FaultRequest, ImageData, ImageFile, ImagesEnd, Join, Layer, Open, PageRanges,
     Purpose, Reason, Refused, Resume, RetainedPages, Running,
 };
+pub use self::versions::{OLDEST_PROTOCOL_VERSION, Versions};
 pub use crate::step::{Reached, Step};
 
-/// The version of this conversation; both sides must speak the same.
+/// The newest version of this conversation that is spoken; see [`Versions`].
 pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Makes [`Message`] out of a table of frame kinds, each with its number and name, in three groups: they carry nothing, an
@@ -245,7 +247,12 @@ mod tests {
         let image = ImageData { name: "pages-1.img".into(), offset: 4096, data: Bytes::from_static(b"page") };
         vec![
             Message::Heartbeat,
-            Message::Open(Open { protocol: PROTOCOL_VERSION, migration: "01A".into(), ..Open::default() }),
+            Message::Open(Open {
+                protocol: OLDEST_PROTOCOL_VERSION,
+                newest_protocol: PROTOCOL_VERSION,
+                migration: "01A".into(),
+                ..Open::default()
+            }),
             Message::Accepted(Accepted {
                 missing_layers: vec!["sha256:00".into()],
                 userfaultfd: true,
@@ -255,6 +262,7 @@ mod tests {
                 ahead: true,
                 most_at_once: 7 << 40,
                 keeps_rights: true,
+                protocol: PROTOCOL_VERSION,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

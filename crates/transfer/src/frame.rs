@@ -23,6 +23,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,8 +33,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// What each direction starts with.
 pub const MAGIC: [u8; 4] = *b"GWDF";
 
-/// The framing's version. It is not negotiated: both nodes must have the same, and another one is an error.
-pub const VERSION: u16 = 2;
+/// The versions of the framing that are read. A direction has the version that its preamble names, and that goes out
+/// before anything is known of the reader: the oldest of these is written. So a release that makes a version reads it and
+/// still writes the one before, and the next release writes it.
+pub const VERSIONS: RangeInclusive<u16> = 2..=2;
 
 /// The flag of a frame whose payload carries its own checksum, which the layer above looks at: bulk
 /// data are not read once more for the frame's.
@@ -120,9 +123,10 @@ pub enum FrameError {
         /// The node.
         peer: Arc<str>,
     },
-    /// The peer frames differently.
+    /// The peer's frames are of a version that is not read here.
     #[error(
-        "node `{peer}` speaks version {theirs} of the data protocol, this node version {VERSION}; run the same godwit on both"
+        "node `{peer}` sends frames of version {theirs}, and this node reads versions {} to {}; install a newer godwit on {}",
+        VERSIONS.start(), VERSIONS.end(), if theirs < VERSIONS.start() { "that node" } else { "this node" }
     )]
     Version {
         /// The node.
@@ -213,7 +217,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     pub fn new(io: W, peer: &str) -> Self {
         let mut buffer = BytesMut::with_capacity(WRITE_BUFFER + COPIED_PAYLOAD + HEADER_LENGTH);
         buffer.put_slice(&MAGIC);
-        buffer.put_u16(VERSION);
+        buffer.put_u16(*VERSIONS.start());
         buffer.put_u16(0);
         Self {
             io,
@@ -447,7 +451,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return Err(FrameError::BadMagic { peer: self.peer.clone() });
         }
         let theirs = u16::from_be_bytes([head[4], head[5]]);
-        if theirs != VERSION {
+        if !VERSIONS.contains(&theirs) {
             return Err(FrameError::Version { peer: self.peer.clone(), theirs });
         }
         if head[6..8] != [0, 0] {

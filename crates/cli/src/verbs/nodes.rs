@@ -43,6 +43,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         "ARCH",
         "KERNEL",
         "VERSION",
+        "PROTOCOL",
         "CRIU",
         "CLOCK",
     ]);
@@ -61,12 +62,22 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             node.arch.clone(),
             node.kernel.clone(),
             node.version.clone(),
+            protocol(node.oldest_protocol, node.newest_protocol),
             node.criu.clone(),
             clock(node.clock_ahead_ms),
         ]);
     }
     table.print()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The versions of the migration protocol that a node speaks.
+fn protocol(oldest: u32, newest: u32) -> String {
+    match (oldest, newest) {
+        (0, 0) => String::new(),
+        _ if oldest == newest => newest.to_string(),
+        _ => format!("{oldest} to {newest}"),
+    }
 }
 
 /// How a node's clock stands to this one's: what a message takes is no difference.
@@ -79,6 +90,14 @@ fn clock(ahead_ms: i64) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn the_versions_that_a_node_speaks_are_shown_as_far_as_they_are_known() {
+        assert_eq!(
+            [(0, 0), (3, 3), (3, 4)].map(|(oldest, newest)| super::protocol(oldest, newest)),
+            ["", "3", "3 to 4"]
+        );
+    }
+
     #[test]
     fn a_clock_that_differs_is_shown_with_its_sign() {
         assert_eq!(

@@ -10,11 +10,6 @@ use rusqlite::{Connection, params};
 use super::{State, StateError};
 use crate::trust::MAX_EPOCH;
 
-/// The table of removals.
-pub(super) const TABLE: &str = "CREATE TABLE IF NOT EXISTS removal (
-    node TEXT PRIMARY KEY, until INTEGER NOT NULL, signature BLOB NOT NULL
-) STRICT;";
-
 /// Drops what earlier versions believed of anybody, and could never be replaced: entries under names that
 /// cannot be, and those beyond all bounds. A member's own next word counts, whatever was said of it.
 pub(super) fn put_right(database: &Connection) -> Result<(), StateError> {

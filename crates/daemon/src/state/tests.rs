@@ -124,13 +124,78 @@ fn a_database_of_before_versions_were_counted_is_taken_over() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("node.db");
     let old = Connection::open(&path).unwrap();
-    old.execute_batch(STEPS[0]).unwrap();
+    old.execute_batch(STEPS[0].sql).unwrap();
     let text = serde_json::to_string(&service("1", 3)).unwrap();
     old.execute("INSERT INTO service (name, service) VALUES ('redis', ?1)", params![text]).unwrap();
     drop(old);
     let owned = State::open(&path).unwrap().services().unwrap();
     assert_eq!(owned.len(), 1);
     assert_eq!((owned[0].stopped, owned[0].restarts), (false, 0));
+}
+
+#[test]
+fn the_database_of_release_0_2_0_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("node.db");
+    Connection::open(&path).unwrap().execute_batch(include_str!("fixtures/0.2.0.sql")).unwrap();
+    let state = State::open(&path).unwrap();
+    let owned: Vec<_> = state
+        .services()
+        .unwrap()
+        .into_iter()
+        .map(|owned| (owned.service.name.to_string(), owned.service.epoch, owned.exit_code, owned.stopped))
+        .collect();
+    let is = |name: &str, epoch, exit_code, stopped| (name.to_owned(), epoch, exit_code, stopped);
+    assert_eq!(
+        owned,
+        [is("ended", 1, Some(3), false), is("moves", 3, Some(137), true), is("stays", 1, None, false)]
+    );
+    let moves = state.service(&"moves".parse().unwrap()).unwrap().unwrap();
+    assert_eq!(moves.reason, "stopped by `godwit stop`");
+    assert_eq!(moves.service.memory_bytes, 64 << 20);
+    let placements = state.placements().unwrap();
+    let places: Vec<_> =
+        placements.iter().map(|at| (at.service.as_str(), at.node.as_str(), at.removed)).collect();
+    assert_eq!(
+        places,
+        [
+            ("big", "b", false),
+            ("ended", "a", false),
+            ("gone", "a", true),
+            ("moves", "a", false),
+            ("stays", "a", false)
+        ]
+    );
+    assert_eq!(
+        placements[3].publish,
+        [PublishedPort { host_port: 8080, container_port: 80, protocol: "tcp".into() }]
+    );
+    let networks: Vec<_> = state.networks().unwrap().into_iter().map(|one| (one.name, one.removed)).collect();
+    assert_eq!(networks, [("back".to_owned(), false), ("front".to_owned(), true)]);
+    let members: Vec<_> = state.members().unwrap().into_iter().map(|member| member.name).collect();
+    assert_eq!(members, ["a", "b"]);
+    let removals: Vec<_> =
+        state.removals().unwrap().into_iter().map(|removal| removal.node.to_string()).collect();
+    assert_eq!(removals, ["c"]);
+}
+
+#[test]
+fn a_file_of_every_version_ends_up_with_the_same_tables() {
+    let tables = |database: &Connection| -> Vec<String> {
+        let mut all = database
+            .prepare(
+                "SELECT t.name || '.' || c.name FROM sqlite_master t, pragma_table_info(t.name) c
+                 WHERE t.type = 'table' AND t.name <> 'schema_step' ORDER BY 1",
+            )
+            .unwrap();
+        all.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+    };
+    let mut new = Connection::open_in_memory().unwrap();
+    schema::upgrade(&mut new, &STEPS).unwrap();
+    let mut old = Connection::open_in_memory().unwrap();
+    old.execute_batch(include_str!("fixtures/0.2.0.sql")).unwrap();
+    schema::upgrade(&mut old, &STEPS).unwrap();
+    assert_eq!(tables(&old), tables(&new));
 }
 
 #[test]

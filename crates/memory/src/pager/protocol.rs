@@ -23,7 +23,7 @@ use crate::Space;
 /// The versions of this protocol that both sides speak. The client asks for the newest first, and the pager refuses
 /// one that it does not speak. A change that an older program would misunderstand makes a new version, and the one
 /// before it stays for a release: a pager outlives the daemon that started it, upgrades included.
-pub(crate) const VERSIONS: RangeInclusive<u32> = 1..=1;
+pub const VERSIONS: RangeInclusive<u32> = 1..=1;
 
 /// Most entries of one packet, so that taking one never keeps a fault waiting for long.
 pub(crate) const MAX_ENTRIES: usize = 256;

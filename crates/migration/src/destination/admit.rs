@@ -18,7 +18,7 @@ use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
 use crate::link::Link;
 use crate::machine::machine;
-use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
+use crate::message::{Accepted, Layer, Message, Open, Versions};
 use crate::promised::Reservation;
 use crate::resources::{NodeResources, Place};
 use crate::retained::Retained;
@@ -46,6 +46,8 @@ pub(super) struct Admitted {
     pub(super) userfaultfd: bool,
     tcp_inline: bool,
     keeps_rights: bool,
+    /// The version of the conversation.
+    protocol: u32,
     /// Whether the source is told of each step while its service is frozen.
     pub(super) steps: bool,
     pub(super) memory: Reservation,
@@ -64,13 +66,14 @@ pub(super) async fn admit(
     link: &mut Link,
     open: Open,
 ) -> Result<(Admitted, Coming), DestinationError> {
-    if open.protocol != PROTOCOL_VERSION {
-        return Err(DestinationError::Refused(vec![format!(
-            "it speaks version {PROTOCOL_VERSION} of the migration protocol and node {} version {}; install the same godwit on both",
+    let theirs = Versions::offered(open.protocol, open.newest_protocol);
+    let Some(protocol) = Versions::OWN.common(theirs) else {
+        return Err(DestinationError::Refused(vec![Versions::OWN.objection(
+            &local.node,
+            theirs,
             link.node(),
-            open.protocol
         )]));
-    }
+    };
     let mut service: Service = serde_json::from_str(&open.service).map_err(DestinationError::Service)?;
     check_ids(&service, &open)?;
     if open.now_ms != 0 {
@@ -169,6 +172,7 @@ pub(super) async fn admit(
         userfaultfd,
         tcp_inline,
         keeps_rights,
+        protocol,
         steps: open.steps,
         images_bytes: open.images_bytes,
         tree: announced::tree_limits(open.tree_bytes, makes_devices),
@@ -199,6 +203,7 @@ pub(super) async fn accept(
         most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),
         // With all pages in images, a CRIU without patches needs less for some services.
         keeps_rights: admitted.keeps_rights || !userfaultfd,
+        protocol: admitted.protocol,
     };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {

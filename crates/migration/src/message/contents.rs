@@ -10,7 +10,7 @@ use crate::terms::OverlayTerms;
 /// The source's request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Open {
-    /// [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION) of the source.
+    /// The oldest version of the conversation that the source speaks: the one that releases up to 0.2.0 compare.
     #[prost(uint32, tag = "1")]
     pub protocol: u32,
     /// The migration.
@@ -56,6 +56,9 @@ pub struct Open {
     /// Whether the source understands [`Message::Step`](super::Message::Step).
     #[prost(bool, tag = "42")]
     pub steps: bool,
+    /// The newest version that the source speaks; 0 from one that speaks `protocol` alone.
+    #[prost(uint32, tag = "43")]
+    pub newest_protocol: u32,
 }
 
 /// A release of CRIU: the dump of a newer one cannot be restored by an older one.
@@ -131,6 +134,9 @@ pub struct Accepted {
     /// Whether the CRIU here maps reservations as they were.
     #[prost(bool, tag = "41")]
     pub keeps_rights: bool,
+    /// The version of the conversation that is used from here on; 0 from a node that knows only one.
+    #[prost(uint32, tag = "42")]
+    pub protocol: u32,
 }
 
 /// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all

@@ -16,7 +16,7 @@ use crate::images::KERNEL_STATE_BYTES;
 use crate::journal::now_ms;
 use crate::link::{Link, LinkError};
 use crate::machine::machine;
-use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
+use crate::message::{Accepted, Layer, Message, OLDEST_PROTOCOL_VERSION, Open, PROTOCOL_VERSION, Versions};
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::ms_since;
 use crate::retained;
@@ -79,7 +79,7 @@ impl Source {
         let service = serde_json::to_string(&service)
             .map_err(|e| SourceError::NotEligible(vec![format!("the service cannot be described: {e}")]))?;
         link.send(Message::Open(Open {
-            protocol: PROTOCOL_VERSION,
+            protocol: OLDEST_PROTOCOL_VERSION,
             migration: self.id.clone(),
             service,
             memory_bytes: memory,
@@ -94,6 +94,7 @@ impl Source {
             criu: Some(self.local.criu.version().await?.into()),
             now_ms: now_ms(),
             steps: true,
+            newest_protocol: PROTOCOL_VERSION,
         }))
         .await?;
         let accepted = self.accepted(link, &config).await?;
@@ -134,6 +135,11 @@ impl Source {
     async fn accepted(&self, link: &mut Link, config: &ContainerConfig) -> Result<Accepted, SourceError> {
         match link.receive().await? {
             Message::Accepted(accepted) => {
+                Versions::OWN.chosen(accepted.protocol).ok_or_else(|| LinkError::Unexpected {
+                    node: self.destination.clone(),
+                    got: "a version of the protocol that was not offered",
+                    wanted: "one that was",
+                })?;
                 self.check_reservations(config, &accepted).await?;
                 Ok(accepted)
             }

@@ -246,10 +246,19 @@ fn kind_zero_is_refused_on_both_sides() {
 }
 
 #[test]
-fn another_version_is_named() {
-    let (_, end) = decode(Pieces::whole(b"GWDF\0\x01\0\0".to_vec()));
-    assert!(matches!(end, FrameError::Version { theirs: 1, .. }), "{end:?}");
-    assert!(end.to_string().contains("version 1"), "{end}");
+fn frames_of_the_versions_that_are_read_are_and_the_oldest_is_written() {
+    let preamble = |version: u16| [&b"GWDF"[..], &version.to_be_bytes(), &[0, 0]].concat();
+    for version in VERSIONS {
+        let (_, end) = decode(Pieces::whole(preamble(version)));
+        assert!(end.is_closed(), "{end:?}");
+    }
+    assert_eq!(encode(&[]), preamble(*VERSIONS.start()));
+    for (version, older) in [(VERSIONS.start() - 1, "on that node"), (VERSIONS.end() + 1, "on this node")] {
+        let (_, end) = decode(Pieces::whole(preamble(version)));
+        assert!(matches!(end, FrameError::Version { theirs, .. } if theirs == version), "{end:?}");
+        let said = end.to_string();
+        assert!(said.contains(&format!("frames of version {version}")) && said.ends_with(older), "{said}");
+    }
     let (_, end) = decode(Pieces::whole(b"HTTP/1.1 400".to_vec()));
     assert!(matches!(end, FrameError::BadMagic { .. }), "{end:?}");
 }
