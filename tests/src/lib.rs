@@ -346,6 +346,13 @@ impl Bed {
 }
 
 impl Bed {
+    /// The log of a daemon in a machine.
+    fn journal(&self, node: &str) -> std::io::Result<String> {
+        let mut command = self.lab.command(node, "journalctl").map_err(std::io::Error::other)?;
+        let output = command.args(["--unit", "godwitd", "--no-pager"]).stdin(Stdio::null()).output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// Shows what services there are and what they wrote, for the reader of a failed test.
     fn show_services(&self) {
         for node in &self.lab.config().nodes {
@@ -365,7 +372,10 @@ impl Drop for Bed {
         let failing = thread::panicking();
         if failing {
             for node in &self.lab.config().nodes {
-                let Ok(log) = self.lab.log(node).map(std::fs::read_to_string) else { continue };
+                let log = match self.lab.machine(node) {
+                    Some(_) => self.journal(node),
+                    None => std::fs::read_to_string(self.lab.log(node).unwrap()),
+                };
                 let lines: Vec<_> = log.as_deref().unwrap_or("").lines().rev().take(LOG_TAIL).collect();
                 let tail: Vec<_> = lines.into_iter().rev().collect();
                 eprintln!("--- end of the log of godwitd on {node}\n{}", tail.join("\n"));

@@ -91,7 +91,8 @@ impl FromStr for Link {
     }
 }
 
-/// Where the programs are that a lab starts.
+/// Where the programs are that a lab starts. Of these, machines take only arguments and environment: their programs
+/// come from packages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Programs {
     /// Directory of `godwitd` and `godwit-lab-link`; none: beside the running program.

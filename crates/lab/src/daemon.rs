@@ -195,6 +195,9 @@ pub(crate) fn wait_ready(lab: &Lab, node: &str, count: usize) -> Result<(), LabE
                 log: lab.paths.log(node),
             });
         }
+        if Instant::now() >= deadline && lab.machine(node).is_some() {
+            return Err(machine::node::not_ready(lab, node, patience, &reason));
+        }
         if Instant::now() >= deadline {
             return Err(LabError::NotReady {
                 node: node.to_owned(),

@@ -307,7 +307,7 @@ impl Lab {
         shell::send(self, node, from, to)
     }
 
-    /// Takes a machine's power away: it loses its memory, and what its disk had not been told to keep.
+    /// Takes a machine's power away: it loses its memory; its disk keeps what it was given, flushed or not.
     ///
     /// # Errors
     /// There is no such node, it is not a machine, or it has no power.

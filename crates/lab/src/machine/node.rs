@@ -280,6 +280,15 @@ pub(crate) fn join(lab: &Lab, node: &str, token: &str) -> Result<(), LabError> {
     Err(failed(lab, node, "joining the cluster from", &programs::last_lines(&said)))
 }
 
+/// That its daemon does not get ready, with what it wrote.
+pub(crate) fn not_ready(lab: &Lab, node: &str, patience: Duration, reason: &str) -> LabError {
+    let journal =
+        shell::run(lab, node, "reading the log of", "journalctl --unit godwitd --lines 12 --no-pager");
+    let journal = journal.unwrap_or_else(|error| error.to_string());
+    let reason = format!("after {} s {reason}. The end of its log: {journal}", patience.as_secs());
+    failed(lab, node, "waiting for godwitd on", &reason)
+}
+
 /// Starts its daemon.
 pub(crate) fn start_daemon(lab: &Lab, node: &str) -> Result<(), LabError> {
     shell::run(lab, node, "starting godwitd on", "systemctl start godwitd 2>&1").map(drop)

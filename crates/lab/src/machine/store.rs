@@ -129,7 +129,12 @@ fn lock(directory: &Path) -> Result<File, LabError> {
 
 fn remove_unused(all: &Path) -> Result<(), LabError> {
     for entry in fs::read_dir(all).context("reading", all.display())?.flatten() {
-        let used = entry.metadata().and_then(|metadata| metadata.modified());
+        let metadata = entry.metadata();
+        // The locks stay: somebody may wait at one.
+        if !metadata.as_ref().is_ok_and(fs::Metadata::is_dir) {
+            continue;
+        }
+        let used = metadata.and_then(|metadata| metadata.modified());
         if used.is_ok_and(|used| used.elapsed().is_ok_and(|ago| ago > UNUSED)) {
             files::remove_tree(&entry.path())?;
         }
