@@ -242,6 +242,12 @@ pub enum NetworkError {
     /// nftables' program is missing.
     #[error("the program `nft` could not be started; install the package nftables")]
     NoNft(#[source] io::Error),
+    /// nftables' program did not end.
+    #[error("`nft` did not end within {seconds} s and was killed; see whether `nft list ruleset` answers")]
+    NftLate {
+        /// Its time limit in seconds.
+        seconds: u64,
+    },
     /// nftables refused a rule.
     #[error("nft could not {action}: {message}")]
     Nft {

@@ -4,10 +4,9 @@
 //! and somebody else has not yet taken its addresses away: an interface whose service is not there would
 //! answer its clients with resets. An nftables table of its own drops everything but the loopback's.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
 use nix::errno::Errno;
 use nix::sys::socket::setsockopt;
@@ -15,7 +14,7 @@ use nix::sys::socket::sockopt::TcpRepair;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::netns::{self, Found};
-use crate::{NetworkError, enter};
+use crate::{NetworkError, nft};
 
 /// Comes before every other rule, and before connections are tracked.
 const SILENCE: &str = "\
@@ -55,7 +54,7 @@ pub fn check_namespace(netns: &Path) -> Result<(), NetworkError> {
 /// # Errors
 /// When it cannot be entered, or nft refuses.
 pub async fn silence(netns: &Path) -> Result<(), NetworkError> {
-    load(netns, "silence", SILENCE).await
+    nft::run_in(netns, "silence", SILENCE).await
 }
 
 /// Packets enter and leave it again; no error when they did.
@@ -63,7 +62,7 @@ pub async fn silence(netns: &Path) -> Result<(), NetworkError> {
 /// # Errors
 /// As for [`silence`].
 pub async fn unsilence(netns: &Path) -> Result<(), NetworkError> {
-    load(netns, "end the silence in", SOUND).await
+    nft::run_in(netns, "end the silence in", SOUND).await
 }
 
 /// Has the processes' TCP connections end without a packet when the processes end: their peers continue with the copy
@@ -109,30 +108,4 @@ fn forget_connections_of(pid: u32) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Has nft do in the namespace what the script says.
-pub(crate) async fn load(netns: &Path, action: &str, script: impl Into<String>) -> Result<(), NetworkError> {
-    let script = script.into();
-    let output = enter(netns, move || nft(&script)).await?.map_err(NetworkError::NoNft)?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let message = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
-    Err(NetworkError::Nft { action: format!("{action} the namespace {}", netns.display()), message })
-}
-
-/// Runs it in the calling thread's namespace.
-fn nft(script: &str) -> io::Result<Output> {
-    let mut command = Command::new("nft");
-    command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn()?;
-    if let Some(mut stdin) = child.stdin.take() {
-        match stdin.write_all(script.as_bytes()) {
-            // It ended without reading; its own words say why.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            other => other?,
-        }
-    }
-    child.wait_with_output()
 }

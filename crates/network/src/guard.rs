@@ -36,7 +36,7 @@ use std::net::Ipv4Addr;
 
 use serde_json::Value;
 
-use crate::{NetworkError, OverlayConfig, Prefix6, Subnet, publish};
+use crate::{NetworkError, OverlayConfig, Prefix6, Subnet, nft};
 
 const TABLE: &str = "godwit_guard";
 
@@ -118,7 +118,7 @@ impl Guard {
     /// # Errors
     /// When there is no nft, or it refuses: nothing is changed then.
     pub async fn apply(&self) -> Result<(), NetworkError> {
-        publish::run("guard the overlay against strangers", &self.script()).await
+        nft::run("guard the overlay against strangers", &self.script()).await
     }
 
     fn script(&self) -> String {
@@ -179,13 +179,13 @@ flush set inet {TABLE} apart6
     /// # Errors
     /// When there is no nft, or it cannot be understood.
     pub async fn in_force() -> Result<Option<Guarding>, NetworkError> {
-        let output = publish::nft(&["--json", "list", "table", "inet", TABLE], "").await?;
+        let output = nft::call(&["--json", "list", "table", "inet", TABLE], "").await?;
         let action = "list the guard of the overlay";
         if !output.status.success() {
-            if publish::is_missing(&output.stderr) {
+            if nft::is_missing(&output.stderr) {
                 return Ok(None);
             }
-            return Err(publish::refused(action, &output.stderr));
+            return Err(nft::refused(action, &output.stderr));
         }
         let json: Value = serde_json::from_slice(&output.stdout)
             .map_err(|error| NetworkError::Nft { action: action.into(), message: error.to_string() })?;
@@ -199,7 +199,7 @@ flush set inet {TABLE} apart6
     pub async fn remove() -> Result<(), NetworkError> {
         // Adding first makes deleting succeed in any case, in one transaction.
         let script = format!("add table inet {TABLE}\ndelete table inet {TABLE}\n");
-        match publish::run("remove the guard of the overlay", &script).await {
+        match nft::run("remove the guard of the overlay", &script).await {
             Err(NetworkError::NoNft(_)) => Ok(()),
             other => other,
         }

@@ -47,6 +47,7 @@ mod ipv6;
 mod netlink;
 mod netns;
 mod networks;
+mod nft;
 mod obstacle;
 mod overlay;
 mod packet;

@@ -21,7 +21,7 @@ use crate::config::{LEAST_MTU, VXLAN_OVERHEAD};
 use crate::netlink::{Netlink, has_errno};
 use crate::netns::on_thread;
 use crate::{
-    Backend, Encryption, NetworkError, OverlayConfig, WireGuard, datapath, publish, underlay_address,
+    Backend, Encryption, NetworkError, OverlayConfig, WireGuard, datapath, nft, publish, underlay_address,
 };
 
 /// One finding.
@@ -246,7 +246,7 @@ async fn filter_fact(bridge: &str) -> Fact {
 }
 
 async fn nft_dropping() -> Vec<String> {
-    let Ok(output) = publish::nft(&["--json", "list", "chains"], "").await else { return Vec::new() };
+    let Ok(output) = nft::call(&["--json", "list", "chains"], "").await else { return Vec::new() };
     serde_json::from_slice(&output.stdout).map_or_else(|_| Vec::new(), |json| dropping_chains(&json))
 }
 
@@ -272,7 +272,7 @@ async fn legacy_drops() -> bool {
 }
 
 async fn ruleset_accepts(bridge: &str) -> bool {
-    let Ok(output) = publish::nft(&["list", "ruleset"], "").await else { return false };
+    let Ok(output) = nft::call(&["list", "ruleset"], "").await else { return false };
     let name = format!("\"{bridge}\"");
     String::from_utf8_lossy(&output.stdout)
         .lines()

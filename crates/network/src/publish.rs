@@ -14,19 +14,15 @@
 //! node has, from being claimed on the uplink by all of them.
 
 use std::fmt;
-use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::process::Stdio;
 
 use godwit_names::ServiceName;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
 use tokio::sync::Mutex;
 
 use crate::prefix6::embedded;
-use crate::{NetworkError, OverlayConfig, Subnet};
+use crate::{NetworkError, OverlayConfig, Subnet, nft};
 
 /// Rules of a whole table.
 const RULES: usize = 3;
@@ -173,7 +169,7 @@ impl Ports {
             .chain(old.iter().map(Element::delete))
             .chain(new.iter().map(Element::add))
             .collect();
-        run(&format!("publish the ports of the service {name}"), &script).await?;
+        nft::run(&format!("publish the ports of the service {name}"), &script).await?;
         *known = others.into_iter().chain(new).collect();
         Ok(())
     }
@@ -208,7 +204,7 @@ impl Ports {
             .map(Element::delete)
             .chain(empty.map(|family| format!("delete table {family} godwit\n")))
             .collect();
-        run(action, &script).await?;
+        nft::run(action, &script).await?;
         *known = stay;
         Ok(())
     }
@@ -285,7 +281,7 @@ flush chain arp {table} input
 add rule arp {table} input iifname "{uplink}" arp daddr ip {gateway} drop
 "#
     );
-    run("keep the gateway's address off the uplink", &script).await
+    nft::run("keep the gateway's address off the uplink", &script).await
 }
 
 /// There is no such gateway any more; no error when there was none.
@@ -293,7 +289,7 @@ pub(crate) async fn unguard_gateway(config: &OverlayConfig) -> Result<(), Networ
     let table = gateway_table(&config.bridge);
     // Adding first makes deleting succeed in any case, in one transaction.
     let script = format!("add table arp {table}\ndelete table arp {table}\n");
-    match run("remove godwit's table of the gateway", &script).await {
+    match nft::run("remove godwit's table of the gateway", &script).await {
         Err(NetworkError::NoNft(_)) => Ok(()),
         other => other,
     }
@@ -306,11 +302,11 @@ fn gateway_table(bridge: &str) -> String {
 /// Says which nft there is, having let it check, not load, the rules of a published port.
 pub(crate) async fn check() -> Result<String, NetworkError> {
     let table = Family::V4.table("gw0", Ipv4Addr::LOCALHOST.into());
-    let checked = nft(&["--check", "-f", "-"], &table).await?;
+    let checked = nft::call(&["--check", "-f", "-"], &table).await?;
     if !checked.status.success() {
-        return Err(refused("check the rules of a published port", &checked.stderr));
+        return Err(nft::refused("check the rules of a published port", &checked.stderr));
     }
-    let version = nft(&["--version"], "").await?;
+    let version = nft::call(&["--version"], "").await?;
     Ok(String::from_utf8_lossy(&version.stdout).trim().to_owned())
 }
 
@@ -318,24 +314,19 @@ pub(crate) async fn check() -> Result<String, NetworkError> {
 async fn read_kernel() -> Result<Vec<Element>, NetworkError> {
     let mut found = Vec::new();
     for family in Family::ALL {
-        let output = nft(&["--json", "list", "table", &family.to_string(), "godwit"], "").await?;
+        let output = nft::call(&["--json", "list", "table", &family.to_string(), "godwit"], "").await?;
         let action = "list the published ports";
         if !output.status.success() {
-            if is_missing(&output.stderr) {
+            if nft::is_missing(&output.stderr) {
                 continue;
             }
-            return Err(refused(action, &output.stderr));
+            return Err(nft::refused(action, &output.stderr));
         }
         let json: Value = serde_json::from_slice(&output.stdout)
             .map_err(|error| NetworkError::Nft { action: action.into(), message: error.to_string() })?;
         found.extend(parse(&json));
     }
     Ok(found)
-}
-
-/// Whether nft says that there is no such thing.
-pub(crate) fn is_missing(stderr: &[u8]) -> bool {
-    String::from_utf8_lossy(stderr).contains("No such file or directory")
 }
 
 /// Takes the elements out of nft's JSON (libnftables-json(5)):
@@ -363,39 +354,6 @@ fn element(pair: &Value) -> Option<Element> {
         address: data[0].as_str()?.parse().ok()?,
         container_port: port(&data[1])?,
     })
-}
-
-/// Has nft do what the script says, all of it or, with an error, nothing.
-pub(crate) async fn run(action: &str, script: &str) -> Result<(), NetworkError> {
-    let output = nft(&["-f", "-"], script).await?;
-    if output.status.success() { Ok(()) } else { Err(refused(action, &output.stderr)) }
-}
-
-/// Why nft did not, in its own words.
-pub(crate) fn refused(action: &str, stderr: &[u8]) -> NetworkError {
-    let text = String::from_utf8_lossy(stderr);
-    let message = text.lines().next().unwrap_or("it gave no reason").trim().to_owned();
-    NetworkError::Nft { action: action.to_owned(), message }
-}
-
-/// Runs nft with `script` on its standard input.
-pub(crate) async fn nft(arguments: &[&str], script: &str) -> Result<std::process::Output, NetworkError> {
-    let mut child = Command::new("nft")
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(NetworkError::NoNft)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        match stdin.write_all(script.as_bytes()).await {
-            // It ended without reading; its own words say why.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            other => other.map_err(NetworkError::system("write to nft"))?,
-        }
-    }
-    child.wait_with_output().await.map_err(NetworkError::system("read from nft"))
 }
 
 impl Protocol {

@@ -26,11 +26,10 @@ use nix::net::if_::if_nametoindex;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{Socket, SocketAddr as NetlinkAddress};
 
-use crate::foreign::load;
 use crate::inside::interface;
 use crate::packet::PacketSocket;
 use crate::select::segments_sent;
-use crate::{NetworkError, enter};
+use crate::{NetworkError, enter, nft};
 
 /// The loopback interface's number, in every namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
@@ -74,7 +73,7 @@ impl Standing {
     /// # Errors
     /// When the namespace cannot be entered, or the kernel or nft refuses.
     pub async fn prepare(netns: &Path, networks: u8) -> Result<Self, NetworkError> {
-        match load(netns, "make a table to hold the loopback interface in", TABLE).await {
+        match nft::run_in(netns, "make a table to hold the loopback interface in", TABLE).await {
             Err(NetworkError::NoNft(error)) => {
                 tracing::debug!(%error, "connections of a service to itself continue while it is frozen");
             }
@@ -147,7 +146,7 @@ impl Standing {
 pub async fn forget_standing(netns: &Path) -> Result<(), NetworkError> {
     let failed = NetworkError::system(format!("release the loopback interface in {}", netns.display()));
     enter(netns, || mark(&links()?, 0)).await?.map_err(failed)?;
-    match load(netns, "remove the table that holds the loopback interface in", NO_TABLE).await {
+    match nft::run_in(netns, "remove the table that holds the loopback interface in", NO_TABLE).await {
         // Then there was no table.
         Err(NetworkError::NoNft(_)) => Ok(()),
         other => other,

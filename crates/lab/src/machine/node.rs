@@ -318,7 +318,9 @@ pub(crate) fn power_on(lab: &Lab, node: &str, machine: &Machine) -> Result<(), L
     let disk = lab.paths.machine_disk(node);
     let mut emulator = emulate(lab, node, machine, accelerator, Start::Boot, &disk, address)?;
     monitor(lab, node, &mut emulator)?;
-    shell::connect(lab, node, shell::BOOT, || !is_on(lab, node))
+    shell::connect(lab, node, shell::BOOT, || !is_on(lab, node))?;
+    let script = format!("/usr/lib/systemd/systemd-networkd-wait-online --interface={UPLINK} --timeout=120");
+    shell::run(lab, node, "waiting for the uplink of", &script).map(drop)
 }
 
 /// Sets its clock ahead by so many seconds.

@@ -66,7 +66,7 @@ use crate::netlink::{Link, Netlink, PortState};
 use crate::netns::set_sysctl;
 use crate::port::PORT_PREFIX;
 use crate::subnet::GATEWAY_MAC;
-use crate::{Mac, NetworkError, OverlayConfig, mac_to_string, publish};
+use crate::{Mac, NetworkError, OverlayConfig, mac_to_string, nft};
 
 /// The start of the name of the switch's end of a service's port, in place of the port's own.
 const END_PREFIX: &str = "gwt";
@@ -195,7 +195,7 @@ impl OpenVswitch {
         let ends = joins.iter().map(|join| join.end.clone()).collect();
         self.bridge.forget_all_but(&ends).await?;
         if !gone.is_empty() {
-            publish::run("remove joins of ports that are gone", &gone).await?;
+            nft::run("remove joins of ports that are gone", &gone).await?;
         }
         self.join(joins).await
     }
@@ -206,7 +206,7 @@ impl OpenVswitch {
         let index = |name: &str| links.iter().find(|link| link.name == name).map_or(0, |link| link.index);
         let indices: Vec<_> = joins.iter().map(|join| [index(&join.end), index(&join.device)]).collect();
         let script: String = joins.iter().map(Join::script).collect();
-        publish::run("join the switch with its devices", &script).await?;
+        nft::run("join the switch with its devices", &script).await?;
         lock(&self.joined).extend(joins.into_iter().zip(indices));
         Ok(())
     }
@@ -304,7 +304,7 @@ impl Datapath for OpenVswitch {
         let arguments = ["--if-exists", "del-port", &self.name, &end];
         self.programs.change(&format!("remove {end} from {}", self.name), &arguments).await?;
         self.bridge.forget_number(&end).await;
-        publish::run(&format!("part {end} and {port}"), &Join::undo(&end)).await
+        nft::run(&format!("part {end} and {port}"), &Join::undo(&end)).await
     }
 
     async fn is_plugged(&self, port: &Link) -> Result<bool, NetworkError> {
@@ -409,7 +409,7 @@ impl Datapath for OpenVswitch {
         self.programs.change(&format!("remove the bridge {}", self.name), &arguments).await?;
         self.netlink.delete_link(&self.vxlan_name).await?;
         let action = format!("part {} and {}", self.tunnel_name, self.vxlan_name);
-        publish::run(&action, &Join::undo(&self.tunnel_name)).await
+        nft::run(&action, &Join::undo(&self.tunnel_name)).await
     }
 }
 

@@ -23,11 +23,10 @@ use godwit_names::ServiceName;
 
 use super::Overlay;
 use super::endpoint::ServiceEndpoint;
-use crate::NetworkError;
-use crate::foreign::load;
 use crate::packet::PacketSocket;
 use crate::port::port_name;
 use crate::select::openings_sent;
+use crate::{NetworkError, nft};
 
 /// How much memory the kernel may use for them, in bytes: some thousand connections.
 const STORE: i32 = 1 << 20;
@@ -107,7 +106,7 @@ impl Overlay {
 /// # Errors
 /// When it cannot be entered, or nft refuses.
 pub async fn bar_newcomers(netns: &Path) -> Result<(), NetworkError> {
-    load(netns, "hold new connections back in", BAR).await
+    nft::run_in(netns, "hold new connections back in", BAR).await
 }
 
 /// Connections can be begun again; no error when they could.
@@ -115,7 +114,7 @@ pub async fn bar_newcomers(netns: &Path) -> Result<(), NetworkError> {
 /// # Errors
 /// As for [`bar_newcomers`].
 pub async fn admit_newcomers(netns: &Path) -> Result<(), NetworkError> {
-    match load(netns, "admit new connections in", ADMIT).await {
+    match nft::run_in(netns, "admit new connections in", ADMIT).await {
         // Without nft nobody was held back.
         Err(NetworkError::NoNft(_)) => Ok(()),
         other => other,

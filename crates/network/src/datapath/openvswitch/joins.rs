@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use crate::{NetworkError, publish};
+use crate::{NetworkError, nft};
 
 /// A pair: the switch's end, and the device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -63,9 +63,9 @@ type Way<'a> = (&'a str, &'a str, &'a str, &'a str);
 /// When there is no nft, or it does not tell.
 pub(super) async fn lost(wanted: Vec<Join>) -> Result<Vec<Join>, NetworkError> {
     let action = "list the rules that join Open vSwitch with its devices";
-    let output = publish::nft(&["--json", "list", "ruleset", "netdev"], "").await?;
+    let output = nft::call(&["--json", "list", "ruleset", "netdev"], "").await?;
     if !output.status.success() {
-        return Err(publish::refused(action, &output.stderr));
+        return Err(nft::refused(action, &output.stderr));
     }
     let json: Value = serde_json::from_slice(&output.stdout)
         .map_err(|error| NetworkError::Nft { action: action.into(), message: error.to_string() })?;
