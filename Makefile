@@ -42,6 +42,8 @@ endif
 # What install takes the programs from.
 PROGRAMS ?= target/$(addsuffix /,$(TARGET))release
 ISA_HOME ?= target/isa
+# What writes man pages and completions.
+NATIVE ?= $(PROGRAMS)
 PACKAGES := target/packages
 # The crates that build programs which change the instruction set, with the tests that need scripts/setup --isa.
 ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
@@ -63,7 +65,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages test-packages uninstall clean
+.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages packages-arm64 test-packages uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,7 +112,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/run packaging/build packaging/test isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/run packaging/build packaging/cross packaging/test isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -202,13 +204,13 @@ install: ## install the programs, man pages, completions and the systemd unit un
 	@rm -f $(BINARIES:%=$(DESTDIR)$(PREFIX)/bin/%)
 	@ln -s $(CALLED:%=../$(LIBEXEC)/%) $(DESTDIR)$(PREFIX)/bin
 	@install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	@$(PROGRAMS)/godwit man $(DESTDIR)$(PREFIX)/share/man/man1
-	@$(PROGRAMS)/godwitd man $(DESTDIR)$(PREFIX)/share/man/man1
+	@$(NATIVE)/godwit man $(DESTDIR)$(PREFIX)/share/man/man1
+	@$(NATIVE)/godwitd man $(DESTDIR)$(PREFIX)/share/man/man1
 	@install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
-	@$(PROGRAMS)/godwit completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/godwit
-	@$(PROGRAMS)/godwit completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_godwit
-	@$(PROGRAMS)/godwit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish
+	@$(NATIVE)/godwit completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/godwit
+	@$(NATIVE)/godwit completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_godwit
+	@$(NATIVE)/godwit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/godwit.fish
 	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	@sed 's|/usr/local/bin|$(PREFIX)/bin|' packaging/godwitd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/godwitd.service
 	@echo "    'godwit cluster init' founds a cluster and starts the node's daemon; 'godwit cluster join TOKEN' joins one"
@@ -223,6 +225,13 @@ packages: ## Debian packages of what is installed, and of CRIU, in target/packag
 	$(SAY) "CRIU for the package"
 	@scripts/setup-criu --stage $(PACKAGES)/criu
 	@packaging/build $(PROGRAMS) $(ISA_HOME) $(PACKAGES)/criu $(PACKAGES)
+
+packages-arm64: packages ## the same for arm64, without godwit-isa
+	@rustup target add aarch64-unknown-linux-gnu
+	@$(MAKE) --no-print-directory release TARGET=aarch64-unknown-linux-gnu
+	$(SAY) "CRIU for arm64"
+	@packaging/cross criu $(PACKAGES)/criu $(PACKAGES)/criu-arm64
+	@packaging/build target/aarch64-unknown-linux-gnu/release $(PROGRAMS) $(PACKAGES)/criu-arm64 $(PACKAGES) arm64
 
 test-packages: packages ## lintian, and the packages in new roots of Debian 12 and 13: minutes
 	@packaging/test $(PACKAGES)
