@@ -209,6 +209,11 @@ fn another_version_of_the_protocol() {
             && answer.ends_with("install a newer godwit on node b"),
         "{answer}"
     );
+    // One that speaks this one too is heard out: what it says then is refused.
+    let (oldest, newest_protocol) = (PROTOCOL_VERSION, protocol + 7);
+    let open = Open { protocol: oldest, newest_protocol, service: "not JSON".into(), ..Open::default() };
+    let answer = ask_b(&victim, Message::Open(open));
+    assert!(!answer.contains("version"), "{answer}");
     // Nor is a message out of turn, or a name that would leave its directory, believed.
     ask_b(&victim, Message::Commit);
     let service = serde_json::json!({ "name": "../../x" }).to_string();

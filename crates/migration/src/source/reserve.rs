@@ -135,11 +135,7 @@ impl Source {
     async fn accepted(&self, link: &mut Link, config: &ContainerConfig) -> Result<Accepted, SourceError> {
         match link.receive().await? {
             Message::Accepted(accepted) => {
-                Versions::OWN.chosen(accepted.protocol).ok_or_else(|| LinkError::Unexpected {
-                    node: self.destination.clone(),
-                    got: "a version of the protocol that was not offered",
-                    wanted: "one that was",
-                })?;
+                chosen(&self.destination, Versions::OWN, accepted.protocol)?;
                 self.check_reservations(config, &accepted).await?;
                 Ok(accepted)
             }
@@ -168,6 +164,15 @@ impl Source {
     }
 }
 
+/// The version of the conversation that a destination has chosen, which can only be one of those `offered`.
+fn chosen(destination: &str, offered: Versions, version: u32) -> Result<u32, LinkError> {
+    offered.chosen(version).ok_or_else(|| LinkError::Unexpected {
+        node: destination.to_owned(),
+        got: "a version of the protocol that was not offered",
+        wanted: "one that was",
+    })
+}
+
 /// The layers that a destination asks for, which can only be the service's.
 fn missing(destination: &str, asked: &[String], layers: &[Layer]) -> Result<Vec<Layer>, LinkError> {
     let of = |digest: &String| layers.iter().find(|layer| layer.digest == *digest).cloned();
@@ -183,6 +188,16 @@ fn missing(destination: &str, asked: &[String], layers: &[Layer]) -> Result<Vec<
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_destination_chooses_none_but_the_versions_that_it_was_offered() {
+        let offered = Versions::offered(3, 4);
+        for (version, used) in [(0, 3), (3, 3), (4, 4)] {
+            assert_eq!(chosen("b", offered, version).unwrap(), used, "{version}");
+        }
+        let refused = chosen("b", offered, 5).unwrap_err().to_string();
+        assert!(refused.contains("node b") && refused.contains("was not offered"), "{refused}");
+    }
 
     #[test]
     fn a_destination_gets_no_layer_but_the_services_own() {
