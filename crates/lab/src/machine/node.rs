@@ -207,6 +207,8 @@ Address={underlay}/{UNDERLAY_PREFIX}
 END
 ip link set {UPLINK} address {hardware} up
 ip address add {underlay}/{UNDERLAY_PREFIX} dev {UPLINK}
+# Its identity is to survive a power cut at once.
+sync
 "#
     );
     shell::run(lab, node, "setting up", &script).map(drop)
