@@ -147,7 +147,7 @@ enum BedVerb {
 /// What can be done with a machine's power.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Power {
-    /// Cut it: memory is lost, the disk stays
+    /// Cut it: memory is lost, and what was not yet written to the disk
     Cut,
     /// Boot from the disk, and wait until it answers
     On,

@@ -220,9 +220,13 @@ impl Lab {
     /// it was started from: a daemon until [`Lab::restart_node`], a shim and a pager to their end.
     ///
     /// # Errors
-    /// There is no such node, no daemon in the directory, or the lab is just being taken down.
+    /// There is no such node, it is a machine, there is no daemon in the directory, or the lab is just being taken down.
     pub fn install(&mut self, node: &str, programs: Option<&Path>) -> Result<(), LabError> {
         self.node(node)?;
+        if self.machine(node).is_some() {
+            let reason = "the programs of a machine come from packages; install others by `godwit lab exec`";
+            return Err(machine::node::failed(self, node, "changing the programs of", reason));
+        }
         let unknown = || LabError::Unknown(self.name().to_owned());
         let _lock = Lock::take(&self.paths, self.name())?.ok_or_else(unknown)?;
         let mut record = Record::read(&self.paths).ok_or_else(unknown)?;
@@ -307,7 +311,8 @@ impl Lab {
         shell::send(self, node, from, to)
     }
 
-    /// Takes a machine's power away: it loses its memory; its disk keeps what it was given, flushed or not.
+    /// Takes a machine's power away: it loses its memory, and what its kernel had not yet
+    /// written to the disk. The disk keeps what was written, flushed or not.
     ///
     /// # Errors
     /// There is no such node, it is not a machine, or it has no power.

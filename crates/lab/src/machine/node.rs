@@ -251,7 +251,7 @@ fn configure_daemon(lab: &Lab, node: &str) -> Result<(), LabError> {
     for (name, value) in &given.serve_environment {
         let _ = writeln!(content, "{name}={}", quoted(value));
     }
-    let output = shell::feed(lab, node, "cat >/etc/default/godwitd", content.as_bytes())?;
+    let output = shell::feed(lab, node, "cat >/etc/default/godwitd && sync", content.as_bytes())?;
     if output.status.success() {
         return Ok(());
     }
