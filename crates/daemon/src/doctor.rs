@@ -156,15 +156,15 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Ok(false) => degraded(
             "lazy dump",
             "an unpatched CRIU, which visits each page (0.1 s for each GiB)",
-            "build CRIU with scripts/setup, which applies godwit's patch lazy-pages-external",
+            "build CRIU from source with scripts/setup-criu --build-series",
         ),
         Err(error) => missing("lazy dump", error_chain(&error), advice),
     };
     let patches = match criu.version().await.map(|version| version.series) {
         Ok(0) => degraded(
             "criu patches",
-            "a CRIU without godwit's patches, or without some: some services do not move, others more slowly",
-            "build CRIU from source with scripts/setup-criu --build",
+            "none: a CRIU as its authors made it; some services do not move, others more slowly",
+            "build CRIU from source with scripts/setup-criu --build-series",
         ),
         Ok(series) => ok("criu patches", format!("all, series {series}")),
         Err(error) => missing("criu patches", error_chain(&error), advice),
