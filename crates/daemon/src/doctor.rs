@@ -368,7 +368,7 @@ fn clocks(nodes: &[NodeInfo]) -> Check {
     )
 }
 
-/// Whether every node can restore what every other dumps.
+/// Whether every node can restore what every other dumps, and as well.
 fn criu_of(nodes: &[NodeInfo]) -> Check {
     let name = "criu of nodes";
     let mut versions: Vec<_> = nodes.iter().filter(|node| !node.criu.is_empty()).collect();
@@ -380,11 +380,14 @@ fn criu_of(nodes: &[NodeInfo]) -> Check {
         );
     }
     let shown: Vec<_> = versions.iter().map(|node| format!("{} on node {}", node.criu, node.name)).collect();
-    degraded(
-        name,
-        shown.join(", "),
-        "run scripts/setup on the nodes with the older version: no service can move there from one with a newer version",
-    )
+    let release = |node: &NodeInfo| node.criu.split('+').next().map(str::to_owned);
+    let advice = if versions.windows(2).all(|two| release(two[0]) == release(two[1])) {
+        "services move between them, with the limits of the one without godwit's patches or with older ones; run \
+         scripts/setup-criu --build-series there"
+    } else {
+        "run scripts/setup on the nodes with the older version: no service can move there from one with a newer version"
+    };
+    degraded(name, shown.join(", "), advice)
 }
 
 fn disk(state: &Path) -> Check {
@@ -436,6 +439,10 @@ mod tests {
         let differ = criu_of(&[node("a", 0, "4.2.1"), node("b", 0, "4.1.1")]);
         assert_eq!(differ.status, "degraded");
         assert!(differ.found.contains("4.1.1 on node b, 4.2.1 on node a"), "{differ:?}");
+        assert!(differ.advice.contains("no service can move there"), "{differ:?}");
+        let patches = criu_of(&[node("a", 0, "4.2.1+godwit.4"), node("b", 0, "4.2.1")]);
+        assert_eq!(patches.status, "degraded");
+        assert!(patches.advice.starts_with("services move between them"), "{patches:?}");
     }
 
     #[test]

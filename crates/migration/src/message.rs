@@ -255,6 +255,7 @@ mod tests {
                 ahead: true,
                 most_at_once: 7 << 40,
                 keeps_rights: true,
+                criu: Some(CriuVersion { major: 4, minor: 2, sublevel: 1, series: 4 }),
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

@@ -18,7 +18,7 @@ use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
 use crate::link::Link;
 use crate::machine::machine;
-use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
+use crate::message::{Accepted, CriuVersion, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::promised::Reservation;
 use crate::resources::{NodeResources, Place};
 use crate::retained::Retained;
@@ -44,6 +44,7 @@ pub(super) struct Admitted {
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
     pub(super) userfaultfd: bool,
+    criu: Option<CriuVersion>,
     tcp_inline: bool,
     keeps_rights: bool,
     /// Whether the source is told of each step while its service is frozen.
@@ -85,12 +86,12 @@ pub(super) async fn admit(
         let ours = local.network.terms();
         reasons.extend(ours.objections(&local.node, theirs, link.node()));
     }
-    let (mut tcp_inline, mut keeps_rights) = (false, false);
+    let (mut criu, mut tcp_inline, mut keeps_rights) = (None, false, false);
     let asking =
         async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline(), local.criu.keeps_rights()) };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
         Ok(Ok((version, inline, rights))) => {
-            (tcp_inline, keeps_rights) = (inline, rights);
+            (criu, tcp_inline, keeps_rights) = (Some(version.into()), inline, rights);
             reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
         }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
@@ -167,6 +168,7 @@ pub(super) async fn admit(
         source_journal: open.journal,
         memory_bytes: open.memory_bytes,
         userfaultfd,
+        criu,
         tcp_inline,
         keeps_rights,
         steps: open.steps,
@@ -199,6 +201,7 @@ pub(super) async fn accept(
         most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),
         // With all pages in images, a CRIU without patches needs less for some services.
         keeps_rights: admitted.keeps_rights || !userfaultfd,
+        criu: admitted.criu,
     };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {
