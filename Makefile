@@ -45,7 +45,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-criu test-vm test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa uninstall clean
+.PHONY: help setup build release check test test-full test-vm test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,7 @@ crates:
 e2e:
 	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
 
+.PHONY: test-criu
 test-criu: ## CRIU's own tests with godwit's patches and without, compared; a quarter of an hour (as root)
 	@scripts/test-criu $(TEST_ARGS)
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_criu::obstacles;
+use godwit_criu::{Version, obstacles};
 use godwit_engine::MountKind;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
@@ -18,7 +18,7 @@ use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
 use crate::link::Link;
 use crate::machine::machine;
-use crate::message::{Accepted, CriuVersion, Layer, Message, Open, PROTOCOL_VERSION};
+use crate::message::{Accepted, Layer, Message, Open, PROTOCOL_VERSION};
 use crate::promised::Reservation;
 use crate::resources::{NodeResources, Place};
 use crate::retained::Retained;
@@ -44,7 +44,7 @@ pub(super) struct Admitted {
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
     pub(super) userfaultfd: bool,
-    criu: Option<CriuVersion>,
+    criu: Option<Version>,
     tcp_inline: bool,
     keeps_rights: bool,
     /// Whether the source is told of each step while its service is frozen.
@@ -91,7 +91,7 @@ pub(super) async fn admit(
         async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline(), local.criu.keeps_rights()) };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
         Ok(Ok((version, inline, rights))) => {
-            (criu, tcp_inline, keeps_rights) = (Some(version.into()), inline, rights);
+            (criu, tcp_inline, keeps_rights) = (Some(version), inline, rights);
             reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
         }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
@@ -196,12 +196,12 @@ pub(super) async fn accept(
         userfaultfd,
         retained: retained.is_some(),
         tcp_inline,
+        criu: admitted.criu.map(Into::into),
         key,
         ahead: true,
         most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),
         // With all pages in images, a CRIU without patches needs less for some services.
         keeps_rights: admitted.keeps_rights || !userfaultfd,
-        criu: admitted.criu,
     };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {

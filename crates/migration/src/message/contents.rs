@@ -130,6 +130,9 @@ pub struct Accepted {
     /// Whether the CRIU here finds TCP connections in the image of the files.
     #[prost(bool, tag = "4")]
     pub tcp_inline: bool,
+    /// The CRIU here.
+    #[prost(message, optional, tag = "44")]
+    pub criu: Option<CriuVersion>,
     /// The key of these pages' hashes: 192 bytes, or none where nothing was retained.
     #[prost(bytes = "bytes", tag = "5")]
     pub key: Bytes,
@@ -143,9 +146,6 @@ pub struct Accepted {
     /// Whether the CRIU here maps reservations as they were.
     #[prost(bool, tag = "41")]
     pub keeps_rights: bool,
-    /// The CRIU here.
-    #[prost(message, optional, tag = "44")]
-    pub criu: Option<CriuVersion>,
 }
 
 /// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all
