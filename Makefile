@@ -135,6 +135,10 @@ crates:
 e2e:
 	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
 
+.PHONY: test-criu
+test-criu: ## CRIU's own tests with godwit's patches and without, compared; a quarter of an hour (as root)
+	@scripts/test-criu $(TEST_ARGS)
+
 test-machines: $(if $(GODWIT_PACKAGES),setup,packages) ## tests with virtual machines as nodes (Debian 12 and 13) and on their kernels; minutes
 	@scripts/setup --vm
 	$(SAY) "building the programs"

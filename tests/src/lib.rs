@@ -108,6 +108,8 @@ pub struct Report {
     pub reason: String,
     /// The CRIU that dumped it, with those of our patches that it used.
     pub criu: String,
+    /// The CRIU that restored, if it is another.
+    pub criu_there: String,
     /// Node it was on.
     pub source: String,
     /// Node it was to go to.

@@ -69,7 +69,7 @@ struct Patches {
     tcp_inline: bool,
 }
 
-/// A CRIU release, `major.minor.sublevel`, with the number of godwit's patches where it has them all:
+/// A CRIU release, `major.minor.sublevel`, with the number of godwit's patches where it has them:
 /// `4.2.1+godwit.2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
@@ -80,7 +80,7 @@ pub struct Version {
     /// Sublevel; 0 when CRIU does not give one.
     pub sublevel: u32,
     /// Number of the series of godwit's patches (`packaging/criu/series`) that it was built with; 0 when
-    /// it has none, or not all of them.
+    /// it has none.
     pub series: u32,
 }
 
@@ -141,15 +141,21 @@ impl Criu {
         &self.path
     }
 
-    /// The release of the binary; asked once per value and its clones.
+    /// The release of the binary, without a series if its patches are not made use of; asked once per value and
+    /// its clones.
     pub async fn version(&self) -> Result<Version, CriuError> {
-        self.version.get_or_try_init(|| self.ask_version()).await.copied()
+        let version = self.version.get_or_try_init(|| self.ask_version()).await.copied()?;
+        Ok(self.as_used(version))
+    }
+
+    fn as_used(&self, version: Version) -> Version {
+        if self.as_stock { Version { series: 0, ..version } } else { version }
     }
 
     /// The same without asking: none before it was asked for the first time.
     #[must_use]
     pub fn known_version(&self) -> Option<Version> {
-        self.version.get().copied()
+        self.version.get().map(|version| self.as_used(*version))
     }
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
@@ -194,7 +200,7 @@ impl Criu {
     /// # Errors
     /// The binary does not start.
     pub async fn keeps_rights(&self) -> Result<bool, CriuError> {
-        Ok(!self.as_stock && self.version().await?.series != 0)
+        Ok(self.version().await?.series != 0)
     }
 
     /// The binary's patches, where they may be made use of.

@@ -30,7 +30,7 @@ const WAITING_CONNECTION: &str = "a unix socket connection waits for the service
 const LOOPBACK: &str = "a connection inside the container carried data while it was dumped; try again when \
                         there is less traffic on it";
 const MESSAGE_QUEUE: &str = "the service has a POSIX message queue, which CRIU cannot dump; it can move when it has closed and removed it";
-const RESERVATION: &str = "a process has reserved more memory than this node has; build CRIU with scripts/setup-criu --build, whose patch `reservations` restores that, or configure the service to reserve less";
+const RESERVATION: &str = "a process has reserved more memory than this node has; build CRIU with scripts/setup-criu --build-series, whose patch `reservations` restores that, or configure the service to reserve less";
 
 /// Parts of CRIU's messages, and what they mean. The first that occurs in an error line counts.
 const HINTS: &[(&str, &str)] = &[

@@ -304,6 +304,7 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
             .collect(),
         id: report.id,
         criu: report.criu,
+        criu_there: report.criu_there,
         network_namespace: report.network_namespace,
         why: report.why,
         tracker: report.tracker,

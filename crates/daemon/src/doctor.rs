@@ -157,15 +157,15 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Ok(false) => degraded(
             "lazy dump",
             "an unpatched CRIU, which visits each page (0.1 s for each GiB)",
-            "build CRIU with scripts/setup, which applies godwit's patch lazy-pages-external",
+            "build CRIU from source with scripts/setup-criu --build-series",
         ),
         Err(error) => missing("lazy dump", error_chain(&error), advice),
     };
     let patches = match criu.version().await.map(|version| version.series) {
         Ok(0) => degraded(
             "criu patches",
-            "a CRIU without godwit's patches, or without some: some services do not move, others more slowly",
-            "build CRIU from source with scripts/setup-criu --build",
+            "none: a CRIU as its authors made it; some services do not move, others more slowly",
+            "build CRIU from source with scripts/setup-criu --build-series",
         ),
         Ok(series) => ok("criu patches", format!("all, series {series}")),
         Err(error) => missing("criu patches", error_chain(&error), advice),
@@ -369,7 +369,7 @@ fn clocks(nodes: &[NodeInfo]) -> Check {
     )
 }
 
-/// Whether every node can restore what every other dumps.
+/// Whether every node can restore what every other dumps, and as well.
 fn criu_of(nodes: &[NodeInfo]) -> Check {
     let name = "criu of nodes";
     let mut versions: Vec<_> = nodes.iter().filter(|node| !node.criu.is_empty()).collect();
@@ -381,11 +381,14 @@ fn criu_of(nodes: &[NodeInfo]) -> Check {
         );
     }
     let shown: Vec<_> = versions.iter().map(|node| format!("{} on node {}", node.criu, node.name)).collect();
-    degraded(
-        name,
-        shown.join(", "),
-        "run scripts/setup on the nodes with the older version: no service can move there from one with a newer version",
-    )
+    let release = |node: &NodeInfo| node.criu.split('+').next().map(str::to_owned);
+    let advice = if versions.windows(2).all(|two| release(two[0]) == release(two[1])) {
+        "services move between them, with the limits of the one without godwit's patches or with older ones; run \
+         scripts/setup-criu --build-series there"
+    } else {
+        "run scripts/setup on the nodes with the older version: no service can move there from one with a newer version"
+    };
+    degraded(name, shown.join(", "), advice)
 }
 
 /// Whether all nodes have the same release, and if not, whether services move between them.
@@ -477,6 +480,10 @@ mod tests {
         let differ = criu_of(&[node("a", 0, "4.2.1"), node("b", 0, "4.1.1")]);
         assert_eq!(differ.status, "degraded");
         assert!(differ.found.contains("4.1.1 on node b, 4.2.1 on node a"), "{differ:?}");
+        assert!(differ.advice.contains("no service can move there"), "{differ:?}");
+        let patches = criu_of(&[node("a", 0, "4.2.1+godwit.4"), node("b", 0, "4.2.1")]);
+        assert_eq!(patches.status, "degraded");
+        assert!(patches.advice.starts_with("services move between them"), "{patches:?}");
     }
 
     #[test]

@@ -258,6 +258,7 @@ mod tests {
                 userfaultfd: true,
                 retained: false,
                 tcp_inline: true,
+                criu: Some(CriuVersion { major: 4, minor: 2, sublevel: 1, series: 4 }),
                 key: Bytes::from_static(b"key"),
                 ahead: true,
                 most_at_once: 7 << 40,

@@ -103,6 +103,8 @@ pub struct Report {
     /// The CRIU that dumped; with `+lazy-pages-external` where our patch had it skip the memory, and
     /// `+tcp-inline` where another one had it put connections into the image of the files.
     pub criu: String,
+    /// The CRIU that restored, if it is another; empty as long as it is not known.
+    pub criu_there: String,
 }
 
 impl Report {
@@ -143,6 +145,7 @@ impl Report {
             memory_bytes: 0,
             phases: Vec::new(),
             criu: String::new(),
+            criu_there: String::new(),
             network_namespace: String::new(),
         }
     }

@@ -15,14 +15,14 @@ use std::path::Path;
 use super::Obstacle;
 use super::tasks::Task;
 
-const RESERVED: &str = "and the CRIU of this node cannot dump that; let scripts/setup-criu --build build one with \
+const RESERVED: &str = "and the CRIU of this node cannot dump that; let scripts/setup-criu --build-series build one with \
                         godwit's patches, or let the service reserve less";
 
 const WRITABLE: &str = "in one piece, more than the destination has memory for; move it to a node with more memory, or \
                         let the service reserve less";
 
 const NOT_WRITABLE: &str = "in one piece, and the CRIU of the destination cannot restore that; let scripts/setup-criu \
-                            --build build one with godwit's patches there, or let the service reserve less";
+                            --build-series build one with godwit's patches there, or let the service reserve less";
 
 /// What a node can restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

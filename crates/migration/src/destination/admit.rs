@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_criu::obstacles;
+use godwit_criu::{Version, obstacles};
 use godwit_engine::MountKind;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
@@ -44,6 +44,7 @@ pub(super) struct Admitted {
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
     pub(super) userfaultfd: bool,
+    criu: Option<Version>,
     tcp_inline: bool,
     keeps_rights: bool,
     /// The version of the conversation.
@@ -88,12 +89,12 @@ pub(super) async fn admit(
         let ours = local.network.terms();
         reasons.extend(ours.objections(&local.node, theirs, link.node()));
     }
-    let (mut tcp_inline, mut keeps_rights) = (false, false);
+    let (mut criu, mut tcp_inline, mut keeps_rights) = (None, false, false);
     let asking =
         async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline(), local.criu.keeps_rights()) };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
         Ok(Ok((version, inline, rights))) => {
-            (tcp_inline, keeps_rights) = (inline, rights);
+            (criu, tcp_inline, keeps_rights) = (Some(version), inline, rights);
             reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
         }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
@@ -170,6 +171,7 @@ pub(super) async fn admit(
         source_journal: open.journal,
         memory_bytes: open.memory_bytes,
         userfaultfd,
+        criu,
         tcp_inline,
         keeps_rights,
         protocol,
@@ -198,6 +200,7 @@ pub(super) async fn accept(
         userfaultfd,
         retained: retained.is_some(),
         tcp_inline,
+        criu: admitted.criu.map(Into::into),
         key,
         ahead: true,
         most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),

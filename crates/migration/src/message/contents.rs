@@ -61,8 +61,9 @@ pub struct Open {
     pub newest_protocol: u32,
 }
 
-/// A release of CRIU: the dump of a newer one cannot be restored by an older one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, prost::Message)]
+/// A CRIU: the dump of a newer release cannot be restored by an older one. What godwit's patches add to images is
+/// agreed on by itself, so that any series can restore what another dumped.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct CriuVersion {
     /// Major number.
     #[prost(uint32, tag = "1")]
@@ -73,11 +74,22 @@ pub struct CriuVersion {
     /// Sublevel.
     #[prost(uint32, tag = "3")]
     pub sublevel: u32,
+    /// Number of the series of godwit's patches; 0 where it has none, and from a node that does not tell.
+    #[prost(uint32, tag = "4")]
+    pub series: u32,
 }
 
 impl From<godwit_criu::Version> for CriuVersion {
     fn from(version: godwit_criu::Version) -> Self {
-        Self { major: version.major, minor: version.minor, sublevel: version.sublevel }
+        let godwit_criu::Version { major, minor, sublevel, series } = version;
+        Self { major, minor, sublevel, series }
+    }
+}
+
+impl From<CriuVersion> for godwit_criu::Version {
+    fn from(version: CriuVersion) -> Self {
+        let CriuVersion { major, minor, sublevel, series } = version;
+        Self { major, minor, sublevel, series }
     }
 }
 
@@ -85,9 +97,9 @@ impl CriuVersion {
     /// Why images of this CRIU on node `theirs` cannot be restored by `other` on node `ours`, if they cannot.
     #[must_use]
     pub fn objection(self, theirs: &str, other: godwit_criu::Version, ours: &str) -> Option<String> {
-        let own =
-            godwit_criu::Version { major: self.major, minor: self.minor, sublevel: self.sublevel, series: 0 };
-        (Self::from(other) < self).then(|| {
+        let own = godwit_criu::Version::from(self);
+        let release = |version: godwit_criu::Version| (version.major, version.minor, version.sublevel);
+        (release(other) < release(own)).then(|| {
             format!(
                 "it has CRIU {other}, older than {own} on node {theirs}, whose dumps it cannot restore; run scripts/setup on node {ours}"
             )
@@ -121,6 +133,9 @@ pub struct Accepted {
     /// Whether the CRIU here finds TCP connections in the image of the files.
     #[prost(bool, tag = "4")]
     pub tcp_inline: bool,
+    /// The CRIU here.
+    #[prost(message, optional, tag = "44")]
+    pub criu: Option<CriuVersion>,
     /// The key of these pages' hashes: 192 bytes, or none where nothing was retained.
     #[prost(bytes = "bytes", tag = "5")]
     pub key: Bytes,
@@ -309,6 +324,17 @@ mod tests {
             said.contains("CRIU 4.1.1, older than 4.2.1 on node a") && said.contains("on node b"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn a_criu_of_the_same_release_with_other_patches_restores() {
+        let with = |series| godwit_criu::Version { series, ..godwit_criu::Version::release(4, 2, 1) };
+        for (source, destination) in [(4, 0), (0, 4), (4, 3)] {
+            assert_eq!(CriuVersion::from(with(source)).objection("a", with(destination), "b"), None);
+        }
+        let newer = godwit_criu::Version { sublevel: 2, ..with(0) };
+        let said = CriuVersion::from(newer).objection("a", with(4), "b").unwrap();
+        assert!(said.contains("CRIU 4.2.1+godwit.4, older than 4.2.2 on node a"), "{said}");
     }
 
     #[test]

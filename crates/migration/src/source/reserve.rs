@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Instant;
 
+use godwit_criu::Version;
 use godwit_engine::ContainerConfig;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
@@ -100,6 +101,7 @@ impl Source {
         let accepted = self.accepted(link, &config).await?;
         let plan = plan.with(accepted.userfaultfd, &self.destination)?;
         plan.tell(report);
+        report.criu_there = self.criu_there(&accepted).await?;
         report.memory_bytes = memory;
         let agreed = Agreed {
             ahead: accepted.ahead,
@@ -114,6 +116,12 @@ impl Source {
         };
         let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
         Ok(Reserved { agreed, plan, visit, layers, tree, first })
+    }
+
+    /// The destination's CRIU, if it is another.
+    async fn criu_there(&self, accepted: &Accepted) -> Result<String, SourceError> {
+        let (here, there) = (self.local.criu.version().await?, accepted.criu.map(Version::from));
+        Ok(there.filter(|there| *there != here).map(|there| there.to_string()).unwrap_or_default())
     }
 
     /// The service as it is to be at the destination.
