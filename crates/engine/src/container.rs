@@ -139,6 +139,18 @@ pub struct RestoreRequest {
     pub lazy_pages: bool,
 }
 
+/// The numbers of the pipes that are a container's standard output and standard error: those in its images.
+pub type OutputPipes = [u64; 2];
+
+/// A restore that has begun without images. Dropped, it comes to nothing, and [`Engine::delete`] removes what there is
+/// of it.
+#[async_trait]
+pub trait BegunRestore: Send {
+    /// Restores from the images, which are in the directory now, into the root filesystem, which is in its place now:
+    /// as [`Engine::restore_stopped`].
+    async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError>;
+}
+
 /// A command to run in a container that runs.
 #[derive(Debug, Clone)]
 pub struct ExecRequest {
@@ -273,6 +285,16 @@ pub trait Engine: Send + Sync {
     /// Brings a container back from images, all of its processes stopped (SIGSTOP) so that none
     /// has run an instruction; [`Engine::cont`] lets them go. On error nothing is left behind.
     async fn restore_stopped(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError>;
+    /// The pipes of a container that is here.
+    async fn output_pipes(&self, config: &ContainerConfig) -> Result<OutputPipes, EngineError>;
+    /// Does of [`Engine::restore_stopped`] all that can be done before there are images. The directory for them is there
+    /// and empty, and is empty again when this returns; nothing is in the place of the root filesystem, then either.
+    /// `pipes` are the container's where it is dumped. On error nothing is left behind.
+    async fn begin_restore(
+        &self,
+        request: RestoreRequest,
+        pipes: OutputPipes,
+    ) -> Result<Box<dyn BegunRestore>, EngineError>;
     /// Lets the processes of a container restored by [`Engine::restore_stopped`] run, except those
     /// (PIDs inside the container's own PID namespace) that were stopped before the dump.
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError>;

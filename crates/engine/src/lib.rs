@@ -24,6 +24,6 @@ pub mod tree;
 
 pub use confinement::{Confinement, Ulimit};
 pub use container::{
-    ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
-    Mount, MountKind, RestoreRequest, User,
+    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
+    ExecRequest, Mount, MountKind, OutputPipes, RestoreRequest, User,
 };

@@ -16,6 +16,7 @@
 //! | `stopped.json` | processes that were stopped when it was frozen, see [`freeze`] |
 //! | `stop-signals.json` | by which signals they were stopped, see [`stop`] |
 //! | `restore.work` | where CRIU worked at the last restore |
+//! | `inventory` | a FIFO for which CRIU waits, see [`restore`] |
 //! | `init.pid`, `shim.lock`, `exit.json` | see `godwit-shim` |
 
 mod cgroup;
@@ -24,6 +25,7 @@ mod lifecycle;
 pub mod log;
 mod process;
 mod provided;
+mod restore;
 mod rights;
 mod shim;
 mod spec;
@@ -40,8 +42,8 @@ use serde::Deserialize;
 use tokio::process::Command;
 
 use crate::container::{
-    ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
-    MountKind, RestoreRequest,
+    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
+    ExecRequest, MountKind, OutputPipes, RestoreRequest,
 };
 use shim::Files;
 
@@ -99,6 +101,11 @@ impl Runc {
                 .unwrap_or("/usr/sbin:/usr/bin:/sbin:/bin".into()),
         );
         Self { config, path_variable }
+    }
+
+    /// Where runc binds the root filesystem for CRIU while it restores.
+    fn criu_root(&self, name: &ServiceName) -> PathBuf {
+        self.state_directory(name).join("criu-root")
     }
 
     /// The container's log in its directory; see [`log::LogReader`].
@@ -255,7 +262,8 @@ impl Engine for Runc {
                 external_mounts.push(((*path).to_owned(), provided::COVER_KEY.to_owned()));
             }
         }
-        let mut extra_files = vec![("descriptors.json".to_owned(), self.descriptors(config)?)];
+        let mut extra_files =
+            vec![(restore::DESCRIPTORS.to_owned(), restore::descriptors(self.pipes(config)?))];
         match std::fs::read(config.directory.join(stop::FILE)) {
             Ok(signals) => extra_files.push((stop::FILE.to_owned(), signals)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -273,6 +281,18 @@ impl Engine for Runc {
 
     async fn restore_stopped(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError> {
         self.restore_new(request).await
+    }
+
+    async fn output_pipes(&self, config: &ContainerConfig) -> Result<OutputPipes, EngineError> {
+        self.pipes(config)
+    }
+
+    async fn begin_restore(
+        &self,
+        request: RestoreRequest,
+        pipes: OutputPipes,
+    ) -> Result<Box<dyn BegunRestore>, EngineError> {
+        Ok(Box::new(self.begin_new(request, pipes).await?))
     }
 
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {

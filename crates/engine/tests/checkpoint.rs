@@ -17,7 +17,9 @@ use godwit_engine::runc::log::{LogReader, LogStream};
 use godwit_engine::{
     ContainerConfig, ContainerStatus, Engine, EngineError, ExecRequest, Mount, MountKind, RestoreRequest,
 };
-use support::{LIMIT, Node, copy_files, criu, dump, dump_options, output, stopped, until};
+use support::{
+    LIMIT, Node, assert_nothing_left, copy_files, criu, dump, dump_options, output, stopped, until,
+};
 
 /// A script that counts into a file as fast as it can, and says that it runs.
 const COUNTER: &str = "echo begun; i=0; while true; do i=$((i+1)); echo $i > /tmp/count; done";
@@ -213,20 +215,6 @@ async fn a_failed_restore_leaves_nothing_and_the_source_goes_on() {
     assert_eq!(count(&source), frozen_at, "the source ran");
     a.runc.thaw(&source).await.unwrap();
     goes_on(&source, frozen_at);
-}
-
-/// Asserts that a deleted container has left no process, cgroup, mount or runc state.
-fn assert_nothing_left(node: &Node, config: &ContainerConfig) {
-    assert!(!Path::new("/sys/fs/cgroup/freezer").join(&config.cgroup).exists());
-    let place = node.directory.path().to_str().unwrap();
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains(place), "{mounts}");
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let words = String::from_utf8_lossy(&words).replace('\0', " ");
-        assert!(!words.contains(place), "{words}");
-    }
-    assert!(config.rootfs.join("bin/busybox").exists(), "the root file system was deleted");
 }
 
 #[tokio::test(flavor = "multi_thread")]

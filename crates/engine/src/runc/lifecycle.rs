@@ -1,4 +1,4 @@
-//! Starting, restoring and removing containers: the parts of [`Runc`] with more than one step.
+//! Starting and removing containers: the parts of [`Runc`] with more than one step.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
@@ -10,17 +10,9 @@ use nix::mount::{MntFlags, umount2};
 
 use super::cgroup::Cgroup;
 use super::process::Handle;
-use super::shim::{self, Files, Started};
-use super::stop::{self, StopSignals};
-use super::{Runc, io_error, last_error, message, program_error, provided, rights, spec};
-use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineError, RestoreRequest};
-
-/// Options for CRIU at a restore that runc cannot give. They overrule what runc asks for.
-///
-/// - `leave-stopped`: nothing runs before [`Engine::cont`](crate::Engine::cont).
-/// - `manage-cgroups ignore`: tasks stay in the cgroups that runc put CRIU into. Otherwise CRIU
-///   moves them to the paths of the source, which on one kernel is the source's own frozen cgroup.
-const CRIU_CONFIG: &str = "leave-stopped\nmanage-cgroups=ignore\nverbosity=2\n";
+use super::shim::{self, Files, Started, Starting};
+use super::{Runc, io_error, last_error, message, program_error, provided, restore, spec};
+use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes};
 
 /// How long the shim may take to end after its container; then it is killed. It ends in
 /// milliseconds unless its disk hangs.
@@ -61,7 +53,11 @@ impl Runc {
         let files = self.prepare(config, None).await?;
         let mut command = self.shim_command(&files, &["run"]);
         command.push(config.name.as_str().into());
-        match self.start_shim(config, &files, false, &command).await {
+        let started = match self.spawn_shim(config, &files, false, &command) {
+            Ok(mut starting) => self.started(&mut starting).await,
+            Err(reason) => Err(reason),
+        };
+        match started {
             Ok(state) => Ok(state),
             Err(reason) => {
                 let reason = last_error(&files.runc_log()).unwrap_or(reason);
@@ -78,63 +74,11 @@ impl Runc {
         }
     }
 
-    /// Restores the container with all processes stopped; on failure nothing is left.
-    pub(super) async fn restore_new(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError> {
-        let config = &request.config;
-        let refused = |error: godwit_criu::images::ImageError| EngineError::Restore {
-            name: config.name.clone(),
-            reason: error.to_string(),
-            log: request.work.join("restore.log"),
-        };
-        godwit_criu::repair::repair(&request.images).map_err(refused)?;
-        // As the source made them: what is repaired next are keys and flags of mounts.
-        rights::check(request)?;
-        godwit_criu::repair::external_mounts(&request.images, spec::MASKED_FILES, provided::RESTORE_KEY)
-            .map_err(refused)?;
-        let files = Files::new(&config.directory);
-        let criu_config = files.criu_config();
-        let files = self.prepare(config, Some(&criu_config)).await?;
-        let log = request.work.join("restore.log");
-        let io = |path: &Path, source| io_error(&config.name, format!("write {}", path.display()), source);
-        std::fs::create_dir_all(&request.work).map_err(|source| io(&request.work, source))?;
-        let mut options = format!("{CRIU_CONFIG}{}", provided::criu_option(config));
-        if request.lazy_pages {
-            options.push_str("lazy-pages\n");
-        }
-        std::fs::write(&criu_config, options).map_err(|source| io(&criu_config, source))?;
-        files.note_restore_work(&request.work).map_err(|source| io(&config.directory, source))?;
-        let signals = StopSignals::beside(&request.images)
-            .noted()
-            .map_err(|source| io_error(&config.name, format!("read {}", stop::FILE), source))?;
-        StopSignals::of(config).note(&signals).map_err(|source| io(&config.directory, source))?;
-        let words = ["restore", "--tcp-established", "--file-locks", "--auto-dedup"];
-        let mut command = self.shim_command(&files, &words);
-        command.extend(["--image-path".into(), request.images.clone().into()]);
-        command.extend(["--work-path".into(), request.work.clone().into(), config.name.as_str().into()]);
-        // Names for the time of the restore.
-        let _links = godwit_criu::repair::links(&request.images, &config.rootfs).map_err(refused)?;
-        // One page that CRIU puts in place must not bring others with it that come later.
-        match self.start_shim(config, &files, request.lazy_pages, &command).await {
-            Ok(state) => Ok(state),
-            Err(reason) => {
-                let criu_log = godwit_criu::log::read_lossy(&log);
-                let reason = godwit_criu::log::first_error_explained(&criu_log)
-                    .or_else(|| last_error(&files.runc_log()))
-                    .unwrap_or(reason);
-                self.clean_after_failure(config).await;
-                Err(EngineError::Restore { name: config.name.clone(), reason, log })
-            }
-        }
-    }
-
-    /// What the container was started with as standard streams, which runc's restore wants beside the
-    /// images: pipes are handed over by name. The numbers that they have in the main process now say
-    /// nothing: a shell that redirects has others there for a moment.
-    pub(super) fn descriptors(&self, config: &ContainerConfig) -> Result<Vec<u8>, EngineError> {
-        let [stdout, stderr] = Files::new(&config.directory)
-            .output_pipes()
-            .map_err(|source| io_error(&config.name, "read the names of its output pipes".into(), source))?;
-        Ok(serde_json::json!(["/dev/null", stdout, stderr]).to_string().into_bytes())
+    /// The pipes that the container was started with as standard output and standard error. The numbers that they
+    /// have in the main process now say nothing: a shell that redirects has others there for a moment.
+    pub(super) fn pipes(&self, config: &ContainerConfig) -> Result<OutputPipes, EngineError> {
+        let noted = Files::new(&config.directory).output_pipes();
+        noted.map_err(|source| io_error(&config.name, "read the names of its output pipes".into(), source))
     }
 
     /// Kills and removes all there is of the container but its directory.
@@ -152,6 +96,7 @@ impl Runc {
         let begin = Instant::now();
         while !files.pid().exists() && begin.elapsed() < START_LIMIT {
             let Some(shim) = files.shim().await.map_err(io("find its shim"))? else { break };
+            files.end_waiting().map_err(io("end a CRIU that waits for images"))?;
             if let Ok(ended) = tokio::time::timeout(START_LOOK, shim.ended()).await {
                 ended.map_err(io("wait for its shim"))?;
             }
@@ -171,10 +116,11 @@ impl Runc {
                 ended.map_err(io("wait for its shim"))?;
             }
         }
+        restore::detach_empty_root(&config.rootfs).map_err(io("unmount its empty root"))?;
         detach_criu_mounts(&files).map_err(io("unmount what CRIU left"))?;
         let state = self.state_directory(name);
         // A failed restore leaves the root file system bound here, and runc would delete it.
-        detach_all(&state.join("criu-root")).map_err(io("unmount runc's criu-root"))?;
+        detach_all(&self.criu_root(name)).map_err(io("unmount runc's criu-root"))?;
         if state.exists() {
             let output = self.run_runc(name, &["delete", "--force", name]).await?;
             if !output.status.success() {
@@ -186,14 +132,18 @@ impl Runc {
         cgroup.remove().map_err(io("remove its cgroups"))
     }
 
-    async fn clean_after_failure(&self, config: &ContainerConfig) {
+    pub(super) async fn clean_after_failure(&self, config: &ContainerConfig) {
         if let Err(error) = self.remove(config).await {
             tracing::error!(container = %config.name, %error, "a container that failed to start was not removed");
         }
     }
 
     /// Removes an earlier life and writes the bundle.
-    async fn prepare(&self, config: &ContainerConfig, criu: Option<&Path>) -> Result<Files, EngineError> {
+    pub(super) async fn prepare(
+        &self,
+        config: &ContainerConfig,
+        criu: Option<&Path>,
+    ) -> Result<Files, EngineError> {
         self.remove(config).await?;
         let files = Files::new(&config.directory);
         let bundle = files.bundle();
@@ -214,7 +164,7 @@ impl Runc {
     }
 
     /// A runc command that makes a container, up to its last options and the name.
-    fn shim_command(&self, files: &Files, words: &[&str]) -> Vec<OsString> {
+    pub(super) fn shim_command(&self, files: &Files, words: &[&str]) -> Vec<OsString> {
         let mut command: Vec<OsString> = vec![
             self.config.runc.clone().into(),
             "--root".into(),
@@ -230,23 +180,31 @@ impl Runc {
         command
     }
 
-    async fn start_shim(
+    pub(super) fn spawn_shim(
         &self,
         config: &ContainerConfig,
         files: &Files,
         without_huge_pages: bool,
         command: &[OsString],
-    ) -> Result<ContainerState, String> {
+    ) -> Result<Starting, String> {
         let log = Self::log_path(config);
-        let starting =
-            shim::start(&self.config.shim, files, &log, &self.path_variable, without_huge_pages, command);
-        match starting.await {
+        shim::spawn(&self.config.shim, files, &log, &self.path_variable, without_huge_pages, command)
+            .map_err(|error| self.shim_failed(&error))
+    }
+
+    /// What a shim's command has made; if nothing, the reason.
+    pub(super) async fn started(&self, starting: &mut Starting) -> Result<ContainerState, String> {
+        match starting.word().await {
             Ok(Started::Pid(pid)) => {
                 Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
             }
             Ok(Started::Error(reason)) => Err(reason),
-            Err(error) => Err(format!("the shim {} failed: {error}", self.config.shim.display())),
+            Err(error) => Err(self.shim_failed(&error)),
         }
+    }
+
+    fn shim_failed(&self, error: &io::Error) -> String {
+        format!("the shim {} failed: {error}", self.config.shim.display())
     }
 }
 
@@ -291,7 +249,7 @@ fn detach_criu_mounts(files: &Files) -> io::Result<()> {
 }
 
 /// Unmounts everything at a place.
-fn detach_all(place: &Path) -> io::Result<()> {
+pub(super) fn detach_all(place: &Path) -> io::Result<()> {
     loop {
         match umount2(place, MntFlags::MNT_DETACH) {
             Ok(()) => {}

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,9 +15,10 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use super::process::Handle;
+use crate::container::OutputPipes;
 
 /// How often to look at a locked file that names no process; a matter of microseconds.
 const LOCK_LOOK: Duration = Duration::from_millis(1);
@@ -28,7 +30,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_FD: i32 = 3;
 
 /// Longest status line taken, in bytes.
-const STATUS_LIMIT: u64 = 64 << 10;
+const STATUS_LIMIT: usize = 64 << 10;
 
 /// Files of a container in its directory.
 #[derive(Debug, Clone)]
@@ -73,9 +75,32 @@ impl Files {
         self.directory.join("streams.json")
     }
 
-    /// The names of the pipes that are the container's standard output and standard error.
-    pub(super) fn output_pipes(&self) -> io::Result<[String; 2]> {
-        Ok(serde_json::from_slice(&std::fs::read(self.streams())?)?)
+    /// The pipes that are the container's standard output and standard error.
+    pub(super) fn output_pipes(&self) -> io::Result<OutputPipes> {
+        let names: [String; 2] = serde_json::from_slice(&std::fs::read(self.streams())?)?;
+        let number = |name: &String| name.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok();
+        match names.each_ref().map(number) {
+            [Some(stdout), Some(stderr)] => Ok([stdout, stderr]),
+            _ => Err(io::Error::new(ErrorKind::InvalidData, format!("{names:?} are not pipes"))),
+        }
+    }
+
+    /// The FIFO in which a CRIU that was started before its images looks for their inventory.
+    pub(super) fn inventory(&self) -> PathBuf {
+        self.directory.join("inventory")
+    }
+
+    /// Lets a CRIU that waits for an inventory find that there is none: it ends with an error. Nothing happens where
+    /// none waits.
+    pub(super) fn end_waiting(&self) -> io::Result<()> {
+        let mut options = File::options();
+        match options.write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(self.inventory()) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            // Nobody has it open for reading.
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     fn settled(&self) -> PathBuf {
@@ -105,7 +130,8 @@ impl Files {
         let stopped = self.directory.join("stopped.json");
         let signals = self.directory.join(super::stop::FILE);
         let [exit, pid, runc_log, streams] = [self.exit(), self.pid(), self.runc_log(), self.streams()];
-        for file in [exit, pid, runc_log, streams, self.work_note(), self.settled(), stopped, signals] {
+        let [inventory, settled] = [self.inventory(), self.settled()];
+        for file in [exit, pid, runc_log, streams, self.work_note(), inventory, settled, stopped, signals] {
             remove(&file)?;
         }
         Ok(())
@@ -175,7 +201,7 @@ impl Files {
     }
 }
 
-fn remove(file: &Path) -> io::Result<()> {
+pub(super) fn remove(file: &Path) -> io::Result<()> {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -209,15 +235,22 @@ pub(super) enum Started {
     Error(String),
 }
 
-/// Starts a shim for an engine command and waits for its word.
-pub(super) async fn start(
+/// A shim that was started, and has not said yet what became of its command.
+pub(super) struct Starting {
+    child: Child,
+    /// Of the status line.
+    word: Vec<u8>,
+}
+
+/// Starts a shim for an engine command.
+pub(super) fn spawn(
     shim: &Path,
     files: &Files,
     log: &Path,
     path_variable: &OsString,
     without_huge_pages: bool,
     command: &[OsString],
-) -> io::Result<Started> {
+) -> io::Result<Starting> {
     let lock = files.take_lock()?;
     let raw_lock = lock.as_raw_fd();
     let mut shim = Command::new(shim);
@@ -246,17 +279,22 @@ pub(super) async fn start(
             if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
         });
     }
-    let mut child = shim.spawn()?;
-    // The shim has it now.
-    drop(lock);
-    let mut status = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        stdout.take(STATUS_LIMIT).read_to_string(&mut status).await?;
+    let child = shim.spawn()?;
+    // The shim has the lock now.
+    Ok(Starting { child, word: Vec::new() })
+}
+
+impl Starting {
+    /// Its word. What has been read of it is not lost when this is dropped before its end.
+    pub(super) async fn word(&mut self) -> io::Result<Started> {
+        if let Some(stdout) = &mut self.child.stdout {
+            while self.word.len() < STATUS_LIMIT && stdout.read_buf(&mut self.word).await? > 0 {}
+        }
+        // This is the shim's parent half, which has ended long ago.
+        self.child.wait().await?;
+        if self.word.is_empty() {
+            return Ok(Started::Error("the shim ended without a word".into()));
+        }
+        Ok(serde_json::from_slice(&self.word)?)
     }
-    // This is the shim's parent half, which has ended long ago.
-    child.wait().await?;
-    if status.is_empty() {
-        return Ok(Started::Error("the shim ended without a word".into()));
-    }
-    Ok(serde_json::from_str(&status)?)
 }

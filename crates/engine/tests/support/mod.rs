@@ -300,3 +300,17 @@ impl Client {
         self.receive()
     }
 }
+
+/// Asserts that a deleted container has left no process, cgroup, mount or runc state.
+pub fn assert_nothing_left(node: &Node, config: &ContainerConfig) {
+    assert!(!Path::new("/sys/fs/cgroup/freezer").join(&config.cgroup).exists());
+    let place = node.directory.path().to_str().unwrap();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(place), "{mounts}");
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        assert!(!words.contains(place), "{words}");
+    }
+    assert!(config.rootfs.join("bin/busybox").exists(), "the root file system was deleted");
+}

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_criu::{Version, obstacles};
-use godwit_engine::MountKind;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
+use godwit_engine::{MountKind, OutputPipes};
 use godwit_names::is_name;
 
 use super::{DestinationError, announced};
@@ -49,6 +49,8 @@ pub(super) struct Admitted {
     keeps_rights: bool,
     /// The version of the conversation.
     protocol: u32,
+    /// The service's output at its source; none where the source does not tell.
+    pub(super) output_pipes: Option<OutputPipes>,
     /// Whether the source is told of each step while its service is frozen.
     pub(super) steps: bool,
     pub(super) memory: Reservation,
@@ -175,6 +177,7 @@ pub(super) async fn admit(
         tcp_inline,
         keeps_rights,
         protocol,
+        output_pipes: open.output_pipes.try_into().ok(),
         steps: open.steps,
         images_bytes: open.images_bytes,
         tree: announced::tree_limits(open.tree_bytes, makes_devices),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_engine::image::Digest;
-use godwit_engine::{RestoreRequest, tree};
+use godwit_engine::{BegunRestore, RestoreRequest, tree};
 use tokio::sync::mpsc;
 
 use super::admit::Admitted;
@@ -52,9 +52,6 @@ pub(super) async fn until_restored(
         // What may go wrong without is found before the commit.
         tracing::warn!(error = %crate::error_chain(&error), "CRIU has no cache of the kernel's features, and probes for them at this restore");
     }
-    failpoint::point("destination.prepared").await;
-    link.send(Message::TreeApplied).await?;
-
     let tmpfs = ImageTmpfs::open(
         &local.mounts,
         &local.layout.migration(&admitted.id),
@@ -151,6 +148,15 @@ async fn receive_and_restore(
     tmpfs: &ImageTmpfs,
 ) -> Result<Vec<u32>, DestinationError> {
     let service = &admitted.service;
+    let request = RestoreRequest {
+        config: local.config(service),
+        images: tmpfs.images(),
+        work: tmpfs.work(),
+        lazy_pages: admitted.userfaultfd,
+    };
+    let begun = begin(local, admitted, &request).await?;
+    failpoint::point("destination.prepared").await;
+    link.send(Message::TreeApplied).await?;
     let upper = local.layout.upper(&service.name);
     let mut log = LogWriter::new(local.log_files(service));
     let pages = receive_while_running(local, link, (admitted, receiver), &mut log, &upper).await?;
@@ -191,14 +197,13 @@ async fn receive_and_restore(
             plain::complete(receiver, &tmpfs.images()).await?;
         }
         steps.reached(Step::Restoring).await?;
-        let request = RestoreRequest {
-            config: local.config(service),
-            images: tmpfs.images(),
-            work: tmpfs.work(),
-            lazy_pages: admitted.userfaultfd,
+        let restoring = async {
+            match begun {
+                Some(begun) => begun.finish().await,
+                None => local.engine.restore_stopped(&request).await,
+            }
         };
-        let restoring = tokio::time::timeout(RESTORE_LIMIT, local.engine.restore_stopped(&request));
-        restoring.await.map_err(|_| DestinationError::Slow)??;
+        tokio::time::timeout(RESTORE_LIMIT, restoring).await.map_err(|_| DestinationError::Slow)??;
         if admitted.userfaultfd {
             steps.reached(Step::Checking).await?;
             let processes = local.engine.processes(&request.config).await?;
@@ -219,6 +224,19 @@ async fn receive_and_restore(
     synced.await??;
     failpoint::point("destination.restoring").await;
     Ok(keep_stopped)
+}
+
+/// Begins the restore while the service still runs at its source, if that has told enough for it.
+async fn begin(
+    local: &NodeResources,
+    admitted: &Admitted,
+    request: &RestoreRequest,
+) -> Result<Option<Box<dyn BegunRestore>>, DestinationError> {
+    let Some(pipes) = admitted.output_pipes else { return Ok(None) };
+    let beginning = local.engine.begin_restore(request.clone(), pipes);
+    let begun =
+        tokio::time::timeout(RESTORE_LIMIT, beginning).await.map_err(|_| DestinationError::Slow)??;
+    Ok(Some(begun))
 }
 
 /// What comes before the last round of files: which pages are still to come, the log so far, and rounds of files while

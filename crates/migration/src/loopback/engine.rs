@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use godwit_criu::images::{Area, ImageKind, PageRun, Pagemap, ProcessTreeEntry, pagemap, process_tree};
 use godwit_criu::{CriuError, DumpOptions, DumpResult, MemoryWay, Version};
 use godwit_engine::{
-    ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
-    RestoreRequest,
+    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
+    ExecRequest, OutputPipes, RestoreRequest,
 };
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::process::AreaKind;
@@ -150,6 +150,22 @@ impl Engine for Containers {
         })
     }
 
+    async fn output_pipes(&self, config: &ContainerConfig) -> Result<OutputPipes, EngineError> {
+        self.step(config, "output_pipes", || Ok([1, 2]))
+    }
+
+    async fn begin_restore(
+        &self,
+        request: RestoreRequest,
+        pipes: OutputPipes,
+    ) -> Result<Box<dyn BegunRestore>, EngineError> {
+        assert_eq!(pipes, [1, 2]);
+        let machine = Arc::clone(&self.0);
+        self.step(&request.config.clone(), "begin_restore", || {
+            Ok(Box::new(Begun(Self(machine), request)) as Box<dyn BegunRestore>)
+        })
+    }
+
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
         self.step(config, "cont", || {
             assert_eq!(keep_stopped, [0_u32; 0]);
@@ -199,6 +215,16 @@ impl Engine for Containers {
 
     async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         self.step(config, "memory_unshared", || Ok(16 << 20))
+    }
+}
+
+/// A restore that waits for its images.
+struct Begun(Containers, RestoreRequest);
+
+#[async_trait]
+impl BegunRestore for Begun {
+    async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError> {
+        self.0.restore_stopped(&self.1).await
     }
 }
 

@@ -59,6 +59,10 @@ pub struct Open {
     /// The newest version that the source speaks; 0 from one that speaks `protocol` alone.
     #[prost(uint32, tag = "43")]
     pub newest_protocol: u32,
+    /// The pipes that are the service's standard output and standard error, with which the destination begins the
+    /// restore before the dump; nothing from a node that does not tell.
+    #[prost(uint64, repeated, tag = "44")]
+    pub output_pipes: Vec<u64>,
 }
 
 /// A CRIU: the dump of a newer release cannot be restored by an older one. What godwit's patches add to images is

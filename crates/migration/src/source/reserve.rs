@@ -96,6 +96,7 @@ impl Source {
             now_ms: now_ms(),
             steps: true,
             newest_protocol: PROTOCOL_VERSION,
+            output_pipes: self.local.engine.output_pipes(&config).await?.into(),
         }))
         .await?;
         let accepted = self.accepted(link, &config).await?;
