@@ -251,7 +251,7 @@ impl Criu {
     pub fn prepare(&self) -> Result<Prepared, CriuError> {
         let failed = |source| CriuError::Start { path: self.path.clone(), source };
         let client = lazy::Client::new().map_err(failed)?;
-        let service = rpc::Service::start(&self.path, Some(client.page_server()))?;
+        let service = rpc::Service::start(&self.path, Some(client.page_server()), self.programs.as_deref())?;
         Ok(Prepared { path: self.path.clone(), service, client, as_stock: self.as_stock })
     }
 

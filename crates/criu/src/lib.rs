@@ -56,6 +56,8 @@ const SERIES_MARK: &str = "+godwit.";
 #[derive(Debug, Clone)]
 pub struct Criu {
     path: PathBuf,
+    /// Where it looks first for programs that it starts.
+    programs: Option<PathBuf>,
     /// Asked once: the answer costs a start of CRIU.
     version: Arc<OnceCell<Version>>,
     patches: Arc<OnceCell<Patches>>,
@@ -127,7 +129,13 @@ impl Criu {
     /// The CRIU binary at this path; nothing is run yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let (version, patches) = (Arc::default(), Arc::default());
-        Self { path: path.into(), version, patches, as_stock: false }
+        Self { path: path.into(), programs: None, version, patches, as_stock: false }
+    }
+
+    /// The same binary, which looks in this directory first for programs that it starts.
+    #[must_use]
+    pub fn with_programs(self, directory: Option<PathBuf>) -> Self {
+        Self { programs: directory, ..self }
     }
 
     /// The same binary, of which nothing is asked that takes godwit's patches.
@@ -159,7 +167,7 @@ impl Criu {
     }
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
-        let mut service = rpc::Service::start(&self.path, None)?;
+        let mut service = rpc::Service::start(&self.path, None, None)?;
         let answer = service.ask(rpc::CriuReq::of_type(rpc::CriuReqType::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;
         let version = answer.version.ok_or_else(|| CriuError::Answer {
@@ -237,7 +245,7 @@ impl Criu {
 
     /// What the binary can do on this kernel.
     pub async fn features(&self) -> Result<Features, CriuError> {
-        let mut service = rpc::Service::start(&self.path, None)?;
+        let mut service = rpc::Service::start(&self.path, None, None)?;
         let mut request = rpc::CriuReq::of_type(rpc::CriuReqType::FeatureCheck);
         request.features = Some(rpc::CriuFeatures {
             mem_track: Some(true),

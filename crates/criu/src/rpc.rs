@@ -12,6 +12,7 @@
 //!
 //! The messages are generated from `proto/rpc.proto`, the part of CRIU's file of that name that godwit uses.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -77,8 +78,12 @@ impl Drop for Process {
 
 impl Service {
     /// Starts CRIU. For work, other than for a question, it is given the connection on which a page
-    /// server would serve its one client.
-    pub(crate) fn start(path: &Path, page_server: Option<BorrowedFd<'_>>) -> Result<Self, CriuError> {
+    /// server would serve its one client, and a directory in which it looks first for programs.
+    pub(crate) fn start(
+        path: &Path,
+        page_server: Option<BorrowedFd<'_>>,
+        programs: Option<&Path>,
+    ) -> Result<Self, CriuError> {
         let failed = |source: io::Error| CriuError::Start { path: path.to_owned(), source };
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
@@ -93,6 +98,9 @@ impl Service {
         if let Some(page_server) = page_server {
             handed_over.push((page_server.as_raw_fd(), PAGE_SERVER_FD));
             command.args(["--ps-socket", &PAGE_SERVER_FD.to_string()]);
+        }
+        if let Some(directory) = programs {
+            command.env("PATH", path_with(directory));
         }
         command
             .arg("swrk")
@@ -168,6 +176,18 @@ impl Service {
     fn broken(&self, action: &'static str, source: io::Error) -> CriuError {
         CriuError::Talk { path: self.path.clone(), action, log: self.log.clone(), source }
     }
+}
+
+/// The path of this process with one more directory before all others.
+fn path_with(directory: &Path) -> OsString {
+    let mut path = directory.as_os_str().to_owned();
+    path.push(":");
+    path.push(
+        std::env::var_os("PATH")
+            .filter(|path| !path.is_empty())
+            .unwrap_or("/usr/sbin:/usr/bin:/sbin:/bin".into()),
+    );
+    path
 }
 
 /// Asks the kernel to choose others first when memory runs out: a CRIU that is killed at work lets

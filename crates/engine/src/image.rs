@@ -16,7 +16,7 @@
 //! A blob or layer is made below `tmp`, written to disk, and renamed to its place, so what has
 //! its final name is whole, also after a crash.
 
-mod archive;
+pub(crate) mod archive;
 mod capture;
 mod collect;
 pub(crate) mod devices;

@@ -20,6 +20,7 @@ pub mod image;
 pub mod rootfs;
 pub mod runc;
 pub mod seccomp;
+pub mod small_tar;
 pub mod tree;
 
 pub use confinement::{Confinement, Ulimit};

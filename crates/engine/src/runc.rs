@@ -67,13 +67,15 @@ pub struct RuncConfig {
     pub root: PathBuf,
     /// The `godwit-shim` binary.
     pub shim: PathBuf,
+    /// Where CRIU shall look first for the programs that it starts.
+    pub programs: Option<PathBuf>,
 }
 
 /// Containers by runc.
 #[derive(Debug, Clone)]
 pub struct Runc {
     config: RuncConfig,
-    /// `PATH` for runc: CRIU's directory comes first, as runc takes `criu` from there.
+    /// `PATH` for runc: CRIU's directory comes before others, as runc takes `criu` from there.
     path_variable: OsString,
 }
 
@@ -91,7 +93,7 @@ impl Runc {
     /// Containers by these programs.
     pub fn new(config: RuncConfig) -> Self {
         let mut path_variable = OsString::new();
-        if let Some(directory) = config.criu.parent() {
+        for directory in config.programs.as_deref().into_iter().chain(config.criu.parent()) {
             path_variable.push(directory);
             path_variable.push(":");
         }

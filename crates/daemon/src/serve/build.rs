@@ -73,15 +73,18 @@ pub(super) async fn build(
         Some(path) => path.clone(),
         None => criu_beside(&own_file()?, Path::new(CRIU)),
     };
+    let programs = criu_programs(&args.run)?;
     let engine = Runc::new(RuncConfig {
         runc: args.runc.clone(),
         criu: criu_path.clone(),
         root: args.run.join("runc"),
         shim: beside_us("godwit-shim")?,
+        programs: Some(programs.clone()),
     });
+    let criu = Criu::new(&criu_path).with_programs(Some(programs));
     let criu = match args.criu_patches {
-        CriuPatches::Auto => Criu::new(&criu_path),
-        CriuPatches::Off => Criu::new(&criu_path).as_stock(),
+        CriuPatches::Auto => criu,
+        CriuPatches::Off => criu.as_stock(),
     };
     if let Err(error) = criu.warm_up().await {
         // It works without, only slower; a CRIU that does not work at all is said by the doctor.
@@ -154,6 +157,18 @@ fn beside_us(name: &str) -> anyhow::Result<PathBuf> {
     } else {
         bail!("{} is missing; install all of godwit's programs together", path.display())
     }
+}
+
+/// A directory with the programs that CRIU is to find before those of the same names elsewhere: our `tar`.
+fn criu_programs(run: &Path) -> anyhow::Result<PathBuf> {
+    let directory = run.join("criu-programs");
+    let (tar, ours) = (directory.join("tar"), beside_us("godwit-tar")?);
+    let made = std::fs::create_dir_all(&directory).and_then(|()| match std::fs::remove_file(&tar) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => std::os::unix::fs::symlink(ours, &tar),
+    });
+    made.with_context(|| format!("making {}", tar.display()))?;
+    Ok(directory)
 }
 
 /// What finds written pages here.

@@ -25,7 +25,7 @@ const MAX_SPARSE_PIECES: usize = 128 << 10;
 
 /// What is wrong with a tar stream.
 #[derive(Debug)]
-pub(super) enum TarFault {
+pub(crate) enum TarFault {
     /// The first block is no header.
     NotTar,
     /// The stream cannot be read, or ends early.
@@ -36,7 +36,7 @@ pub(super) enum TarFault {
 
 /// What a member is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MemberKind {
+pub(crate) enum MemberKind {
     File,
     Directory,
     Symlink,
@@ -50,28 +50,28 @@ pub(super) enum MemberKind {
 
 /// One member of a tar stream; its data are read from the [`Reader`] before the next.
 #[derive(Debug)]
-pub(super) struct Member {
-    pub(super) path: Vec<u8>,
-    pub(super) kind: MemberKind,
-    pub(super) mode: u32,
-    pub(super) uid: u64,
-    pub(super) gid: u64,
-    pub(super) mtime: (i64, u32),
-    pub(super) link: Vec<u8>,
-    pub(super) device: (u64, u64),
+pub(crate) struct Member {
+    pub(crate) path: Vec<u8>,
+    pub(crate) kind: MemberKind,
+    pub(crate) mode: u32,
+    pub(crate) uid: u64,
+    pub(crate) gid: u64,
+    pub(crate) mtime: (i64, u32),
+    pub(crate) link: Vec<u8>,
+    pub(crate) device: (u64, u64),
     /// Size of the file it makes.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// Bytes stored for it.
-    pub(super) stored: u64,
+    pub(crate) stored: u64,
     /// Where in the file the stored bytes go (offset and length), for a sparse file.
-    pub(super) sparse: Option<Vec<(u64, u64)>>,
-    pub(super) xattrs: Vec<XattrPair>,
+    pub(crate) sparse: Option<Vec<(u64, u64)>>,
+    pub(crate) xattrs: Vec<XattrPair>,
     /// Where its data begin in the stream.
-    pub(super) data_offset: u64,
+    pub(crate) data_offset: u64,
 }
 
 /// Something read in order, parts of which can be passed over.
-pub(super) trait Stream: Read {
+pub(crate) trait Stream: Read {
     /// Passes over `count` bytes.
     fn skip(&mut self, count: u64) -> io::Result<()>;
 }
@@ -80,6 +80,14 @@ impl Stream for BufReader<std::fs::File> {
     fn skip(&mut self, count: u64) -> io::Result<()> {
         let count = i64::try_from(count).map_err(|_| io::ErrorKind::UnexpectedEof)?;
         self.seek_relative(count)
+    }
+}
+
+impl Stream for &[u8] {
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        let count = usize::try_from(count).ok().filter(|&count| count <= self.len());
+        *self = &self[count.ok_or(io::ErrorKind::UnexpectedEof)?..];
+        Ok(())
     }
 }
 
@@ -109,7 +117,7 @@ struct Extensions {
 }
 
 /// Reads the members of a tar stream one by one.
-pub(super) struct Reader<S> {
+pub(crate) struct Reader<S> {
     stream: S,
     offset: u64,
     /// Data of the present member that were not read.
@@ -119,22 +127,22 @@ pub(super) struct Reader<S> {
 }
 
 impl<S: Stream> Reader<S> {
-    pub(super) fn new(stream: S) -> Self {
+    pub(crate) fn new(stream: S) -> Self {
         Self { stream, offset: 0, data_left: 0, padding: 0 }
     }
 
     /// The stream, at the place read so far.
-    pub(super) fn into_stream(self) -> S {
+    pub(crate) fn into_stream(self) -> S {
         self.stream
     }
 
     /// How many bytes of the stream have been read.
-    pub(super) fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
     /// The next member; none at the end of the archive.
-    pub(super) fn next(&mut self) -> Result<Option<Member>, TarFault> {
+    pub(crate) fn next(&mut self) -> Result<Option<Member>, TarFault> {
         let mut extensions = Extensions::default();
         loop {
             self.skip(self.data_left + self.padding)?;
@@ -153,7 +161,7 @@ impl<S: Stream> Reader<S> {
     }
 
     /// Reads from the present member's stored bytes; 0 at their end.
-    pub(super) fn read_data(&mut self, buffer: &mut [u8]) -> Result<usize, TarFault> {
+    pub(crate) fn read_data(&mut self, buffer: &mut [u8]) -> Result<usize, TarFault> {
         let wanted = usize::try_from(self.data_left).unwrap_or(usize::MAX).min(buffer.len());
         if wanted == 0 {
             return Ok(0);

@@ -77,11 +77,15 @@ impl Node {
         let directory = tempfile::Builder::new().prefix(&format!("{id}-")).tempdir().unwrap();
         must("ip", &["netns", "add", &id]);
         must("ip", &["-n", &id, "link", "set", "lo", "up"]);
+        let programs = directory.path().join("programs");
+        std::fs::create_dir(&programs).unwrap();
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_godwit-tar"), programs.join("tar")).unwrap();
         let runc = Runc::new(RuncConfig {
             runc: "/usr/sbin/runc".into(),
             criu: criu_path(),
             root: directory.path().join("runc"),
             shim,
+            programs: Some(programs),
         });
         Self { directory, cgroup: format!("godwit-test-{id}"), namespace: id, runc, containers: Vec::new() }
     }

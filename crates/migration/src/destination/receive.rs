@@ -154,7 +154,10 @@ async fn receive_and_restore(
         work: tmpfs.work(),
         lazy_pages: admitted.userfaultfd,
     };
-    let begun = begin(local, admitted, &request).await?;
+    let begun = tokio::select! {
+        begun = begin(local, admitted, &request) => begun?,
+        error = given_up(link) => return Err(error),
+    };
     failpoint::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
     let upper = local.layout.upper(&service.name);
@@ -213,17 +216,22 @@ async fn receive_and_restore(
     };
     tokio::select! {
         restored = restoring => restored?,
-        // The source has given up or is silent: what CRIU has made so far goes with the copy.
-        word = link.receive() => return Err(match word {
-            Ok(other) => link.unexpected(&other, "nothing").into(),
-            Err(error) => error.into(),
-        }),
+        // What CRIU has made so far goes with the copy.
+        error = given_up(link) => return Err(error),
     };
     local.standstills.look_at_doubts(service, reading.await?);
     steps.reached(Step::Syncing).await?;
     synced.await??;
     failpoint::point("destination.restoring").await;
     Ok(keep_stopped)
+}
+
+/// Pends while the source waits; then how it has given up, or that it is silent.
+async fn given_up(link: &mut Link) -> DestinationError {
+    match link.receive().await {
+        Ok(other) => link.unexpected(&other, "nothing").into(),
+        Err(error) => error.into(),
+    }
 }
 
 /// Begins the restore while the service still runs at its source, if that has told enough for it.
