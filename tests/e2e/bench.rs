@@ -41,13 +41,21 @@ fn modes_and_baselines_take_turns_and_are_drawn() {
         assert!(row["link_bytes"].as_u64() > row["wire_bytes"].as_u64(), "{row}");
         assert!(row["wire_bytes"].as_u64() > row["memory_wire_bytes"].as_u64(), "{row}");
         assert!(row["page_bytes"].as_u64() > Some(8 << 20), "{row}");
+        for (node, what) in [(&row["source"], "dump"), (&row["destination"], "restore")] {
+            let mut spans = row["timeline"].as_array().unwrap().iter();
+            let span = spans.find(|span| &span["node"] == node && span["what"] == what);
+            let (start, ms) =
+                (span.unwrap()["start_ms"].as_f64().unwrap(), span.unwrap()["ms"].as_f64().unwrap());
+            let frozen = row["frozen_ms"].as_f64().unwrap();
+            assert!(start > 0.0 && ms > 0.0 && start + ms < frozen, "{what} is in the frozen time: {row}");
+        }
     }
     let left = leftovers::of(&lab);
     assert!(left.is_empty(), "{left:?}");
 
     let drawn = directory.path().join("drawn");
     bench(&["plot", moves.to_str().unwrap()], &drawn);
-    for name in ["downtime.svg", "wire.svg", "frozen.svg"] {
+    for name in ["downtime.svg", "wire.svg", "frozen.svg", "timeline.svg"] {
         let picture = fs::read_to_string(drawn.join(name)).unwrap();
         assert!(picture.starts_with("<svg") && picture.contains("godwit-precopy"), "{name}: {picture:.200}");
     }

@@ -302,6 +302,16 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
             .into_iter()
             .map(|p| api::PhaseTime { phase: p.phase, ms: to_microseconds(p.ms) })
             .collect(),
+        timeline: report
+            .timeline
+            .into_iter()
+            .map(|span| api::TimelineSpan {
+                node: span.node,
+                what: span.what,
+                start_ms: to_microseconds(span.start_ms),
+                ms: to_microseconds(span.ms),
+            })
+            .collect(),
         id: report.id,
         criu: report.criu,
         criu_there: report.criu_there,

@@ -24,6 +24,7 @@ mod receive;
 mod recover;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use godwit_engine::tree;
 
@@ -283,8 +284,11 @@ impl Restored {
         let source = link.node().to_string();
         // The source sends the last pages when it gets this message. It would also learn of the resume from the closed
         // connection, but later and with less certainty.
+        let resuming = Instant::now();
         match start(local, &service, &id, &keep_stopped, &mut memory).await {
-            Ok(running) => {
+            Ok(mut running) => {
+                admitted.timeline.note("resume", resuming);
+                running.spans = admitted.timeline.for_source();
                 let _ = link.send(word(&mut memory, running)).await;
                 adopt(local, &service, &id, &keep_stopped, &mut memory, Ok(())).await;
             }

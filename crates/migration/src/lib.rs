@@ -75,6 +75,7 @@ pub mod standstill;
 pub mod step;
 pub mod task;
 pub mod terms;
+pub mod timeline;
 pub mod waits;
 
 pub use backoff::Backoff;

@@ -240,6 +240,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::timeline::SpanThere;
 
     fn every_message() -> Vec<Message> {
         let layer = Layer { digest: "sha256:00".into(), bytes: 7 };
@@ -284,7 +285,12 @@ mod tests {
             Message::TreeAgain,
             Message::Restored,
             Message::Commit,
-            Message::Running(Running { cutover_us: 700, held_frames: 100, held_dropped: 1 }),
+            Message::Running(Running {
+                cutover_us: 700,
+                held_frames: 100,
+                held_dropped: 1,
+                spans: vec![SpanThere { what: "restore".into(), start_us: -1, us: 2 }],
+            }),
             Message::Abort(Reason { reason: "cancelled".into() }),
             Message::Join(Join { migration: "01A".into(), purpose: Purpose::Faults.into() }),
             Message::Pages(Bytes::from_static(b"batch")),

@@ -5,6 +5,8 @@ use std::time::Instant;
 use godwit_names::ServiceName;
 use serde::{Deserialize, Serialize};
 
+use crate::timeline::Span;
+
 /// How a migration ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -98,6 +100,8 @@ pub struct Report {
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
     pub phases: Vec<Phase>,
+    /// What both nodes did in the frozen time, side by side, by its beginning.
+    pub timeline: Vec<Span>,
     /// Where the network namespace is at the destination, for a service in one that godwit did not create.
     pub network_namespace: String,
     /// The CRIU that dumped; with `+lazy-pages-external` where our patch had it skip the memory, and
@@ -144,6 +148,7 @@ impl Report {
             page_bytes: 0,
             memory_bytes: 0,
             phases: Vec::new(),
+            timeline: Vec::new(),
             criu: String::new(),
             criu_there: String::new(),
             network_namespace: String::new(),
@@ -194,6 +199,12 @@ impl PhaseClock {
         self.last = now;
         self.phases.push(Phase { phase: phase.to_string(), ms });
         ms
+    }
+
+    /// When it started.
+    #[must_use]
+    pub fn started(&self) -> Instant {
+        self.start
     }
 
     /// Milliseconds from the start to the end of the last phase.

@@ -58,6 +58,7 @@ use crate::options::Options;
 use crate::report::Report;
 use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
+use crate::timeline::Timeline;
 use dump::Restored;
 pub use error::SourceError;
 use jobs::Jobs;
@@ -125,6 +126,8 @@ pub struct Source {
     stream_traffic: Mutex<StreamTraffic>,
     /// What works on its memory.
     jobs: Jobs,
+    /// What it does in the frozen time.
+    timeline: Arc<Timeline>,
 }
 
 impl Source {
@@ -139,8 +142,8 @@ impl Source {
         progress: watch::Sender<Progress>,
         cancel: CancellationToken,
     ) -> Self {
-        let (stream_traffic, jobs) = (Mutex::default(), Jobs::default());
-        Self { local, service, id, destination, options, progress, cancel, stream_traffic, jobs }
+        let (stream_traffic, jobs, timeline) = (Mutex::default(), Jobs::default(), Arc::default());
+        Self { local, service, id, destination, options, progress, cancel, stream_traffic, jobs, timeline }
     }
 
     /// Moves the service.
@@ -155,7 +158,7 @@ impl Source {
             service: &self.service,
             serving: Some(self.options.serving()),
         };
-        let mut recorder = Recorder::new(report);
+        let mut recorder = Recorder::new(report, Arc::clone(&self.timeline));
         if let Err(error) = self.local.journal.begin(&new) {
             // Nothing was touched.
             recorder.report.reason = crate::error_chain(&error);
@@ -171,7 +174,10 @@ impl Source {
         };
         // The commit point.
         let stage = if restored.residual.leaves() { Stage::Serving } else { Stage::Committed };
-        match self.local.journal.commit(&self.id, stage) {
+        let committing = Instant::now();
+        let commit = self.local.journal.commit(&self.id, stage);
+        self.timeline.note("journal", committing);
+        match commit {
             Commit::Written => {}
             Commit::NotWritten(error) => {
                 drop(restored);

@@ -19,7 +19,7 @@ use godwit_lab::Link;
 use serde_json::{Value, json};
 
 use super::{
-    Bed,
+    Bed, plot,
     results::{Results, page_ratio},
     stock::{self, Stock},
     stock_lazy,
@@ -63,6 +63,9 @@ pub(super) struct Args {
     /// Leave out stock-lazy with more data than this: under load it moves a few megabytes a second
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     stock_lazy_max: Option<u64>,
+    /// Draw what both nodes did in the frozen time, for the usual run of each series, into this file (SVG)
+    #[arg(long, value_name = "FILE")]
+    timeline: Option<std::path::PathBuf>,
     /// Write the lines into this file too; one that is there is replaced
     #[arg(long, value_name = "FILE")]
     out: Option<std::path::PathBuf>,
@@ -162,6 +165,9 @@ pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::
     }
     if !global.json {
         table(&results.rows).print()?;
+    }
+    if let Some(path) = &args.timeline {
+        plot::timeline(std::mem::take(&mut results.rows), path)?;
     }
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

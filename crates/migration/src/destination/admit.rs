@@ -23,6 +23,7 @@ use crate::promised::Reservation;
 use crate::resources::{NodeResources, Place};
 use crate::retained::Retained;
 use crate::service::Service;
+use crate::timeline::Timeline;
 
 /// How long CRIU may take to tell its version: it does so in milliseconds.
 const CRIU_ANSWER: Duration = Duration::from_secs(5);
@@ -54,6 +55,8 @@ pub(super) struct Admitted {
     /// Whether the source is told of each step while its service is frozen.
     pub(super) steps: bool,
     pub(super) memory: Reservation,
+    /// What this node does in the frozen time.
+    pub(super) timeline: Timeline,
     /// Reserves the name on this node.
     pub(super) _place: Place,
 }
@@ -183,6 +186,7 @@ pub(super) async fn admit(
         tree: announced::tree_limits(open.tree_bytes, makes_devices),
         missing,
         memory,
+        timeline: Timeline::default(),
         _place: place,
     };
     Ok((admitted, Coming { arrival, retained }))

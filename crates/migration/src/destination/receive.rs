@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_engine::image::Digest;
 use godwit_engine::{BegunRestore, RestoreRequest, tree};
@@ -65,7 +65,9 @@ pub(super) async fn until_restored(
         receiver.is_spare(local, &admitted.id)?;
     }
     Steps::of(link, admitted).reached(Step::Noting).await?;
+    let begun = Instant::now();
     local.journal.set_restored(&admitted.id, &keep_stopped)?;
+    admitted.timeline.note("journal", begun);
     failpoint::point("destination.restored").await;
     if admitted.userfaultfd {
         // What is lost from here on is lost for good.
@@ -147,7 +149,7 @@ async fn receive_and_restore(
     receiver: &mut PageReceiver,
     tmpfs: &ImageTmpfs,
 ) -> Result<Vec<u32>, DestinationError> {
-    let service = &admitted.service;
+    let (service, timeline) = (&admitted.service, &admitted.timeline);
     let request = RestoreRequest {
         config: local.config(service),
         images: tmpfs.images(),
@@ -166,7 +168,9 @@ async fn receive_and_restore(
     let written = receive_tree_items(link, &upper, admitted.tree).await?;
     // On the disk before the commit, beside the images' way here.
     let synced = tokio::task::spawn_blocking(move || written.sync());
+    let mounting = Instant::now();
     local.mount_root(service)?;
+    timeline.note("mount root", mounting);
     let mut images = images::Receiver::new(&tmpfs.images(), admitted.images_bytes);
     let ImagesEnd { files, keep_stopped } = loop {
         failpoint::point("destination.receiving").await;
@@ -185,12 +189,14 @@ async fn receive_and_restore(
         }
     };
     images.finish(&files)?;
+    timeline.has_images();
     link.send(Message::ImagesReceived).await?;
     let (images, name) = (tmpfs.images(), service.name.clone());
     let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
     failpoint::point("destination.received").await;
     let steps = Steps::of(link, admitted);
     let restoring = async {
+        let since = Instant::now();
         if admitted.userfaultfd {
             steps.reached(Step::Preparing).await?;
             receiver.know_images(&tmpfs.images()).await?;
@@ -199,7 +205,9 @@ async fn receive_and_restore(
             steps.reached(Step::Collecting).await?;
             plain::complete(receiver, &tmpfs.images()).await?;
         }
+        timeline.note("prepare", since);
         steps.reached(Step::Restoring).await?;
+        let since = Instant::now();
         let restoring = async {
             match begun {
                 Some(begun) => begun.finish().await,
@@ -207,11 +215,14 @@ async fn receive_and_restore(
             }
         };
         tokio::time::timeout(RESTORE_LIMIT, restoring).await.map_err(|_| DestinationError::Slow)??;
+        timeline.note("restore", since);
+        let since = Instant::now();
         if admitted.userfaultfd {
             steps.reached(Step::Checking).await?;
             let processes = local.engine.processes(&request.config).await?;
             receiver.push(processes).await?;
         }
+        timeline.note("check", since);
         Ok::<_, DestinationError>(())
     };
     tokio::select! {
@@ -221,7 +232,9 @@ async fn receive_and_restore(
     };
     local.standstills.look_at_doubts(service, reading.await?);
     steps.reached(Step::Syncing).await?;
+    let begun = Instant::now();
     synced.await??;
+    timeline.note("sync", begun);
     failpoint::point("destination.restoring").await;
     Ok(keep_stopped)
 }

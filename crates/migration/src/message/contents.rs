@@ -6,6 +6,7 @@ use bytes::Bytes;
 use godwit_memory::{PAGE_SIZE, Range, Space};
 
 use crate::terms::OverlayTerms;
+use crate::timeline::SpanThere;
 
 /// The source's request.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -310,6 +311,9 @@ pub struct Running {
     /// Frames for which there was no room.
     #[prost(uint64, tag = "3")]
     pub held_dropped: u64,
+    /// What the destination did in the frozen time.
+    #[prost(message, repeated, tag = "4")]
+    pub spans: Vec<SpanThere>,
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! ```
 //! A destination that makes no progress meanwhile is given up: [`deadline`](super::deadline).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_criu::{CriuError, DumpOptions, DumpResult, Memory as DumpMemory, MemoryWay};
@@ -114,6 +115,7 @@ impl Handing<'_> {
         source.local.standstills.stand(&source.service)?;
         source.local.network.close(&source.service).await?;
         recorder.report.cutover_ms += ms_since(cutting);
+        source.timeline.note("close port", cutting);
         let KernelState { criu, target, keep_stopped, tcp_inline } = kernel;
         let dump = self.begin_dump(criu, target, tcp_inline);
         self.deadline.awaits("note which pages are still to come");
@@ -151,9 +153,12 @@ impl Handing<'_> {
         };
         // Dropping the handle does not end CRIU, which must put the processes back itself:
         // `Engine::thaw` waits for that.
+        let timeline = Arc::clone(&self.source.timeline);
         AbortOnDropHandle::new(tokio::spawn(async move {
             let started = Instant::now();
-            criu.dump(options).await.map(|result| (result, ms_since(started)))
+            let dumped = criu.dump(options).await;
+            timeline.note("dump", started);
+            dumped.map(|result| (result, ms_since(started)))
         }))
     }
 
@@ -167,6 +172,7 @@ impl Handing<'_> {
         milestones: &Milestones,
     ) -> Result<(Pages, Sent), SourceError> {
         let source = self.source;
+        let begun = Instant::now();
         let (mut pages, mut sent) = source.send(pages, streams, State::Dumping).await?;
         if leave {
             // What has vanished must be known there before the service goes on, and is on its way
@@ -186,6 +192,7 @@ impl Handing<'_> {
             sent.add(last);
             streams.arrived().await?;
         }
+        source.timeline.note("last pages", begun);
         milestones.arrived.cancel();
         tokio::select! {
             () = milestones.restored.cancelled() => Ok((pages, sent)),
@@ -205,10 +212,12 @@ impl Handing<'_> {
         let (source, deadline) = (self.source, self.deadline);
         let LastFiles { tree, round, log } = files;
         deadline.awaits("take the files that changed last");
+        let begun = Instant::now();
         let (_, sent) = send_round(link, tree, round).await?;
         recorder.report.dump_bytes += sent;
         recorder.report.file_bytes += sent;
         let ignore = |_| ();
+        source.timeline.note("last files", begun);
         let mut images = images::Sender::new(&self.tmpfs.images(), link.sender(), &ignore);
         let (result, took) = self.dumped(dump, &mut images).await?;
         milestones.dumped.cancel();
@@ -222,6 +231,7 @@ impl Handing<'_> {
         recorder.end("dump");
         source.step("transfer", 0, 0);
         deadline.awaits("take the images of the kernel's state");
+        let begun = Instant::now();
         let (_, sent) = log.send(link).await?;
         recorder.report.dump_bytes += sent;
         recorder.report.file_bytes += sent;
@@ -230,9 +240,10 @@ impl Handing<'_> {
         drop(images);
         link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped })).await?;
         match link.receive().await? {
-            Message::ImagesReceived => {}
+            Message::ImagesReceived => source.timeline.has_images(),
             other => return Err(link.unexpected(&other, "ImagesReceived").into()),
         }
+        source.timeline.note("last images", begun);
         recorder.report.dump_transfer_ms = recorder.end("transfer");
         deadline.awaits("restore the service");
         if self.waits {

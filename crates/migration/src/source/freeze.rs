@@ -106,12 +106,15 @@ impl Source {
         self.settle_openings(&config, listeners).await?;
         self.step("freeze", 0, recorder.report.memory_bytes);
         recorder.freezes();
+        let begun = Instant::now();
         self.local.engine.freeze(&config).await?;
+        self.timeline.note("stop", begun);
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
         // waits at the destination, so that they need not wait out a retransmission.
         let cutting = Instant::now();
         self.local.network.steer(&self.service, agreed.vtep).await?;
         recorder.report.cutover_ms = ms_since(cutting);
+        self.timeline.note("steer frames", cutting);
         self.accept_waiting(&config, listeners).await?;
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
         let target = self.local.engine.dump_target(&config).await?;
@@ -124,7 +127,9 @@ impl Source {
             })?;
         }
         // Before the dump: CRIU makes directories in the container's /tmp for a short time.
+        let begun = Instant::now();
         let (memory, files) = tokio::try_join!(self.scan(pages, true), next_round(tree, true))?;
+        self.timeline.note("scan", begun);
         recorder.report.memory_bytes = memory.1.populated * 4096;
         recorder.end("freeze");
         failpoint::point("source.frozen").await;

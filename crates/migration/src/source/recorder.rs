@@ -1,8 +1,10 @@
 //! What a migration records of itself: its report, and where the frozen time went.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::report::{PhaseClock, Report, ms_since};
+use crate::timeline::{SpanThere, Timeline};
 
 /// The notes of one migration.
 #[derive(Debug)]
@@ -11,12 +13,15 @@ pub(super) struct Recorder {
     begun: Instant,
     /// From the freeze on.
     frozen: Option<PhaseClock>,
+    /// What this node does, and what the destination says that it did.
+    timeline: Arc<Timeline>,
+    pub(super) there: Vec<SpanThere>,
 }
 
 impl Recorder {
     /// Begins now.
-    pub(super) fn new(report: Report) -> Self {
-        Self { report, begun: Instant::now(), frozen: None }
+    pub(super) fn new(report: Report, timeline: Arc<Timeline>) -> Self {
+        Self { report, begun: Instant::now(), frozen: None, timeline, there: Vec::new() }
     }
 
     /// The service is frozen next.
@@ -44,6 +49,8 @@ impl Recorder {
         if let Some(clock) = self.frozen {
             self.report.frozen_ms = clock.total_ms();
             self.report.phases = clock.phases();
+            let there = (self.report.destination.as_str(), self.there.as_slice());
+            self.report.timeline = self.timeline.since(clock.started(), &self.report.source, there);
         }
         if self.report.total_ms == 0.0 {
             self.report.total_ms = ms_since(self.begun);

@@ -14,8 +14,13 @@ use super::data::Data;
 type Draw = fn(&Data, &Path) -> anyhow::Result<bool>;
 
 /// Name and drawer of each picture; a drawer says whether there was anything to draw.
-pub(super) const ALL: [(&str, Draw); 4] =
-    [("downtime.svg", downtime), ("wire.svg", wire), ("frozen.svg", frozen), ("cutover.svg", cutover)];
+pub(super) const ALL: [(&str, Draw); 5] = [
+    ("downtime.svg", downtime),
+    ("wire.svg", wire),
+    ("frozen.svg", frozen),
+    ("timeline.svg", timeline),
+    ("cutover.svg", cutover),
+];
 
 const WIDTH: u32 = 860;
 const FONT: &str = "sans-serif";
@@ -188,6 +193,8 @@ fn size(bytes: u64) -> String {
 /// One horizontal bar, of one piece or of several.
 struct Bar {
     name: String,
+    /// Where it begins.
+    from: f64,
     pieces: Vec<(RGBColor, f64)>,
     says: String,
 }
@@ -208,7 +215,7 @@ fn bars(
 ) -> anyhow::Result<bool> {
     let groups = groups.iter().filter(|(_, bars)| !bars.is_empty()).collect::<Vec<_>>();
     let longest = groups.iter().flat_map(|(_, bars)| bars);
-    let longest = longest.map(|bar| bar.pieces.iter().map(|(_, length)| length).sum::<f64>());
+    let longest = longest.map(|bar| bar.from + bar.pieces.iter().map(|(_, length)| length).sum::<f64>());
     let longest = longest.fold(0.0_f64, f64::max).max(line.unwrap_or(0.0));
     let count: usize = groups.iter().map(|(_, bars)| bars.len()).sum();
     if count == 0 || longest <= 0.0 {
@@ -254,7 +261,7 @@ fn bars(
         root.draw(&Text::new(heading.clone(), (14, y), style))?;
         top -= 1.0;
         for bar in bars {
-            let mut from = 0.0;
+            let mut from = bar.from;
             for (colour, length) in &bar.pieces {
                 let corners = [(from, top - 0.14), (from + length, top - 0.86)];
                 chart.draw_series([Rectangle::new(corners, colour.filled())])?;
@@ -285,7 +292,12 @@ fn wire(data: &Data, path: &Path) -> anyhow::Result<bool> {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let bytes = output::bytes(bytes as u64);
             let says = format!("{ratio:.2}  ({bytes})");
-            Some(Bar { name: group.series.clone(), pieces: vec![(colour(&group.series), ratio)], says })
+            Some(Bar {
+                name: group.series.clone(),
+                from: 0.0,
+                pieces: vec![(colour(&group.series), ratio)],
+                says,
+            })
         });
         (size(memory), bars.collect())
     });
@@ -312,6 +324,7 @@ fn frozen(data: &Data, path: &Path) -> anyhow::Result<bool> {
             let total = phases.iter().map(|(_, ms)| ms).sum();
             (!pieces.is_empty()).then(|| Bar {
                 name: group.series.clone(),
+                from: 0.0,
                 pieces,
                 says: output::millis(total),
             })
@@ -329,6 +342,39 @@ fn frozen(data: &Data, path: &Path) -> anyhow::Result<bool> {
         title: "Where the frozen time goes (medians)",
         axis: "frozen time, ms",
         legend: PHASES.to_vec(),
+    };
+    bars(path, &words, &groups, None)
+}
+
+/// What both nodes did in the frozen time of the usual run of each series: the one whose frozen time is the median.
+pub(super) fn timeline(data: &Data, path: &Path) -> anyhow::Result<bool> {
+    const SOURCE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+    const DESTINATION: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+    let is_told = |series: &str| !series.ends_with("-return") && !series.ends_with("-busy");
+    let mut groups: Vec<(String, Vec<Bar>)> = Vec::new();
+    for group in data.groups.iter().filter(|group| is_told(&group.series)) {
+        let Some(usual) = group.usual("frozen_ms") else { continue };
+        let (source, frozen) = (usual["source"].as_str(), usual["frozen_ms"].as_f64().unwrap_or(0.0));
+        let spans = usual["timeline"].as_array().into_iter().flatten();
+        let bars = spans.filter_map(|span| {
+            let (from, length) = (span["start_ms"].as_f64()?, span["ms"].as_f64()?);
+            // What had begun before the freeze.
+            let length = length + from.min(0.0);
+            let colour = if span["node"].as_str() == source { SOURCE } else { DESTINATION };
+            Some(Bar {
+                name: span["what"].as_str()?.to_owned(),
+                from: from.max(0.0),
+                pieces: vec![(colour, length)],
+                says: output::millis(length),
+            })
+        });
+        let heading = format!("{}, {}: {} frozen", group.series, size(group.memory), output::millis(frozen));
+        groups.push((heading, bars.collect()));
+    }
+    let words = Words {
+        title: "What both nodes do in the frozen time (the run with the median)",
+        axis: "since the freeze, ms",
+        legend: vec![("source", SOURCE), ("destination", DESTINATION)],
     };
     bars(path, &words, &groups, None)
 }
@@ -351,7 +397,7 @@ fn cutover(data: &Data, path: &Path) -> anyhow::Result<bool> {
         // A client that asks within the pause waits for less than all of it.
         let pieces = vec![(FROZEN, frozen.min(downtime)), (BEYOND, (downtime - frozen).max(0.0))];
         let name = if cutover.frames == "hold" { "held" } else { "dropped" }.to_owned();
-        let bar = Bar { name, pieces, says };
+        let bar = Bar { name, from: 0.0, pieces, says };
         match groups.last_mut() {
             Some((load, bars)) if *load == cutover.name() => bars.push(bar),
             _ => groups.push((cutover.name(), vec![bar])),

@@ -176,6 +176,14 @@ impl Group {
         self.rows.iter().filter_map(|row| row[field].as_u64()).sum()
     }
 
+    /// The run whose figure is in the middle, or the lower of the two there.
+    pub(super) fn usual(&self, field: &str) -> Option<&Value> {
+        let figure = |row: &&Value| row[field].as_f64();
+        let mut known: Vec<_> = self.rows.iter().filter_map(|row| Some((figure(&row)?, row))).collect();
+        known.sort_by(|a, b| a.0.total_cmp(&b.0));
+        known.get(known.len().checked_sub(1)? / 2).map(|(_, row)| *row)
+    }
+
     /// Bytes on the wire for each byte of memory.
     pub(super) fn bytes_ratio(&self, data: &Data) -> Option<f64> {
         Some(self.median("wire_bytes")? / data.resident(self.memory)?)
@@ -262,6 +270,14 @@ mod tests {
         assert_eq!((group.runs(), group.failures.len()), (3, 1));
         assert_eq!(group.median("nothing"), None);
         assert_eq!(median(vec![3.0, 1.0]), Some(2.0));
+    }
+
+    #[test]
+    fn the_usual_run_is_the_one_in_the_middle() {
+        let run = |ms: f64, id: &str| json!({"series": "godwit", "memory": 1, "outcome": "moved", "frozen_ms": ms, "id": id});
+        let data = Data::new(vec![run(9.0, "c"), run(1.0, "a"), run(5.0, "b"), run(50.0, "d")]);
+        assert_eq!(data.groups[0].usual("frozen_ms").unwrap()["id"], "b");
+        assert!(data.groups[0].usual("nothing").is_none());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `godwit bench plot`: results into pictures (SVG) and a table (Markdown).
 //!
 //! ```text
-//!   migrate.jsonl ──▶ groups of runs ──▶ downtime.svg   wire.svg   frozen.svg
+//!   migrate.jsonl ──▶ groups of runs ──▶ downtime.svg   wire.svg   frozen.svg   timeline.svg
 //!   cutover.jsonl                   ├──▶ cutover.svg
 //!   wire.jsonl …                    └──▶ summary.md
 //! ```
@@ -30,6 +30,16 @@ pub(super) struct Args {
     /// Directory for what is drawn
     #[arg(long, value_name = "DIR", default_value = "bench/results")]
     out: PathBuf,
+}
+
+/// Draws what both nodes did in the frozen time of moves.
+pub(super) fn timeline(rows: Vec<serde_json::Value>, path: &Path) -> anyhow::Result<()> {
+    let drawn = charts::timeline(&Data::new(rows), path);
+    if drawn.with_context(|| format!("{} cannot be drawn", path.display()))? {
+        output::note(&path.display().to_string());
+        return Ok(());
+    }
+    bail!("there is no timeline to draw: no service moved between nodes that tell one")
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
