@@ -108,7 +108,8 @@ pub struct Report {
     pub reason: String,
     /// The CRIU that dumped it, with those of our patches that it used.
     pub criu: String,
-    /// The CRIU that restored, if it is another.
+    /// The CRIU that restored, if it is another; 0.2.0 does not tell.
+    #[serde(default)]
     pub criu_there: String,
     /// Node it was on.
     pub source: String,
