@@ -97,7 +97,7 @@ impl FromStr for Link {
 pub struct Programs {
     /// Directory of `godwitd` and `godwit-lab-link`; none: beside the running program.
     pub directory: Option<PathBuf>,
-    /// Directory of `godwitd`, `godwit-shim` and `godwit-pager` of each node that has others: those of another release.
+    /// Directory of `godwitd` and the programs that it starts of each node that has others: those of another release.
     #[serde(default)]
     pub of_nodes: BTreeMap<String, PathBuf>,
     /// CRIU for the daemons; none: their own default.
