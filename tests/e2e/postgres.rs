@@ -1,77 +1,18 @@
 //! PostgreSQL: transactions that are open while the server moves. Needs root.
 
-use std::{
-    io::{BufRead, BufReader, Write},
-    net::Ipv4Addr,
-    process::{Child, ChildStdin, ChildStdout, Stdio},
-};
+use std::net::Ipv4Addr;
 
 use godwit_lab::workload::Workload;
-use godwit_tests::{Bed, tier, wait_for};
+use godwit_tests::{Bed, PATIENCE, psql::Psql, tier};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 40);
-/// Ends the answer to a statement.
-const END: &str = "-- end of the answer --";
-
-/// A psql on the client host that stays connected.
-struct Psql {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Psql {
-    fn new(bed: &Bed) -> Self {
-        let mut command = bed.on_client("psql");
-        command.args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "-v", "ON_ERROR_STOP=1"]);
-        command.args(["-h", &ADDRESS.to_string(), "-U", "postgres"]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Self { child, input, output: BufReader::new(output) }
-    }
-
-    /// Sends a statement, whose answer will be read later.
-    fn ask(&mut self, statement: &str) {
-        writeln!(self.input, "{statement};\nSELECT '{END}';").unwrap();
-    }
-
-    /// The rows of the statement that was asked.
-    fn answer(&mut self) -> Vec<String> {
-        let mut rows = Vec::new();
-        loop {
-            let mut line = String::new();
-            let length = self.output.read_line(&mut line).unwrap();
-            assert!(length > 0, "psql ended after {rows:?}; its error is above");
-            match line.trim_end() {
-                END => return rows,
-                row => rows.push(row.to_owned()),
-            }
-        }
-    }
-
-    fn query(&mut self, statement: &str) -> Vec<String> {
-        self.ask(statement);
-        self.answer()
-    }
-
-    /// Ends it; an error of any statement would have ended it before, with another code.
-    fn end(mut self) {
-        drop(self.input);
-        assert!(self.child.wait().unwrap().success());
-    }
-}
-
 #[test]
 fn moves_keep_open_transactions() {
     let bed = Bed::up("postgres");
     let preset = bed.build(Workload::Postgres);
     bed.run("a", "database", ADDRESS, &preset, &[]);
-    wait_for("PostgreSQL's readiness", || {
-        let mut ready = bed.on_client("pg_isready");
-        let ready = ready.args(["-q", "-U", "postgres", "-h", &ADDRESS.to_string()]).status().unwrap();
-        ready.success().then_some(())
-    });
-    let (mut writer, mut reader, mut waiter) = (Psql::new(&bed), Psql::new(&bed), Psql::new(&bed));
+    let connect = || Psql::connect(&bed, ADDRESS, PATIENCE);
+    let (mut writer, mut reader, mut waiter) = (connect(), connect(), connect());
     writer.query("CREATE TABLE t (number int PRIMARY KEY, note text)");
     writer.query("INSERT INTO t SELECT -g, repeat('x', 1000) FROM generate_series(1, 5000) g");
     // What only these sessions have.

@@ -114,7 +114,8 @@ fn passes(lab: &Lab, node: &str, name: &str, words: &str) -> bool {
 }
 
 /// The network's own tests, among them those of WireGuard, which need a kernel that has it, and those of Open
-/// vSwitch, here with the kernel's datapath.
+/// vSwitch, here with the kernel's datapath. `GODWIT_MACHINE_TESTS='moves=openvswitch::a_service once,openvswitch'`
+/// chooses executables and, of one, the tests whose names contain a word.
 #[test]
 #[ignore = "boots a virtual machine: make test-machines"]
 fn the_networks_tests_pass_on_a_kernel_with_wireguard_and_open_vswitch() {
@@ -123,13 +124,13 @@ fn the_networks_tests_pass_on_a_kernel_with_wireguard_and_open_vswitch() {
     assert!(names.iter().any(|name| name == "wireguard"), "{names:?}");
     let bed = up("network", &["a"], "debian12");
     bed.lab().send("a", files.path(), Path::new(TESTS)).unwrap();
-    let chosen = std::env::var("GODWIT_MACHINE_TESTS").unwrap_or_default();
-    let is_chosen = |name: &&String| chosen.is_empty() || chosen.split(',').any(|one| one == *name);
-    let failed: Vec<_> = names
-        .iter()
-        .filter(is_chosen)
-        .filter(|name| !passes(bed.lab(), "a", name, "--test-threads 2"))
-        .collect();
+    let chosen = std::env::var("GODWIT_MACHINE_TESTS").unwrap_or_else(|_| names.join(","));
+    let chosen: Vec<_> = chosen.split(',').map(|one| one.split_once('=').unwrap_or((one, ""))).collect();
+    for (name, _) in &chosen {
+        assert!(names.iter().any(|known| known == name), "{name} is none of {names:?}");
+    }
+    let passes = |name: &str, words: &str| passes(bed.lab(), "a", name, &format!("--test-threads 2 {words}"));
+    let failed: Vec<_> = chosen.iter().filter(|(name, words)| !passes(name, words)).collect();
     assert!(failed.is_empty(), "{failed:?}");
 }
 

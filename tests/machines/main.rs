@@ -3,11 +3,17 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod kernel;
+mod matrix;
 mod moves;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
-use godwit_lab::LabConfig;
+use godwit_lab::{LabConfig, workload::Preset};
+use godwit_tests::{Bed, wait_for_within};
+use serde_json::Value;
+
+/// How long a machine that is emulated on a busy host may take for what a real one does at once.
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Godwit's packages, which the machines install: `make packages` builds them.
 fn packages() -> PathBuf {
@@ -22,4 +28,18 @@ fn machines(config: &mut LabConfig, machines: &[(&str, &str)]) {
     for (node, machine) in read {
         config.machines.insert(node.to_owned(), machine);
     }
+}
+
+/// Puts what a service is made of where it is on the host.
+fn send(bed: &Bed, node: &str, preset: &Preset) {
+    bed.lab().send(node, &preset.rootfs, &preset.rootfs).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Waits until a node sees both ready.
+fn both_ready(bed: &Bed, node: &str) {
+    wait_for_within(PATIENCE, &format!("two ready nodes, as {node} sees them"), || {
+        let said = bed.godwit(node, &["--json", "nodes"]);
+        let nodes: Vec<Value> = serde_json::from_str(&said.stdout).ok()?;
+        (nodes.iter().filter(|node| node["state"] == "ready").count() == 2).then_some(())
+    });
 }

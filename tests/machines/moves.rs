@@ -1,39 +1,13 @@
-//! Services move between machines of different distributions, with their clients, and live through what happens to
-//! machines.
+//! Services live through what happens to machines. What moves between which machines is in matrix.rs.
 
-use std::{
-    net::Ipv4Addr,
-    thread,
-    time::{Duration, Instant},
-};
+use std::net::Ipv4Addr;
 
-use godwit_lab::workload::{Preset, RedisClient, Workload, resp::Reply};
-use godwit_tests::{Bed, CLIENT, MODES};
-use serde_json::Value;
+use godwit_lab::workload::{RedisClient, Workload, resp::Reply};
+use godwit_tests::{Bed, CLIENT};
 
-use crate::machines;
+use crate::{PATIENCE, both_ready, machines, send};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
-/// How long a machine that is emulated on a busy host may take for what a real one does at once.
-const PATIENCE: Duration = Duration::from_secs(240);
-/// Data of the service.
-const FILL: u64 = 16 << 20;
-
-/// Puts what a service is made of where it is on the host.
-fn send(bed: &Bed, node: &str, preset: &Preset) {
-    bed.lab().send(node, &preset.rootfs, &preset.rootfs).unwrap_or_else(|error| panic!("{error}"));
-}
-
-fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{what} did not happen within {PATIENCE:?}");
-        thread::sleep(Duration::from_millis(200));
-    }
-}
 
 /// Counts on, over one connection: nothing that was answered before may be missing.
 fn count(client: &mut RedisClient, number: &mut i64) {
@@ -42,38 +16,6 @@ fn count(client: &mut RedisClient, number: &mut i64) {
         let answer = client.call(&["INCR", "counter"]).unwrap();
         assert_eq!(answer, Reply::Integer(*number));
     }
-}
-
-/// Waits until a node sees both ready.
-fn both_ready(bed: &Bed, node: &str) {
-    wait_for(&format!("two ready nodes, as {node} sees them"), || {
-        let said = bed.godwit(node, &["--json", "nodes"]);
-        let nodes: Vec<Value> = serde_json::from_str(&said.stdout).ok()?;
-        (nodes.iter().filter(|node| node["state"] == "ready").count() == 2).then_some(())
-    });
-}
-
-#[test]
-#[ignore = "boots virtual machines: make test-machines"]
-fn redis_moves_between_debian_12_and_13_in_each_mode_with_its_client() {
-    let bed = Bed::up_with("machines", |config| machines(config, &[("a", "debian12"), ("b", "debian13")]));
-    let preset = bed.build(Workload::Redis);
-    send(&bed, "a", &preset);
-    bed.run("a", "redis", ADDRESS, &preset, &[]);
-    let mut client = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
-    client.fill(FILL).unwrap();
-    let mut number = 0;
-    // They are five, so that each goes in both directions.
-    for (turn, mode) in MODES.iter().chain(&MODES).enumerate() {
-        let (from, to) = if turn % 2 == 0 { ("a", "b") } else { ("b", "a") };
-        let report = bed.migrate_so("redis", from, to, &["--mode", mode]);
-        println!(
-            "{from} to {to}, {mode}: frozen {:.0} ms, {:.0} ms in all",
-            report.frozen_ms, report.total_ms
-        );
-        count(&mut client, &mut number);
-    }
-    client.check_fill(FILL).unwrap();
 }
 
 #[test]

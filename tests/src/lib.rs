@@ -22,6 +22,7 @@ pub mod matrix;
 pub mod mqtt;
 pub mod pattern;
 pub mod pcapng;
+pub mod psql;
 pub mod random_faults;
 pub mod release;
 pub mod sockets;
@@ -422,6 +423,11 @@ fn sweep(test: &str) {
 
 /// Compiles one of `programs/` without libraries to come along.
 pub fn compile(source: &str, target: &Path) {
+    compile_by("cc", source, target);
+}
+
+/// The same for the architecture of this compiler.
+pub fn compile_by(compiler: &str, source: &str, target: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(source);
     let options = [
         "-O2",
@@ -433,7 +439,7 @@ pub fn compile(source: &str, target: &Path) {
         "-pthread",
         "-o",
     ];
-    let compiled = Command::new("cc").args(options).arg(target).arg(&source).output().unwrap();
+    let compiled = Command::new(compiler).args(options).arg(target).arg(&source).output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }
 
@@ -443,13 +449,18 @@ pub const MODES: [&str; 5] = ["precopy", "postcopy", "cold", "hybrid", "auto"];
 
 /// Waits until `found` finds something; for what no event tells. It looks every 10 ms, and the less often the longer
 /// it has waited: most looks start a program.
-pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
+    wait_for_within(PATIENCE, what, found)
+}
+
+/// The same, for something that may take other than the usual time.
+pub fn wait_for_within<T>(patience: Duration, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(found) = found() {
             return found;
         }
-        assert!(begun.elapsed() < PATIENCE, "{what} did not happen within {PATIENCE:?}");
+        assert!(begun.elapsed() < patience, "{what} did not happen within {patience:?}");
         thread::sleep((begun.elapsed() / 10).clamp(Duration::from_millis(10), Duration::from_millis(100)));
     }
 }

@@ -48,4 +48,4 @@ pub use error::LabError;
 pub use handle::Lab;
 pub use lab::{HostStatus, LabStatus};
 pub use netns::inside;
-pub use spec::Machine;
+pub use spec::{Architecture, Machine};

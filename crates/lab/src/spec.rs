@@ -12,6 +12,8 @@ const DISTRIBUTIONS: [(&str, &str); 2] = [("debian12", "bookworm"), ("debian13",
 const USUAL: &str = "debian13";
 /// MiB.
 const MEMORY: std::ops::RangeInclusive<u32> = 512..=65_536;
+/// The version of cgroups that distributions use.
+const CGROUP: u8 = 2;
 const PROCESSORS: std::ops::RangeInclusive<u32> = 1..=64;
 
 /// An instruction set that machines can have.
@@ -61,6 +63,8 @@ pub struct Machine {
     pub memory: u32,
     /// How many processors it has.
     pub processors: u32,
+    /// Version of its cgroups.
+    pub cgroup: u8,
     /// Seconds by which its clock is ahead of the host's.
     pub(crate) clock_ahead: i64,
 }
@@ -84,6 +88,9 @@ impl fmt::Display for Machine {
             write!(f, ":cpu={cpu}")?;
         }
         write!(f, ":memory={}MiB:processors={}", self.memory, self.processors)?;
+        if self.cgroup != CGROUP {
+            write!(f, ":cgroup={}", self.cgroup)?;
+        }
         if self.clock_ahead != 0 {
             write!(f, ":clock={:+}s", self.clock_ahead)?;
         }
@@ -135,6 +142,7 @@ impl FromStr for Machine {
             cpu: None,
             memory: 1024,
             processors: 2,
+            cgroup: CGROUP,
             clock_ahead: 0,
         };
         for word in words {
@@ -146,6 +154,16 @@ impl FromStr for Machine {
                     let known = number.parse().ok().filter(|number| PROCESSORS.contains(number));
                     machine.processors =
                         known.ok_or_else(|| bad(format!("it can have 1 to 64 processors, not {number}")))?;
+                }
+                Some(("cgroup", "1")) if distribution != "debian12" => {
+                    return Err(
+                        bad("only systemd of debian12 still starts with cgroup version 1".to_owned()),
+                    );
+                }
+                Some(("cgroup", version)) => {
+                    let known = version.parse().ok().filter(|version| [1, CGROUP].contains(version));
+                    machine.cgroup =
+                        known.ok_or_else(|| bad(format!("there is no cgroup version {version:?}")))?;
                 }
                 Some(("clock", seconds)) => {
                     let seconds = seconds.strip_suffix('s').and_then(|seconds| seconds.parse().ok());
@@ -180,12 +198,14 @@ mod tests {
 
     #[test]
     fn machines_are_read_and_written() {
-        let machine: Machine = "debian12/amd64:cpu=Haswell-v4:memory=2GiB:processors=1".parse().unwrap();
+        let text = "debian12/amd64:cpu=Haswell-v4:memory=2GiB:processors=1:cgroup=1";
+        let machine: Machine = text.parse().unwrap();
         assert_eq!((machine.suite(), machine.architecture), ("bookworm", Architecture::Amd64));
         assert_eq!(
             (machine.cpu.as_deref(), machine.memory, machine.processors),
             (Some("Haswell-v4"), 2048, 1)
         );
+        assert_eq!(machine.cgroup, 1);
         assert_eq!(machine.to_string().parse::<Machine>().unwrap(), machine);
         let usual: Machine = "arm64".parse().unwrap();
         assert_eq!((usual.suite(), usual.architecture), ("trixie", Architecture::Arm64));
@@ -206,6 +226,8 @@ mod tests {
             "debian12:memory=1TiB",
             "debian12:memory=99999999GiB",
             "debian12:processors=0",
+            "debian12:cgroup=3",
+            "debian13:cgroup=1",
             "debian12:clock=soon",
             "debian12:disk=1GiB",
             "debian12:",

@@ -43,6 +43,10 @@ pub(crate) trait Datapath: fmt::Debug + Send + Sync {
     /// came in by another before.
     async fn passages(&self, port: &str) -> Result<Vec<u32>, NetworkError>;
 
+    /// Interfaces by which frames to all services come into a switch that has to learn their way first
+    /// (`scout.rs`).
+    fn entrances(&self) -> Vec<u32>;
+
     /// Makes an interface a port, closed, and brings it up.
     async fn plug(&self, port: &Link) -> Result<(), NetworkError>;
 

@@ -58,6 +58,7 @@ mod probe;
 mod publish;
 mod raw;
 mod resend;
+mod scout;
 mod select;
 mod standing;
 mod subnet;

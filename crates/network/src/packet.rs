@@ -11,6 +11,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::Mac;
+use crate::subnet::SCOUT_MAC;
 
 /// The length of `struct virtio_net_hdr`, which stands before each frame: check sums and segments
 /// that are still to be made. All zeroes means none.
@@ -249,7 +250,7 @@ pub(crate) enum Which<'a> {
 }
 
 /// The filter of [`PacketSocket::collect`], in the kernel's classic BPF (bpf(4), and
-/// `Documentation/networking/filter.rst` for the two negative offsets).
+/// `Documentation/networking/filter.rst` for the two negative offsets). It passes over what `scout.rs` sends.
 fn collecting(mac: Mac, which: Which<'_>) -> Vec<libc::sock_filter> {
     const LOAD_WORD: u16 = 0x20;
     const LOAD_HALF: u16 = 0x28;
@@ -266,12 +267,16 @@ fn collecting(mac: Mac, which: Which<'_>) -> Vec<libc::sock_filter> {
     let skip_unless = |k| libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 1, k };
 
     let [a, b, c, d, e, f] = mac;
+    let [g, h, i, j, ..] = SCOUT_MAC;
     let mut program = vec![
         op(LOAD_WORD, 0),
         skip_if(u32::from_be_bytes([a, b, c, d])),
         nothing,
         op(LOAD_HALF, 4),
         skip_if(u32::from(u16::from_be_bytes([e, f]))),
+        nothing,
+        op(LOAD_WORD, 6),
+        skip_unless(u32::from_be_bytes([g, h, i, j])),
         nothing,
         op(LOAD_WORD, INTERFACE),
     ];

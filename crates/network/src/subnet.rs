@@ -15,6 +15,8 @@ const SHORTEST_PREFIX: u8 = 8;
 
 /// Every node's gateway: `02:67` as the services, then an address that is none of theirs.
 pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x67, 0xff, 0x00, 0x00, 0x01];
+/// From whom the frames are by which a switch learns a way (`scout.rs`).
+pub(crate) const SCOUT_MAC: Mac = [0x02, 0x67, 0xfe, 0x00, 0x00, 0x01];
 
 /// An IPv4 subnet in which every service of the cluster has its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -177,7 +177,7 @@ fn what_somebody_removes_of_the_switch_is_found_and_made_again() {
     let at_host = |line: &str| drop(world.a.host.sh(line));
     let numbered = |number: usize| format!("{number} flows are lost");
     let not_joined = format!("{end} and {port}");
-    let cases: [Case<'_>; 11] = [
+    let cases: [Case<'_>; 9] = [
         ("all flows", &|| at_switch("ovs-ofctl -O OpenFlow14 del-flows gw0"), &[&numbered(before.len())]),
         ("one flow", &|| at_switch("ovs-ofctl -O OpenFlow14 del-flows gw0 table=2"), &[&numbered(1)]),
         (
@@ -195,10 +195,16 @@ fn what_somebody_removes_of_the_switch_is_found_and_made_again() {
         ("the bridge is down", &|| at_host("ip link set gw0 down"), &["the bridge gw0 is down"]),
         ("the VXLAN device", &|| at_host("ip link del gwvx0"), &["the VXLAN device gwvx0 is missing"]),
         ("the tunnel's port", &|| at_switch("ovs-vsctl del-port gw0 gwvx0-t"), &["gwvx0-t is missing"]),
+    ];
+    let of_bridge: [Case<'_>; 2] = [
         ("the bridge's interface", &|| at_host("ip link del gw0"), &["the bridge gw0 is missing"]),
         ("the bridge", &|| at_switch("ovs-vsctl del-br gw0"), &["the bridge gw0 is missing"]),
     ];
-    for (what, damage, words) in cases {
+    // With the kernel's datapath nobody can remove the interface alone, and a bridge that was removed is the daemon's
+    // reason to end: another test looks at that.
+    let has_module = switch.sh("ovs-vsctl get Bridge gw0 datapath_type").contains("system");
+    let of_bridge = of_bridge.into_iter().filter(|_| !has_module);
+    for (what, damage, words) in cases.into_iter().chain(of_bridge) {
         damage();
         let told = mend(&world).unwrap_or_else(|| panic!("{what}: nothing was found"));
         assert!(words.iter().all(|word| told.contains(word)), "{what}: {told}");

@@ -132,9 +132,10 @@ pub(crate) fn shape(machine: &Machine, accelerator: Accelerator) -> Vec<String> 
         Architecture::Arm64 => "ttyAMA0",
     };
     // The host is trusted here, and what guards against other processes costs an emulated processor a third.
+    let cgroup = if machine.cgroup == 1 { " systemd.unified_cgroup_hierarchy=0" } else { "" };
     let kernel = format!(
         "root=/dev/vda console={console} quiet loglevel=4 panic=-1 mitigations=off systemd.show_status=0 \
-         systemd.getty_auto=0"
+         systemd.getty_auto=0{cgroup}"
     );
     words.extend(["-append".to_owned(), kernel]);
     words.extend(["-nodefaults", "-display", "none", "-device", "virtio-rng-pci"].map(str::to_owned));

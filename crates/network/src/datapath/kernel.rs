@@ -55,6 +55,10 @@ impl Datapath for Kernel {
         Ok(Vec::new())
     }
 
+    fn entrances(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     async fn plug(&self, port: &Link) -> Result<(), NetworkError> {
         let (index, name) = (port.index, &port.name);
         let mut events = LinkEvents::new()?;

@@ -57,7 +57,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use self::openflow::read_anything;
 
-use self::bridge::Bridge;
+use self::bridge::{Bridge, Memory};
 use self::joins::Join;
 use self::programs::Programs;
 use super::kernel::{bring_vxlan_up, found};
@@ -119,7 +119,8 @@ impl OpenVswitch {
         let datapath = bring_switch_up(&netlink, &programs, config, mtu).await?;
         let index = set_up(&netlink, &config.bridge, mtu, Some(GATEWAY_MAC)).await?;
         let vxlan = bring_vxlan_up(&netlink, config, mtu, None, 0).await?;
-        let bridge = Arc::new(Bridge::connect(&config.bridge, directory).await?);
+        let memory = if datapath == SYSTEM { Memory::Corrected } else { Memory::Forgotten };
+        let bridge = Arc::new(Bridge::connect(&config.bridge, memory, directory).await?);
         let connected = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&bridge).keep_connected()));
         let switch = Self {
             netlink,
@@ -283,6 +284,10 @@ impl Datapath for OpenVswitch {
         let end = self.netlink.link(&end_of(port)).await?;
         let tunnel = lock(&self.tunnel).index;
         Ok(end.map(|link| link.index).into_iter().chain([tunnel]).collect())
+    }
+
+    fn entrances(&self) -> Vec<u32> {
+        if self.datapath == SYSTEM { vec![self.index, lock(&self.tunnel).index] } else { Vec::new() }
     }
 
     async fn plug(&self, port: &Link) -> Result<(), NetworkError> {
@@ -527,7 +532,7 @@ pub(crate) async fn examine(bridge: &str, run: Option<PathBuf>) -> Result<String
     let programs = Programs::new(run);
     let version = programs.version().await?;
     programs.check().await?;
-    if !Bridge::connect(bridge, directory).await?.has_base().await {
+    if !Bridge::connect(bridge, Memory::Forgotten, directory).await?.has_base().await {
         return Err(NetworkError::SwitchGone { bridge: bridge.to_owned() });
     }
     let datapath = programs.datapath(bridge).await?;

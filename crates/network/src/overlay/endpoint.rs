@@ -30,7 +30,7 @@ use crate::netlink::{Link, LinkEvents, PortState};
 use crate::netns::{self, Found, set_sysctl};
 use crate::port::{alias, marked, port_name};
 use crate::publish::{Leads, Published};
-use crate::{Mac, NetworkError, arp, ipv6};
+use crate::{Mac, NetworkError, arp, ipv6, scout};
 
 /// What a network needs to know of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -266,6 +266,10 @@ impl Overlay {
         let (netlink, vxlan) = (&self.netlink, &self.config.vxlan);
         self.know(service.address, service.mac).await?;
         self.datapath.set_port(&link, PortState::Open).await?;
+        for entrance in self.datapath.entrances() {
+            let sent = scout::send(&self.shared.sender, entrance, service.mac);
+            sent.map_err(NetworkError::system(format!("learn the way to the service {}", service.name)))?;
+        }
         let take_over = async {
             // The moment: before it no frame reaches the service by itself.
             self.datapath.set_entry(service.address, service.mac, Behind::Port(&link)).await?;

@@ -6,6 +6,7 @@
 //! bridge that has lost its flows, and services go on as soon as Open vSwitch does.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use futures::future::BoxFuture;
 use tokio::sync::{Mutex, Notify};
 
 use super::channel::{Channel, ChannelError, LIMIT};
-use super::control::{Control, PURGE, VERSION};
+use super::control::{Control, LOOKED_THROUGH, PURGE, VERSION};
 use super::flows;
 use super::openflow::{Change, Flow, LOCAL};
 use super::table::{Difference, Table};
@@ -26,10 +27,22 @@ use crate::NetworkError;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
+/// How a datapath comes to go by changed flows. It remembers what it was told of the old ones until it is looked
+/// through, some milliseconds later: it would carry frames where they must not go any more, or drop them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// ovs-vswitchd's own: it forgets all, and learns it again with the next frame, before it looks at another.
+    Forgotten,
+    /// The kernel's: it is looked through now. If it forgot, the frames that come while it asks ovs-vswitchd would be
+    /// overtaken by those that come when it has been told.
+    Corrected,
+}
+
 /// A bridge that is there, as far as is known.
 #[derive(Debug)]
 pub(super) struct Bridge {
     name: String,
+    memory: Memory,
     socket: PathBuf,
     state: Mutex<State>,
     /// Told when the connection has ended.
@@ -51,9 +64,10 @@ struct State {
 
 impl Bridge {
     /// Connects to a bridge that exists, and takes over what flows of ours it has.
-    pub(super) async fn connect(name: &str, run: PathBuf) -> Result<Self, NetworkError> {
+    pub(super) async fn connect(name: &str, memory: Memory, run: PathBuf) -> Result<Self, NetworkError> {
         let bridge = Self {
             name: name.to_owned(),
+            memory,
             socket: run.join(format!("{name}.mgmt")),
             state: Mutex::new(State {
                 channel: None,
@@ -124,13 +138,23 @@ impl Bridge {
         })
         .await?;
         changes.iter().for_each(|change| state.table.apply(change.clone()));
-        // The datapath goes on with what it remembers of the old flows until it is looked through, some
-        // milliseconds later: it would carry frames where they must not go any more, or drop them. A service
-        // that moves waits for this.
-        state.control.ask(PURGE).await.map_err(|error| NetworkError::OpenVswitch {
+        // A service that moves waits for this.
+        self.tell_datapath(state).await.map_err(|error| NetworkError::OpenVswitch {
             action: action.to_owned(),
             message: format!("cannot tell its datapath of it: {error}"),
         })
+    }
+
+    /// Has the datapath go by the flows as they are.
+    async fn tell_datapath(&self, state: &mut State) -> io::Result<()> {
+        if self.memory == Memory::Corrected {
+            match state.look_through().await {
+                Ok(()) => return Ok(()),
+                // It cannot tell when that is done where it has datapaths of two kinds.
+                Err(error) => tracing::debug!(bridge = self.name, %error, "the datapath is to forget all"),
+            }
+        }
+        state.control.ask(PURGE).await
     }
 
     /// The number of a port, if it is one that is set up.
@@ -265,6 +289,7 @@ impl Bridge {
                 let restored =
                     format!("{difference} in the bridge {} as Open vSwitch was restarted", self.name);
                 channel.change(&difference.changes()).await.map_err(|error| self.failed(action, error))?;
+                // After a restart the datapath remembers nothing, or what is wrong.
                 state.control.ask(PURGE).await.map_err(|error| self.failed(action, error.into()))?;
                 tracing::warn!(damage = restored, "the flows were written again");
                 state.restored = Some(restored);
@@ -297,6 +322,29 @@ impl Bridge {
 }
 
 impl State {
+    /// Returns when all that the datapath remembers was compared with the flows as they are.
+    ///
+    /// ovs-vswitchd looks through it twice a second and when flows have changed, and tells only that it has come to
+    /// an end, perhaps with what it began before the change. What begins after such an end is new. In its main loop
+    /// it notes changes of flows, has them looked at, and answers on this socket, in this order.
+    async fn look_through(&mut self) -> io::Result<()> {
+        let Self { channel: Some(channel), control, table, .. } = self else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        // Written again, it changes nothing, and has everything looked at.
+        let Some(again) = table.flows().find(flows::is_base).map(Change::Add) else {
+            return Err(io::Error::other("the bridge has no flow yet"));
+        };
+        // When the second has been answered its loop has been through all once, and the change was noted.
+        control.ask(VERSION).await?;
+        channel.change(&[]).await.map_err(io::Error::other)?;
+        for _ in 0..2 {
+            let noted = control.ask_during(LOOKED_THROUGH, channel.change(std::slice::from_ref(&again)));
+            noted.await?.map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
     /// Takes over the ports' numbers. One that has got another number, as one may that was made anew, is
     /// another port: it has no flows.
     fn renumber(&mut self, now: HashMap<String, u32>) {

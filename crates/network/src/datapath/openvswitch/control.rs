@@ -18,6 +18,8 @@ const LARGEST_ANSWER: usize = 1 << 16;
 
 /// Has the datapath forget all flows that it was given, which it asks for again with the next frame.
 pub(super) const PURGE: &str = "revalidator/purge";
+/// Is answered when the datapath's flows have been looked through once: by what began before, if that is under way.
+pub(super) const LOOKED_THROUGH: &str = "revalidator/wait";
 /// Asks which Open vSwitch it is: whether it is there.
 pub(super) const VERSION: &str = "version";
 
@@ -59,6 +61,30 @@ impl Control {
         Ok(())
     }
 
+    /// One request without parameters that is under way while `meanwhile` happens.
+    ///
+    /// # Errors
+    /// As for [`Control::ask`]; `meanwhile` may have happened then.
+    pub(super) async fn ask_during<T>(
+        &mut self,
+        method: &str,
+        meanwhile: impl Future<Output = T>,
+    ) -> io::Result<T> {
+        let kept = self.stream.take();
+        let asked = tokio::time::timeout(LIMIT, async {
+            let mut stream = match kept {
+                Some(stream) => stream,
+                None => self.connect().await?,
+            };
+            send(&mut stream, method).await?;
+            let done = meanwhile.await;
+            answered(&mut stream).await.map(|()| (stream, done))
+        });
+        let (stream, done) = asked.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        self.stream = Some(stream);
+        Ok(done)
+    }
+
     async fn connect(&self) -> io::Result<UnixStream> {
         let file = self.run.join("ovs-vswitchd.pid");
         let named = |path: PathBuf| {
@@ -71,8 +97,16 @@ impl Control {
 }
 
 async fn request(stream: &mut UnixStream, method: &str) -> io::Result<()> {
+    send(stream, method).await?;
+    answered(stream).await
+}
+
+async fn send(stream: &mut UnixStream, method: &str) -> io::Result<()> {
     let request = json!({"id": 0, "method": method, "params": []});
-    stream.write_all(request.to_string().as_bytes()).await?;
+    stream.write_all(request.to_string().as_bytes()).await
+}
+
+async fn answered(stream: &mut UnixStream) -> io::Result<()> {
     let mut answer = Vec::new();
     // It ends with the object, not with the connection.
     while stream.read_buf(&mut answer).await? > 0 {

@@ -1,0 +1,361 @@
+//! The matrix of machines: which services move between which machines, in each mode, there and back.
+//!
+//! A lab has two machines; in each of its *settings* (plain, a clock that is ahead, …) services move from `a` to
+//! `b` and back in each mode, and are checked after each move: that is a *cell*. A cell that fails is told in the table
+//! at the end, and the next one begins with a new service.
+//!
+//! `GODWIT_MATRIX='clock+3d,debian12-debian13/plain/redis/cold'` chooses the cells whose names contain one of
+//! these words.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddrV4},
+    panic::{AssertUnwindSafe, catch_unwind},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use godwit_lab::workload::{Preset, RedisClient, Rootfs, Workload, resp::Reply};
+use godwit_tests::{Bed, CLIENT, Report, compile_by, pattern::Pattern, psql::Psql};
+
+use crate::{PATIENCE, both_ready, machines, send};
+
+const MODES: [&str; 4] = ["cold", "precopy", "postcopy", "hybrid"];
+/// Data of Redis.
+const FILL: u64 = 8 << 20;
+/// By how much a service's clock may be ahead of the time that has passed here: what two questions take on a busy host.
+const SLACK: Duration = Duration::from_secs(20);
+
+/// Two machines, and what is tried with them.
+struct Pair {
+    name: &'static str,
+    machines: [&'static str; 2],
+    settings: &'static [Setting],
+}
+
+/// What is special, and the services that move.
+struct Setting {
+    name: &'static str,
+    make: fn(&Bed),
+    services: &'static [Kind],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Redis,
+    Pattern,
+    Postgres,
+    Clocks,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Redis => "redis",
+            Self::Pattern => "pattern",
+            Self::Postgres => "postgres",
+            Self::Clocks => "clocks",
+        })
+    }
+}
+
+const PLAIN: &str = "plain";
+
+const PAIRS: &[Pair] = &[
+    Pair {
+        name: "debian12-debian13",
+        machines: ["debian12", "debian13"],
+        settings: &[
+            Setting {
+                name: PLAIN,
+                make: |_| (),
+                services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
+            },
+            Setting {
+                name: "clock+1h",
+                make: |bed| bed.lab().shift_clock("b", 3600).unwrap(),
+                services: &[Kind::Redis, Kind::Clocks],
+            },
+            Setting {
+                name: "clock+3d",
+                // Beside the hour.
+                make: |bed| bed.lab().shift_clock("b", 3 * 24 * 3600 - 3600).unwrap(),
+                services: &[Kind::Redis, Kind::Clocks],
+            },
+            Setting {
+                name: "booted later",
+                make: |bed| {
+                    bed.lab().cut_power("b").unwrap();
+                    bed.lab().power_on("b").unwrap();
+                    both_ready(bed, "a");
+                    both_ready(bed, "b");
+                },
+                services: &[Kind::Redis, Kind::Clocks],
+            },
+        ],
+    },
+    Pair {
+        name: "processors",
+        // The newer has AVX2 and more, the older neither AVX nor XSAVE.
+        machines: ["debian13:cpu=Westmere", "debian13:cpu=max"],
+        settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Redis, Kind::Pattern] }],
+    },
+    Pair {
+        name: "cgroup1-cgroup2",
+        machines: ["debian12:cgroup=1", "debian12"],
+        settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Redis, Kind::Pattern] }],
+    },
+    Pair {
+        name: "arm64-arm64",
+        machines: ["arm64", "arm64"],
+        settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Pattern, Kind::Clocks] }],
+    },
+];
+
+/// Of these a cell's name has to contain one; none: all cells.
+struct Chosen(Vec<String>);
+
+impl Chosen {
+    fn has(&self, cell: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|word| cell.contains(word.as_str()))
+    }
+}
+
+/// What came of a cell.
+struct Row {
+    pair: String,
+    setting: &'static str,
+    service: Kind,
+    mode: &'static str,
+    /// Of both moves, or why there are none.
+    result: Result<[Report; 2], String>,
+}
+
+fn cell(pair: &Pair, setting: &Setting, service: Kind, mode: &str) -> String {
+    format!("{}/{}/{service}/{mode}", pair.name, setting.name)
+}
+
+/// A service that runs, and what its client remembers.
+enum Running {
+    Redis { client: RedisClient, number: i64 },
+    Pattern(Pattern),
+    Postgres { session: Psql, number: u32 },
+    Clocks { address: Ipv4Addr, told: [u64; 2], at: Instant },
+}
+
+impl Running {
+    /// Starts one on node `a`; its number makes its name and address its own.
+    fn start(bed: &Bed, kind: Kind, name: &'static str, number: u8) -> Self {
+        let address = Ipv4Addr::new(10, 88, 0, number);
+        match kind {
+            Kind::Redis => {
+                let preset = send_and_run(bed, name, address, || bed.build(Workload::Redis));
+                let mut client =
+                    RedisClient::connect(bed.lab(), CLIENT, preset.at(address), PATIENCE).unwrap();
+                client.fill(FILL).unwrap();
+                Self::Redis { client, number: 0 }
+            }
+            Kind::Pattern => Self::Pattern(Pattern::start(bed, name, number, true)),
+            Kind::Postgres => {
+                send_and_run(bed, name, address, || bed.build(Workload::Postgres));
+                let mut session = Psql::connect(bed, address, PATIENCE);
+                session.query("CREATE TABLE t (number int PRIMARY KEY)");
+                // It stays open over all moves.
+                session.query("BEGIN");
+                Self::Postgres { session, number: 0 }
+            }
+            Kind::Clocks => {
+                send_and_run(bed, name, address, || clocks(bed, name));
+                Self::Clocks { address, told: tell(bed, address), at: Instant::now() }
+            }
+        }
+    }
+
+    /// It answers, to the clients that it had, and has lost nothing.
+    fn check(&mut self, bed: &Bed, when: &str) {
+        match self {
+            Self::Redis { client, number } => {
+                for _ in 0..10 {
+                    *number += 1;
+                    let answer = client.call(&["INCR", "counter"]).unwrap();
+                    assert_eq!(answer, Reply::Integer(*number), "{when}");
+                }
+                client.check_fill(FILL).unwrap();
+            }
+            Self::Pattern(pattern) => pattern.check(bed, when),
+            Self::Postgres { session, number } => {
+                *number += 1;
+                session.query(&format!("INSERT INTO t VALUES ({number})"));
+                let rows = session.query("SELECT count(*), max(number) FROM t");
+                assert_eq!(rows, [format!("{number}|{number}")], "{when}");
+            }
+            Self::Clocks { address, told, at } => {
+                let (now, passed) = (tell(bed, *address), at.elapsed());
+                for (before, after) in told.iter().zip(now) {
+                    let most = before + u64::try_from((passed + SLACK).as_millis()).unwrap();
+                    let fits = (*before..=most).contains(&after);
+                    assert!(
+                        fits,
+                        "{when}: a clock of the service went from {before} ms to {after} ms in {passed:?}"
+                    );
+                }
+                (*told, *at) = (now, Instant::now());
+            }
+        }
+    }
+
+    /// Moves it to the other node.
+    fn migrate(&mut self, bed: &Bed, name: &str, [from, to]: [&str; 2], mode: &str) -> Report {
+        let report = match self {
+            Self::Pattern(pattern) => pattern.move_and_check(bed, mode),
+            _ => bed.migrate_so(name, from, to, &["--mode", mode]),
+        };
+        self.check(bed, &format!("after {mode} from {from} to {to}"));
+        report
+    }
+}
+
+fn send_and_run(bed: &Bed, name: &str, address: Ipv4Addr, build: impl FnOnce() -> Preset) -> Preset {
+    let preset = build();
+    send(bed, "a", &preset);
+    bed.run("a", name, address, &preset, &[]);
+    // The next service of this kind builds its own.
+    std::fs::remove_dir_all(&preset.rootfs).unwrap();
+    preset
+}
+
+fn is_arm64(bed: &Bed) -> bool {
+    let machine = bed.lab().machine("a");
+    machine.is_some_and(|machine| machine.architecture == godwit_lab::Architecture::Arm64)
+}
+
+/// What tells its clocks.
+fn clocks(bed: &Bed, name: &str) -> Preset {
+    let root = bed.scratch().join(name);
+    Rootfs::new(&root).unwrap();
+    let compiler = if is_arm64(bed) { "aarch64-linux-gnu-gcc" } else { "cc" };
+    compile_by(compiler, "clocks.c", &root.join("clocks"));
+    Preset { rootfs: root, command: vec!["/clocks".to_owned()], env: Vec::new(), user: None, port: 7001 }
+}
+
+/// CLOCK_MONOTONIC and CLOCK_BOOTTIME of the service, in milliseconds.
+fn tell(bed: &Bed, address: Ipv4Addr) -> [u64; 2] {
+    let mut answer = String::new();
+    let mut connection = bed.connect(SocketAddrV4::new(address, 7001));
+    std::io::Read::read_to_string(&mut connection, &mut answer).unwrap();
+    let told: Vec<u64> = answer.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    [told[0], told[1]]
+}
+
+/// What a machine is.
+fn facts(bed: &Bed, node: &str) -> String {
+    let script = r#"printf '%s; %s; cgroup %s; AppArmor %s; huge pages %s; up %s s' "$(uname -rm)" \
+        "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)" "$(stat -fc %T /sys/fs/cgroup)" \
+        "$(cat /sys/module/apparmor/parameters/enabled)" \
+        "$(sed 's/.*\[\(.*\)\].*/\1/' /sys/kernel/mm/transparent_hugepage/enabled)" "$(cut -d. -f1 /proc/uptime)""#;
+    run(bed, node, script)
+}
+
+fn run(bed: &Bed, node: &str, script: &str) -> String {
+    let mut command = bed.lab().command(node, "bash").unwrap();
+    let output = command.args(["-c", script]).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The chosen cells of a pair, in one lab.
+fn try_pair(pair: &Pair, chosen: &Chosen) -> Vec<Row> {
+    let is_chosen = |setting: &Setting, kind: Kind, mode: &str| chosen.has(&cell(pair, setting, kind, mode));
+    let wanted = |setting: &&Setting| {
+        setting.services.iter().any(|kind| MODES.iter().any(|mode| is_chosen(setting, *kind, mode)))
+    };
+    if !pair.settings.iter().any(|setting| wanted(&setting)) {
+        return Vec::new();
+    }
+    let bed = Bed::up_with("matrix", |config| {
+        machines(config, &[("a", pair.machines[0]), ("b", pair.machines[1])]);
+    });
+    for node in ["a", "b"] {
+        run(&bed, node, "echo always >/sys/kernel/mm/transparent_hugepage/enabled");
+    }
+    let mut rows = Vec::new();
+    let mut number = 20;
+    for setting in pair.settings.iter().filter(wanted) {
+        (setting.make)(&bed);
+        println!("{}, {}\n  a: {}\n  b: {}", pair.name, setting.name, facts(&bed, "a"), facts(&bed, "b"));
+        for kind in setting.services {
+            let modes = MODES.iter().filter(|mode| is_chosen(setting, *kind, mode));
+            let mut running: Option<(&'static str, Running)> = None;
+            for mode in modes {
+                let begun = Instant::now();
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    let (name, service) = running.get_or_insert_with(|| {
+                        number += 1;
+                        // They are few, and live as long as this process.
+                        let name: &'static str = format!("{kind}{number}").leak();
+                        (name, Running::start(&bed, *kind, name, number))
+                    });
+                    [["a", "b"], ["b", "a"]].map(|way| service.migrate(&bed, name, way, mode))
+                }));
+                let result = result.map_err(|panic| {
+                    // Whatever it is, and wherever: the next cell has another.
+                    running = None;
+                    reason(panic.as_ref())
+                });
+                let row =
+                    Row { pair: pair.name.to_owned(), setting: setting.name, service: *kind, mode, result };
+                println!("{row} ({:.0} s)", begun.elapsed().as_secs_f64());
+                rows.push(row);
+            }
+            if let Some((name, _)) = running {
+                bed.done("a", &["rm", "--force", name]);
+            }
+        }
+    }
+    rows
+}
+
+fn reason(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").replace(['\n', '|'], " ")
+}
+
+/// A line of the table.
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "| {} | {} | {} | {} | ", self.pair, self.setting, self.service, self.mode)?;
+        match &self.result {
+            Ok(moves) => {
+                let [there, back] = moves.each_ref().map(|report| format!("{:.0}", report.frozen_ms));
+                write!(f, "moved | {there} | {back} |")
+            }
+            Err(reason) => write!(f, "FAILED: {reason} | | |"),
+        }
+    }
+}
+
+/// Tries cells and prints their table; fails when one of them has failed.
+fn try_cells(chosen: &Chosen) {
+    let rows: Vec<Row> = PAIRS.iter().flat_map(|pair| try_pair(pair, chosen)).collect();
+    println!("\n| machines | setting | service | mode | both moves | frozen ms, there | back |");
+    println!("|---|---|---|---|---|---:|---:|");
+    rows.iter().for_each(|row| println!("{row}"));
+    let failed = rows.iter().filter(|row| row.result.is_err()).count();
+    assert!(!rows.is_empty(), "no cell has such a name");
+    assert_eq!(failed, 0, "of {} cells", rows.len());
+}
+
+/// `make test-full` runs it: the machines, the packages in them, and moves between two kernels.
+#[test]
+#[ignore = "boots virtual machines: make test-machines"]
+fn smoke_redis_moves_between_debian_12_and_13() {
+    let name = |mode| format!("debian12-debian13/{PLAIN}/redis/{mode}");
+    try_cells(&Chosen(["precopy", "postcopy"].map(name).to_vec()));
+}
+
+#[test]
+#[ignore = "boots virtual machines: make test-machines"]
+fn all_services_move_between_all_machines_in_all_modes() {
+    let words = std::env::var("GODWIT_MATRIX").unwrap_or_default();
+    try_cells(&Chosen(words.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect()));
+}
