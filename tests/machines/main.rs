@@ -4,10 +4,21 @@
 
 mod kernel;
 mod moves;
+mod power;
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    process::{Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
-use godwit_lab::LabConfig;
+use godwit_lab::{Lab, LabConfig, workload::Preset};
+use godwit_tests::Bed;
+use serde_json::Value;
+
+/// How long a machine that is emulated on a busy host may take for what a real one does at once.
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Godwit's packages, which the machines install: `make packages` builds them.
 fn packages() -> PathBuf {
@@ -22,4 +33,43 @@ fn machines(config: &mut LabConfig, machines: &[(&str, &str)]) {
     for (node, machine) in read {
         config.machines.insert(node.to_owned(), machine);
     }
+}
+
+/// Runs a script of bash in a machine.
+fn try_run(lab: &Lab, node: &str, script: &str) -> Output {
+    lab.command(node, "bash").unwrap().args(["-c", script]).stdin(Stdio::null()).output().unwrap()
+}
+
+/// One that must succeed; what it printed.
+fn run(lab: &Lab, node: &str, script: &str) -> String {
+    let output = try_run(lab, node, script);
+    let [said, errors] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    assert!(output.status.success(), "in {node}, {script}: {said}{errors}");
+    said
+}
+
+/// Puts what a service is made of where it is on the host.
+fn send(bed: &Bed, node: &str, preset: &Preset) {
+    bed.lab().send(node, &preset.rootfs, &preset.rootfs).unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{what} did not happen within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Waits until a node sees both ready.
+fn both_ready(bed: &Bed, node: &str) {
+    wait_for(&format!("two ready nodes, as {node} sees them"), || {
+        let said = bed.godwit(node, &["--json", "nodes"]);
+        let nodes: Vec<Value> = serde_json::from_str(&said.stdout).ok()?;
+        (nodes.iter().filter(|node| node["state"] == "ready").count() == 2).then_some(())
+    });
 }

@@ -1,39 +1,16 @@
 //! Services move between machines of different distributions, with their clients, and live through what happens to
 //! machines.
 
-use std::{
-    net::Ipv4Addr,
-    thread,
-    time::{Duration, Instant},
-};
+use std::net::Ipv4Addr;
 
-use godwit_lab::workload::{Preset, RedisClient, Workload, resp::Reply};
+use godwit_lab::workload::{RedisClient, Workload, resp::Reply};
 use godwit_tests::{Bed, CLIENT, MODES};
-use serde_json::Value;
 
-use crate::machines;
+use crate::{PATIENCE, both_ready, machines, send};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
-/// How long a machine that is emulated on a busy host may take for what a real one does at once.
-const PATIENCE: Duration = Duration::from_secs(240);
 /// Data of the service.
 const FILL: u64 = 16 << 20;
-
-/// Puts what a service is made of where it is on the host.
-fn send(bed: &Bed, node: &str, preset: &Preset) {
-    bed.lab().send(node, &preset.rootfs, &preset.rootfs).unwrap_or_else(|error| panic!("{error}"));
-}
-
-fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{what} did not happen within {PATIENCE:?}");
-        thread::sleep(Duration::from_millis(200));
-    }
-}
 
 /// Counts on, over one connection: nothing that was answered before may be missing.
 fn count(client: &mut RedisClient, number: &mut i64) {
@@ -42,15 +19,6 @@ fn count(client: &mut RedisClient, number: &mut i64) {
         let answer = client.call(&["INCR", "counter"]).unwrap();
         assert_eq!(answer, Reply::Integer(*number));
     }
-}
-
-/// Waits until a node sees both ready.
-fn both_ready(bed: &Bed, node: &str) {
-    wait_for(&format!("two ready nodes, as {node} sees them"), || {
-        let said = bed.godwit(node, &["--json", "nodes"]);
-        let nodes: Vec<Value> = serde_json::from_str(&said.stdout).ok()?;
-        (nodes.iter().filter(|node| node["state"] == "ready").count() == 2).then_some(())
-    });
 }
 
 #[test]

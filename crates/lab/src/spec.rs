@@ -61,6 +61,8 @@ pub struct Machine {
     pub memory: u32,
     /// How many processors it has.
     pub processors: u32,
+    /// Its disk has a cache that a power cut empties: what the machine has not flushed is lost.
+    pub volatile_disk: bool,
     /// Seconds by which its clock is ahead of the host's.
     pub(crate) clock_ahead: i64,
 }
@@ -84,6 +86,9 @@ impl fmt::Display for Machine {
             write!(f, ":cpu={cpu}")?;
         }
         write!(f, ":memory={}MiB:processors={}", self.memory, self.processors)?;
+        if self.volatile_disk {
+            f.write_str(":disk=volatile")?;
+        }
         if self.clock_ahead != 0 {
             write!(f, ":clock={:+}s", self.clock_ahead)?;
         }
@@ -135,6 +140,7 @@ impl FromStr for Machine {
             cpu: None,
             memory: 1024,
             processors: 2,
+            volatile_disk: false,
             clock_ahead: 0,
         };
         for word in words {
@@ -146,6 +152,10 @@ impl FromStr for Machine {
                     let known = number.parse().ok().filter(|number| PROCESSORS.contains(number));
                     machine.processors =
                         known.ok_or_else(|| bad(format!("it can have 1 to 64 processors, not {number}")))?;
+                }
+                Some(("disk", "volatile")) => machine.volatile_disk = true,
+                Some(("disk", other)) => {
+                    return Err(bad(format!("its disk can be volatile, not {other:?}")));
                 }
                 Some(("clock", seconds)) => {
                     let seconds = seconds.strip_suffix('s').and_then(|seconds| seconds.parse().ok());
@@ -189,7 +199,7 @@ mod tests {
         assert_eq!(machine.to_string().parse::<Machine>().unwrap(), machine);
         let usual: Machine = "arm64".parse().unwrap();
         assert_eq!((usual.suite(), usual.architecture), ("trixie", Architecture::Arm64));
-        let ahead = Machine { clock_ahead: -259_200, ..usual };
+        let ahead = Machine { clock_ahead: -259_200, volatile_disk: true, ..usual };
         assert_eq!(ahead.to_string().parse::<Machine>().unwrap(), ahead);
         assert_eq!("debian13".parse::<Machine>().unwrap().architecture, Architecture::own().unwrap());
     }
@@ -208,6 +218,7 @@ mod tests {
             "debian12:processors=0",
             "debian12:clock=soon",
             "debian12:disk=1GiB",
+            "debian12:disk",
             "debian12:",
         ] {
             let message = text.parse::<Machine>().unwrap_err().to_string();
