@@ -3,12 +3,14 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
 };
 
 use godwit_lab::{Lab, Machine};
 use godwit_tests::Bed;
 use serde_json::Value;
+
+use crate::{run, try_run};
 
 /// Where the set-up scripts put godwit's own CRIU.
 const CRIU: &str = "/usr/local/lib/godwit/bin";
@@ -23,20 +25,6 @@ fn up(test: &str, nodes: &[&str], machine: &str) -> Bed {
         let machine: Machine = machine.parse().unwrap();
         config.machines = nodes.iter().map(|node| ((*node).to_owned(), machine.clone())).collect();
     })
-}
-
-/// Runs a script of bash in a machine.
-fn try_run(lab: &Lab, node: &str, script: &str) -> Output {
-    lab.command(node, "bash").unwrap().args(["-c", script]).stdin(Stdio::null()).output().unwrap()
-}
-
-/// One that must succeed; what it printed.
-fn run(lab: &Lab, node: &str, script: &str) -> String {
-    let output = try_run(lab, node, script);
-    let [said, errors] =
-        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
-    assert!(output.status.success(), "in {node}, {script}: {said}{errors}");
-    said
 }
 
 /// Copies a program, without what only a debugger needs.

@@ -5,10 +5,15 @@
 mod kernel;
 mod matrix;
 mod moves;
+mod power;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    process::{Output, Stdio},
+    time::Duration,
+};
 
-use godwit_lab::{LabConfig, workload::Preset};
+use godwit_lab::{Lab, LabConfig, workload::Preset};
 use godwit_tests::{Bed, wait_for_within};
 use serde_json::Value;
 
@@ -28,6 +33,20 @@ fn machines(config: &mut LabConfig, machines: &[(&str, &str)]) {
     for (node, machine) in read {
         config.machines.insert(node.to_owned(), machine);
     }
+}
+
+/// Runs a script of bash in a machine.
+fn try_run(lab: &Lab, node: &str, script: &str) -> Output {
+    lab.command(node, "bash").unwrap().args(["-c", script]).stdin(Stdio::null()).output().unwrap()
+}
+
+/// One that must succeed; what it printed.
+fn run(lab: &Lab, node: &str, script: &str) -> String {
+    let output = try_run(lab, node, script);
+    let [said, errors] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    assert!(output.status.success(), "in {node}, {script}: {said}{errors}");
+    said
 }
 
 /// Puts what a service is made of where it is on the host.

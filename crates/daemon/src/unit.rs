@@ -1,5 +1,6 @@
 //! The systemd unit `godwitd.service`: a node that was founded or has joined has it enabled and started.
 
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -37,6 +38,18 @@ pub(crate) enum UnitError {
         verb: &'static str,
         /// What systemctl said.
         said: String,
+    },
+    /// The unit is enabled, but the disk does not have that.
+    #[error(
+        "godwitd serves the node, but the links in {directory} that start it with the machine cannot be written to the disk; mend the disk and run `systemctl enable godwitd`",
+        directory = .directory.display()
+    )]
+    NotOnDisk {
+        /// Where the links are.
+        directory: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
     },
     /// There is no systemctl.
     #[error(
@@ -91,6 +104,10 @@ impl Systemd {
                 return Err(UnitError::Failed { verb, said: in_one_line(&output) });
             }
         }
+        for directory in &self.directories {
+            sync_links(directory)
+                .map_err(|source| UnitError::NotOnDisk { directory: directory.clone(), source })?;
+        }
         Ok("godwitd serves the node, and starts with the machine".to_owned())
     }
 }
@@ -98,6 +115,28 @@ impl Systemd {
 /// `systemctl VERB godwitd.service`; it ends when the unit has started, or has failed to.
 fn systemctl(verb: &str) -> io::Result<Output> {
     Command::new("systemctl").args(["--no-ask-password", verb, UNIT]).stdin(Stdio::null()).output()
+}
+
+/// Writes the links that enable the unit to the disk, which systemd does not: a machine that loses power at once would
+/// boot without its daemon. Returns how many directories hold one.
+fn sync_links(directory: &Path) -> io::Result<usize> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
+    };
+    let mut synced = 0;
+    for entry in entries {
+        let below = entry?.path();
+        if below.is_dir() && below.join(UNIT).symlink_metadata().is_ok() {
+            File::open(&below)?.sync_all()?;
+            synced += 1;
+        }
+    }
+    if synced > 0 {
+        // One of them may be new itself.
+        File::open(directory)?.sync_all()?;
+    }
+    Ok(synced)
 }
 
 fn in_one_line(output: &Output) -> String {
@@ -121,9 +160,9 @@ mod tests {
     fn machine() -> (tempfile::TempDir, Systemd) {
         let root = tempfile::tempdir().unwrap();
         let (running, units) = (root.path().join("run"), root.path().join("units"));
-        std::fs::create_dir_all(&running).unwrap();
-        std::fs::create_dir_all(&units).unwrap();
-        std::fs::write(units.join(UNIT), "").unwrap();
+        fs::create_dir_all(&running).unwrap();
+        fs::create_dir_all(&units).unwrap();
+        fs::write(units.join(UNIT), "").unwrap();
         (root, Systemd { running, directories: vec!["/nonexistent".into(), units] })
     }
 
@@ -154,6 +193,27 @@ mod tests {
     }
 
     #[test]
+    fn the_directories_with_links_to_the_unit_are_written_to_the_disk() {
+        let (root, systemd) = machine();
+        let units = root.path().join("units");
+        for name in ["multi-user.target.wants", "other.wants"] {
+            fs::create_dir(units.join(name)).unwrap();
+        }
+        assert_eq!(sync_links(&units).unwrap(), 0);
+        // A link to nowhere enables it, too.
+        std::os::unix::fs::symlink("/nonexistent", units.join("multi-user.target.wants").join(UNIT)).unwrap();
+        assert_eq!(sync_links(&units).unwrap(), 1);
+        assert_eq!(sync_links(Path::new("/nonexistent")).unwrap(), 0);
+        // What is no directory cannot be looked through.
+        let systemd = Systemd { directories: vec![units.clone(), units.join(UNIT)], ..systemd };
+        let error = systemd.start_by(|_| ended(0, ""), Path::new(STATE), false).unwrap_err().to_string();
+        assert!(
+            error.contains("cannot be written to the disk") && error.contains("units/godwitd.service"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn where_it_cannot_be_started_or_shall_not_the_operator_hears_what_to_do() {
         let nothing = Vec::<String>::new();
         let (root, systemd) = machine();
@@ -162,10 +222,10 @@ mod tests {
         // The unit serves another node.
         let (said, asked) = start(&systemd, "/s", false);
         assert!(said.contains("`godwitd serve --state /s`") && asked == nothing, "{said} {asked:?}");
-        std::fs::remove_file(root.path().join("units").join(UNIT)).unwrap();
+        fs::remove_file(root.path().join("units").join(UNIT)).unwrap();
         let (said, asked) = start(&systemd, STATE, false);
         assert!(said.contains("no unit godwitd.service") && asked == nothing, "{said} {asked:?}");
-        std::fs::remove_dir(root.path().join("run")).unwrap();
+        fs::remove_dir(root.path().join("run")).unwrap();
         let (said, asked) = start(&systemd, STATE, false);
         assert!(said.contains("systemd does not run here") && asked == nothing, "{said} {asked:?}");
     }

@@ -57,7 +57,8 @@ enum BedVerb {
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
         /// Names of the nodes; the first founds the cluster. NAME=MACHINE makes the node a virtual machine: debian12,
-        /// debian13, arm64, where needed with options, such as debian12:cpu=Haswell:memory=2GiB:processors=1
+        /// debian13, arm64, where needed with options, such as
+        /// debian12:cpu=Haswell:memory=2GiB:processors=1:disk=volatile
         #[arg(long, value_delimiter = ',', required = true, value_name = "NAME[=MACHINE],…")]
         nodes: Vec<String>,
         /// Directory of godwit's packages, which machines install
@@ -147,7 +148,7 @@ enum BedVerb {
 /// What can be done with a machine's power.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Power {
-    /// Cut it: memory is lost, and what was not yet written to the disk
+    /// Cut it: memory is lost, and what was not yet written to the disk, nor flushed where that is volatile
     Cut,
     /// Boot from the disk, and wait until it answers
     On,

@@ -305,6 +305,15 @@ impl Paths {
         self.node_state(node).join("disk.qcow2")
     }
 
+    /// Where the server of a machine's volatile disk listens.
+    pub(crate) fn machine_disk_socket(&self, node: &str) -> PathBuf {
+        self.node_run(node).join("disk.sock")
+    }
+
+    pub(crate) fn machine_disk_pid(&self, node: &str) -> PathBuf {
+        self.node_run(node).join("disk.pid")
+    }
+
     /// What a node's machine wrote on its serial console.
     pub(crate) fn machine_console(&self, node: &str) -> PathBuf {
         self.node_state(node).join("console.log")

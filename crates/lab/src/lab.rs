@@ -311,8 +311,8 @@ impl Lab {
         shell::send(self, node, from, to)
     }
 
-    /// Takes a machine's power away: it loses its memory, and what its kernel had not yet
-    /// written to the disk. The disk keeps what was written, flushed or not.
+    /// Takes a machine's power away: it loses its memory, and what its kernel had not yet written to the disk. The disk
+    /// keeps what was written, flushed or not, unless it is volatile: then it keeps what was flushed.
     ///
     /// # Errors
     /// There is no such node, it is not a machine, or it has no power.

@@ -65,6 +65,8 @@ pub struct Machine {
     pub processors: u32,
     /// Version of its cgroups.
     pub cgroup: u8,
+    /// Its disk has a cache that a power cut empties: what the machine has not flushed is lost.
+    pub volatile_disk: bool,
     /// Seconds by which its clock is ahead of the host's.
     pub(crate) clock_ahead: i64,
 }
@@ -90,6 +92,9 @@ impl fmt::Display for Machine {
         write!(f, ":memory={}MiB:processors={}", self.memory, self.processors)?;
         if self.cgroup != CGROUP {
             write!(f, ":cgroup={}", self.cgroup)?;
+        }
+        if self.volatile_disk {
+            f.write_str(":disk=volatile")?;
         }
         if self.clock_ahead != 0 {
             write!(f, ":clock={:+}s", self.clock_ahead)?;
@@ -143,6 +148,7 @@ impl FromStr for Machine {
             memory: 1024,
             processors: 2,
             cgroup: CGROUP,
+            volatile_disk: false,
             clock_ahead: 0,
         };
         for word in words {
@@ -164,6 +170,10 @@ impl FromStr for Machine {
                     let known = version.parse().ok().filter(|version| [1, CGROUP].contains(version));
                     machine.cgroup =
                         known.ok_or_else(|| bad(format!("there is no cgroup version {version:?}")))?;
+                }
+                Some(("disk", "volatile")) => machine.volatile_disk = true,
+                Some(("disk", other)) => {
+                    return Err(bad(format!("its disk can be volatile, not {other:?}")));
                 }
                 Some(("clock", seconds)) => {
                     let seconds = seconds.strip_suffix('s').and_then(|seconds| seconds.parse().ok());
@@ -209,7 +219,7 @@ mod tests {
         assert_eq!(machine.to_string().parse::<Machine>().unwrap(), machine);
         let usual: Machine = "arm64".parse().unwrap();
         assert_eq!((usual.suite(), usual.architecture), ("trixie", Architecture::Arm64));
-        let ahead = Machine { clock_ahead: -259_200, ..usual };
+        let ahead = Machine { clock_ahead: -259_200, volatile_disk: true, ..usual };
         assert_eq!(ahead.to_string().parse::<Machine>().unwrap(), ahead);
         assert_eq!("debian13".parse::<Machine>().unwrap().architecture, Architecture::own().unwrap());
     }
@@ -230,6 +240,7 @@ mod tests {
             "debian13:cgroup=1",
             "debian12:clock=soon",
             "debian12:disk=1GiB",
+            "debian12:disk",
             "debian12:",
         ] {
             let message = text.parse::<Machine>().unwrap_err().to_string();

@@ -38,6 +38,15 @@ pub(crate) enum Start<'a> {
     Load(&'a Path),
 }
 
+/// What a machine's disk, a qcow2 image, is read and written by.
+#[derive(Debug)]
+pub(crate) enum Disk<'a> {
+    /// The emulator itself: what the machine has written stays in this file.
+    File(&'a Path),
+    /// A server that listens here.
+    Served(&'a Path),
+}
+
 /// What a machine is started with.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
@@ -45,7 +54,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) accelerator: Accelerator,
     /// Directory of kernel and initrd.
     pub(crate) image: &'a Path,
-    pub(crate) disk: &'a Path,
+    pub(crate) disk: Disk<'a>,
     pub(crate) start: Start<'a>,
     /// Hardware address of its uplink.
     pub(crate) address: [u8; 6],
@@ -74,6 +83,19 @@ pub(crate) fn version(architecture: Architecture) -> Result<String, LabError> {
         },
     })?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}
+
+/// The server of a disk whose cache is lost with this process: what the machine writes goes into a temporary file, and
+/// from there to the disk when the machine flushes (nbdkit-cache-filter(1)).
+pub(crate) const DISK_SERVER: &str = "nbdkit";
+
+/// Its arguments. It goes to the background, since in the foreground it would end with the thread that has started it, and
+/// listens when it has written its pid.
+pub(crate) fn serve_disk(command: &mut Command, disk: &Path, socket: &Path, pid: &Path) {
+    command.arg("--unix").arg(socket).arg("--pidfile").arg(pid);
+    command.args(["--filter=cache", "file"]).arg(option("file=", disk));
+    // One unit of a guest's file system: no write takes a neighbour's along.
+    command.args(["cache=writeback", "cache-min-block-size=4K"]);
 }
 
 /// KVM, where a processor of this host can be set up by it: that `/dev/kvm` is there does not say so.
@@ -161,7 +183,15 @@ pub(crate) fn arguments(command: &mut Command, parts: &Parts<'_>) -> Result<(), 
     if matches!(parts.start, Start::Load(_)) {
         command.args(["-incoming", "defer"]);
     }
-    command.arg("-drive").arg(option("format=qcow2,if=virtio,cache=writeback,file=", parts.disk));
+    command.arg("-drive").arg(match parts.disk {
+        Disk::File(path) => {
+            option("driver=qcow2,if=virtio,cache=writeback,file.driver=file,file.filename=", path)
+        }
+        Disk::Served(socket) => {
+            let server = "driver=qcow2,if=virtio,cache=writeback,file.driver=nbd,file.server.type=unix";
+            option(&format!("{server},file.server.path="), socket)
+        }
+    });
     command.args(["-netdev", "user,id=control,restrict=on,hostfwd=tcp:127.0.0.1:22-:22"]);
     command.args(["-device", "virtio-net-pci,netdev=control,mac=52:54:00:00:00:01,romfile="]);
     let tap = OwnedFd::from(parts.tap.try_clone().context("duplicating the TAP device of", UPLINK)?);

@@ -7,11 +7,12 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::{Duration, SystemTime},
+    thread,
+    time::{Duration, Instant, SystemTime},
 };
 
 use super::{
-    emulator::{self, Accelerator, Parts, Start},
+    emulator::{self, Accelerator, Disk, Parts, Start},
     qmp::Monitor,
     shell, store,
 };
@@ -19,7 +20,9 @@ use crate::{
     config::{PEER_PORT, SERVICE_SUBNET, UNDERLAY_PREFIX, UPLINK},
     error::{Context, LabError},
     handle::Lab,
-    host, process, programs, registry,
+    host,
+    process::{self, Process},
+    programs, registry,
     spec::Machine,
 };
 
@@ -29,12 +32,23 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 const RESUME: Duration = Duration::from_secs(120);
 /// Hardware address of an uplink in a snapshot; each machine has one of its own when it goes on.
 const NOBODY: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
+/// How long the server of a disk may take to listen.
+const SERVER_PATIENCE: Duration = Duration::from_secs(30);
+/// Pause between two looks at whether it does.
+const PAUSE: Duration = Duration::from_millis(5);
+/// What the file of a volatile disk has room for, sparse: its server does not let it grow. Images are of 8 GiB.
+const VOLATILE_SIZE: u64 = 12 << 30;
 /// Where its packages are while they are installed.
 const PACKAGES: &str = "/var/tmp/godwit-packages";
 
 /// Name of an emulator's pid record.
 pub(crate) fn role(node: &str) -> String {
     format!("machine-{node}")
+}
+
+/// Name of the pid record of the server of a volatile disk.
+fn disk_role(node: &str) -> String {
+    format!("disk-{node}")
 }
 
 /// That something failed in a machine, or with it.
@@ -144,6 +158,13 @@ fn emulate(
     // The last emulator's.
     let _ = fs::remove_file(&monitor);
     let mut command = lab.command_beside(node, emulator::program(machine.architecture))?;
+    let socket = lab.paths.machine_disk_socket(node);
+    let disk = if machine.volatile_disk && !matches!(start, Start::BootToSave(_)) {
+        serve_disk(lab, node, disk, &socket)?;
+        Disk::Served(&socket)
+    } else {
+        Disk::File(disk)
+    };
     let parts = Parts {
         machine,
         accelerator,
@@ -158,6 +179,42 @@ fn emulate(
     emulator::arguments(&mut command, &parts)?;
     command.stdout(Stdio::null());
     programs::start(lab, &role(node), command, &lab.paths.machine_log(node))
+}
+
+/// Starts the server of a volatile disk.
+fn serve_disk(lab: &Lab, node: &str, disk: &Path, socket: &Path) -> Result<(), LabError> {
+    // One of a machine that has switched itself off.
+    if let Some(server) = registry::process(&lab.paths, &disk_role(node)) {
+        process::kill(lab.name(), server, END_PATIENCE)?;
+    }
+    let pid = lab.paths.machine_disk_pid(node);
+    for left in [socket, &pid] {
+        let _ = fs::remove_file(left);
+    }
+    let file = fs::File::options().write(true).open(disk).context("opening", disk.display())?;
+    file.set_len(VOLATILE_SIZE).context("setting the size of", disk.display())?;
+    let mut command = lab.command_beside(node, emulator::DISK_SERVER)?;
+    emulator::serve_disk(&mut command, disk, socket, &pid);
+    // Its cache is there, without a name.
+    let output =
+        command.env("TMPDIR", lab.paths.node_state(node)).stdin(Stdio::null()).output().map_err(|_| {
+            let name = emulator::DISK_SERVER.to_owned();
+            LabError::NoMachineProgram { name, package: emulator::DISK_SERVER }
+        })?;
+    let wrong = || failed(lab, node, "serving the disk of", String::from_utf8_lossy(&output.stderr).trim());
+    if !output.status.success() {
+        return Err(wrong());
+    }
+    let begun = Instant::now();
+    loop {
+        let wrote = fs::read_to_string(&pid).unwrap_or_default();
+        let server = wrote.strip_suffix('\n').and_then(|pid| Process::of(pid.parse().ok()?));
+        match server {
+            Some(server) => return registry::record_process(&lab.paths, &disk_role(node), &server),
+            None if begun.elapsed() > SERVER_PATIENCE => return Err(wrong()),
+            None => thread::sleep(PAUSE),
+        }
+    }
 }
 
 fn monitor(lab: &Lab, node: &str, emulator: &mut Child) -> Result<Monitor, LabError> {
@@ -302,11 +359,17 @@ pub(crate) fn kill_daemon(lab: &Lab, node: &str) -> Result<(), LabError> {
     shell::run(lab, node, "killing godwitd on", script).map(drop)
 }
 
-/// Takes its power away.
+/// Takes its power away; the cache of a volatile disk goes with it.
 pub(crate) fn cut_power(lab: &Lab, node: &str) -> Result<(), LabError> {
-    match registry::process(&lab.paths, &role(node)) {
-        Some(emulator) => process::kill(lab.name(), emulator, END_PATIENCE),
-        None => Err(failed(lab, node, "cutting the power of", "it has none")),
+    let Some(emulator) = registry::process(&lab.paths, &role(node)) else {
+        return Err(failed(lab, node, "cutting the power of", "it has none"));
+    };
+    // The machine first: it must not see its disk fail.
+    let mut parts = vec![emulator];
+    parts.extend(registry::process(&lab.paths, &disk_role(node)));
+    match process::kill_all(&parts, END_PATIENCE, || {}).first() {
+        None => Ok(()),
+        Some(left) => Err(process::unkillable(lab.name(), *left, END_PATIENCE)),
     }
 }
 
