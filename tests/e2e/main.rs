@@ -44,6 +44,7 @@ mod python;
 mod random_faults;
 mod redis;
 mod restarts;
+mod shared;
 mod stale;
 mod unacknowledged;
 mod upgrade;

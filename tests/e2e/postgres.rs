@@ -33,7 +33,7 @@ fn moves_keep_open_transactions() {
         wait_for("the wait for a lock", || (reader.query(waiting) == ["1"]).then_some(()));
     };
     begin(&mut writer, &mut reader, &mut waiter, 1);
-    bed.move_to_and_fro("database", |number, _| {
+    let moves = bed.move_to_and_fro("database", |number, _| {
         assert_eq!(reader.query(count), [(number - 1).to_string()], "seen before its commit");
         assert_eq!(writer.query("FETCH 2 FROM rows"), ["-3", "-4"]);
         writer.query("COMMIT");
@@ -44,6 +44,11 @@ fn moves_keep_open_transactions() {
             begin(&mut writer, &mut reader, &mut waiter, number + 1);
         }
     });
+    for report in moves.0.iter().filter(|report| report.mode != "cold") {
+        // The buffers have the whole table.
+        assert!(report.shared_bytes > 5_000_000, "{report:?}");
+        assert!(report.shared_dump_bytes < 1_000_000, "{report:?}");
+    }
     assert_eq!(reader.query("SELECT number FROM seen"), [tier::moves().to_string()]);
     assert_eq!(
         reader.query("SELECT sum(number), count(*), sum(length(note)) FROM t WHERE number < 0"),

@@ -134,6 +134,10 @@ pub struct Report {
     pub file_bytes: u64,
     /// Pages that had to cross, as bytes.
     pub page_bytes: u64,
+    /// Of these, pages of shared memory before the freeze.
+    pub shared_bytes: u64,
+    /// And while it was frozen.
+    pub shared_dump_bytes: u64,
     /// Bytes of CRIU's images.
     pub dump_bytes: u64,
     /// Bytes of pages that followed after it ran at the destination.

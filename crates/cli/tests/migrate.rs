@@ -69,6 +69,8 @@ async fn a_migration_in_json_is_its_steps_and_then_one_report() {
         "memory_wire_bytes",
         "file_bytes",
         "page_bytes",
+        "shared_bytes",
+        "shared_dump_bytes",
         "memory_bytes",
     ] {
         assert!(report.get(field).is_some(), "{field} is missing from {report}");

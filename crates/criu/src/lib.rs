@@ -52,6 +52,22 @@ pub const OLDEST_VERSION: Version = Version::release(4, 1, 0);
 /// What the version of a CRIU with godwit's patches ends with, before the number of their series.
 const SERIES_MARK: &str = "+godwit.";
 
+/// The kind of external resource that our patch external-shmem adds, as `criu --help` names it.
+const SHARED_EXTERNAL: &str = "shmem[SHMID]";
+
+/// The name of shared memory with this inode among the external resources of a dump.
+#[must_use]
+pub fn external_shared(inode: u64) -> String {
+    format!("shmem[{inode}]")
+}
+
+/// The directory in which a restore finds shared memory under its inode at the dump, among the external resources. A CRIU
+/// without our patch does not look there.
+#[must_use]
+pub fn external_shared_in(directory: &Path) -> String {
+    format!("shmem[]:{}", directory.display())
+}
+
 /// One CRIU binary.
 #[derive(Debug, Clone)]
 pub struct Criu {
@@ -69,6 +85,7 @@ pub struct Criu {
 struct Patches {
     lazy_external: bool,
     tcp_inline: bool,
+    shared_external: bool,
 }
 
 /// A CRIU release, `major.minor.sublevel`, with the number of godwit's patches where it has them:
@@ -202,6 +219,15 @@ impl Criu {
         Ok(self.patches().await?.is_some_and(|patches| patches.tcp_inline))
     }
 
+    /// Whether a dump can leave the contents of shared memory to others, and a restore take it from them
+    /// ([`external_shared`]), which takes our patch. Asked once per value and its clones.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub async fn shared_external(&self) -> Result<bool, CriuError> {
+        Ok(self.patches().await?.is_some_and(|patches| patches.shared_external))
+    }
+
     /// Whether a restore maps what is not writable as it was, which takes our patches: all of them, as no option
     /// tells of this one.
     ///
@@ -224,6 +250,7 @@ impl Criu {
         Ok(Patches {
             lazy_external: help.contains(lazy::EXTERNAL_OPTION),
             tcp_inline: help.contains(dump::TCP_INLINE_OPTION),
+            shared_external: help.contains(SHARED_EXTERNAL),
         })
     }
 

@@ -297,6 +297,8 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         file_bytes: report.file_bytes,
         page_bytes: report.page_bytes,
         memory_bytes: report.memory_bytes,
+        shared_bytes: report.shared_bytes,
+        shared_dump_bytes: report.shared_dump_bytes,
         phases: report
             .phases
             .into_iter()

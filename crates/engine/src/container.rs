@@ -139,6 +139,15 @@ pub struct RestoreRequest {
     pub lazy_pages: bool,
 }
 
+impl RestoreRequest {
+    /// Where CRIU finds shared memory that is not in the images, under its inode at the dump: a directory beside them, if
+    /// there is one when they are all there.
+    #[must_use]
+    pub fn shared(&self) -> PathBuf {
+        self.images.with_file_name("shared")
+    }
+}
+
 /// The numbers of the pipes that are a container's standard output and standard error: those in its images.
 pub type OutputPipes = [u64; 2];
 

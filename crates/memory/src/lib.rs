@@ -11,6 +11,7 @@
 //!
 //! - [`process`]: one process's address space from outside: its areas, reading its pages.
 //! - [`tracker`]: which pages were written since the last scan, without stopping a process.
+//! - [`shared`]: shared memory as files, at the source and at the destination.
 //! - [`batch`]: pages as bytes for the wire: zero runs, data, checksum, compression.
 //! - [`causes`]: errors as sentences.
 //! - [`pager`]: the small process that holds the page store and the userfaultfds at the
@@ -32,4 +33,5 @@ pub mod batch;
 pub mod causes;
 pub mod pager;
 pub mod process;
+pub mod shared;
 pub mod tracker;

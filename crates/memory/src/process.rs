@@ -7,7 +7,7 @@
 mod maps;
 mod read;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -259,6 +259,37 @@ impl Process {
             Ok(false)
         });
         found.unwrap_or(true)
+    }
+
+    /// The file that it has mapped in exactly this range, for reading.
+    pub(crate) fn open_mapped(&self, start: u64, end: u64) -> io::Result<File> {
+        let path = format!("map_files/{start:x}-{end:x}");
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        Ok(File::from(openat(self.directory.as_fd(), path.as_str(), flags, Mode::empty())?))
+    }
+
+    /// What the kernel says of each open file whose path begins like this.
+    pub(crate) fn each_open_file(
+        &self,
+        begins: &str,
+        mut each: impl FnMut(Metadata),
+    ) -> Result<(), ProcessError> {
+        let directory = format!("/proc/self/fd/{}/fd", self.directory.as_raw_fd());
+        let entries = match std::fs::read_dir(directory) {
+            // It has none any more.
+            Err(_) if self.has_ended() => return Ok(()),
+            entries => entries.map_err(|source| self.failed("list its open files", source))?,
+        };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            // Closed meanwhile.
+            let Ok(target) = std::fs::read_link(&path) else { continue };
+            if target.as_os_str().as_encoded_bytes().starts_with(begins.as_bytes())
+                && let Ok(metadata) = std::fs::metadata(&path)
+            {
+                each(metadata);
+            }
+        }
+        Ok(())
     }
 
     /// Clears the soft-dirty bits of all its pages (Documentation/admin-guide/mm/soft-dirty.rst).

@@ -20,7 +20,7 @@ use godwit_transfer::{Carrier, Connection};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::destination::page_receiver::{PageReceiverError, Status, Storing, Waiting, take};
+use crate::destination::page_receiver::{PageReceiverError, Shared, Status, Storing, Target, Waiting, take};
 use crate::link::{Link, LinkError};
 use crate::options::Compress;
 use crate::source::pages::{Pages, PagesError, State};
@@ -99,13 +99,11 @@ pub async fn receive<S: Carrier>(
     .await??;
     let client = Arc::new(client);
     let (status_tx, _status) = watch::channel(Status::default());
+    let target =
+        Target { client: Arc::clone(&client), retained: None, shared: Shared::default(), most: bytes };
     let mut taking = JoinSet::new();
     for stream in streams {
-        taking.spawn(take(
-            Link::new(stream),
-            Storing::new(&client, &None, &Waiting::default()),
-            status_tx.clone(),
-        ));
+        taking.spawn(take(Link::new(stream), Storing::new(&target, &Waiting::default()), status_tx.clone()));
     }
     let mut outcome = Ok(());
     while let Some(ended) = taking.join_next().await {

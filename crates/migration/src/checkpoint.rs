@@ -16,6 +16,8 @@ pub trait Checkpoint: Send + Sync {
     async fn lazy_external(&self) -> Result<bool, CriuError>;
     /// Whether connections can go into the image of the files.
     async fn tcp_inline(&self) -> Result<bool, CriuError>;
+    /// Whether the contents of shared memory can be moved in another way.
+    async fn shared_external(&self) -> Result<bool, CriuError>;
     /// Whether a restore maps what is not writable as it was.
     async fn keeps_rights(&self) -> Result<bool, CriuError>;
     /// Fills the cache of the kernel's features for the next restore.
@@ -47,6 +49,10 @@ impl Checkpoint for Criu {
 
     async fn tcp_inline(&self) -> Result<bool, CriuError> {
         Self::tcp_inline(self).await
+    }
+
+    async fn shared_external(&self) -> Result<bool, CriuError> {
+        Self::shared_external(self).await
     }
 
     async fn keeps_rights(&self) -> Result<bool, CriuError> {

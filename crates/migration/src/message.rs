@@ -11,6 +11,8 @@
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs
 //!   │ ◄─────────────────────────── TreeApplied│
 //!   │ LogData… OldLogData… LogRotated… ─────► │  the log so far, now or later
+//!   │ Segments ─────────────────────────────► │  shared memory that comes over the streams, too
+//!   │ ◄────────────────────────── SegmentsMade│
 //!   │ (streams) Pages… ─────────────────────► │  rounds of memory, while the service runs, or
 //!   │ Pending… PendingEnd ──────────────────► │  only the names of pages that will come later
 //!   │ ◄──────────────────────────── PendingEnd│
@@ -53,7 +55,7 @@ use prost::Message as _;
 
 pub use self::contents::{
     Accepted, CriuVersion, FaultRequest, ImageData, ImageFile, ImagesEnd, Join, Layer, Open, PageRanges,
-    Purpose, Reason, Refused, Resume, RetainedPages, Running,
+    Purpose, Reason, Refused, Resume, RetainedPages, Running, Segments, SharedSegment,
 };
 pub use self::versions::{OLDEST_PROTOCOL_VERSION, Versions};
 pub use crate::step::{Reached, Step};
@@ -157,6 +159,8 @@ messages! {
         33 RetainedEnd,
         /// What came of the log is its older file from now on, in place of what was, and it begins anew.
         35 LogRotated,
+        /// The destination has made the segments of shared memory that were named last.
+        37 SegmentsMade,
         /// As `TreeBegin`, of a service that still runs: another round will follow.
         36 TreeAgain,
     }
@@ -189,6 +193,8 @@ messages! {
         29 Missing(PageRanges),
         /// Pages of an earlier visit.
         32 RetainedPages(RetainedPages),
+        /// Shared memory whose pages come over the streams.
+        38 Segments(Segments),
         /// What the destination has begun to do.
         34 Step(Reached),
     }
@@ -245,6 +251,8 @@ mod tests {
     fn every_message() -> Vec<Message> {
         let layer = Layer { digest: "sha256:00".into(), bytes: 7 };
         let ranges = PageRanges { space: 1, ranges: vec![7, 2, 1 << 40, 1] };
+        let segment =
+            SharedSegment { space: 1 << 31, inode: 7, size: 4096, name: Some("x".into()), sealable: true };
         let image = ImageData { name: "pages-1.img".into(), offset: 4096, data: Bytes::from_static(b"page") };
         vec![
             Message::Heartbeat,
@@ -265,6 +273,7 @@ mod tests {
                 most_at_once: 7 << 40,
                 keeps_rights: true,
                 protocol: PROTOCOL_VERSION,
+                segments: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),
@@ -282,6 +291,8 @@ mod tests {
             Message::ImagesReceived,
             Message::Step(Reached { step: Step::Restoring.into() }),
             Message::LogRotated,
+            Message::SegmentsMade,
+            Message::Segments(Segments { all: vec![segment] }),
             Message::TreeAgain,
             Message::Restored,
             Message::Commit,

@@ -96,6 +96,12 @@ pub struct Report {
     /// What the streams would have carried without framing, compression, deltas and retained pages: all pages that
     /// are not zero, and once more those found written after they were sent.
     pub page_bytes: u64,
+    /// Pages of shared memory sent before the freeze, and once more those that changed after they were sent.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    /// Pages of shared memory that changed after that and crossed while frozen. What CRIU dumped is not among them.
+    #[serde(default)]
+    pub shared_dump_bytes: u64,
     /// Memory of the service at the freeze.
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
@@ -104,8 +110,8 @@ pub struct Report {
     pub timeline: Vec<Span>,
     /// Where the network namespace is at the destination, for a service in one that godwit did not create.
     pub network_namespace: String,
-    /// The CRIU that dumped; with `+lazy-pages-external` where our patch had it skip the memory, and
-    /// `+tcp-inline` where another one had it put connections into the image of the files.
+    /// The CRIU that dumped; with `+lazy-pages-external` where our patch had it skip the memory, `+external-shmem` where
+    /// one had it skip shared memory, and `+tcp-inline` where another one had it put connections into the image of the files.
     pub criu: String,
     /// The CRIU that restored, if it is another; empty as long as it is not known.
     pub criu_there: String,
@@ -146,6 +152,8 @@ impl Report {
             memory_wire_bytes: 0,
             file_bytes: 0,
             page_bytes: 0,
+            shared_bytes: 0,
+            shared_dump_bytes: 0,
             memory_bytes: 0,
             phases: Vec::new(),
             timeline: Vec::new(),

@@ -134,6 +134,7 @@ impl Runc {
         if request.lazy_pages {
             options.push_str("lazy-pages\n");
         }
+        options.push_str(&format!("external {}\n", godwit_criu::external_shared_in(&request.shared())));
         fs::write(&criu_config, options).map_err(request.io("write", &criu_config))?;
         files.note_restore_work(&request.work).map_err(request.io("write into", &config.directory))?;
         Ok(files)

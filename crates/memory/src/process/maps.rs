@@ -38,6 +38,8 @@ pub enum AreaKind {
 pub(crate) struct Status {
     /// PID in the innermost PID namespace.
     pub(crate) space: Option<Space>,
+    /// Private anonymous memory in KiB, also where it is swapped out.
+    pub(crate) anonymous_kib: u64,
     /// Locked memory in KiB.
     pub(crate) locked_kib: u64,
     /// 0 when no seccomp filter is on it.
@@ -49,10 +51,12 @@ pub(crate) struct Status {
 pub(crate) fn parse_status(text: &str) -> Status {
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or("");
-    let number =
-        |name: &str| field(name).split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or_default();
+    let number = |name: &str| {
+        field(name).split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or_default()
+    };
     Status {
         space: field("NSpid").split_whitespace().last().and_then(|n| n.parse().ok()),
+        anonymous_kib: number("RssAnon").saturating_add(number("VmSwap")),
         locked_kib: number("VmLck"),
         seccomp: number("Seccomp"),
         tracer: number("TracerPid"),
@@ -207,8 +211,11 @@ VmFlags: rd wr mr mw me lo ac
     #[test]
     fn the_space_is_the_innermost_pid() {
         let status = parse_status(
-            "Name:\tx\nTracerPid:\t3\nNSpid:\t4021\t17\t1\nVmLck:\t      12 kB\nSeccomp:\t2\nSeccomp_filters:\t1\n",
+            "Name:\tx\nTracerPid:\t3\nNSpid:\t4021\t17\t1\nVmLck:\t      12 kB\nRssAnon:\t 8 kB\nVmSwap:\t 1 kB\nSeccomp:\t2\nSeccomp_filters:\t1\n",
         );
-        assert_eq!(status, Status { space: Some(1), locked_kib: 12, seccomp: 2, tracer: 3 });
+        assert_eq!(
+            status,
+            Status { space: Some(1), anonymous_kib: 9, locked_kib: 12, seccomp: 2, tracer: 3 }
+        );
     }
 }

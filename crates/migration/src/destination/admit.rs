@@ -48,6 +48,8 @@ pub(super) struct Admitted {
     criu: Option<Version>,
     tcp_inline: bool,
     keeps_rights: bool,
+    /// Whether CRIU restores shared memory that comes over the streams.
+    segments: bool,
     /// The version of the conversation.
     protocol: u32,
     /// The service's output at its source; none where the source does not tell.
@@ -94,12 +96,18 @@ pub(super) async fn admit(
         let ours = local.network.terms();
         reasons.extend(ours.objections(&local.node, theirs, link.node()));
     }
-    let (mut criu, mut tcp_inline, mut keeps_rights) = (None, false, false);
-    let asking =
-        async { tokio::try_join!(local.criu.version(), local.criu.tcp_inline(), local.criu.keeps_rights()) };
+    let (mut criu, mut tcp_inline, mut keeps_rights, mut segments) = (None, false, false, false);
+    let asking = async {
+        tokio::try_join!(
+            local.criu.version(),
+            local.criu.tcp_inline(),
+            local.criu.keeps_rights(),
+            local.criu.shared_external()
+        )
+    };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
-        Ok(Ok((version, inline, rights))) => {
-            (criu, tcp_inline, keeps_rights) = (Some(version), inline, rights);
+        Ok(Ok((version, inline, rights, shared))) => {
+            (criu, tcp_inline, keeps_rights, segments) = (Some(version), inline, rights, shared);
             reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
         }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
@@ -179,6 +187,7 @@ pub(super) async fn admit(
         criu,
         tcp_inline,
         keeps_rights,
+        segments,
         protocol,
         output_pipes: open.output_pipes.try_into().ok(),
         steps: open.steps,
@@ -214,6 +223,7 @@ pub(super) async fn accept(
         // With all pages in images, a CRIU without patches needs less for some services.
         keeps_rights: admitted.keeps_rights || !userfaultfd,
         protocol: admitted.protocol,
+        segments: admitted.segments,
     };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {

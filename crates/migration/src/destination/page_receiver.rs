@@ -7,6 +7,7 @@
 //! The pager outlives this daemon; a next one attaches to it again ([`PageReceiver::attach`]). A stream that
 //! breaks is the source's affair: it connects again, and is told what is missing.
 
+mod shared;
 mod stream;
 mod waiting;
 
@@ -25,8 +26,9 @@ use crate::link::{Link, LinkError};
 use crate::message::{FaultRequest, Message, PageRanges, Purpose};
 use crate::resources::{LocalError, NodeResources};
 use crate::retained::{Retained, RetainedError};
+pub(crate) use shared::Shared;
 use stream::take_faulted;
-pub(crate) use stream::{Storing, take};
+pub(crate) use stream::{Storing, Target, take};
 pub(crate) use waiting::Waiting;
 
 /// Most ranges in one message.
@@ -44,6 +46,9 @@ pub enum PageReceiverError {
     /// What was retained cannot be read.
     #[error(transparent)]
     Retained(#[from] RetainedError),
+    /// Shared memory.
+    #[error("shared memory of the service cannot be made or filled")]
+    Shared(#[source] std::io::Error),
     /// The stream broke.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -127,8 +132,9 @@ impl Talk {
 pub(crate) struct PageReceiver {
     client: Arc<Client>,
     status: watch::Receiver<Status>,
-    /// Most bytes of pages that the pager takes.
+    /// Most bytes of pages that the pager takes, and as many of shared memory.
     most: u64,
+    shared: Shared,
     conversation: mpsc::Sender<Link>,
     _task: AbortOnDropHandle<()>,
 }
@@ -168,7 +174,7 @@ impl PageReceiver {
             Ok::<_, PageReceiverError>(Client::connect(&directory)?)
         })
         .await??;
-        Ok(Self { most: bytes, ..Self::with(client, retained, events, arrival, Status::default()) })
+        Ok(Self::with(client, retained, (events, arrival), Status::default(), bytes))
     }
 
     /// Finds the pager that an earlier life of this daemon started in a directory; none where it needs none.
@@ -200,28 +206,23 @@ impl PageReceiver {
 
     /// Goes on with a pager that was found.
     pub(crate) fn attach(Found { client, events, status }: Found, arrival: Arrival) -> Self {
-        Self::with(client, None, events, arrival, status)
+        // Only a daemon that has started the pager asks whether the pages fit. Shared memory has come before the commit.
+        Self::with(client, None, (events, arrival), status, u64::MAX)
     }
 
     fn with(
         client: Client,
         retained: Option<Arc<Retained>>,
-        events: Events,
-        arrival: Arrival,
+        (events, arrival): (Events, Arrival),
         status: Status,
+        most: u64,
     ) -> Self {
-        let client = Arc::new(client);
+        let (client, shared) = (Arc::new(client), Shared::default());
         let (status_tx, status) = watch::channel(status);
         let (conversation, conversations) = mpsc::channel(1);
-        let work = work(Arc::clone(&client), retained, events, arrival, status_tx, conversations);
-        // Only a daemon that has started the pager asks whether the pages fit.
-        Self {
-            client,
-            status,
-            most: u64::MAX,
-            conversation,
-            _task: AbortOnDropHandle::new(tokio::spawn(work)),
-        }
+        let into = Target { client: Arc::clone(&client), retained, shared: shared.clone(), most };
+        let work = work(into, events, arrival, status_tx, conversations);
+        Self { client, status, most, shared, conversation, _task: AbortOnDropHandle::new(tokio::spawn(work)) }
     }
 
     /// These pages are still at the source when the service is frozen, and come later.
@@ -240,11 +241,17 @@ impl PageReceiver {
     pub(crate) async fn fits(&self) -> Result<u64, PageReceiverError> {
         let state = self.ask(Client::state).await?;
         let bytes = state.stored.saturating_add(state.pending).saturating_mul(PAGE_SIZE);
+        let bytes = bytes.saturating_add(self.shared.bytes());
         if bytes <= self.most {
             Ok(bytes)
         } else {
             Err(PageReceiverError::TooMuch { bytes, most: self.most })
         }
+    }
+
+    /// The service's shared memory.
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     /// CRIU restores from these images what they have; the rest of the memory is left to the pager.
@@ -387,8 +394,7 @@ fn named_inside(processes: &[u32]) -> Result<Vec<Restored>, ProcessError> {
 
 /// Brings connections, the pager's events and the conversation together, until it is dropped.
 async fn work(
-    client: Arc<Client>,
-    retained: Option<Arc<Retained>>,
+    into: Target,
     events: Events,
     mut arrival: Arrival,
     status_tx: watch::Sender<Status>,
@@ -401,6 +407,7 @@ async fn work(
     let mut done = false;
     let mut faults: Option<mpsc::Sender<Message>> = None;
     let waiting = Waiting::default();
+    let client = &into.client;
     // The first failure is the reason; what follows are its consequences.
     let fail = |reason: String| {
         status_tx.send_modify(|status| {
@@ -418,12 +425,12 @@ async fn work(
                         let _ = sender.send(Message::FaultRequest(request)).await;
                     }
                     faults = Some(sender);
-                    streams.spawn(take_faulted(stream, Storing::new(&client, &retained, &waiting)));
+                    streams.spawn(take_faulted(stream, Storing::new(&into, &waiting)));
                 }
                 FurtherConnection::Stream(_, stream) => {
-                    streams.spawn(take(stream, Storing::new(&client, &retained, &waiting), status_tx.clone()));
+                    streams.spawn(take(stream, Storing::new(&into, &waiting), status_tx.clone()));
                 }
-                FurtherConnection::Resumed(resumed) => match tell_missing(&client, &resumed).await {
+                FurtherConnection::Resumed(resumed) => match tell_missing(client, &resumed).await {
                     Ok(missing) => {
                         waiting.retain(&missing);
                         link = Some(resumed.sender());

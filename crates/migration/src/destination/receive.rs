@@ -190,6 +190,7 @@ async fn receive_and_restore(
     };
     images.finish(&files)?;
     timeline.has_images();
+    receiver.shared().link_in(&request.shared())?;
     link.send(Message::ImagesReceived).await?;
     let (images, name) = (tmpfs.images(), service.name.clone());
     let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
@@ -278,6 +279,10 @@ async fn receive_while_running(
                 pages = receiver.fits().await?;
                 local.hold(&admitted.memory, pages).map_err(DestinationError::Memory)?;
                 link.send(Message::PendingEnd).await?;
+            }
+            Message::Segments(segments) => {
+                receiver.shared().make(segments)?;
+                link.send(Message::SegmentsMade).await?;
             }
             piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {
                 log.take(&piece)?

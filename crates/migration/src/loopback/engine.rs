@@ -282,6 +282,10 @@ impl Checkpoint for Checkpointer {
         self.step("lazy_external", || Ok(true))
     }
 
+    async fn shared_external(&self) -> Result<bool, CriuError> {
+        self.step("shared_external", || Ok(false))
+    }
+
     async fn keeps_rights(&self) -> Result<bool, CriuError> {
         self.step("keeps_rights", || Ok(true))
     }

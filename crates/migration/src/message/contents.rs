@@ -3,6 +3,7 @@
 //! Fields are added and never change their meaning. A field that an older node does not know has its default.
 
 use bytes::Bytes;
+use godwit_memory::shared::{Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 
 use crate::terms::OverlayTerms;
@@ -157,6 +158,61 @@ pub struct Accepted {
     /// The version of the conversation that is used from here on; 0 from a node that knows only one.
     #[prost(uint32, tag = "42")]
     pub protocol: u32,
+    /// Whether this node takes [`Message::Segments`](super::Message::Segments), and its CRIU what came of them.
+    #[prost(bool, tag = "45")]
+    pub segments: bool,
+}
+
+/// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,
+/// is not to be restored from them.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Segments {
+    /// Each of them.
+    #[prost(message, repeated, tag = "1")]
+    pub all: Vec<SharedSegment>,
+}
+
+/// A segment of shared memory.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SharedSegment {
+    /// Whose its pages are on the streams: from [`godwit_memory::shared::FIRST_SPACE`] on.
+    #[prost(uint32, tag = "1")]
+    pub space: u32,
+    /// By which CRIU knows it at the source.
+    #[prost(uint32, tag = "2")]
+    pub inode: u32,
+    /// Its bytes.
+    #[prost(uint64, tag = "3")]
+    pub size: u64,
+    /// The name of a memory file; none of anonymous memory.
+    #[prost(string, optional, tag = "4")]
+    pub name: Option<String>,
+    /// Whether seals can be added to the memory file.
+    #[prost(bool, tag = "5")]
+    pub sealable: bool,
+}
+
+impl SharedSegment {
+    /// How to make it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match &self.name {
+            None => Kind::Anonymous,
+            Some(name) => Kind::Memfd { name: name.clone(), sealable: self.sealable },
+        }
+    }
+
+    /// The name of this segment in a conversation.
+    #[must_use]
+    pub fn of(space: Space, segment: &Segment) -> Self {
+        let (name, sealable) = match segment.kind() {
+            Kind::Anonymous => (None, false),
+            Kind::Memfd { name, sealable } => (Some(name.clone()), *sealable),
+        };
+        // A larger one is none of those that are found.
+        let inode = u32::try_from(segment.inode()).unwrap_or(0);
+        Self { space, inode, size: segment.size(), name, sealable }
+    }
 }
 
 /// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all

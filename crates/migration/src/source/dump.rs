@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_criu::{CriuError, DumpOptions, DumpResult, Memory as DumpMemory, MemoryWay};
+use godwit_criu::{CriuError, DumpOptions, DumpResult, Memory as DumpMemory, MemoryWay, external_shared};
 use godwit_engine::DumpTarget;
 use godwit_memory::PAGE_SIZE;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,7 @@ use super::deadline::{Deadline, patience};
 use super::files::send_round;
 use super::freeze::{Frozen, KernelState, LastFiles, Memory};
 use super::pages::{Pages, Sent, State};
+use super::precopy::tell_segments;
 use super::recorder::Recorder;
 use super::residual::Residual;
 use super::streams::Streams;
@@ -116,10 +117,17 @@ impl Handing<'_> {
         source.local.network.close(&source.service).await?;
         recorder.report.cutover_ms += ms_since(cutting);
         source.timeline.note("close port", cutting);
-        let KernelState { criu, target, keep_stopped, tcp_inline } = kernel;
-        let dump = self.begin_dump(criu, target, tcp_inline);
-        self.deadline.awaits("note which pages are still to come");
+        let KernelState { criu, target, keep_stopped, tcp_inline, shared } = kernel;
         let Memory { mut pages, found, leave } = memory;
+        // Of those that have another size now, all goes into images.
+        let segments = pages.drop_resized()?;
+        let inodes = pages.shared_inodes();
+        if !inodes.is_empty() {
+            recorder.report.criu.push_str("+external-shmem");
+        }
+        let dump = self.begin_dump(criu, target, tcp_inline, &inodes);
+        self.deadline.awaits("note which pages are still to come");
+        tell_segments(link, segments).await?;
         name(link, &mut pages).await?;
         let processes = pages.processes();
         let residual = match leave {
@@ -130,11 +138,12 @@ impl Handing<'_> {
         self.deadline.watch_faults(residual.asked(found.populated));
         let milestones = Milestones::default();
         let ((pages, sent), ()) = tokio::try_join!(
-            self.send_pages(streams, pages, leave, &mut residual, &milestones),
+            self.send_pages(streams, pages, (leave, shared), &mut residual, &milestones),
             self.send_kernel_state(link, recorder, files, (dump, keep_stopped, tcp_inline), &milestones),
         )?;
         recorder.report.dump_bytes += sent.bytes;
         recorder.report.page_bytes += sent.found * PAGE_SIZE;
+        recorder.report.shared_dump_bytes += sent.shared * PAGE_SIZE;
         if !self.waits {
             // The restore is done, and the last pages were still on their way.
             recorder.report.dump_transfer_ms += recorder.end("pages");
@@ -142,13 +151,21 @@ impl Handing<'_> {
         Ok((residual, pages))
     }
 
-    fn begin_dump(&self, criu: Box<dyn Dump>, target: DumpTarget, tcp_inline: bool) -> Dumping {
+    /// `shared` is the shared memory that goes over the streams.
+    fn begin_dump(
+        &self,
+        criu: Box<dyn Dump>,
+        target: DumpTarget,
+        tcp_inline: bool,
+        shared: &[u64],
+    ) -> Dumping {
         let options = DumpOptions {
             external_mounts: target.external_mounts,
             external_network: Some(target.network_namespace.1),
             freezer: Some(target.freezer),
             memory: DumpMemory::Lazy,
             tcp_inline,
+            external: shared.iter().map(|inode| external_shared(*inode)).collect(),
             ..DumpOptions::new(target.pid, target.root, self.tmpfs.images(), self.tmpfs.work())
         };
         // Dropping the handle does not end CRIU, which must put the processes back itself:
@@ -166,13 +183,17 @@ impl Handing<'_> {
     async fn send_pages(
         &self,
         streams: &mut Streams,
-        pages: Pages,
-        leave: bool,
+        mut pages: Pages,
+        (leave, shared): (bool, bool),
         residual: &mut Answering,
         milestones: &Milestones,
     ) -> Result<(Pages, Sent), SourceError> {
         let source = self.source;
         let begun = Instant::now();
+        if shared {
+            pages = source.compare_shared(pages).await?;
+            source.timeline.note("compare shared memory", begun);
+        }
         let (mut pages, mut sent) = source.send(pages, streams, State::Dumping).await?;
         if leave {
             // What has vanished must be known there before the service goes on, and is on its way

@@ -51,6 +51,8 @@ pub(super) struct KernelState {
     pub(super) target: DumpTarget,
     pub(super) keep_stopped: Vec<u32>,
     pub(super) tcp_inline: bool,
+    /// Whether shared memory goes over the streams.
+    pub(super) shared: bool,
 }
 
 impl Source {
@@ -130,10 +132,11 @@ impl Source {
         let begun = Instant::now();
         let (memory, files) = tokio::try_join!(self.scan(pages, true), next_round(tree, true))?;
         self.timeline.note("scan", begun);
-        recorder.report.memory_bytes = memory.1.populated * 4096;
+        recorder.report.memory_bytes = memory.0.with_shared(memory.1).populated * 4096;
         recorder.end("freeze");
         failpoint::point("source.frozen").await;
-        let kernel = KernelState { criu, target, keep_stopped, tcp_inline: agreed.tcp_inline };
+        let kernel =
+            KernelState { criu, target, keep_stopped, tcp_inline: agreed.tcp_inline, shared: agreed.shared };
         Ok((kernel, memory, files))
     }
 }

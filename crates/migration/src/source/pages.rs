@@ -5,9 +5,10 @@
 //! earlier one. A [hash](crate::page_hash) of each page as it was sent last is kept: a page that was written with the
 //! same content does not cross again. The delta cache keeps, within a bound, the contents of pages that are written
 //! repeatedly, and their deltas are sent. Pages that the destination retained when the service left it are named, not
-//! sent.
+//! sent. Shared memory is no process's: [`shared`] finds what of it changed.
 
 mod remaining;
+mod shared;
 mod stream;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ use crate::options::Compress;
 use crate::page_hash::{EarlierVisit, Hashes, PageKey, no_hashes};
 use crate::source::pace::Pacer;
 use remaining::within;
+use shared::Shared;
 use stream::{Sending, Stream};
 
 pub(crate) use remaining::{Leaving, Remaining, pages_of};
@@ -41,6 +43,15 @@ pub enum PagesError {
     /// It could not be read.
     #[error("the service's memory cannot be read")]
     Read(#[from] ProcessError),
+    /// Shared memory could not be read or examined.
+    #[error("shared memory of the service cannot be {action}")]
+    Shared {
+        /// What was tried.
+        action: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
     /// A thread of ours ended by a panic.
     #[error("a thread that sends pages has failed: {0}; this is a defect of godwit; see godwitd's log")]
     Panic(String),
@@ -95,6 +106,8 @@ struct Ended {
 pub(crate) enum State {
     /// It runs.
     Running,
+    /// It runs, and only its shared memory goes.
+    Shared,
     /// It is frozen and CRIU dumps it: pages that CRIU may change meanwhile stay noted.
     Dumping,
     /// It is frozen.
@@ -112,6 +125,8 @@ pub(crate) struct Sent {
     pub(crate) bytes: u64,
     /// Pages examined that were not zero, whether they had to cross or not.
     pub(crate) found: u64,
+    /// Of the pages, those of shared memory.
+    pub(crate) shared: u64,
 }
 
 impl Sent {
@@ -121,6 +136,7 @@ impl Sent {
         self.same += other.same;
         self.bytes += other.bytes;
         self.found += other.found;
+        self.shared += other.shared;
     }
 }
 
@@ -128,6 +144,7 @@ impl Sent {
 pub(crate) struct Pages {
     tracker: Tracker,
     todo: BTreeMap<Space, Todo>,
+    shared: Shared,
     ended: Vec<Ended>,
     streams: Vec<Stream>,
     /// What the last scan found written in processes that were known before.
@@ -175,6 +192,7 @@ impl Pages {
         Self {
             tracker: Tracker::new(backend),
             todo: BTreeMap::new(),
+            shared: Shared::default(),
             ended: Vec::new(),
             recent: BTreeMap::new(),
             streams: (0..streams).map(|_| stream()).collect(),
@@ -239,7 +257,18 @@ impl Pages {
 
     /// Pages with content that are noted and not sent.
     fn todo_pages(&self) -> u64 {
-        self.todo.values().map(|todo| pages_of(&todo.data)).sum()
+        self.todo.values().map(|todo| pages_of(&todo.data)).sum::<u64>() + self.shared.todo_pages()
+    }
+
+    /// Pages of shared memory that are noted and not sent.
+    pub(crate) fn shared_pages(&self) -> u64 {
+        self.shared.todo_pages()
+    }
+
+    /// What there is to send, after a scan of the shared memory, too.
+    pub(crate) fn with_shared(&self, found: Found) -> Found {
+        let populated = found.populated + self.shared.populated_pages();
+        Found { pages: self.todo_pages(), populated, ..found }
     }
 
     /// Sends what is noted, over one sender for each stream. Blocks.
@@ -249,7 +278,10 @@ impl Pages {
         state: State,
         on_progress: &OnProgress<'_>,
     ) -> Result<Sent, PagesError> {
-        let mut todo = std::mem::take(&mut self.todo);
+        let (mut todo, ended) = match state {
+            State::Shared => Default::default(),
+            _ => (std::mem::take(&mut self.todo), std::mem::take(&mut self.ended)),
+        };
         if state == State::Dumping {
             for (space, all) in &mut todo {
                 let later = all.take_executable();
@@ -259,11 +291,11 @@ impl Pages {
                 }
             }
         }
-        let ended = std::mem::take(&mut self.ended);
         let count = self.streams.len();
         let (pacer, retained, key, todo, ended) = (&self.pacer, &self.retained, &self.key, &todo, &ended);
+        let shared = &self.shared;
         // What was announced is waited for, also where it is what the destination has.
-        let all = state != State::Running;
+        let all = matches!(state, State::Dumping | State::Frozen);
         let results = std::thread::scope(|scope| {
             let threads: Vec<_> = self
                 .streams
@@ -284,7 +316,7 @@ impl Pages {
                             all,
                             sent: Sent::default(),
                         };
-                        sending.work(todo, ended)?;
+                        sending.work(todo, ended, shared)?;
                         Ok(sending.sent)
                     })
                 })
@@ -298,6 +330,7 @@ impl Pages {
         for result in results {
             total.add(result?);
         }
+        self.shared.sent();
         Ok(total)
     }
 

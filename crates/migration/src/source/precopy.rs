@@ -20,6 +20,7 @@ use super::{Source, SourceError};
 use crate::converge::{self, Next, Round};
 use crate::failpoint;
 use crate::link::Link;
+use crate::message::{Message, Segments};
 use crate::options::Mode;
 use crate::report::{Report, ms_since};
 
@@ -37,6 +38,10 @@ const TELLING: u64 = 1024;
 /// that time are likely to be needed first, and cross first. In a shorter time it would write only some of its working
 /// set; a longer one only takes longer.
 const SAMPLE: Duration = Duration::from_millis(400);
+
+/// How often shared memory is sent at most where the rest of the memory follows after the commit: what the service writes
+/// to it meanwhile crosses while it is frozen.
+const SHARED_PASSES: u32 = 4;
 
 /// So many pages cross in less time than a sample of them takes.
 const FEW: u64 = 512;
@@ -61,6 +66,8 @@ struct Rounds {
     plan: Plan,
     pages: Pages,
     files: Files,
+    /// Whether shared memory goes over the streams.
+    shared: bool,
     all: Vec<Round>,
     /// Of its CPU that the service has, in thousandths.
     share: u32,
@@ -93,11 +100,15 @@ impl Source {
         *self.stream_traffic.lock().unwrap_or_else(PoisonError::into_inner) = streams.traffic().clone();
         let (pages, files, leave) = match plan.mode {
             Mode::Precopy | Mode::Hybrid => {
-                let rounds = Rounds { plan, pages, files, all: Vec::new(), share: 1000 };
+                let shared = agreed.shared;
+                let rounds = Rounds { plan, pages, files, shared, all: Vec::new(), share: 1000 };
                 self.rounds(link, &mut streams, &mut recorder.report, rounds).await?
             }
             mode => {
                 let files = send_all_ahead(link, &mut recorder.report, files).await?;
+                if agreed.shared {
+                    pages = self.send_shared(link, &mut streams, &mut recorder.report, pages).await?;
+                }
                 if sampled {
                     // The more of them are named by now, the less is left to name while it is frozen.
                     let sample = tokio::time::sleep(SAMPLE);
@@ -122,8 +133,12 @@ impl Source {
         loop {
             let fixed = self.fixed().await?;
             let scanning = Instant::now();
-            let found;
+            let mut found;
             (rounds.pages, found) = self.scan(rounds.pages, false).await?;
+            if rounds.shared {
+                rounds.pages = self.scan_shared(link, rounds.pages).await?;
+                found = rounds.pages.with_shared(found);
+            }
             report.pre_dump_ms += ms_since(scanning);
             report.memory_bytes = found.populated * 4096;
             rounds.all.push(Round {
@@ -150,6 +165,9 @@ impl Source {
                                 last.files = bytes;
                             }
                             self.is_worth_it(&rounds, fixed, leave, report)?;
+                            if rounds.shared && leave {
+                                rounds.pages = self.send_shared(link, streams, report, rounds.pages).await?;
+                            }
                             if next == Next::Hybrid && found.pages > FEW {
                                 tokio::time::sleep(SAMPLE).await;
                             }
@@ -199,6 +217,7 @@ impl Source {
         report.pre_dump_transfer_ms += took.as_secs_f64() * 1e3;
         report.pre_dump_bytes += sent.bytes;
         report.page_bytes += sent.found * PAGE_SIZE;
+        report.shared_bytes += sent.shared * PAGE_SIZE;
         report.rounds += 1;
         let first = rounds.all.iter().all(|round| round.bandwidth.is_none());
         if let Some(round) = rounds.all.last_mut()
@@ -230,15 +249,68 @@ impl Source {
         }
     }
 
+    /// The service's processes, in the node's PID namespace.
+    pub(super) async fn pids(&self) -> Result<Vec<i32>, SourceError> {
+        let pids = self.local.engine.processes(&self.local.config(&self.service)).await?;
+        Ok(pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect())
+    }
+
     /// Scans the memory on a thread that may block.
     pub(super) async fn scan(&self, mut pages: Pages, frozen: bool) -> Result<(Pages, Found), SourceError> {
-        let pids = self.local.engine.processes(&self.local.config(&self.service)).await?;
-        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
+        let pids = self.pids().await?;
         let scanning = self.jobs.run(move |_| {
             let found = pages.scan(&pids, frozen)?;
             Ok::<_, PagesError>((pages, found))
         });
         Ok(scanning.await??)
+    }
+
+    /// Tells the destination of the segments of shared memory that there are now, and looks for what changed in them.
+    async fn scan_shared(&self, link: &mut Link, mut pages: Pages) -> Result<Pages, SourceError> {
+        let pids = self.pids().await?;
+        let finding = self.jobs.run(move |_| {
+            let segments = pages.find_shared(&pids)?;
+            Ok::<_, PagesError>((pages, segments))
+        });
+        let (pages, segments) = finding.await??;
+        tell_segments(link, segments).await?;
+        self.compare_shared(pages).await
+    }
+
+    /// Looks for what changed in the segments that the destination was told of.
+    pub(super) async fn compare_shared(&self, mut pages: Pages) -> Result<Pages, SourceError> {
+        let scanning = self.jobs.run(move |_| {
+            pages.scan_shared()?;
+            Ok::<_, PagesError>(pages)
+        });
+        Ok(scanning.await??)
+    }
+
+    /// Sends shared memory alone, until little of it changes meanwhile.
+    async fn send_shared(
+        &self,
+        link: &mut Link,
+        streams: &mut Streams,
+        report: &mut Report,
+        mut pages: Pages,
+    ) -> Result<Pages, SourceError> {
+        for _ in 0..SHARED_PASSES {
+            let scanning = Instant::now();
+            pages = self.scan_shared(link, pages).await?;
+            report.pre_dump_ms += ms_since(scanning);
+            if pages.shared_pages() <= FEW {
+                break;
+            }
+            let sending = Instant::now();
+            let sent;
+            (pages, sent) = self.send(pages, streams, State::Shared).await?;
+            streams.arrived().await?;
+            report.pre_dump_transfer_ms += ms_since(sending);
+            report.pre_dump_bytes += sent.bytes;
+            report.page_bytes += sent.found * PAGE_SIZE;
+            report.shared_bytes += sent.shared * PAGE_SIZE;
+        }
+        Ok(pages)
     }
 
     /// Sends what was found on threads that may block.
@@ -304,6 +376,16 @@ impl Source {
             progress.bandwidth = rounds.iter().rev().find_map(|round| round.bandwidth).unwrap_or(0.0);
             progress.predicted_frozen_ms = predicted;
         });
+    }
+}
+
+/// Tells the destination which segments of shared memory there are, if that has changed.
+pub(super) async fn tell_segments(link: &mut Link, segments: Option<Segments>) -> Result<(), SourceError> {
+    let Some(segments) = segments else { return Ok(()) };
+    link.send(Message::Segments(segments)).await?;
+    match link.receive().await? {
+        Message::SegmentsMade => Ok(()),
+        other => Err(link.unexpected(&other, "SegmentsMade").into()),
     }
 }
 

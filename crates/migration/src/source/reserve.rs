@@ -7,8 +7,10 @@ use godwit_criu::Version;
 use godwit_engine::ContainerConfig;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
+use godwit_memory::shared;
 
 use super::files::next_round;
+use super::pages::PagesError;
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::{Source, SourceError};
@@ -18,6 +20,7 @@ use crate::journal::now_ms;
 use crate::link::{Link, LinkError};
 use crate::machine::machine;
 use crate::message::{Accepted, Layer, Message, OLDEST_PROTOCOL_VERSION, Open, PROTOCOL_VERSION, Versions};
+use crate::options::Mode;
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::ms_since;
 use crate::retained;
@@ -32,6 +35,8 @@ pub(super) struct Agreed {
     pub(super) waits: bool,
     /// Whether connections go into the image of the files: CRIU on both nodes can do that.
     pub(super) tcp_inline: bool,
+    /// Whether shared memory goes over the streams: the destination takes it, and CRIU on both nodes can leave it to others.
+    pub(super) shared: bool,
     /// Where the destination takes frames for the service.
     pub(super) vtep: Ipv4Addr,
     /// Most bytes of images.
@@ -60,7 +65,7 @@ impl Source {
     ) -> Result<Reserved, SourceError> {
         let report = &mut recorder.report;
         let config = self.local.config(&self.service);
-        let memory = self.local.engine.memory_unshared(&config).await?;
+        let memory = self.local.engine.memory_unshared(&config).await?.max(self.memory_needed().await?);
         let images = memory + KERNEL_STATE_BYTES;
         let plan = self.plan(memory)?;
         let started = Instant::now();
@@ -108,6 +113,7 @@ impl Source {
             ahead: accepted.ahead,
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
+            shared: plan.mode != Mode::Cold && accepted.segments && self.local.criu.shared_external().await?,
             vtep: self.local.cluster.vtep(&self.destination)?,
             images,
         };
@@ -117,6 +123,13 @@ impl Source {
         };
         let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
         Ok(Reserved { agreed, plan, visit, layers, tree, first })
+    }
+
+    /// What its processes have, whoever was charged for it.
+    async fn memory_needed(&self) -> Result<u64, SourceError> {
+        let pids = self.pids().await?;
+        let asking = self.jobs.run(move |_| shared::needed(&pids).map_err(PagesError::from));
+        Ok(asking.await??)
     }
 
     /// The destination's CRIU, if it is another.

@@ -9,6 +9,7 @@ use godwit_transfer::Carrier;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::shared::{Shared, is_shared};
 use super::waiting::Waiting;
 use super::{PageReceiverError, Status};
 use crate::blocking::off_worker;
@@ -75,10 +76,22 @@ pub(crate) async fn take<S: Carrier>(
     }
 }
 
+/// What the streams bring their pages into.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) client: Arc<Client>,
+    pub(crate) retained: Option<Arc<Retained>>,
+    pub(crate) shared: Shared,
+    /// Most bytes of shared memory.
+    pub(crate) most: u64,
+}
+
 /// One stream's way into the store.
 pub(crate) struct Storing {
     client: Arc<Client>,
     retained: Option<Arc<Retained>>,
+    shared: Shared,
+    most: u64,
     waiting: Waiting,
     /// Where this stream's pages are: deltas apply to what is there.
     slots: PageMap<u64>,
@@ -88,13 +101,17 @@ pub(crate) struct Storing {
 const NOWHERE: u64 = u64::MAX;
 
 impl Storing {
-    pub(crate) fn new(client: &Arc<Client>, retained: &Option<Arc<Retained>>, waiting: &Waiting) -> Self {
-        let (client, waiting) = (Arc::clone(client), waiting.clone());
-        Self { client, retained: retained.clone(), waiting, slots: PageMap::new(NOWHERE) }
+    pub(crate) fn new(into: &Target, waiting: &Waiting) -> Self {
+        let Target { client, retained, shared, most } = into.clone();
+        Self { client, retained, shared, most, waiting: waiting.clone(), slots: PageMap::new(NOWHERE) }
     }
 
     fn store(&mut self, bytes: bytes::Bytes) -> Result<(), PageReceiverError> {
-        let Batch { space, runs } = Batch::decode(bytes)?;
+        let batch = Batch::decode(bytes)?;
+        if is_shared(batch.space) {
+            return self.shared.store(batch, self.most);
+        }
+        let Batch { space, runs } = batch;
         let (mut stored, mut zero) = (Vec::new(), Vec::new());
         for Run { range, kind, data } in runs {
             let pages = (range.end - range.start) / PAGE_SIZE;

@@ -12,6 +12,7 @@ use lru::LruCache;
 use rangemap::RangeSet;
 use tokio::sync::mpsc;
 
+use super::shared::Shared;
 use super::{Ended, OnProgress, PAGE, PagesError, Sent, Todo, is_empty};
 use crate::failpoint;
 use crate::message::Message;
@@ -49,6 +50,19 @@ impl Stream {
             pool: Pool::default(),
         }
     }
+
+    /// The hash of what it sent last of a page.
+    pub(super) fn sent(&self, space: Space, address: u64) -> u128 {
+        self.known.get(space, address)
+    }
+}
+
+/// The parts of a range that belong to one of so many streams.
+pub(super) fn shares(range: &Range, index: usize, count: usize) -> impl Iterator<Item = Range> + use<> {
+    let (index, count, range) = (index as u64, count as u64, range.clone());
+    (range.start / REGION..=(range.end - 1) / REGION).filter(move |region| region % count == index).map(
+        move |region| range.start.max(region * REGION)..range.end.min((region + 1).saturating_mul(REGION)),
+    )
 }
 
 /// A stream at work.
@@ -68,7 +82,12 @@ pub(super) struct Sending<'a> {
 
 impl Sending<'_> {
     /// Sends what is this stream's.
-    pub(super) fn work(&mut self, todo: &BTreeMap<Space, Todo>, ended: &[Ended]) -> Result<(), PagesError> {
+    pub(super) fn work(
+        &mut self,
+        todo: &BTreeMap<Space, Todo>,
+        ended: &[Ended],
+        shared: &Shared,
+    ) -> Result<(), PagesError> {
         for ended in ended {
             self.end(ended)?;
         }
@@ -93,17 +112,25 @@ impl Sending<'_> {
                 self.ship(&mut batch)?;
             }
         }
+        for (space, followed) in &shared.segments {
+            self.shared(*space, followed)?;
+        }
         Ok(())
     }
 
     /// The parts of a range that are this stream's.
-    fn mine(&self, range: &Range) -> impl Iterator<Item = Range> + use<> {
-        let (index, count, range) = (self.index as u64, self.count as u64, range.clone());
-        (range.start / REGION..=(range.end - 1) / REGION).filter(move |region| region % count == index).map(
-            move |region| {
-                range.start.max(region * REGION)..range.end.min((region + 1).saturating_mul(REGION))
-            },
-        )
+    pub(super) fn mine(&self, range: &Range) -> impl Iterator<Item = Range> + use<> {
+        shares(range, self.index, self.count)
+    }
+
+    /// Where the buffers of its batches come from.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.stream.pool
+    }
+
+    /// Notes the hash of a page that goes.
+    pub(super) fn note(&mut self, space: Space, address: u64, hash: u128) {
+        self.stream.known.set(space, address, hash);
     }
 
     /// A process has ended: the next one with its number starts from nothing. Pages that already exist
@@ -130,7 +157,7 @@ impl Sending<'_> {
         if batch.is_empty() { Ok(()) } else { self.ship(&mut batch) }
     }
 
-    fn forget(&mut self, space: Space, piece: &Range) {
+    pub(super) fn forget(&mut self, space: Space, piece: &Range) {
         for page in (piece.start..piece.end).step_by(PAGE) {
             self.stream.known.set(space, page, ZERO);
         }
@@ -214,7 +241,7 @@ impl Sending<'_> {
         Ok(())
     }
 
-    fn ship(&mut self, batch: &mut Builder) -> Result<(), PagesError> {
+    pub(super) fn ship(&mut self, batch: &mut Builder) -> Result<(), PagesError> {
         let bytes = self.stream.packer.pack(batch);
         let length = bytes.len() as u64;
         self.pacer.wait(length);

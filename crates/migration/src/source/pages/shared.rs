@@ -1,0 +1,239 @@
+//! Shared memory at the source: which segments there are, which of their pages changed since they were sent, and sending
+//! those.
+//!
+//! Nothing tells which pages were written ([`godwit_memory::shared`]), so a scan reads all pages and compares their
+//! [hashes](crate::page_hash) with those of what was sent last. That takes 0.2 s for each GiB on one processor of 2021; each
+//! stream looks at its own pages.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use godwit_memory::batch::{Builder, is_zero};
+use godwit_memory::shared::{self, FIRST_SPACE, Segment};
+use godwit_memory::{PAGE_SIZE, Range, Space};
+use rangemap::RangeSet;
+
+use super::stream::{Sending, Stream};
+use super::{PAGE, Pages, PagesError, pages_of};
+use crate::message::{Segments, SharedSegment};
+use crate::page_hash::{PageKey, ZERO};
+
+/// Most segments that are followed: each costs both nodes a descriptor, and CRIU a line of its options.
+const MOST: usize = 256;
+
+/// Bytes read at once: what a processor's cache holds while they are compared.
+const PIECE: usize = 256 * 1024;
+
+/// A segment that is followed.
+#[derive(Debug)]
+pub(super) struct Followed {
+    segment: Arc<Segment>,
+    /// Where there were pages at the last scan.
+    populated: Vec<Range>,
+    /// Pages to send.
+    pub(super) data: RangeSet<u64>,
+    /// Pages that are gone.
+    zero: RangeSet<u64>,
+}
+
+/// The segments that are followed.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) segments: BTreeMap<Space, Followed>,
+    /// How many there have been.
+    begun: Space,
+}
+
+impl Shared {
+    /// Pages that are noted and not sent.
+    pub(super) fn todo_pages(&self) -> u64 {
+        self.segments.values().map(|followed| pages_of(&followed.data)).sum()
+    }
+
+    /// What the last scan found of them.
+    pub(super) fn populated_pages(&self) -> u64 {
+        let of =
+            |followed: &Followed| followed.populated.iter().map(|range| range.end - range.start).sum::<u64>();
+        self.segments.values().map(of).sum::<u64>() / PAGE_SIZE
+    }
+
+    /// All that is noted has been sent.
+    pub(super) fn sent(&mut self) {
+        for followed in self.segments.values_mut() {
+            followed.data.clear();
+            followed.zero.clear();
+        }
+    }
+
+    /// Follows these, the largest first if there are too many, and no others; whether that is a change.
+    fn follow(&mut self, mut found: BTreeMap<u64, Segment>) -> bool {
+        let before = self.segments.len();
+        self.segments.retain(|_, followed| {
+            let now = found.remove(&followed.segment.inode());
+            now.is_some_and(|now| {
+                now.size() == followed.segment.size() && now.kind() == followed.segment.kind()
+            })
+        });
+        let mut changed = self.segments.len() != before;
+        let mut new: Vec<_> = found.into_values().collect();
+        new.sort_by_key(|segment| std::cmp::Reverse(segment.allocated().unwrap_or(0)));
+        for segment in new.into_iter().take(MOST.saturating_sub(self.segments.len())) {
+            let Some(space) = FIRST_SPACE.checked_add(self.begun) else { break };
+            self.begun += 1;
+            let followed = Followed {
+                segment: Arc::new(segment),
+                populated: Vec::new(),
+                data: RangeSet::new(),
+                zero: RangeSet::new(),
+            };
+            self.segments.insert(space, followed);
+            changed = true;
+        }
+        changed
+    }
+}
+
+impl Pages {
+    /// Looks for the segments that these processes share; what is to be told to the destination, if that has changed.
+    pub(crate) fn find_shared(&mut self, pids: &[i32]) -> Result<Option<Segments>, PagesError> {
+        let found = shared::find(pids)?;
+        Ok(self.shared.follow(found).then(|| self.segments()))
+    }
+
+    /// Follows no segment any more that has another size than it was announced with; what is to be told to the
+    /// destination, if there is one.
+    pub(crate) fn drop_resized(&mut self) -> Result<Option<Segments>, PagesError> {
+        let before = self.shared.segments.len();
+        let mut failed = None;
+        self.shared.segments.retain(|_, followed| {
+            followed.segment.has_its_size().unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                false
+            })
+        });
+        match failed {
+            Some(source) => Err(PagesError::Shared { action: "examined", source }),
+            None => Ok((self.shared.segments.len() != before).then(|| self.segments())),
+        }
+    }
+
+    /// Those that are followed.
+    fn segments(&self) -> Segments {
+        let all = self.shared.segments.iter();
+        Segments { all: all.map(|(space, followed)| SharedSegment::of(*space, &followed.segment)).collect() }
+    }
+
+    /// By which CRIU knows those that are followed.
+    pub(crate) fn shared_inodes(&self) -> Vec<u64> {
+        self.shared.segments.values().map(|followed| followed.segment.inode()).collect()
+    }
+
+    /// Notes what of the segments differs from what was sent.
+    pub(crate) fn scan_shared(&mut self) -> Result<(), PagesError> {
+        let failed = |source| PagesError::Shared { action: "read", source };
+        for (space, followed) in &mut self.shared.segments {
+            let populated = followed.segment.populated().map_err(failed)?;
+            let now: RangeSet<u64> = populated.iter().cloned().collect();
+            for range in &followed.populated {
+                followed.zero.extend(now.gaps(range));
+            }
+            followed.zero =
+                followed.zero.iter().flat_map(|range| now.gaps(range).collect::<Vec<_>>()).collect();
+            followed.populated = populated;
+            let (count, key, followed_now) = (self.streams.len(), &self.key, &*followed);
+            let results: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..)
+                    .zip(&self.streams)
+                    .map(|(index, stream)| {
+                        scope.spawn(move || differing(stream, (index, count), key, *space, followed_now))
+                    })
+                    .collect();
+                let join =
+                    |thread: std::thread::ScopedJoinHandle<'_, io::Result<Vec<Range>>>| match thread.join() {
+                        Ok(result) => result.map_err(failed),
+                        Err(panic) => Err(PagesError::of_panic(panic.as_ref())),
+                    };
+                threads.into_iter().map(join).collect()
+            });
+            followed.data.clear();
+            for ranges in results {
+                followed.data.extend(ranges?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pages of a stream whose content is another than what it sent last.
+fn differing(
+    stream: &Stream,
+    (index, count): (usize, usize),
+    key: &PageKey,
+    space: Space,
+    followed: &Followed,
+) -> io::Result<Vec<Range>> {
+    let mut differing: Vec<Range> = Vec::new();
+    let mut buffer = vec![0; PIECE];
+    for range in followed.populated.iter().flat_map(|range| super::stream::shares(range, index, count)) {
+        for start in (range.start..range.end).step_by(PIECE) {
+            let length = usize::try_from(range.end - start).unwrap_or(PIECE).min(PIECE);
+            let piece = &mut buffer[..length];
+            followed.segment.read(start, piece)?;
+            for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
+                if stream.sent(space, address) == hash(key, content) {
+                    continue;
+                }
+                match differing.last_mut() {
+                    Some(Range { end, .. }) if *end == address => *end += PAGE_SIZE,
+                    _ => differing.push(address..address + PAGE_SIZE),
+                }
+            }
+        }
+    }
+    Ok(differing)
+}
+
+fn hash(key: &PageKey, content: &[u8; PAGE]) -> u128 {
+    if is_zero(content) { ZERO } else { key.hash(content) }
+}
+
+impl Sending<'_> {
+    /// Sends what of a segment is this stream's. Its pages are announced to nobody, and always go whole.
+    pub(super) fn shared(&mut self, space: Space, followed: &Followed) -> Result<(), PagesError> {
+        let mut batch = Builder::with(space, self.pool());
+        for range in followed.zero.iter() {
+            for piece in self.mine(range) {
+                self.forget(space, &piece);
+                batch.zero(&piece);
+                if batch.is_full() {
+                    self.ship(&mut batch)?;
+                }
+            }
+        }
+        let mut buffer = vec![0; PIECE];
+        for range in followed.data.iter() {
+            for range in self.mine(range) {
+                for start in (range.start..range.end).step_by(PIECE) {
+                    let length = usize::try_from(range.end - start).unwrap_or(PIECE).min(PIECE);
+                    let piece = &mut buffer[..length];
+                    let read = followed.segment.read(start, piece);
+                    read.map_err(|source| PagesError::Shared { action: "read", source })?;
+                    for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
+                        // Of what goes, whatever it was at the scan.
+                        let hash = hash(self.key, content);
+                        self.note(space, address, hash);
+                        self.sent.pages += 1;
+                        self.sent.found += u64::from(hash != ZERO);
+                        self.sent.shared += 1;
+                        batch.page(address, content);
+                        if batch.is_full() {
+                            self.ship(&mut batch)?;
+                        }
+                    }
+                }
+            }
+        }
+        if batch.is_empty() { Ok(()) } else { self.ship(&mut batch) }
+    }
+}

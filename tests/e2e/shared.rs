@@ -1,0 +1,57 @@
+//! Memory that processes share ([`programs/shared.c`](../programs/shared.c)), which moves while they write it. Needs root.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
+};
+
+use godwit_lab::workload::{Preset, Rootfs};
+use godwit_tests::{Bed, compile};
+
+const NAME: &str = "shared";
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
+const PORT: u16 = 7000;
+/// Each of two segments, MiB.
+const MIB: u64 = 24;
+const BYTES: u64 = 2 * MIB << 20;
+
+/// All pages are as they were written last; how many were written.
+fn check(connection: &mut BufReader<TcpStream>, when: &str) -> u64 {
+    let mut answer = String::new();
+    connection.get_mut().write_all(b"?").unwrap();
+    connection.read_line(&mut answer).unwrap();
+    let written = answer.strip_prefix("ok ").and_then(|number| number.trim().parse().ok());
+    written.unwrap_or_else(|| panic!("{when}: the processes say {answer:?}"))
+}
+
+#[test]
+fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_it() {
+    let bed = Bed::up("shared");
+    let root = bed.scratch().join("root");
+    Rootfs::new(&root).unwrap();
+    compile("shared.c", &root.join("shared"));
+    let command = ["/shared".to_owned(), MIB.to_string()].into();
+    let preset = Preset { rootfs: root, command, env: Vec::new(), user: None, port: PORT };
+    bed.run("a", NAME, ADDRESS, &preset, &[]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    let mut written = check(&mut connection, "at the start");
+    let moves = [("a", "b"), ("b", "a")].into_iter().cycle();
+    for ((from, to), mode) in moves.zip(["precopy", "hybrid", "postcopy", "cold", "hybrid", "precopy"]) {
+        let report = bed.migrate_so(NAME, from, to, &["--mode", mode]);
+        let figures = (report.shared_bytes >> 10, report.shared_dump_bytes >> 10, report.frozen_ms);
+        println!("{mode}: KiB of shared memory before the freeze and in it, and frozen ms: {figures:?}");
+        let now = check(&mut connection, mode);
+        assert!(now > written, "{mode}: nothing was written since the last check");
+        written = now;
+        if mode == "cold" {
+            // CRIU dumps it.
+            assert_eq!((report.shared_bytes, report.shared_dump_bytes), (0, 0), "{report:?}");
+            assert!(report.dump_bytes > BYTES, "{report:?}");
+            continue;
+        }
+        assert!(report.shared_bytes >= BYTES, "{mode}: {report:?}");
+        assert!(report.shared_dump_bytes < BYTES / 8, "{mode}: {report:?}");
+        assert!(report.dump_bytes < BYTES / 4, "{mode}: it is in the images, too: {report:?}");
+        assert!(report.criu.contains("+external-shmem"), "{mode}: {report:?}");
+    }
+}

@@ -1,0 +1,160 @@
+/* A service of processes that share memory: they write its pages all the time, and look whether each page is as it
+ * was written last. Usage: shared MIB
+ *
+ *   server ──fork──▶ WORKERS ──fork──▶ a child that writes one page and ends
+ *
+ * There are two segments of so many MiB: anonymous memory, and a memory file that nobody has open. A page belongs to
+ * one worker, which knows from its own, private memory how often the page was written. Asked by a byte on port 7000, all
+ * workers look at all of their pages; the answer is "ok N", N the pages written so far, or what is wrong. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WORKERS = 3, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, CHILD = 200 };
+
+/* Of all processes. */
+struct common {
+    /* A worker that is asked looks at its pages. */
+    atomic_ulong asked, answered[WORKERS], written[WORKERS];
+    char wrong[200];
+};
+
+static struct common *common;
+static unsigned long *segments[2];
+static unsigned long pages;
+
+static void fail(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static void *map(int fd, size_t length) {
+    int how = fd < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
+    void *at = mmap(NULL, length, PROT_READ | PROT_WRITE, how, fd, 0);
+    if (at == MAP_FAILED)
+        fail("mmap");
+    return at;
+}
+
+static unsigned long *page_at(unsigned long page) { return segments[page / pages] + page % pages * WORDS; }
+
+static unsigned long word(unsigned long page, unsigned long version, unsigned long at) {
+    return (page * 1000003 + version) * 6364136223846793005UL + at;
+}
+
+static void write_page(unsigned long page, unsigned long version) {
+    volatile unsigned long *words = page_at(page);
+    for (unsigned long at = 0; at < WORDS; at++)
+        words[at] = word(page, version, at);
+}
+
+static void look(unsigned long page, unsigned long version) {
+    volatile unsigned long *words = page_at(page);
+    for (unsigned long at = 0; at < WORDS; at++)
+        if (words[at] != word(page, version, at)) {
+            snprintf(common->wrong, sizeof common->wrong, "page %lu, version %lu, word %lu: %lx and not %lx", page,
+                     version, at, words[at], word(page, version, at));
+            return;
+        }
+}
+
+static unsigned long chance(unsigned long *seed) {
+    *seed = *seed * 6364136223846793005UL + 1442695040888963407UL;
+    return *seed >> 33;
+}
+
+static void work(unsigned long worker) {
+    unsigned long *versions = calloc(2 * pages, sizeof *versions), seed = worker, done = 0;
+    if (versions == NULL || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
+        fail("worker");
+    for (unsigned long page = worker; page < 2 * pages; page += WORKERS)
+        write_page(page, 0);
+    atomic_store(&common->written[worker], 1);
+    for (;;) {
+        unsigned long asked = atomic_load(&common->asked);
+        if (asked != atomic_load(&common->answered[worker])) {
+            for (unsigned long page = worker; page < 2 * pages; page += WORKERS)
+                look(page, versions[page]);
+            atomic_store(&common->answered[worker], asked);
+        }
+        /* Mostly the same few pages, and now and then any. */
+        unsigned long range = chance(&seed) % 16 ? HOT : 2 * pages / WORKERS;
+        unsigned long page = chance(&seed) % range * WORKERS + worker;
+        if (page >= 2 * pages)
+            continue;
+        look(page, versions[page]);
+        versions[page]++;
+        if (++done % CHILD == 0) {
+            pid_t child = fork();
+            if (child == 0) {
+                write_page(page, versions[page]);
+                _exit(0);
+            }
+            if (child < 0 || waitpid(child, NULL, 0) != child)
+                fail("child");
+        } else
+            write_page(page, versions[page]);
+        atomic_fetch_add(&common->written[worker], 1);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
+/* Waits until all workers have come so far. */
+static void await(atomic_ulong *of, unsigned long least) {
+    for (int worker = 0; worker < WORKERS; worker++)
+        while (atomic_load(&of[worker]) < least)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+int main(int count, char **arguments) {
+    size_t length = count == 2 ? strtoul(arguments[1], NULL, 10) << 20 : 0;
+    pages = length / PAGE;
+    if (pages == 0) {
+        fprintf(stderr, "usage: shared MIB\n");
+        return 2;
+    }
+    common = map(-1, sizeof *common);
+    segments[0] = map(-1, length);
+    int fd = memfd_create("shared", 0);
+    if (fd < 0 || ftruncate(fd, (off_t)length) != 0)
+        fail("memfd");
+    segments[1] = map(fd, length);
+    close(fd);
+    for (unsigned long worker = 0; worker < WORKERS; worker++) {
+        pid_t child = fork();
+        if (child < 0)
+            fail("fork");
+        if (child == 0)
+            work(worker);
+    }
+    await(common->written, 1);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 4) != 0)
+        fail("listen");
+    for (;;) {
+        int client = accept(listener, NULL, NULL);
+        char byte;
+        while (client >= 0 && read(client, &byte, 1) == 1) {
+            unsigned long written = 0;
+            await(common->answered, atomic_fetch_add(&common->asked, 1) + 1);
+            for (int worker = 0; worker < WORKERS; worker++)
+                written += atomic_load(&common->written[worker]);
+            if (common->wrong[0] != 0)
+                dprintf(client, "%s\n", common->wrong);
+            else
+                dprintf(client, "ok %lu\n", written);
+        }
+        close(client);
+    }
+}
