@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use godwit_lab::workload::Workload;
-use godwit_tests::{Bed, PATIENCE, psql::Psql, tier};
+use godwit_tests::{Bed, PATIENCE, psql::Psql, tier, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 40);
 #[test]

@@ -13,7 +13,7 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
 const PORT: u16 = 7000;
 /// Each of two segments, MiB.
 const MIB: u64 = 24;
-const BYTES: u64 = 2 * MIB << 20;
+const BYTES: u64 = (2 * MIB) << 20;
 
 /// All pages are as they were written last; how many were written.
 fn check(connection: &mut BufReader<TcpStream>, when: &str) -> u64 {
@@ -26,7 +26,7 @@ fn check(connection: &mut BufReader<TcpStream>, when: &str) -> u64 {
 
 #[test]
 fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_it() {
-    let bed = Bed::up("shared");
+    let bed = Bed::up("segments");
     let root = bed.scratch().join("root");
     Rootfs::new(&root).unwrap();
     compile("shared.c", &root.join("shared"));
