@@ -134,9 +134,11 @@ pub struct Report {
     pub file_bytes: u64,
     /// Pages that had to cross, as bytes.
     pub page_bytes: u64,
-    /// Of these, pages of shared memory before the freeze.
+    /// Of these, pages of shared memory before the freeze; 0.2.0 does not tell.
+    #[serde(default)]
     pub shared_bytes: u64,
-    /// And while it was frozen.
+    /// And while it was frozen; 0.2.0 does not tell.
+    #[serde(default)]
     pub shared_dump_bytes: u64,
     /// Bytes of CRIU's images.
     pub dump_bytes: u64,

@@ -68,6 +68,8 @@ struct Rounds {
     files: Files,
     /// Whether shared memory goes over the streams.
     shared: bool,
+    /// How long the last comparison of it took.
+    comparing: Duration,
     all: Vec<Round>,
     /// Of its CPU that the service has, in thousandths.
     share: u32,
@@ -101,7 +103,8 @@ impl Source {
         let (pages, files, leave) = match plan.mode {
             Mode::Precopy | Mode::Hybrid => {
                 let shared = agreed.shared;
-                let rounds = Rounds { plan, pages, files, shared, all: Vec::new(), share: 1000 };
+                let comparing = Duration::ZERO;
+                let rounds = Rounds { plan, pages, files, shared, comparing, all: Vec::new(), share: 1000 };
                 self.rounds(link, &mut streams, &mut recorder.report, rounds).await?
             }
             mode => {
@@ -131,14 +134,18 @@ impl Source {
         mut rounds: Rounds,
     ) -> Result<(Pages, Files, bool), SourceError> {
         loop {
-            let fixed = self.fixed().await?;
+            let before = self.fixed().await?;
             let scanning = Instant::now();
             let mut found;
             (rounds.pages, found) = self.scan(rounds.pages, false).await?;
             if rounds.shared {
+                let comparing = Instant::now();
                 rounds.pages = self.scan_shared(link, rounds.pages).await?;
+                rounds.comparing = comparing.elapsed();
                 found = rounds.pages.with_shared(found);
             }
+            // What is frozen is compared once more, beside the dump and the restore.
+            let fixed = before + rounds.comparing.saturating_sub(FIXED / 2);
             report.pre_dump_ms += ms_since(scanning);
             report.memory_bytes = found.populated * 4096;
             rounds.all.push(Round {
