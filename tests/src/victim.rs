@@ -16,7 +16,7 @@ use std::{
     fs,
     net::Ipv4Addr,
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
 };
 
@@ -472,7 +472,11 @@ impl Attempt {
     /// Starts `godwit --json migrate` of a service with these flags.
     pub fn begin(bed: &Bed, name: &str, from: &str, to: &str, flags: &[&str]) -> Self {
         let arguments = [&["--json", "migrate", name, "--to", to], flags].concat();
-        let mut command = bed.command(from, &arguments);
+        Self::of(bed.command(from, &arguments))
+    }
+
+    /// Runs a command of godwit that migrates a service, with `--json`.
+    pub fn of(mut command: Command) -> Self {
         Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
