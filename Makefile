@@ -90,7 +90,7 @@ test: ## set-up, formatting, clippy, documentation, and each promise tested once
 	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit ALSO="$(ISA_SELECTION)"
 	$(SAY) "all tests passed"
 
-test-full: ## make test in all combinations, then under eager huge pages, programs of all instruction sets, packages (hours)
+test-full: ## make test in all combinations, then under eager huge pages, programs of all instruction sets, packages, machines (hours)
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
 	@scripts/timed "formatting, shellcheck, words" $(MAKE) --no-print-directory style
 	@scripts/timed "documentation" $(MAKE) --no-print-directory docs
@@ -98,6 +98,8 @@ test-full: ## make test in all combinations, then under eager huge pages, progra
 	@$(CLIPPY_COMPILES) scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
 	@scripts/timed "Debian packages" $(MAKE) --no-print-directory test-packages
+	@GODWIT_PACKAGES=$(CURDIR)/$(PACKAGES) $(CLIPPY_COMPILES) scripts/timed "moves between virtual machines" \
+		$(MAKE) --no-print-directory test-machines TEST_ARGS=smoke
 	@scripts/timed "fuzz targets" cargo check --manifest-path fuzz/Cargo.toml
 	$(SAY) "all tests passed"
 

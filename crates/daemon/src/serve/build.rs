@@ -194,8 +194,9 @@ async fn can_restore_lazily(criu: &Criu) -> bool {
     false
 }
 
-/// How long CRIU may take to tell what it can do: it does so in milliseconds.
-const CRIU_ANSWER: Duration = Duration::from_secs(5);
+/// How long CRIU may take to tell what it can do. It does so in milliseconds, and on an emulated or very busy processor
+/// in seconds: a node that concludes too early restores services without post-copy until its daemon is restarted.
+const CRIU_ANSWER: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -29,7 +29,7 @@ use crate::{
 /// How long an emulator may take to end after SIGKILL.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a machine from a snapshot may take to answer: under two seconds unless the host is very busy.
-const RESUME: Duration = Duration::from_secs(120);
+const RESUME: Duration = Duration::from_secs(300);
 /// Hardware address of an uplink in a snapshot; each machine has one of its own when it goes on.
 const NOBODY: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
 /// How long the server of a disk may take to listen.

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How long a machine may take to boot, emulated on a busy host.
-pub(crate) const BOOT: Duration = Duration::from_secs(300);
+pub(crate) const BOOT: Duration = Duration::from_secs(900);
 /// Pause between two attempts to reach one that boots.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Where its daemon listens in it.
@@ -47,7 +47,8 @@ fn options(lab: &Lab, node: &str) -> Vec<OsString> {
         "HostKeyAlias=machine",
         "GlobalKnownHostsFile=none",
         "LogLevel=ERROR",
-        "ConnectTimeout=10",
+        // Until the server's first words, for which an emulated processor on a busy host takes more than ten seconds.
+        "ConnectTimeout=30",
         "ServerAliveInterval=30",
         // The usual one takes an emulated processor a second.
         "KexAlgorithms=curve25519-sha256",

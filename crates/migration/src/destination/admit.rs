@@ -25,8 +25,9 @@ use crate::retained::Retained;
 use crate::service::Service;
 use crate::timeline::Timeline;
 
-/// How long CRIU may take to tell its version: it does so in milliseconds.
-const CRIU_ANSWER: Duration = Duration::from_secs(5);
+/// How long CRIU may take to tell its version and what it can do. It does so in milliseconds, and on an emulated or very
+/// busy processor in seconds: it is started three times.
+const CRIU_ANSWER: Duration = Duration::from_secs(20);
 
 /// Room for the restore beside the service's own memory, bytes.
 const RESTORE_OVERHEAD: u64 = 32 << 20;
