@@ -10,6 +10,7 @@ use godwit_tests::{Bed, compile};
 
 const NAME: &str = "shared";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
+const LIMITED: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 82);
 const PORT: u16 = 7000;
 /// Each of two segments, MiB.
 const MIB: u64 = 24;
@@ -54,4 +55,11 @@ fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_
         assert!(report.dump_bytes < BYTES / 4, "{mode}: it is in the images, too: {report:?}");
         assert!(report.criu.contains("+external-shmem"), "{mode}: {report:?}");
     }
+    // What the daemon holds for it at the destination would not count for its limit.
+    bed.run("a", "limited", LIMITED, &preset, &["--memory", "256MiB"]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(LIMITED, PORT)));
+    check(&mut connection, "with a limit");
+    let report = bed.migrate_so("limited", "a", "b", &["--mode", "precopy"]);
+    assert_eq!((report.shared_bytes, report.shared_dump_bytes), (0, 0), "{report:?}");
+    check(&mut connection, "with a limit, moved");
 }

@@ -113,7 +113,11 @@ impl Source {
             ahead: accepted.ahead,
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
-            shared: plan.mode != Mode::Cold && accepted.segments && self.local.criu.shared_external().await?,
+            // At the destination it would be charged to the daemon: a limit of the service would not count it.
+            shared: plan.mode != Mode::Cold
+                && self.service.memory_bytes == 0
+                && accepted.segments
+                && self.local.criu.shared_external().await?,
             vtep: self.local.cluster.vtep(&self.destination)?,
             images,
         };
