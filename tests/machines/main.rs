@@ -55,9 +55,14 @@ fn send(bed: &Bed, node: &str, preset: &Preset) {
     bed.lab().send(node, &preset.rootfs, &preset.rootfs).unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// Waits as long as a machine may take.
+fn wait_for<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
+    wait_for_within(PATIENCE, what, found)
+}
+
 /// Waits until a node sees both ready.
 fn both_ready(bed: &Bed, node: &str) {
-    wait_for_within(PATIENCE, &format!("two ready nodes, as {node} sees them"), || {
+    wait_for(&format!("two ready nodes, as {node} sees them"), || {
         let said = bed.godwit(node, &["--json", "nodes"]);
         let nodes: Vec<Value> = serde_json::from_str(&said.stdout).ok()?;
         (nodes.iter().filter(|node| node["state"] == "ready").count() == 2).then_some(())

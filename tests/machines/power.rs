@@ -246,7 +246,7 @@ impl Stand {
         let [owner, other] = self.at;
         // Its processes have outlived what happened to the other machine.
         let lived = if committed {
-            !cut.takes_destination() && !(leaves && cut.takes_source())
+            !(cut.takes_destination() || leaves && cut.takes_source())
         } else {
             !cut.takes_source()
         };
