@@ -6,6 +6,7 @@
 //! and the restore consumes it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::StreamExt;
 use godwit_criu::images::scale_windows;
-use inotify::{EventMask, Inotify, WatchMask};
+use inotify::{Event, EventMask, EventStream, Inotify, WatchMask};
 
 use crate::message::{ImageData, ImageFile, Message};
 use crate::mounts::Mounts;
@@ -146,6 +147,30 @@ pub fn prune_logs(parent: &Path) -> Result<(), ImagesError> {
     paths[..old].iter().try_for_each(|path| fs::remove_dir_all(path).map_err(io_error("remove", path)))
 }
 
+/// What happens in a directory.
+struct Watch(Option<EventStream<[u8; 4096]>>);
+
+impl Watch {
+    fn new(directory: &Path) -> io::Result<Self> {
+        let inotify = Inotify::init()?;
+        inotify.watches().add(directory, WatchMask::MODIFY | WatchMask::CLOSE_WRITE)?;
+        Ok(Self(Some(inotify.into_event_stream([0; 4096])?)))
+    }
+
+    async fn next(&mut self) -> Option<io::Result<Event<OsString>>> {
+        self.0.as_mut()?.next().await
+    }
+}
+
+impl Drop for Watch {
+    /// In a thread of its own: close(2) of an inotify instance waits for a grace period of the kernel's RCU, up to 15 ms,
+    /// and the service is frozen.
+    fn drop(&mut self) {
+        let events = self.0.take();
+        std::thread::spawn(move || drop(events));
+    }
+}
+
 /// Sends a directory of images while it is written.
 pub struct Sender<'a> {
     directory: PathBuf,
@@ -171,12 +196,7 @@ impl<'a> Sender<'a> {
     /// wire works while CRIU does. It never returns by itself: the caller cancels this future when CRIU has ended.
     pub async fn follow(&mut self) -> Result<std::convert::Infallible, ImagesError> {
         let directory = self.directory.clone();
-        let inotify = Inotify::init().map_err(io_error("watch", &directory))?;
-        inotify
-            .watches()
-            .add(&directory, WatchMask::MODIFY | WatchMask::CLOSE_WRITE)
-            .map_err(io_error("watch", &directory))?;
-        let mut events = inotify.into_event_stream([0u8; 4096]).map_err(io_error("watch", &directory))?;
+        let mut events = Watch::new(&directory).map_err(io_error("watch", &directory))?;
         // What came before the watch.
         let mut names = file_names(&directory)?;
         loop {

@@ -297,7 +297,10 @@ impl Handing<'_> {
         let config = source.local.config(&source.service);
         let logging = async {
             // The service matters more than its last lines: clients wait, and the shim may wait for a disk.
-            if let Err(error) = source.local.engine.settle_log(&config).await {
+            let begun = Instant::now();
+            let settled = source.local.engine.settle_log(&config).await;
+            source.timeline.note("settle log", begun);
+            if let Err(error) = settled {
                 tracing::warn!(service = %source.service.name, error = %crate::error_chain(&error), "its last output may not move with it");
             }
         };
