@@ -34,7 +34,7 @@ RELEASE := RUSTFLAGS="--remap-path-prefix=$(CURDIR)=/godwit --remap-path-prefix=
 TARGET ?=
 LINKER := $(subst -unknown,,$(TARGET))-gcc
 ifneq ($(TARGET),)
-RELEASED := --target $(TARGET) -p godwit-cli -p godwit-daemon -p godwit-memory -p godwit-shim -p godwit-lab -p godwit-lab-cli --bins
+RELEASED := --target $(TARGET) -p godwit-cli -p godwit-daemon -p godwit-memory -p godwit-engine -p godwit-shim -p godwit-lab -p godwit-lab-cli --bins
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER ?= $(LINKER)
 else
 RELEASED := --workspace --bins
