@@ -30,7 +30,7 @@ use godwit_engine::tree;
 
 use crate::arrivals::FurtherConnection;
 use crate::failpoint;
-use crate::images;
+use crate::images::{self, ImageTmpfs};
 use crate::journal::Stage;
 use crate::link::{Link, LinkError};
 use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
@@ -203,8 +203,8 @@ async fn arrive(local: &Arc<NodeResources>, mut link: Link, admitted: Admitted, 
         restored = until_restored(local, &mut link, &admitted, &mut receiver) => restored,
         reason = failure => Err(DestinationError::Pages(reason)),
     };
-    let keep_stopped = match restored {
-        Ok(keep_stopped) => keep_stopped,
+    let (keep_stopped, tmpfs) = match restored {
+        Ok(restored) => restored,
         Err(error) => return give_up(local, link, admitted, Memory::Filling(receiver), error).await,
     };
     let mut memory = match admitted.userfaultfd {
@@ -221,7 +221,7 @@ async fn arrive(local: &Arc<NodeResources>, mut link: Link, admitted: Admitted, 
             None
         }
     };
-    let restored = Restored { admitted, keep_stopped, memory };
+    let restored = Restored { admitted, keep_stopped, memory, tmpfs };
     match decided {
         Some(Decision::Committed) => restored.commit(local, link).await,
         Some(Decision::Aborted(reason)) => restored.abort(local, link, reason).await,
@@ -274,12 +274,13 @@ struct Restored {
     admitted: Admitted,
     keep_stopped: Vec<u32>,
     memory: Memory,
+    tmpfs: ImageTmpfs,
 }
 
 impl Restored {
     /// The source has committed.
     async fn commit(self, local: &Arc<NodeResources>, link: Link) {
-        let Self { admitted, keep_stopped, mut memory } = self;
+        let Self { admitted, keep_stopped, mut memory, tmpfs } = self;
         let (service, id) = (admitted.service.clone(), admitted.id.clone());
         let source = link.node().to_string();
         // The source sends the last pages when it gets this message. It would also learn of the resume from the closed
@@ -297,6 +298,7 @@ impl Restored {
                 let _ = link.send(word(&mut memory, Running::default())).await;
             }
         }
+        tmpfs.try_to_close();
         // From here on the service itself has the name and the memory.
         drop(admitted);
         let telling = own::tell_hook(local, &service, &id, &source);
@@ -305,15 +307,17 @@ impl Restored {
 
     /// The source has given up, for this reason.
     async fn abort(self, local: &NodeResources, link: Link, reason: String) {
-        let Self { admitted, memory, .. } = self;
+        let Self { admitted, memory, tmpfs, .. } = self;
         link.close().await;
+        tmpfs.try_to_close();
         let dropped = drop_copy(local, &admitted.service, &admitted.id, &reason, memory).await;
         drop_in_the_end(local, &admitted.service, &admitted.id, &reason, dropped).await;
     }
 
     /// The conversation ended before the decision.
     async fn ask(self, local: &Arc<NodeResources>, link: Link) {
-        let Self { admitted, keep_stopped, memory } = self;
+        let Self { admitted, keep_stopped, memory, tmpfs } = self;
+        tmpfs.try_to_close();
         let source = link.node().to_string();
         tracing::warn!(migration = %admitted.id, %source, "the conversation ended before the decision; asking for it");
         link.close().await;

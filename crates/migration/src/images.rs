@@ -18,6 +18,7 @@ use futures::StreamExt;
 use godwit_criu::images::scale_windows;
 use inotify::{Event, EventMask, EventStream, Inotify, WatchMask};
 
+use crate::blocking::off_worker;
 use crate::message::{ImageData, ImageFile, Message};
 use crate::mounts::Mounts;
 
@@ -118,6 +119,15 @@ impl ImageTmpfs {
             _ if well => fs::remove_dir_all(&self.logs).map_err(io_error("remove", &self.logs)),
             Some(all) => prune_logs(all),
             None => Ok(()),
+        }
+    }
+
+    /// Gives the memory back, with CRIU's logs, where others [`remove`] later what could not be removed now.
+    pub fn try_to_close(self) {
+        // Unmounting may wait for the kernel's RCU.
+        let path = self.path.clone();
+        if let Err(error) = off_worker(|| self.close(true)) {
+            tracing::warn!(path = %path.display(), error = %crate::error_chain(&error), "images that nobody needs are not removed yet");
         }
     }
 }

@@ -180,7 +180,8 @@ impl Source {
         match commit {
             Commit::Written => {}
             Commit::NotWritten(error) => {
-                drop(restored);
+                let Restored { tmpfs, .. } = restored;
+                tmpfs.try_to_close();
                 return self.stay(LocalError::from(error).into(), Some(link), true, recorder).await;
             }
             Commit::Unknown(source) => {

@@ -11,6 +11,7 @@ use super::{Memory, page_receiver};
 use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
+use crate::images;
 use crate::journal::Stage;
 use crate::link::Link;
 use crate::message::Running;
@@ -163,8 +164,12 @@ pub(super) async fn fill(
     // First the journal: as long as the pager is there, the next start of this daemon finds it complete.
     // An entry that stays open would have the service taken over again, wherever it is then.
     let mut again = local.again(id, "cannot record the end of a migration");
-    while let Err(error) = local.journal.set(id, Stage::Done, &reason) {
-        if !again.after(&error.into()).await {
+    let done = || {
+        images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
+        Ok::<_, LocalError>(local.journal.set(id, Stage::Done, &reason)?)
+    };
+    while let Err(error) = done() {
+        if !again.after(&error).await {
             return;
         }
     }

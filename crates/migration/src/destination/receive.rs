@@ -25,13 +25,14 @@ use crate::standstill::read_doubts;
 /// Longest restore: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
 pub(super) const RESTORE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Everything up to `Restored`; returns the processes that stay stopped.
+/// Everything up to `Restored`; returns the processes that stay stopped, and where their images are: unmounting them may
+/// wait for the kernel for milliseconds, so that it comes after the service runs.
 pub(super) async fn until_restored(
     local: &Arc<NodeResources>,
     link: &mut Link,
     admitted: &Admitted,
     receiver: &mut PageReceiver,
-) -> Result<Vec<u32>, DestinationError> {
+) -> Result<(Vec<u32>, ImageTmpfs), DestinationError> {
     let service = &admitted.service;
     for layer in &admitted.missing {
         receive_layer(local, link, layer).await?;
@@ -58,9 +59,23 @@ pub(super) async fn until_restored(
         &local.layout.criu_logs(&admitted.id),
         admitted.images_bytes,
     )?;
-    let restored = receive_and_restore(local, link, admitted, receiver, &tmpfs).await;
-    tmpfs.close(restored.is_ok())?;
-    let keep_stopped = restored?;
+    match restore_and_tell(local, link, admitted, receiver, &tmpfs).await {
+        Ok(keep_stopped) => Ok((keep_stopped, tmpfs)),
+        Err(error) => {
+            tmpfs.close(false)?;
+            Err(error)
+        }
+    }
+}
+
+async fn restore_and_tell(
+    local: &NodeResources,
+    link: &mut Link,
+    admitted: &Admitted,
+    receiver: &mut PageReceiver,
+    tmpfs: &ImageTmpfs,
+) -> Result<Vec<u32>, DestinationError> {
+    let keep_stopped = receive_and_restore(local, link, admitted, receiver, tmpfs).await?;
     if !admitted.userfaultfd {
         receiver.is_spare(local, &admitted.id)?;
     }

@@ -45,7 +45,7 @@ impl Source {
         recorder: &mut Recorder,
     ) -> Committed {
         failpoint::point("source.committed").await;
-        let Restored { streams, residual, pages } = restored;
+        let Restored { streams, residual, pages, tmpfs } = restored;
         self.step("commit", 0, 0);
         let told = link.send(Message::Commit).await;
         // Beside all that follows: the destination must not wait for this node's state.
@@ -86,6 +86,7 @@ impl Source {
             }
         }
         report.dump_bytes += residual.count();
+        tmpfs.try_to_close();
         Committed { streams, residual, pages, releasing }
     }
 

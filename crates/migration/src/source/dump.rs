@@ -42,6 +42,8 @@ pub(super) struct Restored {
     /// What followed the pages. Dropping it takes some time: a walk over all of the service's memory, as long as
     /// that is there.
     pub(super) pages: Pages,
+    /// Of the images. Unmounting may wait for the kernel for milliseconds, so that it comes after the commit.
+    pub(super) tmpfs: ImageTmpfs,
 }
 
 /// A dump under way, with how long it took, milliseconds.
@@ -77,15 +79,18 @@ impl Source {
             handed = handing.hand_over(link, recorder, &mut streams, memory, files, kernel) => handed,
             error = deadline.passed() => Err(error),
         };
-        tmpfs.close(handed.is_ok())?;
-        match handed {
-            Ok((residual, pages)) => Ok(Restored { streams, residual, pages }),
-            Err(error) if error.is_of_closing() => Err(match streams.why_closed().await {
+        let error = match handed {
+            Ok((residual, pages)) => return Ok(Restored { streams, residual, pages, tmpfs }),
+            Err(error) => error,
+        };
+        tmpfs.close(false)?;
+        Err(match error.is_of_closing() {
+            true => match streams.why_closed().await {
                 Some(why) => why.into(),
                 None => error,
-            }),
-            Err(error) => Err(error),
-        }
+            },
+            false => error,
+        })
     }
 }
 
