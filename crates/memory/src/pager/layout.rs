@@ -47,9 +47,20 @@ impl Layout {
         self.by_origin.iter().map(|(range, _)| range.clone())
     }
 
-    /// Every address that lacks a page.
-    pub(crate) fn destinations(&self) -> RangeSet<u64> {
-        self.by_destination.iter().map(|(range, _)| range.clone()).collect()
+    /// Every address that lacks a page, in order, but these. In one pass: there may be thousands of ranges, and the
+    /// service is frozen.
+    pub(crate) fn destinations_but(&self, others: &RangeSet<u64>) -> Vec<Range> {
+        let mut left = Vec::with_capacity(self.by_destination.len());
+        for (range, _) in self.by_destination.iter() {
+            let mut start = range.start;
+            for other in others.overlapping(range) {
+                left.push(start..other.start);
+                start = other.end;
+            }
+            left.push(start..range.end);
+        }
+        left.retain(|range| !range.is_empty());
+        left
     }
 
     /// Which of these origins are lacking, in order.
@@ -166,7 +177,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_says_what_a_map_of_single_pages_says(steps in proptest::collection::vec(step(), 1..30)) {
+        fn it_says_what_a_map_of_single_pages_says(
+            steps in proptest::collection::vec(step(), 1..30),
+            others in proptest::collection::vec(range(), 0..4),
+        ) {
             let mut layout = Layout::default();
             layout.add(2 * P..36 * P);
             let mut model: BTreeMap<u64, u64> = pages(&(2 * P..36 * P)).map(|p| (p, p)).collect();
@@ -196,6 +210,10 @@ mod tests {
                     prop_assert_eq!(found, wanted);
                 }
                 prop_assert_eq!(layout.is_empty(), model.is_empty());
+                let others: RangeSet<u64> = others.iter().cloned().collect();
+                let left: Vec<_> = layout.destinations_but(&others).iter().flat_map(pages).collect();
+                let wanted: Vec<_> = model.keys().copied().filter(|at| !others.contains(at)).collect();
+                prop_assert_eq!(left, wanted);
             }
         }
     }

@@ -14,6 +14,8 @@
 
 use std::io;
 
+use rangemap::RangeSet;
+
 use super::super::index::IndexError;
 use super::super::protocol::{Extent, Restored};
 use super::super::tables::Tables;
@@ -54,11 +56,8 @@ impl State {
             };
             let tables = i32::try_from(*pid).map_err(|error| cannot(&error))?;
             let tables = Tables::open(tables, *space).map_err(|error| cannot(&error))?;
-            let mut lacking = live.layout.destinations();
-            if let Some(in_images) = self.in_images.get(space) {
-                in_images.iter().for_each(|range| lacking.remove(range.clone()));
-            }
-            let lacking: Vec<_> = lacking.iter().cloned().collect();
+            let none = RangeSet::new();
+            let lacking = live.layout.destinations_but(self.in_images.get(space).unwrap_or(&none));
             let found = tables.first_page(&lacking).map_err(|error| cannot(&error))?;
             live.tables = Some(tables);
             if let Some(address) = found {
