@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
+
 use super::serve;
 use super::undo::put_back;
 use crate::images;
@@ -12,19 +14,27 @@ use crate::service::Service;
 
 /// Retains the service's pages for when it comes back, within the bound.
 pub(super) async fn retain(local: &NodeResources, service: &Service) {
-    let retained = async {
-        let room = local.retention.room();
-        let pids = local.engine.processes(&local.config(service)).await?;
-        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
-        let retained = tokio::task::spawn_blocking(move || Retained::copy(&pids, room)).await?;
-        Ok::<_, LocalError>(retained)
+    let room = local.retention.room();
+    let pids = match local.engine.processes(&local.config(service)).await {
+        Ok(pids) => pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect::<Vec<_>>(),
+        Err(error) => return not_retained(&error),
     };
-    match retained.await {
+    let (tell, told) = oneshot::channel();
+    // Nobody waits for it, and other services run here.
+    std::thread::spawn(move || {
+        godwit_memory::give_way();
+        let _ = tell.send(Retained::copy(&pids, room));
+    });
+    match told.await {
         Ok(Ok(retained)) => local.retention.retain(&service.id, retained),
-        // It has moved, and will cross whole when it comes back.
-        Ok(Err(error)) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not retained"),
-        Err(error) => tracing::warn!(error = %crate::error_chain(&error), "its pages are not retained"),
+        Ok(Err(error)) => not_retained(&error),
+        Err(ended) => not_retained(&ended),
     }
+}
+
+/// It has moved, and will cross whole when it comes back.
+fn not_retained(error: &(dyn std::error::Error + 'static)) {
+    tracing::warn!(error = %crate::error_chain(error), "its pages are not retained");
 }
 
 /// Records that the destination has acknowledged the commit. If that fails, the entry only stays longer.
