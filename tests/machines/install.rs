@@ -7,8 +7,6 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
-    thread,
-    time::Duration,
 };
 
 use godwit_lab::{
@@ -17,7 +15,7 @@ use godwit_lab::{
 };
 use godwit_tests::{Bed, CLIENT};
 
-use crate::{PATIENCE, packages, run, try_run};
+use crate::{PATIENCE, packages, run, try_run, wait_for};
 
 /// The address in README.md.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
@@ -164,11 +162,12 @@ fn the_lines_of_the_readme_make_a_cluster_whose_services_outlive_upgrades_and_pu
     count();
     assert_eq!(run(lab, "b", "pidof redis-server"), processes, "the service has not outlived the upgrade");
     // It can move still.
-    while !try_run(lab, "b", "godwit migrate redis --to a").status.success() {
+    wait_for("the service to move from the newer godwitd", || {
+        let moved = try_run(lab, "b", "godwit migrate redis --to a").status.success();
         let shown = run(lab, "b", "godwit ps");
         assert!(shown.contains("running"), "{shown}");
-        thread::sleep(Duration::from_secs(1));
-    }
+        moved.then_some(())
+    });
     count();
 
     // A purge at the node that has it.

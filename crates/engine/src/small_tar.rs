@@ -186,7 +186,10 @@ fn put(field: &mut [u8; 100], value: &[u8]) -> Result<(), NotSmall> {
 }
 
 /// Makes in an empty directory what is in an archive: all of it is looked at before anything is made.
-fn extract(archive: &mut impl Read, place: &Path) -> Result<(), NotSmall> {
+///
+/// # Errors
+/// It is a matter for tar(1); where something failed, a part may have been made.
+pub fn extract(archive: &mut impl Read, place: &Path) -> Result<(), NotSmall> {
     let mut packed = Vec::new();
     archive.take(MOST_ARCHIVE + 1).read_to_end(&mut packed)?;
     if packed.len() as u64 > MOST_ARCHIVE {
@@ -233,8 +236,9 @@ fn parts(unpacked: &[u8]) -> Result<Vec<Part>, NotSmall> {
         if path.is_empty() && member.kind != MemberKind::Directory {
             return Err(NotSmall::Other("its root is no directory"));
         }
-        let mut content =
-            vec![0; usize::try_from(member.stored).map_err(|_| NotSmall::Other("it is large"))?];
+        // What a header says may be more than there is.
+        let stored = usize::try_from(member.stored).ok().filter(|stored| *stored <= unpacked.len());
+        let mut content = vec![0; stored.ok_or(NotSmall::Other("it is a damaged archive"))?];
         let mut filled = 0;
         while filled < content.len() {
             match reader.read_data(&mut content[filled..]) {

@@ -193,6 +193,12 @@ fn nothing_is_made_outside_of_the_directory() {
     let place = new(&directory, "place2");
     assert!(!extract(OURS, Some("/nowhere"), &above, &place).0);
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    let mut huge = file(b"file");
+    huge.set_size(1 << 62);
+    huge.set_cksum();
+    let lying = gz(&|builder| builder.append(&huge, &[][..]).unwrap());
+    let (done, said) = extract(OURS, Some("/nowhere"), &lying, &new(&directory, "place3"));
+    assert!(!done && said.contains("install tar"), "{said}");
 }
 
 #[test]
