@@ -11,6 +11,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, TcpStream},
     process::Stdio,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
     time::Instant,
 };
 
@@ -148,7 +149,9 @@ struct Stand {
 
 impl Stand {
     fn up(moment: Moment) -> Self {
-        let bed = Bed::up_with("powercut", |config| {
+        static STANDS: AtomicU32 = AtomicU32::new(0);
+        let lab = format!("powercut{}", STANDS.fetch_add(1, Relaxed));
+        let bed = Bed::up_with(&lab, |config| {
             machines(config, &[("a", "debian13:disk=volatile"), ("b", "debian13:disk=volatile")]);
             // A machine that is emulated on a busy host is not hung.
             config.programs.serve_arguments.extend(["--patience", "300"].map(str::to_owned));

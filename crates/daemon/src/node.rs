@@ -77,6 +77,8 @@ struct Transient {
     watched: u64,
     /// Names of services that are being ended for a user.
     ending: HashSet<ServiceName>,
+    /// Services that are being started again, by id: their state says already that they run.
+    starting: HashSet<String>,
     /// Services whose processes this daemon has seen run, by id.
     seen: HashSet<String>,
     /// Services that wait to be started again, by id.

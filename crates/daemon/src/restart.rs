@@ -124,6 +124,7 @@ async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), Loca
     let failed = |error: StateError| LocalError::Cluster(godwit_migration::ClusterError(error_chain(&error)));
     let mut service = owned.service.clone();
     service.started_ms = now_ms();
+    let _starting = node.starting(&service.id);
     // First in the state: the next start of this daemon finds a service that should run and does not.
     if !node.state.set_started(&service, restarts).map_err(failed)? {
         return Err(LocalError::Cluster(godwit_migration::ClusterError(format!(

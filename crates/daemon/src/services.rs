@@ -337,6 +337,8 @@ async fn show_life(node: &Node, owned: &Owned) -> Result<api::Service, Status> {
     if let Some(migrating) = node.migration(&owned.service.name) {
         shown.set_state(ServiceState::Migrating);
         shown.reason = format!("on its way to node {}", migrating.to);
+    } else if node.is_starting(&owned.service.id) {
+        shown.set_state(ServiceState::Restarting);
     } else {
         shown.set_state(ServiceState::Running);
         shown.reason = forward::shared_by(node, &owned.service).map_err(internal)?.unwrap_or_default();

@@ -102,6 +102,17 @@ impl Node {
         Ending { node: Arc::clone(self), name: name.clone() }
     }
 
+    /// A service is being started again, until what is returned is dropped.
+    pub(crate) fn starting(self: &Arc<Self>, id: &str) -> Starting {
+        self.transient().starting.insert(id.to_owned());
+        Starting { node: Arc::clone(self), id: id.to_owned() }
+    }
+
+    /// Whether a service is being started again.
+    pub(crate) fn is_starting(&self, id: &str) -> bool {
+        self.transient().starting.contains(id)
+    }
+
     /// A service is started by its policy after the pause that is returned; nothing if that is under way already.
     pub(crate) fn plan_start(&self, id: &str, ran: Duration) -> Option<Duration> {
         let mut transient = self.transient();
@@ -160,6 +171,18 @@ impl Node {
         let detail = if reason.is_empty() { format!("exit code {code}") } else { reason.to_string() };
         self.events.tell("service", "died", &service.name, &detail);
         self.by_policy(service, ran);
+    }
+}
+
+/// A service that is being started again.
+pub(crate) struct Starting {
+    node: Arc<Node>,
+    id: String,
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.node.transient().starting.remove(&self.id);
     }
 }
 
