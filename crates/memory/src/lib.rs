@@ -29,15 +29,6 @@ pub type Space = u32;
 /// Addresses `start..end`, whole pages.
 pub type Range = std::ops::Range<u64>;
 
-/// Lets other threads and processes go first: what this thread does from now on serves nobody who waits for it.
-pub fn give_way() {
-    const NICE: i32 = 10;
-    // Where it is not allowed it goes on as before.
-    if let Err(errno) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
-        tracing::debug!(%errno, "a thread keeps its priority");
-    }
-}
-
 pub mod batch;
 pub mod causes;
 pub mod pager;

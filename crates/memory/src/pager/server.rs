@@ -453,10 +453,10 @@ impl Server {
     }
 }
 
-/// The push thread. The service, and the answers to its faults, come first: where there are few processors they would
-/// wait for it, milliseconds each time.
+/// The push thread. While the service faults, it lets others run after each chunk: where there are few processors they
+/// would wait for it, milliseconds each time. A lower priority would be worse, as who answers faults waits for its lock.
 fn push(shared: &Shared) {
-    crate::give_way();
+    let mut faults = 0;
     loop {
         drop(lock(&shared.turnstile));
         let mut state = lock(&shared.state);
@@ -466,7 +466,13 @@ fn push(shared: &Shared) {
             let _ = shared.wake.write(1);
         }
         match work {
-            Work::Go => {}
+            Work::Go => {
+                let now = state.faults();
+                drop(state);
+                if std::mem::replace(&mut faults, now) != now {
+                    std::thread::yield_now();
+                }
+            }
             Work::Wait => drop(shared.changed.wait(state)),
             Work::Backoff => drop(shared.changed.wait_timeout(state, BACKOFF)),
             Work::Punch(slots) => {

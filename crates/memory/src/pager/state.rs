@@ -312,6 +312,11 @@ impl State {
         self.close_if_empty(id);
     }
 
+    /// Faults that were answered so far.
+    pub(crate) fn faults(&self) -> u64 {
+        self.faults
+    }
+
     /// The push's turns so far.
     pub(crate) fn steps(&self) -> u64 {
         self.steps

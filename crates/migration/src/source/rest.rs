@@ -22,13 +22,22 @@ pub(super) async fn retain(local: &NodeResources, service: &Service) {
     let (tell, told) = oneshot::channel();
     // Nobody waits for it, and other services run here.
     std::thread::spawn(move || {
-        godwit_memory::give_way();
+        give_way();
         let _ = tell.send(Retained::copy(&pids, room));
     });
     match told.await {
         Ok(Ok(retained)) => local.retention.retain(&service.id, retained),
         Ok(Err(error)) => not_retained(&error),
         Err(ended) => not_retained(&ended),
+    }
+}
+
+/// Lets other threads and processes go before this one.
+fn give_way() {
+    const NICE: i32 = 10;
+    // Where it is not allowed it goes on as before.
+    if let Err(errno) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
+        tracing::debug!(%errno, "a thread keeps its priority");
     }
 }
 
