@@ -46,9 +46,11 @@ const LONGEST_NAME: usize = 249;
 
 /// A mapping of memory that may be a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Mapping {
-    range: Range,
-    inode: u64,
+pub(crate) struct Mapping {
+    pub(crate) range: Range,
+    /// Where in the memory it begins, bytes.
+    pub(crate) offset: u64,
+    pub(crate) inode: u64,
     /// Of a memory file; none of anonymous memory.
     name: Option<String>,
     /// Whether all who map it share what they write, and nobody executes it.
@@ -413,7 +415,7 @@ fn device() -> Option<u64> {
 }
 
 /// The mappings of memory that may be a segment, from the text of `maps`.
-fn mappings(text: &str) -> Vec<Mapping> {
+pub(crate) fn mappings(text: &str) -> Vec<Mapping> {
     let Some(device) = device() else { return Vec::new() };
     let device = format!("{:02x}:{:02x}", libc::major(device), libc::minor(device));
     text.lines().filter_map(|line| mapping(line, &device)).collect()
@@ -425,7 +427,8 @@ fn mapping(line: &str, shared: &str) -> Option<Mapping> {
     let (start, end) = words.next()?.split_once('-')?;
     let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
     let &[_, _, execute, sharing] = words.next()?.as_bytes() else { return None };
-    let (_offset, device, inode) = (words.next()?, words.next()?, words.next()?.parse::<u64>().ok()?);
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (device, inode) = (words.next()?, words.next()?.parse::<u64>().ok()?);
     let path = words.next()?.trim_start().strip_suffix(" (deleted)")?;
     // CRIU knows it by 32 bits.
     if device != shared || u32::try_from(inode).is_err() {
@@ -439,7 +442,7 @@ fn mapping(line: &str, shared: &str) -> Option<Mapping> {
     // The kernel writes some characters of names as numbers, and what is no UTF-8 was replaced when the text was read.
     let told =
         name.as_ref().is_none_or(|name| !name.contains(['\\', '\u{fffd}']) && name.len() <= LONGEST_NAME);
-    Some(Mapping { range, inode, name, plain: sharing == b's' && execute != b'x' && told })
+    Some(Mapping { range, offset, inode, name, plain: sharing == b's' && execute != b'x' && told })
 }
 
 #[cfg(test)]
@@ -465,7 +468,7 @@ mod tests {
         let plain: Vec<_> = found.iter().map(|mapping| (mapping.inode, mapping.plain)).collect();
         assert_eq!(plain, [(5, true), (6, true), (7, false), (8, false), (11, false)]);
         assert_eq!((&found[0].name, found[1].name.as_deref()), (&None, Some("two words")));
-        assert_eq!(found[1].range, 0x7f20_0000_1000..0x7f20_0000_2000);
+        assert_eq!((&found[1].range, found[1].offset), (&(0x7f20_0000_1000..0x7f20_0000_2000), 0x1000));
     }
 
     #[test]

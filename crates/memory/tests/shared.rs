@@ -1,12 +1,14 @@
 //! Segments of shared memory as real processes have them.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::shared::{Kind, Segment, find};
+use godwit_memory::tracker::{Backend, Tracker, detect};
 
 /// A tree of processes that do what they are told in Python, all of them as children of the first.
 const PROGRAM: &str = r"
@@ -46,7 +48,16 @@ struct Tree {
 
 impl Tree {
     fn start() -> Self {
-        let mut command = Command::new("python3");
+        Self::run(&mut Command::new("python3"))
+    }
+
+    /// One that cannot open what others have mapped, as a process of a container.
+    fn contained() -> Self {
+        let mut command = Command::new("setpriv");
+        Self::run(command.args(["--bounding-set", "-sys_admin,-cap_40", "--inh-caps", "-all", "python3"]))
+    }
+
+    fn run(command: &mut Command) -> Self {
         let mut child =
             command.args(["-c", PROGRAM]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
@@ -84,6 +95,50 @@ impl Drop for Tree {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A tree whose shared memory is watched from outside, and what was found of it.
+struct Watched {
+    tree: Tree,
+    tracker: Tracker,
+    inode: u64,
+}
+
+impl Watched {
+    /// Of a tree that has one segment; none where the kernel cannot tell what was written to it.
+    fn new(tree: Tree) -> Option<Self> {
+        let detected = detect();
+        if detected.backend != Backend::Uffd || !Path::new("/sys/kernel/tracing/events").exists() {
+            return None;
+        }
+        let inode = tree.segment().inode();
+        let mut watched = Self { tree, tracker: Tracker::new(detected.backend), inode };
+        assert_eq!(watched.scan(), None, "nothing is known of it yet");
+        assert!(watched.scan().is_some());
+        Some(watched)
+    }
+
+    /// The pages that may have been written since the last call; none where that is not certain.
+    fn scan(&mut self) -> Option<BTreeSet<u64>> {
+        self.tracker.round(&self.tree.pids(), false).unwrap();
+        self.tracker.watch_shared(&BTreeSet::from([self.inode]), &self.tree.pids());
+        self.found(false)
+    }
+
+    /// The same of processes that do nothing until it is over.
+    fn last_scan(&mut self) -> Option<BTreeSet<u64>> {
+        self.found(true)
+    }
+
+    fn found(&mut self, frozen: bool) -> Option<BTreeSet<u64>> {
+        let found = self.tracker.shared(&self.tree.pids(), frozen)?;
+        Some(
+            found[&self.inode]
+                .iter()
+                .flat_map(|range| range.start / PAGE_SIZE..range.end / PAGE_SIZE)
+                .collect(),
+        )
     }
 }
 
@@ -171,4 +226,73 @@ fn processes_that_have_ended_are_passed_over() {
     assert_eq!(pids.len(), 2);
     assert_eq!(find(&[pids[1], pids[0], i32::MAX]).unwrap().len(), 1);
     assert!(find(&pids[1..]).unwrap().is_empty());
+}
+
+#[test]
+fn only_what_living_processes_wrote_is_to_be_compared_where_that_is_all() {
+    let mut tree = Tree::contained();
+    // More than one page table.
+    tree.does("m = mmap.mmap(-1, 2048 * PAGE); m[0] = 1; m[PAGE] = 1");
+    tree.does("child = fork(lambda: m.__setitem__(2 * PAGE, 2))");
+    tree.does("at = ctypes.addressof(ctypes.c_char.from_buffer(m))");
+    let Some(mut watched) = Watched::new(tree) else { return };
+    assert_eq!(watched.scan(), Some(BTreeSet::new()));
+    watched.tree.does("m[PAGE] = 2; m[700 * PAGE] = 1");
+    assert_eq!(watched.scan(), Some(BTreeSet::from([1, 700])));
+    // Page tables lose their entries.
+    watched.tree.does("m[3 * PAGE] = 1; m[4 * PAGE] = 1");
+    watched.tree.does("libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(2048 * PAGE), 4)");
+    let found = watched.scan().unwrap();
+    assert!(found.is_superset(&BTreeSet::from([3, 4])), "{found:?}");
+    assert!(!found.contains(&700), "what was not written leaves a mark: {found:?}");
+    watched.tree.does("import threading; t = threading.Thread(target=lambda: m.__setitem__(5 * PAGE, 1)); t.start(); t.join()");
+    watched.tree.does("m[0] == 1");
+    assert_eq!(watched.last_scan(), Some(BTreeSet::from([5])));
+}
+
+#[test]
+fn all_is_to_be_compared_after_what_page_tables_do_not_tell() {
+    let lost = [
+        "gone(lambda: m.__setitem__(PAGE, 2))",
+        // A second mapping, which is gone again.
+        "two = libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(0), ctypes.c_size_t(64 * PAGE), 1); ctypes.memset(two, 9, 1); libc.munmap(ctypes.c_void_p(two), ctypes.c_size_t(64 * PAGE))",
+        "libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(64 * PAGE), ctypes.c_size_t(64 * PAGE), 5)",
+        // What is removed and touched again is zero, as a page that was never written.
+        "libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), 9); m[0]",
+        "m[PAGE] = 2; libc.munmap(ctypes.c_void_p(at + PAGE), ctypes.c_size_t(PAGE))",
+        "m[PAGE] = 2; libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(64 * PAGE), ctypes.c_size_t(64 * PAGE), 3, ctypes.c_void_p(at + 4096 * PAGE))",
+        "os.kill(child, 9); os.waitpid(child, 0)",
+        "child_two = fork(lambda: m.__setitem__(PAGE, 2))",
+    ];
+    for frozen in [false, true] {
+        for what in lost {
+            let mut tree = Tree::contained();
+            tree.does("m = mmap.mmap(-1, 64 * PAGE); m[0] = 1; child = fork(lambda: None)");
+            tree.does("at = ctypes.addressof(ctypes.c_char.from_buffer(m))");
+            let Some(mut watched) = Watched::new(tree) else { return };
+            watched.tree.does(what);
+            if frozen {
+                assert_eq!(watched.last_scan(), None, "{what}");
+                continue;
+            }
+            assert_eq!(watched.scan(), None, "{what}");
+            watched.scan();
+            watched.tree.does("ctypes.memset(at if libc.msync(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), 1) == 0 else at + 4096 * PAGE, 3, 1)");
+            assert_eq!(watched.scan(), Some(BTreeSet::from([0])), "after {what}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_certain_of_processes_that_can_open_what_others_have_mapped() {
+    let mut tree = Tree::start();
+    tree.does("m = mmap.mmap(-1, 64 * PAGE); m[0] = 1");
+    if !std::fs::read_to_string("/proc/self/status").unwrap().contains("CapBnd:\t000001ffffffffff") {
+        return;
+    }
+    let mut watched =
+        Watched { inode: tree.segment().inode(), tree, tracker: Tracker::new(detect().backend) };
+    for _ in 0..3 {
+        assert_eq!(watched.scan(), None);
+    }
 }
