@@ -6,9 +6,10 @@
 //! process ──/proc/PID/map_files──▶ Segment ──pages──▶ Replica ──its descriptor──▶ CRIU, which maps it
 //! ```
 //!
-//! No process's page tables tell what was written to shared memory. A process that wrote and then ended, executed another
+//! Page tables do not tell all that was written to shared memory. A process that wrote and then ended, executed another
 //! program or unmapped the memory has taken them with it, and mremap(2) makes second mappings that are gone before anybody
-//! looks. So who sends a segment compares its contents; a [`Segment`] says where there are any.
+//! looks. So who sends a segment compares its contents; a [`Segment`] says where there are any. Where none of that has
+//! happened, [`Tracker::shared`](crate::tracker::Tracker::shared) says which pages it needs to compare.
 
 use std::collections::BTreeMap;
 use std::fs::File;

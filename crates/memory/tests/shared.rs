@@ -54,7 +54,7 @@ impl Tree {
     /// One that cannot open what others have mapped, as a process of a container.
     fn contained() -> Self {
         let mut command = Command::new("setpriv");
-        Self::run(command.args(["--bounding-set", "-sys_admin,-cap_40", "--inh-caps", "-all", "python3"]))
+        Self::run(command.args(["--bounding-set", "-sys_admin,-cap_40", "python3"]))
     }
 
     fn run(command: &mut Command) -> Self {

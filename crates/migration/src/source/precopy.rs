@@ -281,14 +281,19 @@ impl Source {
         });
         let (pages, segments) = finding.await??;
         tell_segments(link, segments).await?;
-        self.compare_shared(pages).await
+        Ok(self.compare_shared(pages, false).await?.0)
     }
 
-    /// Looks for what changed in the segments that the destination was told of.
-    pub(super) async fn compare_shared(&self, mut pages: Pages) -> Result<Pages, SourceError> {
+    /// Looks for what changed in the segments that the destination was told of; whether all had to be compared.
+    pub(super) async fn compare_shared(
+        &self,
+        mut pages: Pages,
+        frozen: bool,
+    ) -> Result<(Pages, bool), SourceError> {
+        let pids = self.pids().await?;
         let scanning = self.jobs.run(move |_| {
-            pages.scan_shared()?;
-            Ok::<_, PagesError>(pages)
+            let all = pages.scan_shared(&pids, frozen)?;
+            Ok::<_, PagesError>((pages, all))
         });
         Ok(scanning.await??)
     }
