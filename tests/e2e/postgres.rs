@@ -59,7 +59,8 @@ fn shared_buffers_move_under_pgbench_before_the_freeze() {
     assert!(only_written > 0 || !knows);
     load.kill().unwrap();
     load.wait().unwrap();
-    let sums = "SELECT (SELECT sum(abalance) FROM pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history)";
+    let sums =
+        "SELECT (SELECT sum(abalance) FROM pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history)";
     assert_eq!(session.query(sums), ["t"]);
     session.end();
 }

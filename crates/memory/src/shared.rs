@@ -11,6 +11,8 @@
 //! looks. So who sends a segment compares its contents; a [`Segment`] says where there are any. Where none of that has
 //! happened, [`Tracker::shared`](crate::tracker::Tracker::shared) says which pages it needs to compare.
 
+mod filler;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -18,7 +20,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use libc::{F_SEAL_SEAL, c_void};
 use nix::errno::Errno;
@@ -27,6 +29,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use nix::unistd::{Whence, ftruncate, lseek};
 
+use self::filler::Filling;
+pub use self::filler::{Filler, WORD as FILLER, run as fill};
 use crate::process::{Process, ProcessError};
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -315,6 +319,8 @@ impl Drop for Mapped {
 pub struct Replica {
     file: File,
     size: u64,
+    /// Where it is written, if another process is charged for it.
+    filling: RwLock<Option<Filling>>,
 }
 
 impl Replica {
@@ -339,7 +345,20 @@ impl Replica {
                 file
             }
         };
-        Ok(Self { file, size })
+        Ok(Self { file, size, filling: RwLock::new(None) })
+    }
+
+    /// Charges what is written from now on to this filler, or to this process again.
+    ///
+    /// # Errors
+    /// The filler cannot map it.
+    pub fn charge_to(&self, filler: Option<&Arc<Filler>>) -> io::Result<()> {
+        let filling = filler.map(|filler| filler.map(self)).transpose()?;
+        let mut now = self.filling.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *now, filling);
+        // Writers need not wait until it is unmapped.
+        drop((now, before));
+        Ok(())
     }
 
     /// Writes pages from this offset on.
@@ -350,7 +369,10 @@ impl Replica {
         let range = self.within(&(offset..offset.saturating_add(pages.len() as u64)))?;
         // What the last page has behind the end is no part of it, and would make it larger.
         let length = usize::try_from(range.end - range.start).map_err(io::Error::other)?;
-        self.file.write_all_at(&pages[..length], offset)
+        match &*self.filling.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(filling) => filling.write(offset, &pages[..length]),
+            None => self.file.write_all_at(&pages[..length], offset),
+        }
     }
 
     /// These pages read as zero from now on, and take no memory.

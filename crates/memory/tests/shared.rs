@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use godwit_memory::PAGE_SIZE;
-use godwit_memory::shared::{Kind, Segment, find};
+use godwit_memory::shared::{Filler, Kind, Replica, Segment, find};
 use godwit_memory::tracker::{Backend, Tracker, detect};
 
 /// A tree of processes that do what they are told in Python, all of them as children of the first.
@@ -295,4 +295,85 @@ fn nothing_is_certain_of_processes_that_can_open_what_others_have_mapped() {
     for _ in 0..3 {
         assert_eq!(watched.scan(), None);
     }
+}
+
+/// A memory cgroup of this test's own; none where the machine has no such controller to give.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Option<Self> {
+        let root = Path::new("/sys/fs/cgroup");
+        let controllers = std::fs::read_to_string(root.join("cgroup.subtree_control"));
+        let parent = match controllers {
+            Ok(controllers) => controllers.contains("memory").then(|| root.to_owned()),
+            Err(_) => Some(root.join("memory")).filter(|parent| parent.is_dir()),
+        };
+        let directory = parent?.join(format!("godwit-test-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        Some(Self(directory))
+    }
+
+    /// Bytes of shared memory that it is charged for.
+    fn shared(&self) -> u64 {
+        let text = std::fs::read_to_string(self.0.join("memory.stat")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("shmem "));
+        line.unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        std::fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+#[test]
+fn what_is_written_through_a_filler_is_charged_to_its_cgroup() {
+    const SIZE: u64 = 16 << 20;
+    let Some(cgroup) = Cgroup::new() else { return };
+    let filler = Filler::start(Path::new(env!("CARGO_BIN_EXE_godwit-pager"))).unwrap();
+    std::fs::write(cgroup.0.join("cgroup.procs"), filler.pid().to_string()).unwrap();
+    for kind in [Kind::Anonymous, Kind::Memfd { name: "filled".into(), sealable: false }] {
+        let replica = Replica::new(&kind, SIZE + PAGE_SIZE).unwrap();
+        replica.charge_to(Some(&filler)).unwrap();
+        replica.write(PAGE_SIZE, &vec![7; usize::try_from(SIZE).unwrap()]).unwrap();
+        // Kernels count on each processor first.
+        let slack = 1 << 20;
+        let charged = cgroup.shared();
+        assert!(charged > SIZE - slack && charged < SIZE + slack, "{charged}");
+        let bytes = std::fs::read(replica.path()).unwrap();
+        assert_eq!(bytes.len() as u64, SIZE + PAGE_SIZE);
+        let (hole, written) = bytes.split_at(4096);
+        assert!(hole.iter().all(|byte| *byte == 0) && written.iter().all(|byte| *byte == 7));
+        // Given up, it is nobody's, although the filler lives.
+        drop(replica);
+        assert!(cgroup.shared() < slack, "{}", cgroup.shared());
+    }
+    let replica = Replica::new(&Kind::Anonymous, SIZE).unwrap();
+    replica.charge_to(Some(&filler)).unwrap();
+    replica.write(0, &[1; 4096]).unwrap();
+    replica.charge_to(None).unwrap();
+    filler.end();
+    assert!(!Path::new(&format!("/proc/{}", filler.pid())).exists());
+    replica.write(PAGE_SIZE, &[2; 4096]).unwrap();
+    assert_eq!(replica.allocated().unwrap(), 2 * PAGE_SIZE);
+    assert_eq!(std::fs::read(replica.path()).unwrap()[4096..8192], [2; 4096]);
+    drop(replica);
+    // A page that another process has been charged for fails no move, but no filler is no answer.
+    let replica = Replica::new(&Kind::Anonymous, SIZE).unwrap();
+    assert!(replica.charge_to(Some(&filler)).is_err());
+}
+
+#[test]
+fn a_filler_ends_with_its_daemon() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_godwit-pager"));
+    let mut filler = command.arg("fill").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = filler.stdin.take().unwrap();
+    writeln!(input, "/nowhere 4096").unwrap();
+    let mut answer = String::new();
+    BufReader::new(filler.stdout.take().unwrap()).read_line(&mut answer).unwrap();
+    assert!(answer.contains("No such file"), "{answer}");
+    // As when the daemon is killed.
+    drop(input);
+    assert!(filler.wait().unwrap().success());
 }

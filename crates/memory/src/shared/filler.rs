@@ -80,6 +80,14 @@ impl Filler {
         Ok(Filling { filler: Arc::clone(self), address, size: replica.size })
     }
 
+    /// Ends it. What it was charged with stays charged.
+    pub fn end(&self) {
+        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        // It may have ended by itself; nothing of it is left behind in any case.
+        let _ = asking.child.kill();
+        let _ = asking.child.wait();
+    }
+
     fn ask(&self, what: &str) -> io::Result<String> {
         let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         writeln!(asking.input, "{what}")?;
@@ -93,10 +101,7 @@ impl Filler {
 
 impl Drop for Filler {
     fn drop(&mut self) {
-        let asking = self.asking.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // It may have ended by itself; nothing of it is left behind in any case.
-        let _ = asking.child.kill();
-        let _ = asking.child.wait();
+        self.end();
     }
 }
 

@@ -55,9 +55,17 @@ const BY_IO_URING: Tracepoint = ("io_uring/io_uring_submit_req", "opcode == 25")
 #[derive(Debug)]
 pub(super) struct Events {
     tracepoints: Vec<(u64, CString)>,
-    /// The first counter of a tracepoint changes the kernel's code, which takes its time: no process is to be stopped
-    /// meanwhile.
-    _first: Counters,
+    /// The first counter of a tracepoint and the end of the last one change the kernel's code, which takes its time: no
+    /// process is to be stopped meanwhile, and nobody is to wait. So these begin first, and end last.
+    first: Option<Counters>,
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let first = self.first.take();
+        // Where there is no thread to be had, it ends at once.
+        let _ = std::thread::Builder::new().name("end-counters".into()).spawn(move || drop(first));
+    }
 }
 
 /// Counters of a process and of all that it makes.
@@ -80,7 +88,7 @@ impl Events {
             })
             .collect::<io::Result<Vec<_>>>()?;
         let first = Self::count_in(&tracepoints, &[0])?;
-        Ok(Self { tracepoints, _first: first })
+        Ok(Self { tracepoints, first: Some(first) })
     }
 
     /// How many counters a thread needs.

@@ -38,10 +38,10 @@ const OPENS_MAPPED: u64 = 1 << 21 | 1 << 40;
 /// The memory that is watched, by inode.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// None where the kernel cannot count.
-    events: Option<Events>,
     inodes: BTreeSet<u64>,
     known: BTreeMap<i32, Known>,
+    /// None where the kernel cannot count. It ends after all counters.
+    events: Option<Events>,
     /// What had been counted at the last scan; none where that scan was not certain to see all that is written from then on.
     since: Option<u64>,
 }

@@ -92,6 +92,9 @@ impl Source {
             self.local.delta_cache,
         );
         pages.know_retained(visit);
+        if self.service.memory_bytes != 0 {
+            pages.spare_page_tables();
+        }
         let sampled = plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd;
         if sampled {
             (pages, _) = self.scan(pages, false).await?;

@@ -48,6 +48,8 @@ pub(super) struct Shared {
     pub(super) segments: BTreeMap<Space, Followed>,
     /// How many there have been.
     begun: Space,
+    /// Whether no page tables are to be made for it.
+    spares_tables: bool,
 }
 
 impl Shared {
@@ -73,6 +75,9 @@ impl Shared {
 
     /// Those whose writers the tracker can watch: nobody has them open.
     fn watchable(&self) -> BTreeSet<u64> {
+        if self.spares_tables {
+            return BTreeSet::new();
+        }
         let segments = self.segments.values().map(|followed| &followed.segment);
         let watchable =
             segments.filter(|segment| *segment.kind() == Kind::Anonymous && segment.size() >= LARGE);
@@ -109,6 +114,11 @@ impl Shared {
 }
 
 impl Pages {
+    /// The page tables that watching shared memory takes, an eighth of it at most, would count for the service's limit.
+    pub(crate) fn spare_page_tables(&mut self) {
+        self.shared.spares_tables = true;
+    }
+
     /// Looks for the segments that these processes share; what is to be told to the destination, if that has changed.
     pub(crate) fn find_shared(&mut self, pids: &[i32]) -> Result<Option<Segments>, PagesError> {
         let found = shared::find(pids)?;
