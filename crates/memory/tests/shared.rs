@@ -126,13 +126,26 @@ impl Watched {
         self.found(false)
     }
 
+    /// The same where this happens after the processes were listed.
+    fn scan_late(&mut self, what: &str) -> Option<BTreeSet<u64>> {
+        self.tracker.round(&self.tree.pids(), false).unwrap();
+        self.tracker.watch_shared(&BTreeSet::from([self.inode]), &self.tree.pids());
+        let pids = self.tree.pids();
+        self.tree.does(what);
+        self.found_in(&pids, false)
+    }
+
     /// The same of processes that do nothing until it is over.
     fn last_scan(&mut self) -> Option<BTreeSet<u64>> {
         self.found(true)
     }
 
     fn found(&mut self, frozen: bool) -> Option<BTreeSet<u64>> {
-        let found = self.tracker.shared(&self.tree.pids(), frozen)?;
+        self.found_in(&self.tree.pids(), frozen)
+    }
+
+    fn found_in(&mut self, pids: &[i32], frozen: bool) -> Option<BTreeSet<u64>> {
+        let found = self.tracker.shared(pids, frozen)?;
         Some(
             found[&self.inode]
                 .iter()
@@ -281,6 +294,18 @@ fn all_is_to_be_compared_after_what_page_tables_do_not_tell() {
             assert_eq!(watched.scan(), Some(BTreeSet::from([0])), "after {what}");
         }
     }
+}
+
+/// It is in no list, and may write after the scan.
+#[test]
+fn all_is_to_be_compared_after_a_child_that_was_made_during_a_scan() {
+    let mut tree = Tree::contained();
+    tree.does("m = mmap.mmap(-1, 64 * PAGE); m[0] = 1");
+    let Some(mut watched) = Watched::new(tree) else { return };
+    assert_eq!(watched.scan_late("m[1] = 1").map(|pages| pages.len()), Some(1));
+    assert_eq!(watched.scan_late("child = fork(lambda: None)"), None);
+    watched.tree.does("os.kill(child, 9); os.waitpid(child, 0)");
+    assert_eq!(watched.last_scan(), None);
 }
 
 #[test]

@@ -10,8 +10,9 @@
 //! - counters that began in the same stop would have counted each fork and each such mremap ([`events`](super::events));
 //! - each is still there: moved, or remapped, it would be watched no more. What is unmapped or has ended is noticed.
 //!
-//! A page of which that cannot be said counts as written, and so does all memory after a fork. The counters are read
-//! before the marks of pages are: what happens in between counts for the next scan.
+//! A page of which that cannot be said counts as written, and so does all memory after a fork. For the next scan counts
+//! what happens after [`History::watch`], before the processes are listed and the marks of pages are read: a process
+//! that is made in between may not be in the list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -20,7 +21,6 @@ use std::sync::Arc;
 use super::events::{Counters, Events};
 use super::inject::{self, InjectError};
 use super::kernel::{Protect, Scanner, Userfault};
-use super::same;
 use crate::Range;
 use crate::process::{Process, ProcessError};
 use crate::shared::mappings;
@@ -42,7 +42,9 @@ pub(super) struct History {
     known: BTreeMap<i32, Known>,
     /// None where the kernel cannot count. It ends after all counters.
     events: Option<Events>,
-    /// What had been counted at the last scan; none where that scan was not certain to see all that is written from then on.
+    /// What had been counted when the processes were watched that the next scan lists.
+    begun: Option<u64>,
+    /// The same of the last scan; none where what is written since then is not certain to be seen.
     since: Option<u64>,
 }
 
@@ -84,7 +86,7 @@ impl History {
         watched: impl Fn(i32) -> Option<Watched<'a>>,
     ) {
         if !inodes.is_subset(&self.inodes) {
-            (self.known, self.since) = (BTreeMap::new(), None);
+            (self.known, self.since, self.begun) = (BTreeMap::new(), None, None);
         }
         self.inodes.clone_from(inodes);
         if inodes.is_empty() {
@@ -112,11 +114,12 @@ impl History {
                 Err(reason) => tracing::debug!(pid, reason, "its writes to shared memory cannot be followed"),
             }
         }
+        self.begun = self.counted();
     }
 
-    /// Whether this process is known, or has the page tables of one that is.
+    /// Whether this process is known. One that has the page tables of another is none: it may have no counters.
     fn knows(&self, pid: i32) -> bool {
-        self.known.contains_key(&pid) || self.known.keys().any(|known| same::memory(*known, pid))
+        self.known.contains_key(&pid)
     }
 
     /// Forgets processes that have ended, and with them what is certain, if they had the memory.
@@ -124,7 +127,7 @@ impl History {
         self.known.retain(|_, known| {
             let ended = known.process.has_ended();
             if ended && known.holding.is_some() {
-                self.since = None;
+                (self.since, self.begun) = (None, None);
             }
             !ended
         });
@@ -190,8 +193,8 @@ impl History {
         frozen: bool,
     ) -> Option<BTreeMap<u64, Vec<Range>>> {
         self.forget_ended();
-        let since = self.since.take();
-        let complete = frozen || self.is_complete(pids);
+        let (since, begun) = (self.since.take(), self.begun.take());
+        let complete = !frozen && self.is_complete(pids);
         let counted = self.counted();
         let protect = if frozen { Protect::No } else { Protect::Yes };
         let mut written: BTreeMap<u64, Vec<Range>> = BTreeMap::new();
@@ -209,7 +212,7 @@ impl History {
         if !lost.is_empty() {
             return None;
         }
-        self.since = counted.filter(|_| complete);
+        self.since = begun.filter(|_| complete);
         (since? == counted?).then_some(written)
     }
 
