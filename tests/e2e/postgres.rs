@@ -1,11 +1,71 @@
 //! PostgreSQL: transactions that are open while the server moves. Needs root.
 
 use std::net::Ipv4Addr;
+use std::process::Stdio;
 
-use godwit_lab::workload::Workload;
+use godwit_lab::workload::{Preset, Workload};
 use godwit_tests::{Bed, PATIENCE, psql::Psql, tier, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 40);
+const BUFFERED: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 44);
+const IDLE: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 45);
+
+/// The buffers are full: only what pgbench writes to them during the last round is compared while the server is frozen,
+/// and crosses then.
+#[test]
+fn shared_buffers_move_under_pgbench_before_the_freeze() {
+    // MiB of buffers, and how much data pgbench makes.
+    let (buffers, scale) = if tier::is_full() { (2048, "130") } else { (192, "10") };
+    let bed = Bed::up("buffers");
+    let preset = bed.build(Workload::Postgres);
+    let options = [format!("shared_buffers={buffers}MB"), "max_wal_size=8GB".into(), "autovacuum=off".into()];
+    let options = options.into_iter().flat_map(|option| ["-c".to_owned(), option]);
+    let preset = Preset { command: preset.command.iter().cloned().chain(options).collect(), ..preset };
+    bed.run("a", "buffered", BUFFERED, &preset, &[]);
+    bed.run("a", "idle", IDLE, &bed.build(Workload::Busybox), &[]);
+    let mut session = Psql::connect(&bed, BUFFERED, PATIENCE);
+    let address = BUFFERED.to_string();
+    let pgbench = |more: &[&str]| {
+        let mut command = bed.on_client("pgbench");
+        command.args(["-h", &address, "-U", "postgres", "-n"]).args(more).arg("postgres");
+        command.stdout(Stdio::null());
+        command
+    };
+    assert!(pgbench(&["-i", "-q", "-s", scale]).status().unwrap().success());
+    let mut load = pgbench(&["-c", "8", "-T", "600"]).spawn().unwrap();
+    let done = "SELECT count(*) > 1000 FROM pgbench_history";
+    wait_for("pgbench's transactions", || (session.query(done) == ["t"]).then_some(()));
+    let modes = [("a", "b", "precopy"), ("b", "a", "hybrid"), ("a", "b", "precopy"), ("b", "a", "hybrid")];
+    let (mut only_written, mut knows) = (0, true);
+    for (from, to, mode) in modes {
+        let idle = bed.migrate_so("idle", from, to, &["--mode", mode]);
+        let report = bed.migrate_so("buffered", from, to, &["--mode", mode]);
+        let compared: Vec<_> =
+            report.timeline.iter().filter(|span| span.what.contains("shared memory")).collect();
+        println!(
+            "{mode}: {} MiB of buffers frozen for {:.0} ms, {:.2} of an idle container; {compared:?}; KiB then: {}",
+            report.shared_bytes >> 20,
+            report.frozen_ms,
+            report.frozen_ms / idle.frozen_ms,
+            report.shared_dump_bytes >> 10,
+        );
+        assert!(report.shared_bytes > (buffers / 2) << 20, "{report:?}");
+        // On a busy machine pgbench writes faster than the rounds send.
+        assert!(report.shared_dump_bytes < report.shared_bytes / 2, "{report:?}");
+        only_written += usize::from(compared[0].what == "compare shared memory");
+        knows &= report.knows_shared_writes();
+        assert!(load.try_wait().unwrap().is_none(), "pgbench has ended");
+    }
+    // The server makes a process now and then, and then all is compared.
+    assert!(only_written > 0 || !knows);
+    load.kill().unwrap();
+    load.wait().unwrap();
+    let sums =
+        "SELECT (SELECT sum(abalance) FROM pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history)";
+    assert_eq!(session.query(sums), ["t"]);
+    session.end();
+}
+
 #[test]
 fn moves_keep_open_transactions() {
     let bed = Bed::up("postgres");

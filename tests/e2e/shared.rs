@@ -1,16 +1,20 @@
 //! Memory that processes share ([`programs/shared.c`](../programs/shared.c)), which moves while they write it. Needs root.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
+    path::PathBuf,
 };
 
 use godwit_lab::workload::{Preset, Rootfs};
 use godwit_tests::{Bed, compile};
+use serde_json::Value;
 
 const NAME: &str = "shared";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
 const LIMITED: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 82);
+const STEADY: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 83);
 const PORT: u16 = 7000;
 /// Each of two segments, MiB.
 const MIB: u64 = 24;
@@ -55,11 +59,62 @@ fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_
         assert!(report.dump_bytes < BYTES / 4, "{mode}: it is in the images, too: {report:?}");
         assert!(report.criu.contains("+external-shmem"), "{mode}: {report:?}");
     }
-    // What the daemon holds for it at the destination would not count for its limit.
+    // No process begins or ends, so that page tables tell all that is written to the anonymous segment.
+    let command = ["/shared".to_owned(), MIB.to_string(), "0".to_owned()].into();
+    let steady = Preset { command, ..preset.clone() };
+    bed.run("a", "steady", STEADY, &steady, &[]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(STEADY, PORT)));
+    let mut written = check(&mut connection, "of steady processes");
+    let moves = [("a", "b"), ("b", "a")].into_iter().cycle();
+    for ((from, to), mode) in moves.zip(["precopy", "hybrid", "postcopy"]) {
+        let report = bed.migrate_so("steady", from, to, &["--mode", mode]);
+        let now = check(&mut connection, mode);
+        assert!(now > written, "{mode}: nothing was written since the last check");
+        written = now;
+        let compared: Vec<_> =
+            report.timeline.iter().filter(|span| span.what.contains("shared memory")).collect();
+        println!("{mode}: {compared:?}");
+        let knows = report.knows_shared_writes();
+        assert_eq!(compared[0].what == "compare shared memory", knows, "{mode}: {report:?}");
+    }
+    // Its limit counts the pages at the destination, too, whoever has written them there.
     bed.run("a", "limited", LIMITED, &preset, &["--memory", "256MiB"]);
     let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(LIMITED, PORT)));
     check(&mut connection, "with a limit");
-    let report = bed.migrate_so("limited", "a", "b", &["--mode", "precopy"]);
-    assert_eq!((report.shared_bytes, report.shared_dump_bytes), (0, 0), "{report:?}");
-    check(&mut connection, "with a limit, moved");
+    let moves = [("a", "b"), ("b", "a")].into_iter().cycle();
+    for ((from, to), mode) in moves.zip(["precopy", "hybrid", "postcopy"]) {
+        let report = bed.migrate_so("limited", from, to, &["--mode", mode]);
+        assert!(report.shared_bytes >= BYTES, "{mode}: {report:?}");
+        assert!(report.shared_dump_bytes < BYTES / 8, "{mode}: {report:?}");
+        check(&mut connection, "with a limit, moved");
+        let pid = bed.json::<Value>(to, &["inspect", "limited"])["pid"].as_u64().unwrap();
+        let (charged, members) = charged(pid);
+        println!("{mode}: {} KiB of shared memory are charged to it", charged >> 10);
+        assert!(charged > BYTES * 9 / 10, "{mode}: {charged}");
+        assert_eq!(members.len(), 4, "the server and its workers, and nobody else: {members:?}");
+    }
+}
+
+/// Bytes of shared memory that the cgroup of this process is charged for, and its members without the
+/// children of workers.
+fn charged(pid: u64) -> (u64, Vec<String>) {
+    let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let of = |controller: &str| {
+        let line = cgroups.lines().find(|line| line.split(':').nth(1) == Some(controller))?;
+        let path = line.splitn(3, ':').nth(2)?;
+        Some(PathBuf::from(format!("/sys/fs/cgroup/{controller}{path}"))).filter(|path| path.is_dir())
+    };
+    let directory = of("memory").or_else(|| of("")).unwrap();
+    let statistics = fs::read_to_string(directory.join("memory.stat")).unwrap();
+    let bytes = statistics.lines().find_map(|line| line.strip_prefix("shmem ")).unwrap().parse().unwrap();
+    let members = fs::read_to_string(directory.join("cgroup.procs")).unwrap();
+    let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+    let parent =
+        |pid: &str| fs::read_to_string(format!("/proc/{pid}/stat")).ok()?.split(' ').nth(3)?.parse().ok();
+    let all: Vec<_> = members.lines().collect();
+    // Children of workers end at once.
+    let of_a_worker = |member: &&&str| {
+        parent(member).is_some_and(|parent: u64| parent != pid && all.contains(&parent.to_string().as_str()))
+    };
+    (bytes, all.iter().filter(|member| !of_a_worker(member)).filter_map(|member| name(member)).collect())
 }

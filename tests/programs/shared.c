@@ -1,7 +1,7 @@
 /* A service of processes that share memory: they write its pages all the time, and look whether each page is as it
- * was written last. Usage: shared MIB
+ * was written last. Usage: shared MIB [CHILD]
  *
- *   server ──fork──▶ WORKERS ──fork──▶ a child that writes one page and ends
+ *   server ──fork──▶ WORKERS ──fork──▶ a child that writes one page and ends, for each CHILD pages (200; 0: none)
  *
  * There are two segments of so many MiB: anonymous memory, and a memory file that nobody has open. A page belongs to
  * one worker, which knows from its own, private memory how often the page was written. Asked by a byte on port 7000, all
@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORKERS = 3, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, CHILD = 200 };
+enum { WORKERS = 3, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64 };
 
 /* Of all processes. */
 struct common {
@@ -31,7 +31,7 @@ struct common {
 
 static struct common *common;
 static unsigned long *segments[2];
-static unsigned long pages;
+static unsigned long pages, each_child = 200;
 
 static void fail(const char *what) {
     perror(what);
@@ -94,7 +94,7 @@ static void work(unsigned long worker) {
             continue;
         look(page, versions[page]);
         versions[page]++;
-        if (++done % CHILD == 0) {
+        if (each_child != 0 && ++done % each_child == 0) {
             pid_t child = fork();
             if (child == 0) {
                 write_page(page, versions[page]);
@@ -117,10 +117,12 @@ static void await(atomic_ulong *of, unsigned long least) {
 }
 
 int main(int count, char **arguments) {
-    size_t length = count == 2 ? strtoul(arguments[1], NULL, 10) << 20 : 0;
+    size_t length = count == 2 || count == 3 ? strtoul(arguments[1], NULL, 10) << 20 : 0;
     pages = length / PAGE;
+    if (count == 3)
+        each_child = strtoul(arguments[2], NULL, 10);
     if (pages == 0) {
-        fprintf(stderr, "usage: shared MIB\n");
+        fprintf(stderr, "usage: shared MIB [CHILD]\n");
         return 2;
     }
     common = map(-1, sizeof *common);

@@ -146,6 +146,27 @@ pub struct Report {
     pub faulted_bytes: u64,
     /// Pages that were waited for there.
     pub faults: u64,
+    /// How writes were noticed at the source.
+    pub tracker: String,
+    /// What both nodes did in the frozen time; 0.2.0 does not tell.
+    #[serde(default)]
+    pub timeline: Vec<Span>,
+}
+
+impl Report {
+    /// Whether this machine tells what is written to shared memory, as long as no process begins or ends.
+    pub fn knows_shared_writes(&self) -> bool {
+        self.tracker == "uffd" && Path::new("/sys/kernel/tracing/events/task").exists()
+    }
+}
+
+/// Something that a node did in the frozen time.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Span {
+    /// What.
+    pub what: String,
+    /// For how long, in milliseconds.
+    pub ms: f64,
 }
 
 /// Reports of moves in a row; shown as a line of figures.

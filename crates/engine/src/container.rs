@@ -154,7 +154,10 @@ pub type OutputPipes = [u64; 2];
 /// A restore that has begun without images. Dropped, it comes to nothing, and [`Engine::delete`] removes what there is
 /// of it.
 #[async_trait]
-pub trait BegunRestore: Send {
+pub trait BegunRestore: Send + Sync {
+    /// Puts a process that is none of the container's into its memory cgroup, which is charged from then on for what the
+    /// process touches. It must have ended before anybody asks for the container's processes.
+    fn charge(&self, pid: u32) -> Result<(), EngineError>;
     /// Restores from the images, which are in the directory now, into the root filesystem, which is in its place now:
     /// as [`Engine::restore_stopped`].
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError>;

@@ -6,9 +6,12 @@
 //! process ──/proc/PID/map_files──▶ Segment ──pages──▶ Replica ──its descriptor──▶ CRIU, which maps it
 //! ```
 //!
-//! No process's page tables tell what was written to shared memory. A process that wrote and then ended, executed another
+//! Page tables do not tell all that was written to shared memory. A process that wrote and then ended, executed another
 //! program or unmapped the memory has taken them with it, and mremap(2) makes second mappings that are gone before anybody
-//! looks. So who sends a segment compares its contents; a [`Segment`] says where there are any.
+//! looks. So who sends a segment compares its contents; a [`Segment`] says where there are any. Where none of that has
+//! happened, [`Tracker::shared`](crate::tracker::Tracker::shared) says which pages it needs to compare.
+
+mod filler;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +20,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use libc::{F_SEAL_SEAL, c_void};
 use nix::errno::Errno;
@@ -26,6 +29,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use nix::unistd::{Whence, ftruncate, lseek};
 
+use self::filler::Filling;
+pub use self::filler::{Filler, WORD as FILLER, run as fill};
 use crate::process::{Process, ProcessError};
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -46,9 +51,11 @@ const LONGEST_NAME: usize = 249;
 
 /// A mapping of memory that may be a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Mapping {
-    range: Range,
-    inode: u64,
+pub(crate) struct Mapping {
+    pub(crate) range: Range,
+    /// Where in the memory it begins, bytes.
+    pub(crate) offset: u64,
+    pub(crate) inode: u64,
     /// Of a memory file; none of anonymous memory.
     name: Option<String>,
     /// Whether all who map it share what they write, and nobody executes it.
@@ -312,6 +319,8 @@ impl Drop for Mapped {
 pub struct Replica {
     file: File,
     size: u64,
+    /// Where it is written, if another process is charged for it.
+    filling: RwLock<Option<Filling>>,
 }
 
 impl Replica {
@@ -336,7 +345,20 @@ impl Replica {
                 file
             }
         };
-        Ok(Self { file, size })
+        Ok(Self { file, size, filling: RwLock::new(None) })
+    }
+
+    /// Charges what is written from now on to this filler, or to this process again.
+    ///
+    /// # Errors
+    /// The filler cannot map it.
+    pub fn charge_to(&self, filler: Option<&Arc<Filler>>) -> io::Result<()> {
+        let filling = filler.map(|filler| filler.map(self)).transpose()?;
+        let mut now = self.filling.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *now, filling);
+        // Writers need not wait until it is unmapped.
+        drop((now, before));
+        Ok(())
     }
 
     /// Writes pages from this offset on.
@@ -347,7 +369,10 @@ impl Replica {
         let range = self.within(&(offset..offset.saturating_add(pages.len() as u64)))?;
         // What the last page has behind the end is no part of it, and would make it larger.
         let length = usize::try_from(range.end - range.start).map_err(io::Error::other)?;
-        self.file.write_all_at(&pages[..length], offset)
+        match &*self.filling.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(filling) => filling.write(offset, &pages[..length]),
+            None => self.file.write_all_at(&pages[..length], offset),
+        }
     }
 
     /// These pages read as zero from now on, and take no memory.
@@ -413,7 +438,7 @@ fn device() -> Option<u64> {
 }
 
 /// The mappings of memory that may be a segment, from the text of `maps`.
-fn mappings(text: &str) -> Vec<Mapping> {
+pub(crate) fn mappings(text: &str) -> Vec<Mapping> {
     let Some(device) = device() else { return Vec::new() };
     let device = format!("{:02x}:{:02x}", libc::major(device), libc::minor(device));
     text.lines().filter_map(|line| mapping(line, &device)).collect()
@@ -425,7 +450,8 @@ fn mapping(line: &str, shared: &str) -> Option<Mapping> {
     let (start, end) = words.next()?.split_once('-')?;
     let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
     let &[_, _, execute, sharing] = words.next()?.as_bytes() else { return None };
-    let (_offset, device, inode) = (words.next()?, words.next()?, words.next()?.parse::<u64>().ok()?);
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (device, inode) = (words.next()?, words.next()?.parse::<u64>().ok()?);
     let path = words.next()?.trim_start().strip_suffix(" (deleted)")?;
     // CRIU knows it by 32 bits.
     if device != shared || u32::try_from(inode).is_err() {
@@ -439,7 +465,7 @@ fn mapping(line: &str, shared: &str) -> Option<Mapping> {
     // The kernel writes some characters of names as numbers, and what is no UTF-8 was replaced when the text was read.
     let told =
         name.as_ref().is_none_or(|name| !name.contains(['\\', '\u{fffd}']) && name.len() <= LONGEST_NAME);
-    Some(Mapping { range, inode, name, plain: sharing == b's' && execute != b'x' && told })
+    Some(Mapping { range, offset, inode, name, plain: sharing == b's' && execute != b'x' && told })
 }
 
 #[cfg(test)]
@@ -465,7 +491,7 @@ mod tests {
         let plain: Vec<_> = found.iter().map(|mapping| (mapping.inode, mapping.plain)).collect();
         assert_eq!(plain, [(5, true), (6, true), (7, false), (8, false), (11, false)]);
         assert_eq!((&found[0].name, found[1].name.as_deref()), (&None, Some("two words")));
-        assert_eq!(found[1].range, 0x7f20_0000_1000..0x7f20_0000_2000);
+        assert_eq!((&found[1].range, found[1].offset), (&(0x7f20_0000_1000..0x7f20_0000_2000), 0x1000));
     }
 
     #[test]

@@ -14,13 +14,15 @@
 
 mod detect;
 mod entries;
+mod events;
 mod inject;
 mod kernel;
 mod ranges;
 mod same;
+mod shared;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,7 @@ use thiserror::Error;
 pub use detect::{Detected, detect, pagemap_scan};
 
 pub(crate) use self::kernel::{Protect, Scanner};
+use self::shared::History;
 use self::watch::Watch;
 use crate::process::{Process, ProcessError};
 use crate::{Range, Space};
@@ -136,6 +139,7 @@ pub struct Tracker {
     scanner: Scanner,
     /// Whether the last scan gave its findings to the caller.
     complete: bool,
+    history: History,
 }
 
 #[derive(Debug)]
@@ -151,7 +155,31 @@ struct Tracked {
 impl Tracker {
     /// A tracker that has seen nothing yet.
     pub fn new(backend: Backend) -> Self {
-        Self { backend, spaces: BTreeMap::new(), scanner: Scanner::new(), complete: true }
+        let history = History::default();
+        Self { backend, spaces: BTreeMap::new(), scanner: Scanner::new(), complete: true, history }
+    }
+
+    /// Begins to watch writes to these segments of shared anonymous memory, by their inodes, and to no others, in
+    /// processes that a scan has seen. Where that does not work, [`Tracker::shared`] says nothing.
+    pub fn watch_shared(&mut self, inodes: &BTreeSet<u64>, pids: &[i32]) {
+        let Self { backend, spaces, scanner, history, .. } = self;
+        if *backend != Backend::Uffd {
+            return;
+        }
+        history.watch(inodes, pids, scanner, |pid| {
+            let tracked = spaces.values().find(|tracked| tracked.process.pid() == pid)?;
+            match &tracked.watch {
+                Watch::Uffd { userfault, .. } => Some((&tracked.process, userfault)),
+                _ => None,
+            }
+        });
+    }
+
+    /// The pages of the watched segments that may have been written since the last call, by the inode of each, as
+    /// offsets in it; without order, and some more than once. None where that is not certain: then it may be any page.
+    /// `pids` and `frozen` as for [`Tracker::round`]; the list was made after the last [`Tracker::watch_shared`].
+    pub fn shared(&mut self, pids: &[i32], frozen: bool) -> Option<BTreeMap<u64, Vec<Range>>> {
+        self.history.scan(pids, &mut self.scanner, frozen)
     }
 
     /// One scan of all processes of the service: `pids` are those that live now, in the node's PID

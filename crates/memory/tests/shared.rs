@@ -1,12 +1,14 @@
 //! Segments of shared memory as real processes have them.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use godwit_memory::PAGE_SIZE;
-use godwit_memory::shared::{Kind, Segment, find};
+use godwit_memory::shared::{Filler, Kind, Replica, Segment, find};
+use godwit_memory::tracker::{Backend, Tracker, detect};
 
 /// A tree of processes that do what they are told in Python, all of them as children of the first.
 const PROGRAM: &str = r"
@@ -46,7 +48,16 @@ struct Tree {
 
 impl Tree {
     fn start() -> Self {
-        let mut command = Command::new("python3");
+        Self::run(&mut Command::new("python3"))
+    }
+
+    /// One that cannot open what others have mapped, as a process of a container.
+    fn contained() -> Self {
+        let mut command = Command::new("setpriv");
+        Self::run(command.args(["--bounding-set", "-sys_admin,-cap_40", "python3"]))
+    }
+
+    fn run(command: &mut Command) -> Self {
         let mut child =
             command.args(["-c", PROGRAM]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
@@ -84,6 +95,63 @@ impl Drop for Tree {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A tree whose shared memory is watched from outside, and what was found of it.
+struct Watched {
+    tree: Tree,
+    tracker: Tracker,
+    inode: u64,
+}
+
+impl Watched {
+    /// Of a tree that has one segment; none where the kernel cannot tell what was written to it.
+    fn new(tree: Tree) -> Option<Self> {
+        let detected = detect();
+        if detected.backend != Backend::Uffd || !Path::new("/sys/kernel/tracing/events").exists() {
+            return None;
+        }
+        let inode = tree.segment().inode();
+        let mut watched = Self { tree, tracker: Tracker::new(detected.backend), inode };
+        assert_eq!(watched.scan(), None, "nothing is known of it yet");
+        assert!(watched.scan().is_some());
+        Some(watched)
+    }
+
+    /// The pages that may have been written since the last call; none where that is not certain.
+    fn scan(&mut self) -> Option<BTreeSet<u64>> {
+        self.tracker.round(&self.tree.pids(), false).unwrap();
+        self.tracker.watch_shared(&BTreeSet::from([self.inode]), &self.tree.pids());
+        self.found(false)
+    }
+
+    /// The same where this happens after the processes were listed.
+    fn scan_late(&mut self, what: &str) -> Option<BTreeSet<u64>> {
+        self.tracker.round(&self.tree.pids(), false).unwrap();
+        self.tracker.watch_shared(&BTreeSet::from([self.inode]), &self.tree.pids());
+        let pids = self.tree.pids();
+        self.tree.does(what);
+        self.found_in(&pids, false)
+    }
+
+    /// The same of processes that do nothing until it is over.
+    fn last_scan(&mut self) -> Option<BTreeSet<u64>> {
+        self.found(true)
+    }
+
+    fn found(&mut self, frozen: bool) -> Option<BTreeSet<u64>> {
+        self.found_in(&self.tree.pids(), frozen)
+    }
+
+    fn found_in(&mut self, pids: &[i32], frozen: bool) -> Option<BTreeSet<u64>> {
+        let found = self.tracker.shared(pids, frozen)?;
+        Some(
+            found[&self.inode]
+                .iter()
+                .flat_map(|range| range.start / PAGE_SIZE..range.end / PAGE_SIZE)
+                .collect(),
+        )
     }
 }
 
@@ -171,4 +239,166 @@ fn processes_that_have_ended_are_passed_over() {
     assert_eq!(pids.len(), 2);
     assert_eq!(find(&[pids[1], pids[0], i32::MAX]).unwrap().len(), 1);
     assert!(find(&pids[1..]).unwrap().is_empty());
+}
+
+#[test]
+fn only_what_living_processes_wrote_is_to_be_compared_where_that_is_all() {
+    let mut tree = Tree::contained();
+    // More than one page table.
+    tree.does("m = mmap.mmap(-1, 2048 * PAGE); m[0] = 1; m[PAGE] = 1");
+    tree.does("child = fork(lambda: m.__setitem__(2 * PAGE, 2))");
+    tree.does("at = ctypes.addressof(ctypes.c_char.from_buffer(m))");
+    let Some(mut watched) = Watched::new(tree) else { return };
+    assert_eq!(watched.scan(), Some(BTreeSet::new()));
+    watched.tree.does("m[PAGE] = 2; m[700 * PAGE] = 1");
+    assert_eq!(watched.scan(), Some(BTreeSet::from([1, 700])));
+    // Page tables lose their entries.
+    watched.tree.does("m[3 * PAGE] = 1; m[4 * PAGE] = 1");
+    watched.tree.does("libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(2048 * PAGE), 4)");
+    let found = watched.scan().unwrap();
+    assert!(found.is_superset(&BTreeSet::from([3, 4])), "{found:?}");
+    assert!(!found.contains(&700), "what was not written leaves a mark: {found:?}");
+    watched.tree.does("import threading; t = threading.Thread(target=lambda: m.__setitem__(5 * PAGE, 1)); t.start(); t.join()");
+    watched.tree.does("m[0] == 1");
+    assert_eq!(watched.last_scan(), Some(BTreeSet::from([5])));
+}
+
+#[test]
+fn all_is_to_be_compared_after_what_page_tables_do_not_tell() {
+    let lost = [
+        "gone(lambda: m.__setitem__(PAGE, 2))",
+        // A second mapping, which is gone again.
+        "two = libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(0), ctypes.c_size_t(64 * PAGE), 1); ctypes.memset(two, 9, 1); libc.munmap(ctypes.c_void_p(two), ctypes.c_size_t(64 * PAGE))",
+        "libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(64 * PAGE), ctypes.c_size_t(64 * PAGE), 5)",
+        // What is removed and touched again is zero, as a page that was never written.
+        "libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), 9); m[0]",
+        "m[PAGE] = 2; libc.munmap(ctypes.c_void_p(at + PAGE), ctypes.c_size_t(PAGE))",
+        "m[PAGE] = 2; libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(64 * PAGE), ctypes.c_size_t(64 * PAGE), 3, ctypes.c_void_p(at + 4096 * PAGE))",
+        "os.kill(child, 9); os.waitpid(child, 0)",
+        "child_two = fork(lambda: m.__setitem__(PAGE, 2))",
+    ];
+    for frozen in [false, true] {
+        for what in lost {
+            let mut tree = Tree::contained();
+            tree.does("m = mmap.mmap(-1, 64 * PAGE); m[0] = 1; child = fork(lambda: None)");
+            tree.does("at = ctypes.addressof(ctypes.c_char.from_buffer(m))");
+            let Some(mut watched) = Watched::new(tree) else { return };
+            watched.tree.does(what);
+            if frozen {
+                assert_eq!(watched.last_scan(), None, "{what}");
+                continue;
+            }
+            assert_eq!(watched.scan(), None, "{what}");
+            watched.scan();
+            watched.tree.does("ctypes.memset(at if libc.msync(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), 1) == 0 else at + 4096 * PAGE, 3, 1)");
+            assert_eq!(watched.scan(), Some(BTreeSet::from([0])), "after {what}");
+        }
+    }
+}
+
+/// It is in no list, and may write after the scan.
+#[test]
+fn all_is_to_be_compared_after_a_child_that_was_made_during_a_scan() {
+    let mut tree = Tree::contained();
+    tree.does("m = mmap.mmap(-1, 64 * PAGE); m[0] = 1");
+    let Some(mut watched) = Watched::new(tree) else { return };
+    assert_eq!(watched.scan_late("m[1] = 1").map(|pages| pages.len()), Some(1));
+    assert_eq!(watched.scan_late("child = fork(lambda: None)"), None);
+    watched.tree.does("os.kill(child, 9); os.waitpid(child, 0)");
+    assert_eq!(watched.last_scan(), None);
+}
+
+#[test]
+fn nothing_is_certain_of_processes_that_can_open_what_others_have_mapped() {
+    let mut tree = Tree::start();
+    tree.does("m = mmap.mmap(-1, 64 * PAGE); m[0] = 1");
+    if !std::fs::read_to_string("/proc/self/status").unwrap().contains("CapBnd:\t000001ffffffffff") {
+        return;
+    }
+    let mut watched =
+        Watched { inode: tree.segment().inode(), tree, tracker: Tracker::new(detect().backend) };
+    for _ in 0..3 {
+        assert_eq!(watched.scan(), None);
+    }
+}
+
+/// A memory cgroup of this test's own; none where the machine has no such controller to give.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Option<Self> {
+        let root = Path::new("/sys/fs/cgroup");
+        let controllers = std::fs::read_to_string(root.join("cgroup.subtree_control"));
+        let parent = match controllers {
+            Ok(controllers) => controllers.contains("memory").then(|| root.to_owned()),
+            Err(_) => Some(root.join("memory")).filter(|parent| parent.is_dir()),
+        };
+        let directory = parent?.join(format!("godwit-test-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        Some(Self(directory))
+    }
+
+    /// Bytes of shared memory that it is charged for.
+    fn shared(&self) -> u64 {
+        let text = std::fs::read_to_string(self.0.join("memory.stat")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("shmem "));
+        line.unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        std::fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+#[test]
+fn what_is_written_through_a_filler_is_charged_to_its_cgroup() {
+    const SIZE: u64 = 16 << 20;
+    let Some(cgroup) = Cgroup::new() else { return };
+    let filler = Filler::start(Path::new(env!("CARGO_BIN_EXE_godwit-pager"))).unwrap();
+    std::fs::write(cgroup.0.join("cgroup.procs"), filler.pid().to_string()).unwrap();
+    for kind in [Kind::Anonymous, Kind::Memfd { name: "filled".into(), sealable: false }] {
+        let replica = Replica::new(&kind, SIZE + PAGE_SIZE).unwrap();
+        replica.charge_to(Some(&filler)).unwrap();
+        replica.write(PAGE_SIZE, &vec![7; usize::try_from(SIZE).unwrap()]).unwrap();
+        // Kernels count on each processor first.
+        let slack = 1 << 20;
+        let charged = cgroup.shared();
+        assert!(charged > SIZE - slack && charged < SIZE + slack, "{charged}");
+        let bytes = std::fs::read(replica.path()).unwrap();
+        assert_eq!(bytes.len() as u64, SIZE + PAGE_SIZE);
+        let (hole, written) = bytes.split_at(4096);
+        assert!(hole.iter().all(|byte| *byte == 0) && written.iter().all(|byte| *byte == 7));
+        // Given up, it is nobody's, although the filler lives.
+        drop(replica);
+        assert!(cgroup.shared() < slack, "{}", cgroup.shared());
+    }
+    let replica = Replica::new(&Kind::Anonymous, SIZE).unwrap();
+    replica.charge_to(Some(&filler)).unwrap();
+    replica.write(0, &[1; 4096]).unwrap();
+    replica.charge_to(None).unwrap();
+    filler.end();
+    assert!(!Path::new(&format!("/proc/{}", filler.pid())).exists());
+    replica.write(PAGE_SIZE, &[2; 4096]).unwrap();
+    assert_eq!(replica.allocated().unwrap(), 2 * PAGE_SIZE);
+    assert_eq!(std::fs::read(replica.path()).unwrap()[4096..8192], [2; 4096]);
+    drop(replica);
+    // A page that another process has been charged for fails no move, but no filler is no answer.
+    let replica = Replica::new(&Kind::Anonymous, SIZE).unwrap();
+    assert!(replica.charge_to(Some(&filler)).is_err());
+}
+
+#[test]
+fn a_filler_ends_with_its_daemon() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_godwit-pager"));
+    let mut filler = command.arg("fill").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = filler.stdin.take().unwrap();
+    writeln!(input, "/nowhere 4096").unwrap();
+    let mut answer = String::new();
+    BufReader::new(filler.stdout.take().unwrap()).read_line(&mut answer).unwrap();
+    assert!(answer.contains("No such file"), "{answer}");
+    // As when the daemon is killed.
+    drop(input);
+    assert!(filler.wait().unwrap().success());
 }

@@ -274,6 +274,7 @@ mod tests {
                 keeps_rights: true,
                 protocol: PROTOCOL_VERSION,
                 segments: true,
+                charges: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

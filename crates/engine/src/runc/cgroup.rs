@@ -169,6 +169,15 @@ impl Cgroup {
         }
     }
 
+    /// Has the memory cgroup, which is there, charged for what this process touches. Nothing happens where the node has no
+    /// such controller.
+    pub(super) fn charge(&self, pid: u32) -> io::Result<()> {
+        if !is_available("memory") {
+            return Ok(());
+        }
+        std::fs::write(self.directory("memory").join("cgroup.procs"), pid.to_string())
+    }
+
     /// Removes the cgroups that runc left; they must be empty.
     pub(super) fn remove(&self) -> io::Result<()> {
         let mut roots = vec![PathBuf::from(MOUNT)];

@@ -209,6 +209,14 @@ pub(super) struct Begun {
 
 #[async_trait]
 impl BegunRestore for Begun {
+    fn charge(&self, pid: u32) -> Result<(), EngineError> {
+        let config = &self.request.config;
+        let cgroup = self.runc.cgroup(config)?;
+        cgroup.charge(pid).map_err(|source| {
+            io_error(&config.name, format!("put process {pid} into its memory cgroup"), source)
+        })
+    }
+
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError> {
         let Self { runc, request, descriptors, files, gate, mut starting } = *self;
         let restored = async {

@@ -3,6 +3,9 @@
 //!
 //! `godwit-pager --dir DIR --max-bytes N [--log FILE]`
 //!
+//! `godwit-pager fill` is something else: the process to which shared memory of an arriving service is charged, which ends
+//! with its standard input (`godwit_memory::shared::Filler`).
+//!
 //! It puts itself into the background and answers on its standard output with one line, `ready` or
 //! `error: …`, which it then closes. It listens on `DIR/pager.sock` and, while it lives, holds a
 //! lock (flock) on `DIR/pager.lock`, which contains its PID: who finds the lock free knows that
@@ -22,6 +25,7 @@ use std::process::ExitCode;
 
 use godwit_memory::causes::error_chain;
 use godwit_memory::pager::{Guard, Server};
+use godwit_memory::shared::{FILLER, fill};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::{Mode, umask};
@@ -39,6 +43,13 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|word| word == FILLER) {
+        close_inherited();
+        return match fill(std::io::stdin().lock(), std::io::stdout()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
     let arguments = match parse(std::env::args_os().skip(1)) {
         Ok(arguments) => arguments,
         Err(reason) => {
@@ -46,10 +57,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // SAFETY: nothing was opened yet; whatever is there was inherited and is nobody's here.
-    unsafe {
-        libc::close_range(3, libc::c_uint::MAX, 0);
-    }
+    close_inherited();
     // SAFETY: the process has one thread.
     match unsafe { fork() } {
         Ok(ForkResult::Parent { .. }) => return ExitCode::SUCCESS,
@@ -92,6 +100,14 @@ fn main() -> ExitCode {
             tracing::error!(error = error_chain(&error), "the pager cannot go on");
             stand_still();
         }
+    }
+}
+
+/// Before anything is opened.
+fn close_inherited() {
+    // SAFETY: nothing was opened yet; whatever is there was inherited and is nobody's here.
+    unsafe {
+        libc::close_range(3, libc::c_uint::MAX, 0);
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Status {
     pub(crate) seccomp: u64,
     /// Who traces it; 0 for nobody.
     pub(crate) tracer: u64,
+    /// Capabilities that it has, or can get by executing a program.
+    pub(crate) capabilities: u64,
 }
 
 pub(crate) fn parse_status(text: &str) -> Status {
@@ -54,12 +56,14 @@ pub(crate) fn parse_status(text: &str) -> Status {
     let number = |name: &str| {
         field(name).split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or_default()
     };
+    let bits = |name: &str| u64::from_str_radix(field(name).trim(), 16).unwrap_or(u64::MAX);
     Status {
         space: field("NSpid").split_whitespace().last().and_then(|n| n.parse().ok()),
         anonymous_kib: number("RssAnon").saturating_add(number("VmSwap")),
         locked_kib: number("VmLck"),
         seccomp: number("Seccomp"),
         tracer: number("TracerPid"),
+        capabilities: bits("CapPrm") | bits("CapBnd"),
     }
 }
 
@@ -211,11 +215,18 @@ VmFlags: rd wr mr mw me lo ac
     #[test]
     fn the_space_is_the_innermost_pid() {
         let status = parse_status(
-            "Name:\tx\nTracerPid:\t3\nNSpid:\t4021\t17\t1\nVmLck:\t      12 kB\nRssAnon:\t 8 kB\nVmSwap:\t 1 kB\nSeccomp:\t2\nSeccomp_filters:\t1\n",
+            "Name:\tx\nTracerPid:\t3\nNSpid:\t4021\t17\t1\nVmLck:\t      12 kB\nRssAnon:\t 8 kB\nVmSwap:\t 1 kB\nCapPrm:\t0000000000000400\nCapBnd:\t0000000000000021\nSeccomp:\t2\nSeccomp_filters:\t1\n",
         );
         assert_eq!(
             status,
-            Status { space: Some(1), anonymous_kib: 9, locked_kib: 12, seccomp: 2, tracer: 3 }
+            Status {
+                space: Some(1),
+                anonymous_kib: 9,
+                locked_kib: 12,
+                seccomp: 2,
+                tracer: 3,
+                capabilities: 0x421
+            }
         );
     }
 }

@@ -150,6 +150,29 @@ pub(crate) enum Protect {
     Yes,
 }
 
+/// Which pages a scan gives: those with all of `all` and, if there are any, one of `any`, where those of `inverted` are
+/// the pages that lack it.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    all: u64,
+    any: u64,
+    inverted: u64,
+}
+
+impl Wanted {
+    /// All that have no mark in page tables that exist. No page table entry has none either: the kernel takes entries
+    /// away without removing marks, but never an entry with a mark without leaving one.
+    const UNMARKED: Self = Self { all: PAGE_IS_WRITTEN, any: 0, inverted: 0 };
+    /// Those that have no entry.
+    const NO_ENTRY: Self =
+        Self { all: PAGE_IS_PRESENT | PAGE_IS_SWAPPED, any: 0, inverted: PAGE_IS_PRESENT | PAGE_IS_SWAPPED };
+
+    /// Pages that there are, without those of these categories.
+    fn populated(absent: u64) -> Self {
+        Self { all: absent, any: PAGE_IS_PRESENT | PAGE_IS_SWAPPED, inverted: absent }
+    }
+}
+
 /// `PAGEMAP_SCAN` with its buffer.
 #[derive(Debug)]
 pub(crate) struct Scanner {
@@ -182,32 +205,56 @@ impl Scanner {
             Protect::No => 0,
             Protect::Yes => PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
         };
-        self.walk(pagemap, range, flags, 0, each)
+        self.walk(pagemap, range, flags, Wanted::populated(self.absent), each)
+    }
+
+    /// Gives the pages of a watched range of shared memory that may have been written through this mapping since they
+    /// were protected, whatever the kernel did to the page tables since then; some more than once. It fails with EPERM
+    /// where writes are not noted; what is not mapped is passed over.
+    ///
+    /// A page counts as not written if it has a mark, in its entry or in place of one. Shared memory loses entries when
+    /// it is reclaimed, or given back by madvise(2); what was not written then leaves a mark behind.
+    pub(super) fn unmarked(
+        &mut self,
+        pagemap: BorrowedFd<'_>,
+        range: &Range,
+        protect: Protect,
+        mut each: impl FnMut(Range),
+    ) -> Result<(), Errno> {
+        let flags = match protect {
+            Protect::No => PM_SCAN_CHECK_WPASYNC,
+            Protect::Yes => PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
+        };
+        // In this order: what loses its entry between both has been given by the first, or left a mark.
+        self.walk(pagemap, range, flags, Wanted::UNMARKED, |pages, _| each(pages))?;
+        // The first passes over page tables that do not exist.
+        self.walk(pagemap, range, flags, Wanted::NO_ENTRY, |pages, _| each(pages))
     }
 
     /// The pages of a range that have a mark.
     pub(super) fn marked(&mut self, pagemap: BorrowedFd<'_>, range: &Range) -> Result<Vec<Range>, Errno> {
         let mut marked = Vec::new();
-        self.walk(pagemap, range, 0, PAGE_IS_WRITTEN, |pages, _| marked.push(pages))?;
+        let wanted = Wanted::populated(self.absent | PAGE_IS_WRITTEN);
+        self.walk(pagemap, range, 0, wanted, |pages, _| marked.push(pages))?;
         Ok(marked)
     }
 
     /// Whether an area is watched, which is so of all of it or of nothing.
     pub(super) fn is_watched(&mut self, pagemap: BorrowedFd<'_>, area: &Range) -> Result<bool, Errno> {
         let first = area.start..area.start + PAGE_SIZE;
-        match self.walk(pagemap, &first, PM_SCAN_CHECK_WPASYNC, 0, |_, _| ()) {
+        let wanted = Wanted::populated(self.absent);
+        match self.walk(pagemap, &first, PM_SCAN_CHECK_WPASYNC, wanted, |_, _| ()) {
             Err(Errno::EPERM) => Ok(false),
             result => result.map(|()| true),
         }
     }
 
-    /// `lacking` is what a page must not have to be given.
     fn walk(
         &mut self,
         pagemap: BorrowedFd<'_>,
         range: &Range,
         flags: u64,
-        lacking: u64,
+        mut wanted: Wanted,
         mut each: impl FnMut(Range, bool),
     ) -> Result<(), Errno> {
         let mut start = range.start;
@@ -219,9 +266,9 @@ impl Scanner {
                 end: range.end,
                 vec: self.regions.as_mut_ptr() as u64,
                 vec_len: self.regions.len() as u64,
-                category_inverted: self.absent | lacking,
-                category_mask: self.absent | lacking,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                category_inverted: wanted.inverted,
+                category_mask: wanted.all,
+                category_anyof_mask: wanted.any,
                 return_mask: PAGE_IS_WRITTEN,
                 ..ScanArguments::default()
             };
@@ -230,8 +277,10 @@ impl Scanner {
             let count = unsafe { calls::pagemap_scan(pagemap.as_raw_fd(), &raw mut arguments) };
             let count = match count {
                 Ok(count) => usize::try_from(count).unwrap_or(0),
-                Err(Errno::EINVAL) if self.absent & PAGE_IS_GUARD != 0 => {
+                Err(Errno::EINVAL) if wanted.all & PAGE_IS_GUARD != 0 => {
                     self.absent &= !PAGE_IS_GUARD;
+                    wanted.all &= !PAGE_IS_GUARD;
+                    wanted.inverted &= !PAGE_IS_GUARD;
                     continue;
                 }
                 Err(Errno::EINTR) if flags & PM_SCAN_WP_MATCHING == 0 => continue,

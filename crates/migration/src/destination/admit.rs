@@ -225,6 +225,7 @@ pub(super) async fn accept(
         keeps_rights: admitted.keeps_rights || !userfaultfd,
         protocol: admitted.protocol,
         segments: admitted.segments,
+        charges: admitted.output_pipes.is_some(),
     };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {

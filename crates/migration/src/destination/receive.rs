@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::admit::Admitted;
 use super::log::LogWriter;
-use super::page_receiver::PageReceiver;
+use super::page_receiver::{PageReceiver, PageReceiverError, Shared};
 use super::{DestinationError, plain};
 use crate::blocking::off_worker;
 use crate::failpoint;
@@ -179,7 +179,10 @@ async fn receive_and_restore(
     link.send(Message::TreeApplied).await?;
     let upper = local.layout.upper(&service.name);
     let mut log = LogWriter::new(local.log_files(service));
-    let pages = receive_while_running(local, link, (admitted, receiver), &mut log, &upper).await?;
+    let filling = EndsFiller(receiver.shared().clone());
+    let pages =
+        receive_while_running(local, link, (admitted, receiver), begun.as_deref(), (&mut log, &upper))
+            .await?;
     let written = receive_tree_items(link, &upper, admitted.tree).await?;
     // On the disk before the commit, beside the images' way here.
     let synced = tokio::task::spawn_blocking(move || written.sync());
@@ -206,6 +209,8 @@ async fn receive_and_restore(
     images.finish(&files)?;
     timeline.has_images();
     receiver.shared().link_in(&request.shared())?;
+    // It must not be taken for a process of the service.
+    let filling = tokio::task::spawn_blocking(move || filling.0.end_filler());
     link.send(Message::ImagesReceived).await?;
     let (images, name) = (tmpfs.images(), service.name.clone());
     let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
@@ -233,6 +238,7 @@ async fn receive_and_restore(
         tokio::time::timeout(RESTORE_LIMIT, restoring).await.map_err(|_| DestinationError::Slow)??;
         timeline.note("restore", since);
         let since = Instant::now();
+        filling.await??;
         if admitted.userfaultfd {
             steps.reached(Step::Checking).await?;
             let processes = local.engine.processes(&request.config).await?;
@@ -282,8 +288,8 @@ async fn receive_while_running(
     local: &NodeResources,
     link: &mut Link,
     (admitted, receiver): (&Admitted, &PageReceiver),
-    log: &mut LogWriter,
-    upper: &Path,
+    begun: Option<&dyn BegunRestore>,
+    (log, upper): (&mut LogWriter, &Path),
 ) -> Result<u64, DestinationError> {
     let mut pages = 0;
     loop {
@@ -296,6 +302,9 @@ async fn receive_while_running(
                 link.send(Message::PendingEnd).await?;
             }
             Message::Segments(segments) => {
+                if !segments.all.is_empty() && admitted.service.memory_bytes != 0 {
+                    charge(local, receiver, begun).await?;
+                }
                 receiver.shared().make(segments)?;
                 link.send(Message::SegmentsMade).await?;
             }
@@ -310,6 +319,35 @@ async fn receive_while_running(
             Message::TreeBegin => return Ok(pages),
             other => return Err(link.unexpected(&other, "TreeBegin").into()),
         }
+    }
+}
+
+/// Has a process in the service's memory cgroup charged for the shared memory that comes.
+async fn charge(
+    local: &NodeResources,
+    receiver: &PageReceiver,
+    begun: Option<&dyn BegunRestore>,
+) -> Result<(), DestinationError> {
+    if receiver.shared().is_charged() {
+        return Ok(());
+    }
+    let begun =
+        begun.ok_or(DestinationError::Protocol("shared memory that cannot be charged to the service"))?;
+    let pagers = Arc::clone(&local.pagers);
+    let filler = tokio::task::spawn_blocking(move || pagers.filler()).await?;
+    let filler = filler.map_err(PageReceiverError::Shared)?;
+    begun.charge(filler.pid())?;
+    receiver.shared().charge_to(filler);
+    Ok(())
+}
+
+/// Whatever fails meanwhile, no filler stays in the cgroup of the service.
+struct EndsFiller(Shared);
+
+impl Drop for EndsFiller {
+    fn drop(&mut self) {
+        // Nothing is to be restored any more, where this does anything.
+        let _ = self.0.end_filler();
     }
 }
 

@@ -223,6 +223,10 @@ struct Begun(Containers, RestoreRequest);
 
 #[async_trait]
 impl BegunRestore for Begun {
+    fn charge(&self, _pid: u32) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError> {
         self.0.restore_stopped(&self.1).await
     }

@@ -12,6 +12,7 @@ use godwit_criu::images::Unacknowledged;
 use godwit_criu::obstacles::UnixSockets;
 use godwit_engine::rootfs::{Overlay, RootfsError};
 use godwit_memory::pager::{Client, PagerError, Server, running};
+use godwit_memory::shared::Filler;
 use godwit_network::{Handed, NetworkError};
 
 use super::machine::{Machine, Plug};
@@ -243,6 +244,10 @@ impl Pagers for Threads {
             self.0.there().pagers.insert(inode(directory)?, thread);
             Ok(())
         })
+    }
+
+    fn filler(&self) -> std::io::Result<Arc<Filler>> {
+        Err(std::io::Error::other("no service here has a memory limit"))
     }
 
     fn end(&self, directory: &Path) -> Result<(), PagerError> {

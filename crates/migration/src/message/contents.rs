@@ -161,6 +161,9 @@ pub struct Accepted {
     /// Whether this node takes [`Message::Segments`](super::Message::Segments), and its CRIU what came of them.
     #[prost(bool, tag = "45")]
     pub segments: bool,
+    /// Whether this node can charge them to the service, whose limit counts them then.
+    #[prost(bool, tag = "46")]
+    pub charges: bool,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,

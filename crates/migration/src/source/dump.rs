@@ -196,8 +196,10 @@ impl Handing<'_> {
         let source = self.source;
         let begun = Instant::now();
         if shared {
-            pages = source.compare_shared(pages).await?;
-            source.timeline.note("compare shared memory", begun);
+            let all;
+            (pages, all) = source.compare_shared(pages, true).await?;
+            let what = if all { "compare all shared memory" } else { "compare shared memory" };
+            source.timeline.note(what, begun);
         }
         let (mut pages, mut sent) = source.send(pages, streams, State::Dumping).await?;
         if leave {

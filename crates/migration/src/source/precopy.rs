@@ -92,6 +92,9 @@ impl Source {
             self.local.delta_cache,
         );
         pages.know_retained(visit);
+        if self.service.memory_bytes != 0 {
+            pages.spare_page_tables();
+        }
         let sampled = plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd;
         if sampled {
             (pages, _) = self.scan(pages, false).await?;
@@ -281,14 +284,19 @@ impl Source {
         });
         let (pages, segments) = finding.await??;
         tell_segments(link, segments).await?;
-        self.compare_shared(pages).await
+        Ok(self.compare_shared(pages, false).await?.0)
     }
 
-    /// Looks for what changed in the segments that the destination was told of.
-    pub(super) async fn compare_shared(&self, mut pages: Pages) -> Result<Pages, SourceError> {
+    /// Looks for what changed in the segments that the destination was told of; whether all had to be compared.
+    pub(super) async fn compare_shared(
+        &self,
+        mut pages: Pages,
+        frozen: bool,
+    ) -> Result<(Pages, bool), SourceError> {
+        let pids = self.pids().await?;
         let scanning = self.jobs.run(move |_| {
-            pages.scan_shared()?;
-            Ok::<_, PagesError>(pages)
+            let all = pages.scan_shared(&pids, frozen)?;
+            Ok::<_, PagesError>((pages, all))
         });
         Ok(scanning.await??)
     }

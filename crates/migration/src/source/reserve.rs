@@ -113,9 +113,9 @@ impl Source {
             ahead: accepted.ahead,
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
-            // At the destination it would be charged to the daemon: a limit of the service would not count it.
             shared: plan.mode != Mode::Cold
-                && self.service.memory_bytes == 0
+                // A limit must count it, too.
+                && (self.service.memory_bytes == 0 || accepted.charges)
                 && accepted.segments
                 && self.local.criu.shared_external().await?,
             vtep: self.local.cluster.vtep(&self.destination)?,

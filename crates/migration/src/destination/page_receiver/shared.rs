@@ -1,5 +1,8 @@
 //! Shared memory of an arriving service: the streams' pages are written straight into what its processes will map.
 //!
+//! Where the service has a memory limit, a process in its cgroup is charged for the pages ([`Filler`]): without a limit the
+//! daemon is, which is quicker.
+//!
 //! It is held here until the restored processes have it, or nobody needs it. Ends this daemon before that, it is gone, and
 //! with it the move.
 
@@ -11,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_memory::Space;
 use godwit_memory::batch::{Batch, Kind, Run};
-use godwit_memory::shared::{FIRST_SPACE, Replica};
+use godwit_memory::shared::{FIRST_SPACE, Filler, Replica};
 
 use super::PageReceiverError;
 use crate::message::{Segments, SharedSegment};
@@ -21,7 +24,14 @@ const MOST: usize = 1024;
 
 /// The segments of a service.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shared(Arc<Mutex<BTreeMap<Space, Arc<Held>>>>);
+pub(crate) struct Shared(Arc<Mutex<Segmented>>);
+
+#[derive(Debug, Default)]
+struct Segmented {
+    held: BTreeMap<Space, Arc<Held>>,
+    /// To which they are charged.
+    filler: Option<Arc<Filler>>,
+}
 
 /// One of them.
 #[derive(Debug)]
@@ -38,9 +48,32 @@ pub(super) fn is_shared(space: Space) -> bool {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Space, Arc<Held>>> {
+    fn lock(&self) -> MutexGuard<'_, Segmented> {
         // It is changed in single steps.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a filler is charged for them.
+    pub(crate) fn is_charged(&self) -> bool {
+        self.lock().filler.is_some()
+    }
+
+    /// Charges this filler for all that is made from now on.
+    pub(crate) fn charge_to(&self, filler: Arc<Filler>) {
+        self.lock().filler = Some(filler);
+    }
+
+    /// Ends the filler, if there is one. Pages that come later and were not there before are charged to this process.
+    pub(crate) fn end_filler(&self) -> Result<(), PageReceiverError> {
+        let (held, filler) = {
+            let mut segmented = self.lock();
+            (segmented.held.values().cloned().collect::<Vec<_>>(), segmented.filler.take())
+        };
+        let Some(filler) = filler else { return Ok(()) };
+        // The streams must not find that it has gone.
+        let charged = held.iter().try_for_each(|held| held.replica.charge_to(None));
+        filler.end();
+        charged.map_err(PageReceiverError::Shared)
     }
 
     /// Makes those that are named and not there, and gives up those that are not named.
@@ -48,7 +81,8 @@ impl Shared {
         if segments.all.len() > MOST {
             return Err(PageReceiverError::Protocol("more segments of shared memory than a service has"));
         }
-        let mut held = self.lock();
+        let mut segmented = self.lock();
+        let Segmented { held, filler } = &mut *segmented;
         let mut now = BTreeMap::new();
         for told in segments.all {
             if !is_shared(told.space) {
@@ -61,6 +95,9 @@ impl Shared {
                 Some(_) => return Err(PageReceiverError::Protocol("a segment that has become another")),
                 None => {
                     let replica = Replica::new(&told.kind(), told.size).map_err(PageReceiverError::Shared)?;
+                    if filler.is_some() {
+                        replica.charge_to(filler.as_ref()).map_err(PageReceiverError::Shared)?;
+                    }
                     Arc::new(Held { told, replica, allocated: AtomicU64::new(0) })
                 }
             };
@@ -74,14 +111,18 @@ impl Shared {
 
     /// Bytes of memory that they take.
     pub(super) fn bytes(&self) -> u64 {
-        self.lock().values().map(|held| held.allocated.load(Ordering::Relaxed)).fold(0, u64::saturating_add)
+        self.lock()
+            .held
+            .values()
+            .map(|held| held.allocated.load(Ordering::Relaxed))
+            .fold(0, u64::saturating_add)
     }
 
     /// Makes them known to CRIU in a directory that is not there yet.
     pub(crate) fn link_in(&self, directory: &Path) -> Result<(), PageReceiverError> {
         let link = || {
             std::fs::create_dir(directory)?;
-            self.lock().values().try_for_each(|held| {
+            self.lock().held.values().try_for_each(|held| {
                 symlink(held.replica.path(), directory.join(held.told.inode.to_string()))
             })
         };
@@ -91,7 +132,7 @@ impl Shared {
     /// Puts pages into place; at most so many bytes of them in all segments.
     pub(super) fn store(&self, batch: Batch, most: u64) -> Result<(), PageReceiverError> {
         let Batch { space, runs } = batch;
-        let held = self.lock().get(&space).cloned();
+        let held = self.lock().held.get(&space).cloned();
         let held = held.ok_or(PageReceiverError::Protocol("pages of a segment that it did not name"))?;
         for Run { range, kind, data } in runs {
             match kind {

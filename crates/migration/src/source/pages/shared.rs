@@ -1,21 +1,21 @@
 //! Shared memory at the source: which segments there are, which of their pages changed since they were sent, and sending
 //! those.
 //!
-//! Nothing tells which pages were written ([`godwit_memory::shared`]), so a scan reads all pages and compares their
-//! [hashes](crate::page_hash) with those of what was sent last. That takes 0.2 s to 0.4 s of a processor for each GiB; each stream
-//! looks at its own pages.
+//! A scan reads all pages and compares their [hashes](crate::page_hash) with those of what was sent last
+//! ([`godwit_memory::shared`] says why). That takes 0.2 s to 0.4 s of a processor for each GiB; each stream looks at its own
+//! pages. Where the tracker is certain of what was written since the scan before, only that is compared.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
 use godwit_memory::batch::{Builder, is_zero};
-use godwit_memory::shared::{self, FIRST_SPACE, Segment};
+use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
 use super::stream::{Sending, Stream};
-use super::{PAGE, Pages, PagesError, pages_of};
+use super::{PAGE, Pages, PagesError, pages_of, within};
 use crate::message::{Segments, SharedSegment};
 use crate::page_hash::{PageKey, ZERO};
 
@@ -25,12 +25,17 @@ const MOST: usize = 256;
 /// Bytes read at once: what a processor's cache holds while they are compared.
 const PIECE: usize = 256 * 1024;
 
+/// Smaller segments are compared in the time that it takes to ask what was written to them.
+const LARGE: u64 = 16 << 20;
+
 /// A segment that is followed.
 #[derive(Debug)]
 pub(super) struct Followed {
     segment: Arc<Segment>,
     /// Where there were pages at the last scan.
     populated: Vec<Range>,
+    /// Whether there was one.
+    scanned: bool,
     /// Pages to send.
     pub(super) data: RangeSet<u64>,
     /// Pages that are gone.
@@ -43,6 +48,8 @@ pub(super) struct Shared {
     pub(super) segments: BTreeMap<Space, Followed>,
     /// How many there have been.
     begun: Space,
+    /// Whether no page tables are to be made for it.
+    spares_tables: bool,
 }
 
 impl Shared {
@@ -66,6 +73,17 @@ impl Shared {
         }
     }
 
+    /// Those whose writers the tracker can watch: nobody has them open.
+    fn watchable(&self) -> BTreeSet<u64> {
+        if self.spares_tables {
+            return BTreeSet::new();
+        }
+        let segments = self.segments.values().map(|followed| &followed.segment);
+        let watchable =
+            segments.filter(|segment| *segment.kind() == Kind::Anonymous && segment.size() >= LARGE);
+        watchable.map(|segment| segment.inode()).collect()
+    }
+
     /// Follows these, the largest first if there are too many, and no others; whether that is a change.
     fn follow(&mut self, mut found: BTreeMap<u64, Segment>) -> bool {
         let before = self.segments.len();
@@ -84,6 +102,7 @@ impl Shared {
             let followed = Followed {
                 segment: Arc::new(segment),
                 populated: Vec::new(),
+                scanned: false,
                 data: RangeSet::new(),
                 zero: RangeSet::new(),
             };
@@ -95,10 +114,17 @@ impl Shared {
 }
 
 impl Pages {
+    /// The page tables that watching shared memory takes, an eighth of it at most, would count for the service's limit.
+    pub(crate) fn spare_page_tables(&mut self) {
+        self.shared.spares_tables = true;
+    }
+
     /// Looks for the segments that these processes share; what is to be told to the destination, if that has changed.
     pub(crate) fn find_shared(&mut self, pids: &[i32]) -> Result<Option<Segments>, PagesError> {
         let found = shared::find(pids)?;
-        Ok(self.shared.follow(found).then(|| self.segments()))
+        let changed = self.shared.follow(found);
+        self.tracker.watch_shared(&self.shared.watchable(), pids);
+        Ok(changed.then(|| self.segments()))
     }
 
     /// Follows no segment any more that has another size than it was announced with; what is to be told to the
@@ -129,9 +155,15 @@ impl Pages {
         self.shared.segments.values().map(|followed| followed.segment.inode()).collect()
     }
 
-    /// Notes what of the segments differs from what was sent.
-    pub(crate) fn scan_shared(&mut self) -> Result<(), PagesError> {
+    /// Notes what of the segments differs from what was sent. `pids` are the processes that there are, listed after
+    /// [`Pages::find_shared`]; `frozen` says that none of them can run until after the scan. Whether all had to be
+    /// compared.
+    pub(crate) fn scan_shared(&mut self, pids: &[i32], frozen: bool) -> Result<bool, PagesError> {
         let failed = |source| PagesError::Shared { action: "read", source };
+        // Before anything is read: what is written from now on is for the next scan.
+        let written = self.tracker.shared(pids, frozen);
+        let watchable = self.shared.watchable();
+        let mut all = false;
         for (space, followed) in &mut self.shared.segments {
             let populated = followed.segment.populated().map_err(failed)?;
             let now: RangeSet<u64> = populated.iter().cloned().collect();
@@ -141,12 +173,31 @@ impl Pages {
             followed.zero =
                 followed.zero.iter().flat_map(|range| now.gaps(range).collect::<Vec<_>>()).collect();
             followed.populated = populated;
-            let (count, key, followed_now) = (self.streams.len(), &self.key, &*followed);
+            let inode = followed.segment.inode();
+            let known = written.as_ref().filter(|_| followed.scanned).and_then(|written| written.get(&inode));
+            let to_compare = match known {
+                Some(written) => {
+                    let written: RangeSet<u64> = written.iter().cloned().collect();
+                    // What was to be sent still is, whatever was written since.
+                    followed.data = followed.data.iter().flat_map(|range| within(&now, range)).collect();
+                    written.iter().flat_map(|range| within(&now, range)).collect()
+                }
+                None => {
+                    all |= watchable.contains(&inode);
+                    followed.data.clear();
+                    followed.populated.clone()
+                }
+            };
+            followed.scanned = true;
+            let (count, key, to_compare) = (self.streams.len(), &self.key, &to_compare);
+            let segment = &followed.segment;
             let results: Vec<_> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..)
                     .zip(&self.streams)
                     .map(|(index, stream)| {
-                        scope.spawn(move || differing(stream, (index, count), key, *space, followed_now))
+                        scope.spawn(move || {
+                            differing(stream, (index, count), key, (*space, segment), to_compare)
+                        })
                     })
                     .collect();
                 let join =
@@ -156,30 +207,29 @@ impl Pages {
                     };
                 threads.into_iter().map(join).collect()
             });
-            followed.data.clear();
             for ranges in results {
                 followed.data.extend(ranges?);
             }
         }
-        Ok(())
+        Ok(all)
     }
 }
 
-/// The pages of a stream whose content is another than what it sent last.
+/// The pages of a stream, of these, whose content is another than what it sent last.
 fn differing(
     stream: &Stream,
     (index, count): (usize, usize),
     key: &PageKey,
-    space: Space,
-    followed: &Followed,
+    (space, segment): (Space, &Segment),
+    to_compare: &[Range],
 ) -> io::Result<Vec<Range>> {
     let mut differing: Vec<Range> = Vec::new();
     let mut buffer = vec![0; PIECE];
-    for range in followed.populated.iter().flat_map(|range| super::stream::shares(range, index, count)) {
+    for range in to_compare.iter().flat_map(|range| super::stream::shares(range, index, count)) {
         for start in (range.start..range.end).step_by(PIECE) {
             let length = usize::try_from(range.end - start).unwrap_or(PIECE).min(PIECE);
             let piece = &mut buffer[..length];
-            followed.segment.read(start, piece)?;
+            segment.read(start, piece)?;
             for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
                 if stream.sent(space, address) == hash(key, content) {
                     continue;
