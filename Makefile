@@ -65,7 +65,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages packages-arm64 test-packages uninstall clean
+.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages packages-arm64 packages-rpm test-packages uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,7 +114,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/run packaging/build packaging/cross packaging/test isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/run packaging/build packaging/cross packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -238,6 +238,10 @@ packages-arm64: packages ## the same for arm64, without godwit-isa
 	$(SAY) "CRIU for arm64"
 	@packaging/cross criu $(PACKAGES)/criu $(PACKAGES)/criu-arm64
 	@packaging/build target/aarch64-unknown-linux-gnu/release $(PROGRAMS) $(PACKAGES)/criu-arm64 $(PACKAGES) arm64
+
+packages-rpm: packages ## RPMs of godwit and godwit-criu for Fedora, of the same programs, with tests
+	@packaging/rpm/build $(PACKAGES)
+	@packaging/rpm/test $(PACKAGES)
 
 test-packages: packages ## lintian, and the packages in new roots of Debian 12 and 13: minutes
 	@packaging/test $(PACKAGES)
