@@ -55,7 +55,16 @@ async fn let_run(
     // Its sockets take the held frames before the processes run. The processes' first answers, to what was unread when
     // they were frozen, find the port open.
     let begun = Instant::now();
-    let handed = local.network.open(service).await?;
+    let handed = match local.network.open(service).await {
+        Ok(handed) => handed,
+        Err(error) => {
+            return match local.engine.state(&config).await {
+                // The machine was restarted since, and has no network of it: it has ended, too.
+                Err(EngineError::NotFound(_)) => Ok(Running::default()),
+                _ => Err(error.into()),
+            };
+        }
+    };
     local.standstills.speak(service).await?;
     let took = begun.elapsed();
     match local.engine.cont(&config, keep_stopped).await {
