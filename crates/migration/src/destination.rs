@@ -289,7 +289,8 @@ impl Restored {
         match start(local, &service, &id, &keep_stopped, &mut memory).await {
             Ok(mut running) => {
                 admitted.timeline.note("resume", resuming);
-                running.spans = admitted.timeline.for_source();
+                admitted.timeline.tells();
+                running.timeline = Some(admitted.timeline.for_source());
                 let _ = link.send(word(&mut memory, running)).await;
                 adopt(local, &service, &id, &keep_stopped, &mut memory, Ok(())).await;
             }

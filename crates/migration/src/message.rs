@@ -246,7 +246,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::timeline::SpanThere;
+    use crate::timeline::{SpanThere, TimelineThere};
 
     fn every_message() -> Vec<Message> {
         let layer = Layer { digest: "sha256:00".into(), bytes: 7 };
@@ -301,7 +301,10 @@ mod tests {
                 cutover_us: 700,
                 held_frames: 100,
                 held_dropped: 1,
-                spans: vec![SpanThere { what: "restore".into(), start_us: -1, us: 2 }],
+                timeline: Some(TimelineThere {
+                    spans: vec![SpanThere { what: "restore".into(), start_us: -1, us: 2 }],
+                    told_us: vec![0, 7, 9],
+                }),
             }),
             Message::Abort(Reason { reason: "cancelled".into() }),
             Message::Join(Join { migration: "01A".into(), purpose: Purpose::Faults.into() }),

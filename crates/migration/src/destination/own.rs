@@ -75,7 +75,7 @@ async fn let_run(
                 cutover_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),
                 held_frames: handed.frames,
                 held_dropped: handed.dropped,
-                spans: Vec::new(),
+                timeline: None,
             })
         }
         Err(error) => Err(error.into()),

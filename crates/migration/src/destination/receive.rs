@@ -88,6 +88,7 @@ async fn restore_and_tell(
         // What is lost from here on is lost for good.
         receiver.is_alive().await?;
     }
+    admitted.timeline.tells();
     link.send(Message::Restored).await?;
     Ok(keep_stopped)
 }
@@ -207,10 +208,10 @@ async fn receive_and_restore(
         }
     };
     images.finish(&files)?;
-    timeline.has_images();
     receiver.shared().link_in(&request.shared())?;
     // It must not be taken for a process of the service.
     let filling = tokio::task::spawn_blocking(move || filling.0.end_filler());
+    timeline.tells();
     link.send(Message::ImagesReceived).await?;
     let (images, name) = (tmpfs.images(), service.name.clone());
     let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));

@@ -7,7 +7,7 @@ use godwit_memory::shared::{Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 
 use crate::terms::OverlayTerms;
-use crate::timeline::SpanThere;
+use crate::timeline::TimelineThere;
 
 /// The source's request.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -371,8 +371,8 @@ pub struct Running {
     #[prost(uint64, tag = "3")]
     pub held_dropped: u64,
     /// What the destination did in the frozen time.
-    #[prost(message, repeated, tag = "4")]
-    pub spans: Vec<SpanThere>,
+    #[prost(message, optional, tag = "4")]
+    pub timeline: Option<TimelineThere>,
 }
 
 #[cfg(test)]

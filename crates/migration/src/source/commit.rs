@@ -57,6 +57,7 @@ impl Source {
             },
             Err(error) => Err(link.why_closed().await.unwrap_or(error)),
         };
+        self.timeline.tells();
         let took = recorder.end("commit");
         let report = &mut recorder.report;
         report.resume_ms += took;
@@ -66,7 +67,7 @@ impl Source {
                 self.acknowledged();
                 report.cutover_ms += f64::from(there.cutover_us) / 1e3;
                 (report.held_frames, report.held_dropped) = (there.held_frames, there.held_dropped);
-                recorder.there = there.spans;
+                recorder.there = there.timeline.unwrap_or_default();
             }
             Ok(other) => {
                 tracing::warn!(migration = %self.id, got = other.name(), "the destination did not confirm the resume")

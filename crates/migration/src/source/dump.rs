@@ -268,7 +268,7 @@ impl Handing<'_> {
         drop(images);
         link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped })).await?;
         match link.receive().await? {
-            Message::ImagesReceived => source.timeline.has_images(),
+            Message::ImagesReceived => source.timeline.tells(),
             other => return Err(link.unexpected(&other, "ImagesReceived").into()),
         }
         source.timeline.note("last images", begun);
@@ -282,7 +282,7 @@ impl Handing<'_> {
         }
         source.step("restore", 0, 0);
         match link.receive().await? {
-            Message::Restored => {}
+            Message::Restored => source.timeline.tells(),
             other => return Err(link.unexpected(&other, "Restored").into()),
         }
         recorder.report.resume_ms = recorder.end("restore");

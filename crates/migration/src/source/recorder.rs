@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::report::{PhaseClock, Report, ms_since};
-use crate::timeline::{SpanThere, Timeline};
+use crate::timeline::{Timeline, TimelineThere};
 
 /// The notes of one migration.
 #[derive(Debug)]
@@ -15,13 +15,13 @@ pub(super) struct Recorder {
     frozen: Option<PhaseClock>,
     /// What this node does, and what the destination says that it did.
     timeline: Arc<Timeline>,
-    pub(super) there: Vec<SpanThere>,
+    pub(super) there: TimelineThere,
 }
 
 impl Recorder {
     /// Begins now.
     pub(super) fn new(report: Report, timeline: Arc<Timeline>) -> Self {
-        Self { report, begun: Instant::now(), frozen: None, timeline, there: Vec::new() }
+        Self { report, begun: Instant::now(), frozen: None, timeline, there: TimelineThere::default() }
     }
 
     /// The service is frozen next.
@@ -49,7 +49,7 @@ impl Recorder {
         if let Some(clock) = self.frozen {
             self.report.frozen_ms = clock.total_ms();
             self.report.phases = clock.phases();
-            let there = (self.report.destination.as_str(), self.there.as_slice());
+            let there = (self.report.destination.as_str(), &self.there);
             self.report.timeline = self.timeline.since(clock.started(), &self.report.source, there);
         }
         if self.report.total_ms == 0.0 {
