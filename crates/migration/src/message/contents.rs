@@ -370,8 +370,8 @@ pub struct Running {
     /// Frames for which there was no room.
     #[prost(uint64, tag = "3")]
     pub held_dropped: u64,
-    /// What the destination did in the frozen time.
-    #[prost(message, optional, tag = "4")]
+    /// What the destination did in the frozen time. Daemons between two releases sent it otherwise, as field 4.
+    #[prost(message, optional, tag = "5")]
     pub timeline: Option<TimelineThere>,
 }
 
