@@ -12,6 +12,8 @@ pub enum State {
     Established,
     /// Has asked for a connection.
     SynSent,
+    /// Was asked for one, and has answered.
+    SynReceived,
     /// Has sent its FIN, which is acknowledged.
     FinWait2,
     /// The other end has sent its FIN.
@@ -35,6 +37,8 @@ pub struct Socket {
     pub unsent: u64,
     /// Bytes that were not read; of one that listens, connections that were not accepted.
     pub unread: u64,
+    /// Time-outs in a row after which it sent again.
+    pub retransmits: u64,
     /// Probes that were not answered: of keepalive, or of a window that is zero.
     pub probes: u32,
     /// In what time its timer expires, if one runs.
@@ -80,6 +84,7 @@ fn socket(line: &str) -> Option<Socket> {
     let state = match u8::from_str_radix(words.get(3)?, 16).ok()? {
         1 => State::Established,
         2 => State::SynSent,
+        3 => State::SynReceived,
         5 => State::FinWait2,
         8 => State::CloseWait,
         10 => State::Listen,
@@ -91,6 +96,7 @@ fn socket(line: &str) -> Option<Socket> {
         state,
         unsent: number(unsent)?,
         unread: number(unread)?,
+        retransmits: number(words.get(6)?)?,
         probes: words.get(8)?.parse().ok()?,
         // In hundredths of a second (USER_HZ).
         timer: Duration::from_millis(number(words.get(5)?.split_once(':')?.1)?.checked_mul(10)?),
@@ -103,10 +109,10 @@ mod tests {
 
     #[test]
     fn a_line_of_the_kernel_is_read() {
-        let line = "   3: 0A580A3C:1B62 64006363:9C40 08 0000002A:00001000 04:000000C8 00000000     0        2 12345 2 0 21 4 30 10 -1";
+        let line = "   3: 0A580A3C:1B62 64006363:9C40 08 0000002A:00001000 04:000000C8 00000003     0        2 12345 2 0 21 4 30 10 -1";
         let socket = socket(line).unwrap();
         assert_eq!((socket.port, socket.peer, socket.state), (7010, 40_000, State::CloseWait));
-        assert_eq!((socket.unsent, socket.unread, socket.probes), (42, 4096, 2));
+        assert_eq!((socket.unsent, socket.unread, socket.retransmits, socket.probes), (42, 4096, 3, 2));
         assert_eq!(socket.timer, Duration::from_secs(2));
     }
 }

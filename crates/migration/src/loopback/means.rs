@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_criu::images::Unacknowledged;
@@ -132,7 +133,7 @@ impl Listening for Quiet {
         self.0.script.step("net.waiting", || Ok(None)).unwrap_or_else(|| Err(injected()))
     }
 
-    fn being_made(&self) -> io::Result<bool> {
+    fn being_made(&self, _: Duration) -> io::Result<bool> {
         self.0.script.step("net.being_made", || Ok(false)).unwrap_or_else(|| Err(injected()))
     }
 }

@@ -16,9 +16,10 @@ use super::{Source, SourceError};
 use crate::listeners::{Listening, Waiting};
 use crate::resources::LocalError;
 
-/// How long to wait for those that are being made: the round trip of a far client. A SYN that the client never
-/// follows up, as scanners leave them, takes a minute to go away.
-const MAKING: Duration = Duration::from_millis(200);
+/// How long to wait for those that are being made: the round trip of a far client, or one on a busy machine. Whose
+/// answer is older is not waited for: a SYN that the client never follows up, as scanners leave them, takes a minute to
+/// go away.
+const MAKING: Duration = Duration::from_millis(500);
 /// Between two checks: there is no event to wait for.
 const INTERVAL: Duration = Duration::from_millis(1);
 /// How long it runs at first, and how long at last, each time twice as long: an eighth of a second in all.
@@ -39,9 +40,9 @@ impl Source {
         listeners: &dyn Listening,
     ) -> Result<(), SourceError> {
         let begun = Instant::now();
-        while listeners.being_made().map_err(|source| failed(config, source))? {
+        while listeners.being_made(MAKING).map_err(|source| failed(config, source))? {
             if begun.elapsed() > MAKING {
-                tracing::debug!(service = %self.service.name, "connections are half made, and will be reset");
+                tracing::debug!(service = %self.service.name, "connections are half made; if their clients do not begin anew, they will be reset");
                 break;
             }
             tokio::time::sleep(INTERVAL).await;

@@ -5,9 +5,13 @@
 //! with a reset. So shortly before the freeze no more are begun: their first frames (SYN) are kept, and
 //! those that were begun before come about while the service still runs.
 //!
+//! Where an answer of the service (SYN, ACK) was lost, the kernel would say it again while the service is on its way, and
+//! the client would take a connection for made that nobody knows. So it does not: the client, which has no answer, sends
+//! its SYN again, and that reaches the destination.
+//!
 //! ```text
 //!   collect_newcomers   a copy of each SYN on its way to the service's port is kept
-//!   bar_newcomers       none reaches the service's sockets any more
+//!   bar_newcomers       none reaches the service's sockets any more, and none is answered again
 //!      … until none is in the making …
 //!   freeze, steer       what was kept goes to the destination ahead of what comes now
 //! ```
@@ -31,12 +35,15 @@ use crate::{NetworkError, nft};
 /// How much memory the kernel may use for them, in bytes: some thousand connections.
 const STORE: i32 = 1 << 20;
 
-/// Comes before every other rule, and before connections are tracked.
+/// Comes before every other rule, and before connections are tracked. Once no SYN comes in, answers that go out are
+/// repeated ones.
 const BAR: &str = "\
 add table inet godwit-newcomers
 add chain inet godwit-newcomers in { type filter hook prerouting priority -400; }
+add chain inet godwit-newcomers out { type filter hook output priority -400; }
 flush table inet godwit-newcomers
 add rule inet godwit-newcomers in iifname != \"lo\" tcp flags & (syn | ack) == syn drop
+add rule inet godwit-newcomers out oifname != \"lo\" tcp flags & (syn | ack) == (syn | ack) drop
 ";
 /// Adding it first makes deleting it succeed in any case.
 const ADMIT: &str = "add table inet godwit-newcomers\ndelete table inet godwit-newcomers\n";
