@@ -38,13 +38,12 @@ impl Http {
         String::from_utf8(body).unwrap()
     }
 
-    /// Connections that nginx has accepted so far, and requests that it has served.
-    fn status(&mut self) -> (u64, u64) {
+    /// What nginx has counted so far: connections that it accepted, those that it took care of, and requests. While a
+    /// worker accepts a connection, the first is one more than the second.
+    fn status(&mut self) -> [u64; 3] {
         let text = self.get("/status");
         let numbers = text.lines().nth(2).unwrap().split_whitespace().map(|word| word.parse().unwrap());
-        let [accepted, handled, requests] = numbers.collect::<Vec<u64>>()[..] else { panic!("{text}") };
-        assert_eq!(accepted, handled);
-        (accepted, requests)
+        numbers.collect::<Vec<u64>>().try_into().unwrap_or_else(|_| panic!("{text}"))
     }
 }
 
@@ -70,19 +69,20 @@ fn moves_break_no_connection_of_wrk() {
     wrk.arg(format!("http://{ADDRESS}/large")).stdout(Stdio::piped()).stderr(Stdio::piped());
     let wrk = wrk.spawn().unwrap();
     // All of wrk's connections and our own.
-    wait_for("all connections of wrk", || (own.status().0 > CONNECTIONS).then_some(()));
-    let mut served = own.status().1;
+    wait_for("all connections of wrk", || (own.status()[1] > CONNECTIONS).then_some(()));
+    let [accepted, handled, mut served] = own.status();
+    assert_eq!(accepted, handled);
     let progress = |own: &mut Http, served: &mut u64| {
         *served = wait_for("more requests", || {
-            let now = own.status().1;
+            let [.., now] = own.status();
             (now > *served + 500).then_some(now)
         });
     };
     progress(&mut own, &mut served);
-    let accepted = own.status().0;
     bed.move_to_and_fro("web", |number, _| {
         progress(&mut own, &mut served);
-        assert_eq!(own.status().0, accepted, "a connection was made anew by move {number}");
+        let now = own.status();
+        assert_eq!(now[..2], [accepted; 2], "a connection was made anew by move {number}");
         assert_eq!(own.get("/"), "served by nginx\n");
     });
     // wrk says what it saw when it is interrupted.
