@@ -16,9 +16,9 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
 const LIMITED: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 82);
 const STEADY: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 83);
 const PORT: u16 = 7000;
-/// Each of two segments, MiB.
-const MIB: u64 = 24;
-const BYTES: u64 = (2 * MIB) << 20;
+/// Each of three segments, MiB.
+const MIB: u64 = 16;
+const BYTES: u64 = (3 * MIB) << 20;
 
 /// All pages are as they were written last; how many were written.
 fn check(connection: &mut BufReader<TcpStream>, when: &str) -> u64 {

@@ -3,12 +3,14 @@
  *
  *   server ──fork──▶ WORKERS ──fork──▶ a child that writes one page and ends, for each CHILD pages (200; 0: none)
  *
- * There are two segments of so many MiB: anonymous memory, and a memory file that nobody has open. A page belongs to
- * one worker, which knows from its own, private memory how often the page was written. Asked by a byte on port 7000, all
- * workers look at all of their pages; the answer is "ok N", N the pages written so far, or what is wrong. */
+ * There are three segments of so many MiB: anonymous memory, a memory file that nobody has open, and one that all have
+ * open, and write by pwrite(2), too; its size is sealed. A page belongs to one worker, which knows from its own, private
+ * memory how often the page was written. Asked by a byte on port 7000, all workers look at all of their pages; the answer
+ * is "ok N", N the pages written so far, or what is wrong. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORKERS = 3, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64 };
+enum { WORKERS = 3, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, SEGMENTS = 3, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
 
 /* Of all processes. */
 struct common {
@@ -30,7 +32,8 @@ struct common {
 };
 
 static struct common *common;
-static unsigned long *segments[2];
+static unsigned long *segments[SEGMENTS];
+static int opened;
 static unsigned long pages, each_child = 200;
 
 static void fail(const char *what) {
@@ -53,9 +56,14 @@ static unsigned long word(unsigned long page, unsigned long version, unsigned lo
 }
 
 static void write_page(unsigned long page, unsigned long version) {
-    volatile unsigned long *words = page_at(page);
+    unsigned long content[WORDS];
     for (unsigned long at = 0; at < WORDS; at++)
-        words[at] = word(page, version, at);
+        content[at] = word(page, version, at);
+    if (page / pages == SEGMENTS - 1 && version % 2 == 1) {
+        if (pwrite(opened, content, PAGE, (off_t)(page % pages * PAGE)) != PAGE)
+            fail("pwrite");
+    } else
+        memcpy(page_at(page), content, PAGE);
 }
 
 static void look(unsigned long page, unsigned long version) {
@@ -74,23 +82,26 @@ static unsigned long chance(unsigned long *seed) {
 }
 
 static void work(unsigned long worker) {
-    unsigned long *versions = calloc(2 * pages, sizeof *versions), seed = worker, done = 0;
+    unsigned long *versions = calloc(SEGMENTS * pages, sizeof *versions), seed = worker, done = 0;
     if (versions == NULL || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
         fail("worker");
-    for (unsigned long page = worker; page < 2 * pages; page += WORKERS)
+    for (unsigned long page = worker; page < SEGMENTS * pages; page += WORKERS)
         write_page(page, 0);
     atomic_store(&common->written[worker], 1);
     for (;;) {
         unsigned long asked = atomic_load(&common->asked);
         if (asked != atomic_load(&common->answered[worker])) {
-            for (unsigned long page = worker; page < 2 * pages; page += WORKERS)
+            for (unsigned long page = worker; page < SEGMENTS * pages; page += WORKERS)
                 look(page, versions[page]);
+            int seals = fcntl(opened, F_GET_SEALS);
+            if (seals != SEALS)
+                snprintf(common->wrong, sizeof common->wrong, "the memory file's seals are %x", seals);
             atomic_store(&common->answered[worker], asked);
         }
         /* Mostly the same few pages, and now and then any. */
-        unsigned long range = chance(&seed) % 16 ? HOT : 2 * pages / WORKERS;
+        unsigned long range = chance(&seed) % 16 ? HOT : SEGMENTS * pages / WORKERS;
         unsigned long page = chance(&seed) % range * WORKERS + worker;
-        if (page >= 2 * pages)
+        if (page >= SEGMENTS * pages)
             continue;
         look(page, versions[page]);
         versions[page]++;
@@ -127,11 +138,17 @@ int main(int count, char **arguments) {
     }
     common = map(-1, sizeof *common);
     segments[0] = map(-1, length);
-    int fd = memfd_create("shared", 0);
-    if (fd < 0 || ftruncate(fd, (off_t)length) != 0)
-        fail("memfd");
-    segments[1] = map(fd, length);
-    close(fd);
+    for (int segment = 1; segment < SEGMENTS; segment++) {
+        int stays_open = segment == SEGMENTS - 1;
+        opened = memfd_create("shared", stays_open ? MFD_ALLOW_SEALING : 0);
+        if (opened < 0 || ftruncate(opened, (off_t)length) != 0)
+            fail("memfd");
+        segments[segment] = map(opened, length);
+        if (!stays_open)
+            close(opened);
+        else if (fcntl(opened, F_ADD_SEALS, SEALS) != 0)
+            fail("seals");
+    }
     for (unsigned long worker = 0; worker < WORKERS; worker++) {
         pid_t child = fork();
         if (child < 0)

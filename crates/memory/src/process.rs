@@ -10,6 +10,7 @@ mod read;
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
@@ -272,7 +273,7 @@ impl Process {
     pub(crate) fn each_open_file(
         &self,
         begins: &str,
-        mut each: impl FnMut(Metadata),
+        mut each: impl FnMut(&Path, &Path, Metadata),
     ) -> Result<(), ProcessError> {
         let directory = format!("/proc/self/fd/{}/fd", self.directory.as_raw_fd());
         let entries = match std::fs::read_dir(directory) {
@@ -286,7 +287,7 @@ impl Process {
             if target.as_os_str().as_encoded_bytes().starts_with(begins.as_bytes())
                 && let Ok(metadata) = std::fs::metadata(&path)
             {
-                each(metadata);
+                each(&path, &target, metadata);
             }
         }
         Ok(())

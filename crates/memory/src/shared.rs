@@ -1,9 +1,9 @@
-//! Shared memory of a service as files: shared anonymous mappings, and memory files (`memfd_create(2)`) that nobody has
-//! open any more.
+//! Shared memory of a service as files: shared anonymous mappings, and memory files (`memfd_create(2)`) that processes map
+//! or have open.
 //!
 //! ```text
-//! source                                        destination
-//! process ──/proc/PID/map_files──▶ Segment ──pages──▶ Replica ──its descriptor──▶ CRIU, which maps it
+//! source                                              destination
+//! process ──/proc/PID/{map_files,fd}──▶ Segment ──pages──▶ Replica ──its descriptor──▶ CRIU, which maps or opens it
 //! ```
 //!
 //! Page tables do not tell all that was written to shared memory. A process that wrote and then ended, executed another
@@ -18,7 +18,8 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
@@ -45,6 +46,9 @@ const ANONYMOUS: &str = "/dev/zero";
 
 /// What it puts before the name of a memory file.
 const MEMFD: &str = "/memfd:";
+
+/// What it puts behind it, as it does with all files that have no name any more.
+const DELETED: &str = " (deleted)";
 
 /// The longest name of a memory file: `NAME_MAX` without what the kernel puts before it.
 const LONGEST_NAME: usize = 249;
@@ -87,12 +91,13 @@ pub enum Kind {
     },
 }
 
-/// All segments that these processes map, by their inode. Those that only CRIU can move are left out: memory of huge TLB
-/// pages, of System V, executable memory, files in memory that are mapped privately or that a process has open.
+/// All segments that these processes map or have open, by their inode. Those that only CRIU can move are left out: memory
+/// of huge TLB pages, of System V, executable memory, memory files that are mapped privately.
 ///
 /// # Errors
 /// A process that lives cannot be examined.
 pub fn find(pids: &[i32]) -> Result<BTreeMap<u64, Segment>, ProcessError> {
+    // None of those that are left to CRIU.
     let mut found: BTreeMap<u64, Option<Segment>> = BTreeMap::new();
     let mut processes = Vec::new();
     for &pid in pids {
@@ -111,26 +116,23 @@ pub fn find(pids: &[i32]) -> Result<BTreeMap<u64, Segment>, ProcessError> {
                 Some(_) => drop(found.insert(mapping.inode, None)),
                 None => {
                     // One that cannot be opened has gone meanwhile.
-                    let segment = mapping.plain.then(|| Segment::open(&process, &mapping).ok().flatten());
+                    let segment = mapping.plain.then(|| Segment::mapped(&process, &mapping).ok().flatten());
                     drop(found.insert(mapping.inode, segment.flatten()));
                 }
             }
         }
         processes.push(process);
     }
-    let mut found: BTreeMap<u64, Segment> =
-        found.into_iter().filter_map(|(inode, segment)| Some((inode, segment?))).collect();
-    if found.values().any(|segment| segment.kind != Kind::Anonymous) {
-        for process in &processes {
-            let device = device();
-            process.each_open_file(MEMFD, |metadata| {
-                if Some(metadata.dev()) == device {
-                    found.remove(&metadata.ino());
-                }
-            })?;
-        }
+    // Then those that nobody maps.
+    for process in &processes {
+        process.each_open_file(MEMFD, |path, target, metadata| {
+            if Some(metadata.dev()) == device() {
+                let open = || Segment::opened(path, target, metadata.ino()).ok().flatten();
+                found.entry(metadata.ino()).or_insert_with(open);
+            }
+        })?;
     }
-    Ok(found)
+    Ok(found.into_iter().filter_map(|(inode, segment)| Some((inode, segment?))).collect())
 }
 
 /// Bytes that these processes need where each has its own of what they share since a fork, and all that is shared by
@@ -153,24 +155,41 @@ pub fn needed(pids: &[i32]) -> Result<u64, ProcessError> {
 }
 
 impl Segment {
-    fn open(process: &Process, mapping: &Mapping) -> io::Result<Option<Self>> {
+    fn mapped(process: &Process, mapping: &Mapping) -> io::Result<Option<Self>> {
         let Range { start, end } = mapping.range;
-        let file = process.open_mapped(start, end)?;
+        Self::of(process.open_mapped(start, end)?, mapping.inode, mapping.name.as_deref())
+    }
+
+    /// One that a process has open at this path, which is a link to that target.
+    fn opened(path: &Path, target: &Path, inode: u64) -> io::Result<Option<Self>> {
+        let name = target.to_str().and_then(|target| target.strip_prefix(MEMFD)?.strip_suffix(DELETED));
+        match name.filter(|name| can_be_told(name)) {
+            // Waiting for nobody, whatever it is by now.
+            Some(name) => {
+                let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+                Self::of(file, inode, Some(name))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// None if it is no segment, or not the one with this inode.
+    fn of(file: File, inode: u64, name: Option<&str>) -> io::Result<Option<Self>> {
         let metadata = file.metadata()?;
-        // Another file may be mapped there by now.
-        let same = Some(metadata.dev()) == device() && metadata.ino() == mapping.inode;
-        if !same || metadata.len() == 0 || metadata.len() > LARGEST {
+        // Another file may be there by now.
+        let same = Some(metadata.dev()) == device() && metadata.ino() == inode;
+        // CRIU knows it by 32 bits.
+        if !same || u32::try_from(inode).is_err() || metadata.len() == 0 || metadata.len() > LARGEST {
             return Ok(None);
         }
-        let kind = match &mapping.name {
+        let kind = match name {
             None => Kind::Anonymous,
             Some(name) => {
                 let seals = fcntl(&file, FcntlArg::F_GET_SEALS)?;
-                Kind::Memfd { name: name.clone(), sealable: seals != F_SEAL_SEAL }
+                Kind::Memfd { name: name.to_owned(), sealable: seals != F_SEAL_SEAL }
             }
         };
-        let mapped = OnceLock::new();
-        Ok(Some(Self { inode: mapping.inode, kind, size: metadata.len(), file, mapped }))
+        Ok(Some(Self { inode, kind, size: metadata.len(), file, mapped: OnceLock::new() }))
     }
 
     /// By which CRIU knows it.
@@ -207,17 +226,21 @@ impl Segment {
         Ok(self.file.metadata()?.blocks() * 512)
     }
 
-    /// Where there are pages; everything else reads as zero. Whole pages, in ascending order.
+    /// Where there are pages; everything else reads as zero. Whole pages, in ascending order, of the size that it had when it
+    /// was found: whoever has a memory file open can make it grow.
     ///
     /// # Errors
     /// The kernel does not tell.
     pub fn populated(&self) -> io::Result<Vec<Range>> {
         let mut populated = Vec::new();
+        let size = self.size.next_multiple_of(PAGE_SIZE);
         let mut at = 0;
-        while let Some(start) = self.seek(at, Whence::SeekData)? {
+        while at < size
+            && let Some(start) = self.seek(at, Whence::SeekData)?.filter(|start| *start < size)
+        {
             // Behind the last data there is always a hole, at the latest at the end.
             let end = self.seek(start, Whence::SeekHole)?.unwrap_or(start + PAGE_SIZE);
-            let range = start / PAGE_SIZE * PAGE_SIZE..end.next_multiple_of(PAGE_SIZE);
+            let range = start / PAGE_SIZE * PAGE_SIZE..end.next_multiple_of(PAGE_SIZE).min(size);
             at = range.end;
             populated.push(range);
         }
@@ -437,6 +460,12 @@ fn device() -> Option<u64> {
     })
 }
 
+/// Whether a memory file's name can be told to the destination. In `maps` the kernel writes some characters as numbers, and
+/// what is no UTF-8 was replaced when the text was read.
+fn can_be_told(name: &str) -> bool {
+    !name.contains(['\\', '\u{fffd}']) && name.len() <= LONGEST_NAME
+}
+
 /// The mappings of memory that may be a segment, from the text of `maps`.
 pub(crate) fn mappings(text: &str) -> Vec<Mapping> {
     let Some(device) = device() else { return Vec::new() };
@@ -452,7 +481,7 @@ fn mapping(line: &str, shared: &str) -> Option<Mapping> {
     let &[_, _, execute, sharing] = words.next()?.as_bytes() else { return None };
     let offset = u64::from_str_radix(words.next()?, 16).ok()?;
     let (device, inode) = (words.next()?, words.next()?.parse::<u64>().ok()?);
-    let path = words.next()?.trim_start().strip_suffix(" (deleted)")?;
+    let path = words.next()?.trim_start().strip_suffix(DELETED)?;
     // CRIU knows it by 32 bits.
     if device != shared || u32::try_from(inode).is_err() {
         return None;
@@ -462,9 +491,7 @@ fn mapping(line: &str, shared: &str) -> Option<Mapping> {
         None if path == ANONYMOUS => None,
         None => return None,
     };
-    // The kernel writes some characters of names as numbers, and what is no UTF-8 was replaced when the text was read.
-    let told =
-        name.as_ref().is_none_or(|name| !name.contains(['\\', '\u{fffd}']) && name.len() <= LONGEST_NAME);
+    let told = name.as_deref().is_none_or(can_be_told);
     Some(Mapping { range, offset, inode, name, plain: sharing == b's' && execute != b'x' && told })
 }
 

@@ -214,21 +214,32 @@ fn what_anybody_wrote_is_read_wherever_it_is_mapped() {
 }
 
 #[test]
-fn memory_files_are_found_when_nobody_has_them_open() {
+fn memory_files_are_found_by_whoever_maps_them_or_has_them_open() {
     let mut tree = Tree::start();
+    let is_found = |tree: &Tree, how: &str| {
+        let segment = tree.segment();
+        assert_eq!(segment.kind(), &Kind::Memfd { name: "a name".into(), sealable: true }, "{how}");
+        assert_eq!((segment.size(), segment.has_its_size().unwrap()), (2 * PAGE_SIZE + 5, true), "{how}");
+        assert_eq!(pages(&segment)[1], Some(b'a'), "{how}");
+        segment
+    };
     tree.does("fd = os.memfd_create('a name', os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)");
-    tree.does("os.truncate(fd, 2 * PAGE + 5); m = mmap.mmap(fd, 2 * PAGE + 5); m[PAGE] = 7");
-    assert!(tree.segments().is_empty(), "it is open");
-    tree.does("child = fork(lambda: None); os.close(fd)");
-    assert!(tree.segments().is_empty(), "mmap of Python has it open, too");
-    tree.does("fd = os.memfd_create('a name', os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)");
+    assert!(tree.segments().is_empty(), "it has no pages");
     tree.does("os.truncate(fd, 2 * PAGE + 5); os.pwrite(fd, b'ab', PAGE)");
-    tree.does("at = libc.mmap(None, ctypes.c_size_t(3 * PAGE), 3, 1, fd, ctypes.c_long(0)); os.close(fd)");
-    let segment = tree.segment();
-    assert_eq!(segment.kind(), &Kind::Memfd { name: "a name".into(), sealable: true });
-    assert_eq!((segment.size(), segment.has_its_size().unwrap()), (2 * PAGE_SIZE + 5, true));
-    assert_eq!(pages(&segment)[1], Some(b'a'));
-    // Private mappings have pages of their own.
+    let opened = is_found(&tree, "open");
+    tree.does("os.truncate(fd, 5 * PAGE); os.pwrite(fd, b'c' * 3 * PAGE, 2 * PAGE)");
+    assert_eq!(opened.populated().unwrap().last(), Some(&(PAGE_SIZE..3 * PAGE_SIZE)), "it has grown since");
+    assert!(!opened.has_its_size().unwrap());
+    tree.does("os.truncate(fd, 2 * PAGE + 5)");
+    tree.does("at = libc.mmap(None, ctypes.c_size_t(3 * PAGE), 3, 1, fd, ctypes.c_long(0))");
+    is_found(&tree, "open and mapped");
+    tree.does("os.close(fd)");
+    let segment = is_found(&tree, "mapped");
+    assert_eq!(segment.inode(), opened.inode());
+    // Private mappings have pages of their own, and so has it no pages that all see, open or not.
+    tree.does("private = os.memfd_create('c'); os.truncate(private, PAGE)");
+    tree.does("libc.mmap(None, ctypes.c_size_t(PAGE), 3, 2, private, ctypes.c_long(0))");
+    assert_eq!(tree.segment().inode(), segment.inode());
     tree.does("fd = os.memfd_create('b'); os.truncate(fd, PAGE)");
     tree.does("two = [libc.mmap(None, ctypes.c_size_t(PAGE), 3, how, fd, ctypes.c_long(0)) for how in (1, 2)]; os.close(fd)");
     assert_eq!(tree.segment().inode(), segment.inode());
