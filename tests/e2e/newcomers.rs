@@ -34,7 +34,7 @@ fn visit(at: SocketAddr) -> io::Result<()> {
     answered.map_err(|error| io::Error::other(format!("the connection from port {port}: {error}")))
 }
 
-/// Clients that come again and again, until they are dropped.
+/// Clients that come again and again until [`Clients::were_all_answered`], or one is turned away.
 struct Clients {
     start: Instant,
     over: Arc<AtomicBool>,
@@ -64,7 +64,7 @@ impl Clients {
         Self { start, over, visits, threads }
     }
 
-    /// Does something, while which they come.
+    /// Does something while they come, and waits for another of them.
     fn during(&self, what: &str, done: impl FnOnce()) {
         let (before, begun) = (self.visits.load(Ordering::Relaxed), self.start.elapsed());
         done();

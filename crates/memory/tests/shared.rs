@@ -191,9 +191,10 @@ fn what_anybody_wrote_is_read_wherever_it_is_mapped() {
     tree.does(
         "ctypes.memset(two + 4 * PAGE, 5, 1); libc.munmap(ctypes.c_void_p(two), ctypes.c_size_t(8 * PAGE))",
     );
-    // A child that has it elsewhere, and not at the beginning.
+    // A child that has it elsewhere, where nothing else is, and not at the beginning.
+    tree.does("free = libc.mmap(None, ctypes.c_size_t(4 * PAGE), 0, 0x22, -1, ctypes.c_long(0))");
     tree.does(
-        "moved = fork(lambda: ctypes.memset(libc.mremap(ctypes.c_void_p(at + 4 * PAGE), ctypes.c_size_t(4 * PAGE), ctypes.c_size_t(4 * PAGE), 3, ctypes.c_void_p(at + 1024 * PAGE)) + PAGE, 6, 1))",
+        "moved = fork(lambda: ctypes.memset(libc.mremap(ctypes.c_void_p(at + 4 * PAGE), ctypes.c_size_t(4 * PAGE), ctypes.c_size_t(4 * PAGE), 3, ctypes.c_void_p(free)) + PAGE, 6, 1))",
     );
     let segment = tree.segment();
     assert_eq!((segment.kind(), segment.size()), (&Kind::Anonymous, 8 * PAGE_SIZE));
