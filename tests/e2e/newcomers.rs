@@ -115,23 +115,11 @@ fn nobody_who_comes_while_a_move_is_given_up_is_turned_away() {
     clients.were_all_answered();
 }
 
-/// Lets no answer of the service to a SYN reach the client's programs, or lets it again.
-fn misses_answers(echo: &Echo, is: bool) {
-    let script = match is {
-        true => format!(
-            "add table inet deaf; add chain inet deaf in {{ type filter hook input priority 0; }}; \
-             add rule inet deaf in tcp sport {PORT} tcp flags & (syn | ack) == (syn | ack) drop"
-        ),
-        false => "delete table inet deaf".to_owned(),
-    };
-    assert!(echo.bed.on_client("nft").arg(script).status().unwrap().success());
-}
-
 #[test]
 fn who_missed_the_services_answer_begins_anew_at_the_destination() {
     let mut echo = Echo::up("begins-anew");
     let at = SocketAddr::V4(SocketAddrV4::new(ADDRESS, PORT));
-    misses_answers(&echo, true);
+    echo.deafen("tcp flags & (syn | ack) == (syn | ack)");
     let lab = echo.bed.lab().clone();
     let visitor = thread::spawn(move || lab.inside(CLIENT, || visit(at)).unwrap());
     let asks = || sockets::of_client(&echo.bed).into_iter().find(|socket| socket.peer == PORT);
@@ -143,7 +131,7 @@ fn who_missed_the_services_answer_begins_anew_at_the_destination() {
     thread::scope(|scope| {
         let moving = scope.spawn(|| echo.bed.migrate_so(NAME, "a", "b", &["--mode", "precopy"]));
         echo.points.reached(FROZEN);
-        misses_answers(&echo, false);
+        echo.hears();
         let before = asks().unwrap();
         assert_eq!(before.state, State::SynSent);
         // When it asks again, the kernel of the source, which has waited as long, would answer again.

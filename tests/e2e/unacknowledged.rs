@@ -11,7 +11,7 @@ use std::{
 };
 
 use godwit_tests::{
-    echo::{Client, Echo, NAME, PORT, RESTORED},
+    echo::{Client, Echo, NAME, RESTORED},
     sockets::State,
     victim::Attempt,
     wait_for,
@@ -25,19 +25,6 @@ const FAR: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_millis(1500);
 /// Bytes of a request.
 const LITTLE: usize = 100;
-
-/// Lets nothing that the service sends reach the client's programs, or lets it again.
-fn deaf(echo: &Echo, is: bool) {
-    let script = match is {
-        true => format!(
-            "add table inet deaf; add chain inet deaf in {{ type filter hook input priority 0; }}; \
-             add rule inet deaf in tcp sport {PORT} drop"
-        ),
-        false => "delete table inet deaf".to_owned(),
-    };
-    let status = echo.bed.on_client("nft").arg(script).status().unwrap();
-    assert!(status.success());
-}
 
 /// Retransmission time-outs in the service's namespace on a node, of which nobody need say that it runs there.
 fn timeouts(echo: &Echo, node: &str) -> u64 {
@@ -68,7 +55,7 @@ fn in_doubt(echo: &mut Echo) -> InDoubt {
         client.goes_on();
         echo.order(&format!("keep {}", client.port));
     }
-    deaf(echo, true);
+    echo.deafen("");
     for client in &mut clients[1..] {
         client.send(LITTLE);
     }
@@ -118,7 +105,7 @@ impl InDoubt {
 fn move_in_doubt(echo: &mut Echo, mode: &str) {
     let mut doubts = in_doubt(echo);
     let asked = |echo: &Echo| {
-        deaf(echo, false);
+        echo.hears();
         doubts.ask();
         thread::sleep(PAUSE);
         doubts
@@ -149,7 +136,7 @@ fn answers_in_doubt_are_sent_when_the_service_stays() {
     echo.points.hold(RESTORED);
     let attempt = Attempt::begin(&echo.bed, NAME, "a", "b", &["--mode", "precopy"]);
     echo.points.reached(RESTORED);
-    deaf(&echo, false);
+    echo.hears();
     doubts.ask();
     let clients = &doubts.clients;
     wait_for("attempts that are far away", || {

@@ -101,6 +101,23 @@ impl Echo {
         Client { stream, port, sent: 0, returned: 0 }
     }
 
+    /// Lets no TCP segment of the service's port reach the client's programs that nftables selects by `which` (empty: all).
+    pub fn deafen(&self, which: &str) {
+        self.filter(&format!(
+            "add table inet deaf; add chain inet deaf in {{ type filter hook input priority 0; }}; \
+             add rule inet deaf in tcp sport {PORT} {which} drop"
+        ));
+    }
+
+    /// They hear the service again.
+    pub fn hears(&self) {
+        self.filter("delete table inet deaf");
+    }
+
+    fn filter(&self, script: &str) {
+        assert!(self.bed.on_client("nft").arg(script).status().unwrap().success(), "{script}");
+    }
+
     /// The service's end of a client's connection.
     pub fn socket(&self, client: &Client) -> Option<Socket> {
         sockets::between(&sockets::of_service(&self.bed, self.on, NAME), PORT, client.port)
