@@ -1,7 +1,8 @@
 //! A dump of a process tree through CRIU's RPC.
 //!
 //! ```text
-//! caller: freezer FROZEN ─▶ dump() ─▶ CRIU: seize all tasks, thaw the freezer, read the tasks,
+//! caller: ready() ─▶ CRIU: prepare what does not take the tasks, wait
+//!         freezer FROZEN ─▶ dump() ─▶ CRIU: seize all tasks, thaw the freezer, read the tasks,
 //!                                     write images, let go, freezer back to FROZEN ─▶ result
 //! ```
 //!
@@ -37,6 +38,16 @@ pub(crate) const TCP_INLINE_OPTION: &str = "--tcp-inline";
 /// Seconds that CRIU may take to seize the tasks before it gives up; its own default is 10.
 const SEIZE_TIMEOUT_SECONDS: u32 = 10;
 
+/// The first series of our patches with `prepared-dump`: before it, CRIU asked nothing that [`Prepared::ready`] could
+/// wait for.
+const PREPARED_SINCE: u32 = 6;
+
+/// The script at which CRIU asks, by that patch, when only the tasks are missing.
+const BEFORE_THE_TASKS: &str = "pre-dump";
+
+/// The script at which CRIU asks when it holds the tasks: what is known only then may still be told.
+const WITH_THE_TASKS: &str = "query-ext-files";
+
 /// Name of CRIU's log in the work directory.
 pub(crate) const LOG_FILE: &str = "dump.log";
 
@@ -53,7 +64,7 @@ pub enum Memory {
 }
 
 /// What to dump, and how.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DumpOptions {
     /// Root of the process tree, in the PID namespace of the caller.
     pub pid: u32,
@@ -236,10 +247,31 @@ pub fn kill(pid: u32) {
 /// A CRIU that has started and waits for its task. Dropped unused, it is killed.
 #[derive(Debug)]
 pub struct Prepared {
-    path: PathBuf,
+    criu: Criu,
     service: rpc::Service,
     client: lazy::Client,
-    as_stock: bool,
+    ready: Option<Ready>,
+}
+
+/// What a CRIU that needs nothing more but the tasks has been told.
+#[derive(Debug)]
+struct Ready {
+    options: DumpOptions,
+    directories: Directories,
+}
+
+/// The directories of a dump. CRIU opens them as descriptors of this process: they stay open until it ends.
+#[derive(Debug)]
+struct Directories {
+    images: File,
+    work: File,
+}
+
+/// What only the tasks tell, once they stand still.
+struct Late {
+    external: Vec<String>,
+    watched: Vec<String>,
+    link_remap: bool,
 }
 
 impl Criu {
@@ -252,7 +284,7 @@ impl Criu {
         let failed = |source| CriuError::Start { path: self.path.clone(), source };
         let client = lazy::Client::new().map_err(failed)?;
         let service = rpc::Service::start(&self.path, Some(client.page_server()), self.programs.as_deref())?;
-        Ok(Prepared { path: self.path.clone(), service, client, as_stock: self.as_stock })
+        Ok(Prepared { criu: self.clone(), service, client, ready: None })
     }
 
     /// Starts CRIU and dumps a process tree: see [`Prepared::dump`].
@@ -265,7 +297,30 @@ impl Criu {
 }
 
 impl Prepared {
-    /// Dumps a process tree and returns when CRIU has let go of it.
+    /// Has CRIU do all of a dump that does not take the processes, which may run meanwhile: 7 ms that they need not
+    /// stand still. Without our patch `prepared-dump` this does nothing.
+    ///
+    /// # Errors
+    /// CRIU cannot dump with these options. The tree was not touched.
+    pub async fn ready(&mut self, options: &DumpOptions) -> Result<(), CriuError> {
+        if self.criu.version().await?.series < PREPARED_SINCE {
+            return Ok(());
+        }
+        let directories = Directories::open(options)?;
+        let mut begin = rpc_options(options, self.criu.as_stock, &directories)?;
+        begin.notify_scripts = Some(true);
+        self.service.set_log(options.log());
+        self.service.send(&of_dump(begin)).await?;
+        let answer = self.service.receive().await?;
+        if answer.asks() != Some(BEFORE_THE_TASKS) {
+            return Err(failed(&answer, options));
+        }
+        self.ready = Some(Ready { options: options.clone(), directories });
+        Ok(())
+    }
+
+    /// Dumps a process tree and returns when CRIU has let go of it. After [`Prepared::ready`] these options may have
+    /// more `external`; with others that differ, CRIU begins anew.
     ///
     /// Dropping the future does not stop the dump: CRIU works on in the background until the tree
     /// is back in the state in which it found it. A CRIU that is killed instead would leave tasks
@@ -275,7 +330,7 @@ impl Prepared {
     /// # Errors
     /// With [`CriuError::Dump`] the tree is as it was; the images are not usable.
     pub async fn dump(self, options: DumpOptions) -> Result<DumpResult, CriuError> {
-        let path = self.path.clone();
+        let path = self.criu.path.clone();
         let (under_way, kill) = UnderWay::begin(options.pid);
         let task = tokio::spawn(async move {
             let result = self.dump_to_the_end(options, &kill).await;
@@ -294,11 +349,16 @@ impl Prepared {
     }
 
     async fn dump_to_the_end(self, options: DumpOptions, kill: &Notify) -> Result<DumpResult, CriuError> {
-        let Self { path, mut service, client, as_stock } = self;
-        let log_path = options.log();
-        let images_dir = open_directory(&options.images)?;
-        let work_dir = open_directory(&options.work)?;
-        let mut request = rpc::CriuReq::of_type(rpc::CriuReqType::Dump);
+        let more = self.ready.as_ref().map(|ready| more_external(&ready.options, &options));
+        let prepared = match more {
+            Some(None) => {
+                let criu = self.criu.clone();
+                drop(self);
+                criu.prepare()?
+            }
+            _ => self,
+        };
+        let Self { criu, mut service, client, ready } = prepared;
         let (watched, linked) = match options.freezer.clone() {
             Some(cgroup) => {
                 let root = options.root.clone();
@@ -315,18 +375,34 @@ impl Prepared {
             path: options.images.clone(),
             source,
         })?;
-        let mut rpc_options = rpc_options(&options, as_stock, images_dir.as_raw_fd(), work_dir.as_raw_fd())?;
-        rpc_options.irmap_scan_paths = watched;
-        rpc_options.link_remap = Some(options.link_remap || linked.can_be_dumped);
-        request.opts = Some(rpc_options);
-
+        let late = Late {
+            external: more.flatten().unwrap_or_default(),
+            watched,
+            link_remap: options.link_remap || linked.can_be_dumped,
+        };
         // Put back when CRIU has let go of the processes.
         let raised = options.freezer.as_ref().map(|cgroup| limits::raise(cgroup, &options.images));
 
-        // CRIU opens the two directories as descriptors of this process: they stay open until it ends.
-        service.set_log(log_path.clone());
+        let directories;
+        let first = match ready {
+            Some(ready) => {
+                directories = ready.directories;
+                rpc::CriuReq::go_on()
+            }
+            None => {
+                directories = Directories::open(&options)?;
+                let begin = rpc_options(&options, criu.as_stock, &directories)?;
+                of_dump(rpc::CriuOpts {
+                    irmap_scan_paths: late.watched.clone(),
+                    link_remap: Some(late.link_remap),
+                    ..begin
+                })
+            }
+        };
+        service.set_log(options.log());
+        service.goes_to_work();
         let answer = tokio::select! {
-            answer = service.ask(request) => Some(answer),
+            answer = answered(&service, first, late) => Some(answer),
             () = kill.notified() => None,
         };
         let answer = match answer {
@@ -334,27 +410,22 @@ impl Prepared {
             None => Err(service.kill().await),
         };
         let ended = service.end().await;
-        drop((images_dir, work_dir, raised));
+        drop((directories, raised));
         linked.clean();
 
         let answer = match answer {
             Ok(answer) => answer,
             Err(CriuError::Talk { source, .. }) if source.kind() == std::io::ErrorKind::UnexpectedEof => {
                 let status = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
-                return Err(CriuError::Died { pid: options.pid, status, log: log_path });
+                return Err(CriuError::Died { pid: options.pid, status, log: options.log() });
             }
             Err(error) => return Err(error),
         };
         if !answer.success {
-            let text = log::read_lossy(&log_path);
-            let reason = log::first_error(&text)
-                .or(answer.cr_errmsg)
-                .or_else(|| answer.cr_errno.map(|n| std::io::Error::from_raw_os_error(n).to_string()))
-                .unwrap_or_else(|| "it gave no reason".into());
-            return Err(CriuError::Dump { pid: options.pid, hint: log::hint(&text), reason, log: log_path });
+            return Err(failed(&answer, &options));
         }
         let stats = images::dump_stats(&options.work).map_err(|error| CriuError::Answer {
-            path,
+            path: criu.path,
             reason: format!("its statistics cannot be read: {error}"),
         })?;
         let way = match options.memory {
@@ -366,11 +437,62 @@ impl Prepared {
     }
 }
 
+/// Sends this and answers CRIU's questions until its last word.
+async fn answered(
+    service: &rpc::Service,
+    first: rpc::CriuReq,
+    late: Late,
+) -> Result<rpc::CriuResp, CriuError> {
+    service.send(&first).await?;
+    let mut late = Some(late);
+    loop {
+        let answer = service.receive().await?;
+        let Some(script) = answer.asks() else { return Ok(answer) };
+        let mut go_on = rpc::CriuReq::go_on();
+        if script == WITH_THE_TASKS {
+            go_on.opts = late.take().map(|late| rpc::CriuOpts {
+                images_dir_fd: -1,
+                external: late.external,
+                irmap_scan_paths: late.watched,
+                link_remap: Some(late.link_remap),
+                ..rpc::CriuOpts::default()
+            });
+        }
+        service.send(&go_on).await?;
+    }
+}
+
+/// What there is in the second's `external` and not in the first's, if they differ in nothing else.
+fn more_external(before: &DumpOptions, now: &DumpOptions) -> Option<Vec<String>> {
+    let (known, more): (Vec<_>, Vec<_>) =
+        now.external.iter().cloned().partition(|key| before.external.contains(key));
+    (DumpOptions { external: known, ..now.clone() } == *before).then_some(more)
+}
+
+/// Why CRIU refused or failed.
+fn failed(answer: &rpc::CriuResp, options: &DumpOptions) -> CriuError {
+    let text = log::read_lossy(&options.log());
+    let reason = log::first_error(&text)
+        .or_else(|| answer.cr_errmsg.clone())
+        .or_else(|| answer.cr_errno.map(|n| std::io::Error::from_raw_os_error(n).to_string()))
+        .unwrap_or_else(|| "it gave no reason".into());
+    CriuError::Dump { pid: options.pid, hint: log::hint(&text), reason, log: options.log() }
+}
+
+fn of_dump(options: rpc::CriuOpts) -> rpc::CriuReq {
+    rpc::CriuReq { opts: Some(options), ..rpc::CriuReq::of_type(rpc::CriuReqType::Dump) }
+}
+
+impl Directories {
+    fn open(options: &DumpOptions) -> Result<Self, CriuError> {
+        Ok(Self { images: open_directory(&options.images)?, work: open_directory(&options.work)? })
+    }
+}
+
 fn rpc_options(
     options: &DumpOptions,
     as_stock: bool,
-    images_fd: i32,
-    work_fd: i32,
+    directories: &Directories,
 ) -> Result<rpc::CriuOpts, CriuError> {
     let mut external = options.external.clone();
     for (inside, key) in &options.external_mounts {
@@ -386,15 +508,16 @@ fn rpc_options(
         external.push(format!("net[{}]:{key}", namespace.ino()));
     }
     Ok(rpc::CriuOpts {
-        images_dir_fd: images_fd,
+        images_dir_fd: directories.images.as_raw_fd(),
         pid: i32::try_from(options.pid).ok(),
         leave_running: Some(options.leave_running),
         tcp_established: Some(options.tcp_established),
         file_locks: Some(options.file_locks),
         log_level: Some(options.log_level),
         log_file: Some(LOG_FILE.into()),
+        notify_scripts: None,
         root: Some(options.root.to_string_lossy().into_owned()),
-        work_dir_fd: Some(work_fd),
+        work_dir_fd: Some(directories.work.as_raw_fd()),
         link_remap: Some(options.link_remap),
         manage_cgroups: Some(false),
         manage_cgroups_mode: Some(rpc::CriuCgMode::Ignore.into()),

@@ -1,8 +1,10 @@
-//! CRIU's RPC: one request and one answer over a socket to `criu swrk FD`.
+//! CRIU's RPC: a request and its answer over a socket to `criu swrk FD`, and CRIU's questions in between.
 //!
 //! ```text
 //! godwit                        criu swrk 3
 //!   │ ── SOCK_SEQPACKET: request ──▶ │   one protobuf message per packet
+//!   │ ◀── NOTIFY: how to go on? ──── │   at each script that CRIU would run, if the request wants that
+//!   │ ── NOTIFY ───────────────────▶ │
 //!   │ ◀── answer ─────────────────── │
 //!   │ ── end of file ──────────────▶ │   CRIU ends
 //! ```
@@ -46,6 +48,21 @@ pub(crate) use messages::{
 impl CriuReq {
     pub(crate) fn of_type(kind: CriuReqType) -> Self {
         Self { r#type: kind.into(), ..Self::default() }
+    }
+}
+
+impl CriuReq {
+    /// The answer to a question of CRIU's: it may go on.
+    pub(crate) fn go_on() -> Self {
+        Self { notify_success: Some(true), ..Self::of_type(CriuReqType::Notify) }
+    }
+}
+
+impl CriuResp {
+    /// At which script CRIU asks how to go on, if this is such a question.
+    pub(crate) fn asks(&self) -> Option<&str> {
+        let script = self.notify.as_ref().and_then(|notify| notify.script.as_deref());
+        (self.r#type() == CriuReqType::Notify).then_some(script.unwrap_or_default())
     }
 }
 
@@ -131,11 +148,23 @@ impl Service {
 
     /// Sends a request and waits for its answer.
     pub(crate) async fn ask(&mut self, request: CriuReq) -> Result<CriuResp, CriuError> {
-        self.process.at_work = request.r#type() == CriuReqType::Dump;
-        self.socket
-            .send(&request.encode_to_vec())
-            .await
-            .map_err(|source| self.broken("sending the request", source))?;
+        self.send(&request).await?;
+        self.receive().await
+    }
+
+    /// From here on CRIU may be in the processes that it dumps, and is not killed with this value.
+    pub(crate) fn goes_to_work(&mut self) {
+        self.process.at_work = true;
+    }
+
+    /// Sends a request, or the answer to a question of CRIU's.
+    pub(crate) async fn send(&self, request: &CriuReq) -> Result<(), CriuError> {
+        let sent = self.socket.send(&request.encode_to_vec()).await;
+        sent.map(drop).map_err(|source| self.broken("sending the request", source))
+    }
+
+    /// Waits for an answer, or a question of CRIU's.
+    pub(crate) async fn receive(&self) -> Result<CriuResp, CriuError> {
         let mut buffer = vec![0; ANSWER_LIMIT];
         let length = self
             .socket

@@ -29,6 +29,8 @@ pub trait Checkpoint: Send + Sync {
 /// A checkpointer that has started, and waits for what it is to dump.
 #[async_trait]
 pub trait Dump: Send {
+    /// Does all of a dump with these options that does not take the processes, if it can.
+    async fn ready(&mut self, options: &DumpOptions) -> Result<(), CriuError>;
     /// Dumps; returns when it has let go of the processes. Dropping the future does not stop it.
     async fn dump(self: Box<Self>, options: DumpOptions) -> Result<DumpResult, CriuError>;
 }
@@ -70,6 +72,10 @@ impl Checkpoint for Criu {
 
 #[async_trait]
 impl Dump for Prepared {
+    async fn ready(&mut self, options: &DumpOptions) -> Result<(), CriuError> {
+        Self::ready(self, options).await
+    }
+
     async fn dump(self: Box<Self>, options: DumpOptions) -> Result<DumpResult, CriuError> {
         Self::dump(*self, options).await
     }

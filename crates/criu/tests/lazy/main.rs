@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use godwit_criu::images::{LazyAreas, lazy_areas, make_plain, pagemap};
-use godwit_criu::{Criu, DumpOptions, DumpResult, Memory, MemoryWay, Version};
+use godwit_criu::{Criu, DumpOptions, DumpResult, Memory, MemoryWay, Version, external_shared};
 use pager::{Pager, Pages};
 use subject::PAGE;
 use tree::{Tree, reap};
@@ -308,21 +308,101 @@ async fn a_prepared_criu_that_hangs_ends_too() {
     ends_unless_needed("sleep 1000").await;
 }
 
-async fn ends_unless_needed(command: &str) {
+/// Options of a dump by a CRIU that writes a full log; none if the one at hand has not our patch `prepared-dump`.
+async fn options_to_make_ready(frozen: &Frozen) -> Option<DumpOptions> {
+    let can = criu().version().await.unwrap().series >= 6;
+    can.then(|| DumpOptions { log_level: 4, ..frozen.options(MemoryWay::Untouched) })
+}
+
+/// How often CRIU's log has this.
+fn logged(options: &DumpOptions, text: &str) -> usize {
+    std::fs::read_to_string(options.log()).unwrap().matches(text).count()
+}
+
+const PREPARES: &str = "Preparing image inventory";
+const TAKES: &str = "Seized task";
+
+#[tokio::test]
+async fn a_dump_is_made_ready_while_the_processes_run() {
+    let frozen = Frozen::tree().await;
+    let Some(mut options) = options_to_make_ready(&frozen).await else { return };
+    frozen.tree.thaw();
+    let mut prepared = criu().prepare().unwrap();
+    prepared.ready(&options).await.unwrap();
+    assert_eq!((logged(&options, PREPARES), logged(&options, TAKES)), (1, 0));
+    frozen.tree.freeze();
+    // What is known only now.
+    options.external.push(external_shared(4711));
+    assert_eq!(prepared.dump(options.clone()).await.unwrap().way, MemoryWay::Untouched);
+    assert!(frozen.tree.is_frozen());
+    assert_eq!(logged(&options, "Adding external object: shmem[4711]"), 1);
+    assert_eq!(logged(&options, PREPARES), 1);
+    assert!(logged(&options, TAKES) > 0);
+    frozen.tree.thaw();
+    frozen.assert_right();
+}
+
+#[tokio::test]
+async fn a_dump_that_is_not_the_one_made_ready_begins_anew() {
+    let frozen = Frozen::tree().await;
+    let Some(options) = options_to_make_ready(&frozen).await else { return };
+    let mut prepared = criu().prepare().unwrap();
+    prepared.ready(&options).await.unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let others = DumpOptions { images: elsewhere.path().to_owned(), ..options.clone() };
+    prepared.dump(others).await.unwrap();
+    assert!(elsewhere.path().join("inventory.img").exists());
+    assert!(!options.images.join("inventory.img").exists());
+    frozen.tree.thaw();
+    frozen.assert_right();
+}
+
+#[tokio::test]
+async fn a_dump_that_was_made_ready_and_is_not_needed_leaves_nothing() {
+    let frozen = Frozen::tree().await;
+    let Some(options) = options_to_make_ready(&frozen).await else { return };
+    frozen.tree.thaw();
+    let (directory, program) = noting_criu(&format!("{} \"$@\"", criu().path().display()));
+    let mut prepared = Criu::new(program).prepare().unwrap();
+    prepared.ready(&options).await.unwrap();
+    // Two were started to ask for its version.
+    let pids = std::fs::read_to_string(directory.path().join("pids")).unwrap();
+    drop(prepared);
+    for pid in pids.lines().map(|pid| pid.parse().unwrap()) {
+        reap(pid);
+        // With its guard, which is in its process group.
+        let group = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
+        while nix::sys::signal::killpg(group, None).is_ok() {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert!(!options.images.join("inventory.img").exists());
+    frozen.assert_right();
+}
+
+/// A program that is this command, and where it notes its process each time, a line each.
+fn noting_criu(command: &str) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
-    let [program, note] = ["criu", "pid"].map(|name| directory.path().join(name));
-    let script =
-        format!("#!/bin/sh\necho $$ >{0}.new && mv {0}.new {0} && exec {command}\n", note.display(),);
+    let [program, note] = ["criu", "pids"].map(|name| directory.path().join(name));
+    let script = format!("#!/bin/sh\necho $$ >>{} && exec {command}\n", note.display());
     // By another process: a child of another test that is not its program yet would have it open.
     let written = std::process::Command::new("sh")
         .args(["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"", program.to_str().unwrap(), &script])
         .status();
     assert!(written.unwrap().success());
+    (directory, program)
+}
+
+async fn ends_unless_needed(command: &str) {
+    let (directory, program) = noting_criu(command);
     let prepared = Criu::new(program).prepare().unwrap();
-    while !note.exists() {
-        tokio::task::yield_now().await;
-    }
-    let pid: u32 = std::fs::read_to_string(note).unwrap().trim().parse().unwrap();
+    let note = directory.path().join("pids");
+    let pid: u32 = loop {
+        match std::fs::read_to_string(&note) {
+            Ok(noted) if noted.ends_with('\n') => break noted.trim().parse().unwrap(),
+            _ => tokio::task::yield_now().await,
+        }
+    };
     drop(prepared);
     // Whoever reaps it, tokio or this, it has ended then.
     reap(pid);

@@ -311,6 +311,10 @@ struct Started(Arc<Machine>);
 
 #[async_trait]
 impl Dump for Started {
+    async fn ready(&mut self, _: &DumpOptions) -> Result<(), CriuError> {
+        self.0.script.step("criu.ready", || ()).ok_or_else(|| broken("ready"))
+    }
+
     async fn dump(self: Box<Self>, options: DumpOptions) -> Result<DumpResult, CriuError> {
         let in_repair = |is: bool| {
             let mut there = self.0.there();

@@ -9,8 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_criu::{CriuError, DumpOptions, DumpResult, Memory as DumpMemory, MemoryWay, external_shared};
-use godwit_engine::DumpTarget;
+use godwit_criu::{CriuError, DumpOptions, DumpResult, MemoryWay, external_shared};
 use godwit_memory::PAGE_SIZE;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -122,7 +121,7 @@ impl Handing<'_> {
         source.local.network.close(&source.service).await?;
         recorder.report.cutover_ms += ms_since(cutting);
         source.timeline.note("close port", cutting);
-        let KernelState { criu, target, keep_stopped, tcp_inline, shared } = kernel;
+        let KernelState { criu, mut options, keep_stopped, shared } = kernel;
         let Memory { mut pages, found, leave } = memory;
         // Of those that have another size now, all goes into images.
         let segments = pages.drop_resized()?;
@@ -130,7 +129,9 @@ impl Handing<'_> {
         if !inodes.is_empty() {
             recorder.report.criu.push_str("+external-shmem");
         }
-        let dump = self.begin_dump(criu, target, tcp_inline, &inodes);
+        options.external.extend(inodes.into_iter().map(external_shared));
+        let tcp_inline = options.tcp_inline;
+        let dump = self.begin_dump(criu, options);
         self.deadline.awaits("note which pages are still to come");
         tell_segments(link, segments).await?;
         name(link, &mut pages).await?;
@@ -156,23 +157,7 @@ impl Handing<'_> {
         Ok((residual, pages))
     }
 
-    /// `shared` is the shared memory that goes over the streams.
-    fn begin_dump(
-        &self,
-        criu: Box<dyn Dump>,
-        target: DumpTarget,
-        tcp_inline: bool,
-        shared: &[u64],
-    ) -> Dumping {
-        let options = DumpOptions {
-            external_mounts: target.external_mounts,
-            external_network: Some(target.network_namespace.1),
-            freezer: Some(target.freezer),
-            memory: DumpMemory::Lazy,
-            tcp_inline,
-            external: shared.iter().map(|inode| external_shared(*inode)).collect(),
-            ..DumpOptions::new(target.pid, target.root, self.tmpfs.images(), self.tmpfs.work())
-        };
+    fn begin_dump(&self, criu: Box<dyn Dump>, options: DumpOptions) -> Dumping {
         // Dropping the handle does not end CRIU, which must put the processes back itself:
         // `Engine::thaw` waits for that.
         let timeline = Arc::clone(&self.source.timeline);

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use godwit_criu::{DumpOptions, Memory as DumpMemory};
 use godwit_engine::{DumpTarget, tree};
 
 use super::files::{Log, next_round};
@@ -48,9 +49,8 @@ pub(super) struct LastFiles {
 /// What CRIU is to dump.
 pub(super) struct KernelState {
     pub(super) criu: Box<dyn Dump>,
-    pub(super) target: DumpTarget,
+    pub(super) options: DumpOptions,
     pub(super) keep_stopped: Vec<u32>,
-    pub(super) tcp_inline: bool,
     /// Whether shared memory goes over the streams.
     pub(super) shared: bool,
 }
@@ -99,8 +99,10 @@ impl Source {
         self.local.journal.set(&self.id, Stage::Frozen, "")?;
         let ends = (self.id.as_str(), self.local.node.as_str(), self.destination.as_str());
         hooks::run(&self.local, &self.service, HookPoint::PreFreeze, ends).await?;
-        // Its start is nothing that a frozen service should wait for.
-        let criu = self.local.criu.prepare()?;
+        // What it can do alone is nothing that a frozen service should wait for.
+        let mut criu = self.local.criu.prepare()?;
+        let target = self.local.engine.dump_target(&config).await?;
+        criu.ready(&dump_options(&target, tmpfs, agreed.tcp_inline)).await?;
         let listeners = self.listeners(&config).await?;
         let listeners = listeners.as_ref();
         self.local.standstills.stand_ready(&self.service).await?;
@@ -135,8 +137,19 @@ impl Source {
         recorder.report.memory_bytes = memory.0.with_shared(memory.1).populated * 4096;
         recorder.end("freeze");
         failpoint::point("source.frozen").await;
-        let kernel =
-            KernelState { criu, target, keep_stopped, tcp_inline: agreed.tcp_inline, shared: agreed.shared };
+        let options = dump_options(&target, tmpfs, agreed.tcp_inline);
+        let kernel = KernelState { criu, options, keep_stopped, shared: agreed.shared };
         Ok((kernel, memory, files))
+    }
+}
+
+fn dump_options(target: &DumpTarget, tmpfs: &ImageTmpfs, tcp_inline: bool) -> DumpOptions {
+    DumpOptions {
+        external_mounts: target.external_mounts.clone(),
+        external_network: Some(target.network_namespace.1.clone()),
+        freezer: Some(target.freezer.clone()),
+        memory: DumpMemory::Lazy,
+        tcp_inline,
+        ..DumpOptions::new(target.pid, &target.root, tmpfs.images(), tmpfs.work())
     }
 }
