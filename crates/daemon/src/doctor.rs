@@ -67,6 +67,9 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
     let mut checks = criu(node.criu()).await;
     checks.push(tracker(&local.tracker));
+    if local.tracker.backend == Backend::Uffd {
+        checks.push(shared_memory(godwit_memory::tracker::shared_writes()));
+    }
     checks.push(lazy_restore(local.userfaultfd));
     checks.push(userfaultfd());
     checks.push(pagemap_scan());
@@ -185,6 +188,19 @@ fn tracker(tracker: &Detected) -> Check {
             name,
             "none: only modes cold and postcopy",
             format!("{}; Linux 6.7 or newer has what is missing", tracker.reasons.join("; ")),
+        ),
+    }
+}
+
+/// What it takes to find the pages of shared memory that a service wrote last.
+fn shared_memory(writes: std::io::Result<()>) -> Check {
+    let name = "shared memory";
+    match writes {
+        Ok(()) => ok(name, "page tables tell what was written: the freeze compares little of it"),
+        Err(error) => degraded(
+            name,
+            format!("all of it is compared during the freeze, 0.2 s to 0.4 s for each GiB: {error}"),
+            "mount tracefs (mount -t tracefs tracefs /sys/kernel/tracing); the kernel needs CONFIG_FTRACE_SYSCALLS, godwitd CAP_SYS_ADMIN or CAP_PERFMON",
         ),
     }
 }
@@ -463,6 +479,16 @@ mod tests {
             last_seen_ms: 1,
             ..NodeInfo::default()
         }
+    }
+
+    #[test]
+    fn without_tracefs_shared_memory_is_compared_and_doctor_says_what_is_missing() {
+        assert_eq!(shared_memory(Ok(())).status, "ok");
+        let error = std::io::Error::other("/sys/kernel/tracing/events/task/task_newtask/id: No such file");
+        let degraded = shared_memory(Err(error));
+        assert_eq!(degraded.status, "degraded");
+        assert!(degraded.found.contains("task_newtask/id: No such file"), "{degraded:?}");
+        assert!(degraded.advice.contains("mount -t tracefs"), "{degraded:?}");
     }
 
     #[test]

@@ -30,6 +30,7 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 pub use detect::{Detected, detect, pagemap_scan};
+pub use events::shared_writes;
 
 pub(crate) use self::kernel::{Protect, Scanner};
 use self::shared::History;

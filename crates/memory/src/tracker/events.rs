@@ -68,6 +68,15 @@ impl Drop for Events {
     }
 }
 
+/// Whether page tables can tell which pages of shared anonymous memory were written
+/// ([`Tracker::shared`](super::Tracker::shared)). Everything else that it takes comes with [`Backend::Uffd`](super::Backend).
+///
+/// # Errors
+/// Why not.
+pub fn shared_writes() -> io::Result<()> {
+    Events::new().map(drop)
+}
+
 /// Counters of a process and of all that it makes.
 #[derive(Debug)]
 pub(super) struct Counters(Vec<File>);
@@ -82,12 +91,15 @@ impl Events {
         let all = TRACEPOINT_LIST.iter().copied().chain(by_io_uring);
         let tracepoints = all
             .map(|(name, filter)| {
-                let id = std::fs::read_to_string(format!("{TRACEPOINTS}/{name}/id"))?;
+                let path = format!("{TRACEPOINTS}/{name}/id");
+                let id = std::fs::read_to_string(&path)
+                    .map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))?;
                 let id = id.trim().parse().map_err(io::Error::other)?;
                 Ok((id, CString::new(filter)?))
             })
             .collect::<io::Result<Vec<_>>>()?;
-        let first = Self::count_in(&tracepoints, &[0])?;
+        let first = Self::count_in(&tracepoints, &[0])
+            .map_err(|error| io::Error::new(error.kind(), format!("perf_event_open: {error}")))?;
         Ok(Self { tracepoints, first: Some(first) })
     }
 
