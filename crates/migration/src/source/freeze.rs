@@ -130,7 +130,7 @@ impl Source {
                 source,
             })?;
         }
-        // Before the dump: CRIU makes directories in the container's /tmp for a short time.
+        // Before the dump: a CRIU without our patches makes directories in the container's /tmp for a short time.
         let begun = Instant::now();
         let (memory, files) = tokio::try_join!(self.scan(pages, true), next_round(tree, true))?;
         self.timeline.note("scan", begun);
