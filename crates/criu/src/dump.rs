@@ -1,7 +1,7 @@
 //! A dump of a process tree through CRIU's RPC.
 //!
 //! ```text
-//! caller: ready() ─▶ CRIU: prepare what does not take the tasks, wait
+//! caller: ready() ─▶ CRIU: prepare while the tasks run, wait
 //!         freezer FROZEN ─▶ dump() ─▶ CRIU: seize all tasks, thaw the freezer, read the tasks,
 //!                                     write images, let go, freezer back to FROZEN ─▶ result
 //! ```
@@ -42,7 +42,7 @@ const SEIZE_TIMEOUT_SECONDS: u32 = 10;
 /// wait for.
 const PREPARED_SINCE: u32 = 6;
 
-/// The script at which CRIU asks, by that patch, when only the tasks are missing.
+/// The script at which CRIU asks, by that patch, when it can do no more before it seizes the tasks.
 const BEFORE_THE_TASKS: &str = "pre-dump";
 
 /// The script at which CRIU asks when it holds the tasks: what is known only then may still be told.
@@ -297,8 +297,8 @@ impl Criu {
 }
 
 impl Prepared {
-    /// Has CRIU do all of a dump that does not take the processes, which may run meanwhile: 7 ms that they need not
-    /// stand still. Without our patch `prepared-dump` this does nothing.
+    /// Has CRIU do the part of a dump for which the processes need not stand still. Without our patch `prepared-dump`
+    /// this does nothing.
     ///
     /// # Errors
     /// CRIU cannot dump with these options. The tree was not touched.

@@ -29,7 +29,7 @@ pub trait Checkpoint: Send + Sync {
 /// A checkpointer that has started, and waits for what it is to dump.
 #[async_trait]
 pub trait Dump: Send {
-    /// Does all of a dump with these options that does not take the processes, if it can.
+    /// Does the part of a dump with these options for which the processes need not stand still, if it can.
     async fn ready(&mut self, options: &DumpOptions) -> Result<(), CriuError>;
     /// Dumps; returns when it has let go of the processes. Dropping the future does not stop it.
     async fn dump(self: Box<Self>, options: DumpOptions) -> Result<DumpResult, CriuError>;
