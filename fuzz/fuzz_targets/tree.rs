@@ -1,13 +1,17 @@
-//! Items of a tree in any order, in two rounds: nothing outside the directory comes, goes or
-//! changes, and no more is written than was agreed.
+//! Items of a tree in any order, in two rounds, some with content that came in another way: nothing outside the directory
+//! comes, goes or changes, and no more is written than was agreed.
 #![no_main]
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
+use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use godwit_engine::tree::{Data, End, Entry, Item, Limits, Receiver, Remove, Xattr};
+use godwit_engine::tree::{Contents, Data, End, Entry, Item, Limits, Receiver, Remove, Xattr};
 use godwit_fuzz::{Scratch, path, way_out};
 use libfuzzer_sys::fuzz_target;
 
@@ -35,6 +39,8 @@ enum Piece<'a> {
         xattrs: Vec<(u8, &'a [u8])>,
         link: [u8; 3],
         size: Result<u16, u64>,
+        /// By which content that came in another way is known.
+        content: Option<u8>,
         /// Given also where the kind has none.
         stray: bool,
     },
@@ -47,7 +53,7 @@ enum Piece<'a> {
 impl Piece<'_> {
     fn item(&self, entries: u64, bytes: u64) -> Option<Item> {
         Some(match self {
-            Self::Entry { path: at, kind, mode, owner, time, xattrs, link, size, stray } => {
+            Self::Entry { path: at, kind, mode, owner, time, xattrs, link, size, content, stray } => {
                 let (kind, only) =
                     (
                         i32::from(kind % 10),
@@ -74,6 +80,7 @@ impl Piece<'_> {
                     link_target: only(link, kind == 3),
                     hard_link_of: only(link, kind == 8),
                     size: if kind == 1 || *stray { size.map_or_else(|far| far, u64::from) } else { 0 },
+                    content: content.map(u32::from).filter(|_| kind == 1 || *stray),
                     ..Entry::default()
                 })
             }
@@ -90,14 +97,33 @@ impl Piece<'_> {
     }
 }
 
+/// One empty file without a name has come, as number 1.
+#[derive(Debug, Clone)]
+struct Nameless(Arc<File>);
+
+impl Contents for Nameless {
+    fn find(&self, number: u32, size: u64) -> Option<String> {
+        (number == 1 && size == 0).then(|| format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
+
+    fn named(&self, number: u32, _: (i64, u32)) -> io::Result<()> {
+        assert_eq!(number, 1, "a name for what has not come");
+        Ok(())
+    }
+}
+
 fuzz_target!(|input: (u8, [Vec<Piece<'_>>; 2])| {
     let (number, rounds) = input;
     let scratch = Scratch::new();
     let target = OsStr::from_bytes(way_out(number));
     symlink(target, scratch.inside().join("link")).expect("a link that an earlier round brought");
+    let mut how = File::options();
+    let nameless = how.write(true).custom_flags(libc::O_TMPFILE).open(scratch.inside());
+    let nameless = Nameless(Arc::new(nameless.expect("a file without a name")));
     let limits = Limits { entries: 64, bytes: 1 << 16, devices: number & 1 == 0 };
     for round in &rounds {
-        let mut receiver = Receiver::new(&scratch.inside(), limits).expect("a directory");
+        let receiver = Receiver::new(&scratch.inside(), limits).expect("a directory");
+        let mut receiver = receiver.with(Box::new(nameless.clone()));
         let (mut entries, mut bytes) = (0, 0);
         let mut failed = false;
         for piece in round {

@@ -144,12 +144,8 @@ fn seen_outside(pid: u64) -> Vec<String> {
     seen
 }
 
-fn pid(bed: &Bed, node: &str) -> u64 {
-    bed.json::<Value>(node, &["inspect", NAME])["pid"].as_u64().unwrap()
-}
-
 fn seen(bed: &Bed, node: &str) -> Vec<String> {
-    [seen_inside(bed), seen_outside(pid(bed, node))].concat()
+    [seen_inside(bed), seen_outside(bed.pid(node, NAME))].concat()
 }
 
 /// What of the node's /dev/null a container could change.
@@ -308,7 +304,7 @@ fn services_move_between_machines_of_other_uptimes_under_what_the_shipped_unit_l
     start(&bed, &[]);
     let shim = |node: &str| {
         // The shim is the daemon's child, and has what that has.
-        let status = fs::read_to_string(format!("/proc/{}/status", pid(&bed, node))).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", bed.pid(node, NAME))).unwrap();
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().to_owned();
         let status = fs::read_to_string(format!("/proc/{parent}/status")).unwrap();
         let bounding =

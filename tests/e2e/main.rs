@@ -46,6 +46,7 @@ mod redis;
 mod restarts;
 mod shared;
 mod stale;
+mod tmpfs;
 mod unacknowledged;
 mod upgrade;
 mod watches;

@@ -9,7 +9,6 @@ use std::{
 
 use godwit_lab::workload::{Preset, Rootfs};
 use godwit_tests::{Bed, compile};
-use serde_json::Value;
 
 const NAME: &str = "shared";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
@@ -87,8 +86,7 @@ fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_
         assert!(report.shared_bytes >= BYTES, "{mode}: {report:?}");
         assert!(report.shared_dump_bytes < BYTES / 8, "{mode}: {report:?}");
         check(&mut connection, "with a limit, moved");
-        let pid = bed.json::<Value>(to, &["inspect", "limited"])["pid"].as_u64().unwrap();
-        let (charged, members) = charged(pid);
+        let (charged, members) = charged(bed.pid(to, "limited"));
         println!("{mode}: {} KiB of shared memory are charged to it", charged >> 10);
         assert!(charged > BYTES * 9 / 10, "{mode}: {charged}");
         assert_eq!(members.len(), 4, "the server and its workers, and nobody else: {members:?}");
@@ -97,7 +95,7 @@ fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_
 
 /// Bytes of shared memory that the cgroup of this process is charged for, and its members without the
 /// children of workers.
-fn charged(pid: u64) -> (u64, Vec<String>) {
+pub(crate) fn charged(pid: u64) -> (u64, Vec<String>) {
     let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let of = |controller: &str| {
         let line = cgroups.lines().find(|line| line.split(':').nth(1) == Some(controller))?;

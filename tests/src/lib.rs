@@ -288,6 +288,11 @@ impl Bed {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("godwit {arguments:?}: {error}: {text}"))
     }
 
+    /// The main process of a service that runs on this node.
+    pub fn pid(&self, node: &str, service: &str) -> u64 {
+        self.json::<serde_json::Value>(node, &["inspect", service])["pid"].as_u64().unwrap()
+    }
+
     /// Builds a workload's root filesystem in the scratch directory.
     pub fn build(&self, workload: Workload) -> Preset {
         let directory = self.scratch().join(format!("{workload:?}").to_lowercase());

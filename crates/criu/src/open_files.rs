@@ -3,6 +3,7 @@
 //! The names are looked for by walking through the service's files while it is frozen: only if something is
 //! looked for.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::ops::ControlFlow;
@@ -46,6 +47,39 @@ pub(crate) fn of(pids: &[u32]) -> Vec<OpenFile> {
             let file = OpenFile { pid, number: entry.file_name(), link };
             if file.watches() || file.deleted().is_some() {
                 found.push(file);
+            }
+        }
+    }
+    found
+}
+
+/// Those of these devices on which one of these processes has a regular file open or mapped under a name that was deleted,
+/// while the file has another one: CRIU makes a third one for it, `link_remap.N`. What cannot be read is gone.
+#[must_use]
+pub fn renamed_while_in_use(pids: &[u32], devices: &BTreeSet<u64>) -> BTreeSet<u64> {
+    let mut found = BTreeSet::new();
+    let mut look = |path: &Path| {
+        if let Ok(status) = fs::metadata(path)
+            && status.is_file()
+            && status.nlink() > 0
+            && devices.contains(&status.dev())
+        {
+            found.insert(status.dev());
+        }
+    };
+    for file in of(pids).iter().filter(|file| file.deleted().is_some()) {
+        look(&file.entry("fd"));
+    }
+    for pid in pids {
+        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let lines = maps.split(|byte| *byte == b'\n');
+        for line in lines.filter(|line| line.ends_with(b" (deleted)")) {
+            let range = String::from_utf8_lossy(line.split(|byte| *byte == b' ').next().unwrap_or_default());
+            let address = |text: &str| u64::from_str_radix(text, 16).ok();
+            if let Some((start, end)) = range.split_once('-')
+                && let (Some(start), Some(end)) = (address(start), address(end))
+            {
+                look(Path::new(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")));
             }
         }
     }

@@ -5,6 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use godwit_names::ServiceName;
@@ -125,6 +126,30 @@ pub struct DumpTarget {
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
+/// A tmpfs of a container that runs, which a restorer can bring as it brings what is bound: its contents need not be in
+/// the images then.
+#[derive(Debug, Clone)]
+pub struct Tmpfs {
+    /// Its number among those of the container's definition ([`ContainerConfig::tmpfs`]).
+    pub number: u32,
+    /// Where it is mounted, and its key: for [`DumpTarget::external_mounts`].
+    pub external: (String, String),
+    /// Its root directory, by a descriptor that serves for nothing else (`O_PATH`).
+    pub root: Arc<OwnedFd>,
+}
+
+impl Tmpfs {
+    /// Bytes of memory that its files take.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn used(&self) -> std::io::Result<u64> {
+        let now = rustix::fs::fstatfs(&self.root)?;
+        let block = u64::try_from(now.f_bsize).unwrap_or(0);
+        Ok(now.f_blocks.saturating_sub(now.f_bfree).saturating_mul(block))
+    }
+}
+
 /// How to bring a dumped container back.
 #[derive(Debug, Clone)]
 pub struct RestoreRequest {
@@ -145,6 +170,48 @@ impl RestoreRequest {
     #[must_use]
     pub fn shared(&self) -> PathBuf {
         self.images.with_file_name("shared")
+    }
+
+    /// Where the restorer finds the tmpfs of the container's definition that are not in the images, each mounted on a
+    /// directory beside them, in the order of their numbers.
+    #[must_use]
+    pub fn tmpfs(&self) -> Vec<PathBuf> {
+        let parent = self.images.with_file_name("tmpfs");
+        (0..self.config.tmpfs().len()).map(|number| parent.join(number.to_string())).collect()
+    }
+}
+
+/// A tmpfs as a container's definition has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefinedTmpfs {
+    /// What it is mounted as: the source that the container sees.
+    pub source: &'static str,
+    /// Absolute path inside the container.
+    pub target: PathBuf,
+    /// Limit in bytes; 0 for the kernel's default.
+    pub size_bytes: u64,
+}
+
+/// Size of `/dev/shm` in bytes, as Docker and Podman have it: 64 MiB.
+pub(crate) const SHM_BYTES: u64 = 64 << 20;
+
+/// The limit of a tmpfs that a restorer brings and that has a limit of its own, bytes, until [`Engine::cont`] gives it that:
+/// its contents may come in an order that takes more room than they need in the end.
+pub const COMING_TMPFS_BYTES: u64 = 1 << 40;
+
+impl ContainerConfig {
+    /// Each tmpfs that the container may write to and that is made for it: its number is the place here.
+    #[must_use]
+    pub fn tmpfs(&self) -> Vec<DefinedTmpfs> {
+        let own = self.mounts.iter().filter(|mount| !mount.read_only).filter_map(|mount| match mount.kind {
+            MountKind::Tmpfs { size_bytes } => {
+                Some(DefinedTmpfs { source: "tmpfs", target: mount.target.clone(), size_bytes })
+            }
+            MountKind::Bind { .. } => None,
+        });
+        let shm = DefinedTmpfs { source: "shm", target: "/dev/shm".into(), size_bytes: SHM_BYTES };
+        let replaced = self.mounts.iter().any(|mount| mount.target == shm.target);
+        own.chain((!replaced).then_some(shm)).collect()
     }
 }
 
@@ -294,6 +361,10 @@ pub trait Engine: Send + Sync {
     /// What to tell CRIU of a (frozen) container. Refused while commands started by
     /// [`Engine::exec`] run: CRIU would pass over them without a word.
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError>;
+    /// The tmpfs of a container that a restorer can bring now; none where the engine's restorer cannot bring any.
+    async fn tmpfs(&self, _config: &ContainerConfig) -> Result<Vec<Tmpfs>, EngineError> {
+        Ok(Vec::new())
+    }
     /// Brings a container back from images, all of its processes stopped (SIGSTOP) so that none
     /// has run an instruction; [`Engine::cont`] lets them go. On error nothing is left behind.
     async fn restore_stopped(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError>;

@@ -25,6 +25,7 @@ pub mod tree;
 
 pub use confinement::{Confinement, Ulimit};
 pub use container::{
-    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
-    ExecRequest, Mount, MountKind, OutputPipes, RestoreRequest, User,
+    BegunRestore, COMING_TMPFS_BYTES, ContainerConfig, ContainerState, ContainerStatus, DefinedTmpfs,
+    DumpTarget, Engine, EngineError, ExecIo, ExecRequest, Mount, MountKind, OutputPipes, RestoreRequest,
+    Tmpfs, User,
 };

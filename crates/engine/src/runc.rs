@@ -30,6 +30,7 @@ mod rights;
 mod shim;
 mod spec;
 mod stop;
+mod tmpfs;
 
 use std::ffi::OsString;
 use std::io;
@@ -43,7 +44,7 @@ use tokio::process::Command;
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
-    ExecRequest, MountKind, OutputPipes, RestoreRequest,
+    ExecRequest, MountKind, OutputPipes, RestoreRequest, Tmpfs,
 };
 use shim::Files;
 
@@ -279,6 +280,17 @@ impl Engine for Runc {
             freezer: cgroup.freezer(),
             extra_files,
         })
+    }
+
+    async fn tmpfs(&self, config: &ContainerConfig) -> Result<Vec<Tmpfs>, EngineError> {
+        let (pid, members) = (self.main_pid(config).await?, self.members(config)?);
+        let of = config.clone();
+        let finding = tokio::task::spawn_blocking(move || tmpfs::find(&of, pid, &members));
+        finding
+            .await
+            .map_err(io::Error::other)
+            .and_then(|found| found)
+            .map_err(|source| io_error(&config.name, "examine its tmpfs".into(), source))
     }
 
     async fn restore_stopped(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError> {

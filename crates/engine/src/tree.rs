@@ -33,8 +33,8 @@ mod tests;
 
 pub use compare::{Difference, compare};
 pub use item::{Data, DecodeError, End, Entry, Item, Kind, MAX_DATA, MAX_ITEM, Remove, Xattr};
-pub use receive::{Limits, Receiver, Written};
-pub use send::{Round, Sent, TreeSender, send};
+pub use receive::{Contents, Limits, Receiver, Written};
+pub use send::{Elsewhere, Round, Sent, TreeSender, send, send_without};
 pub use snapshot::{Changes, Snapshot};
 
 use std::io;

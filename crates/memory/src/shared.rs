@@ -1,9 +1,10 @@
-//! Shared memory of a service as files: shared anonymous mappings, and memory files (`memfd_create(2)`) that processes map
-//! or have open.
+//! Shared memory of a service as files: shared anonymous mappings, memory files (`memfd_create(2)`) that processes map
+//! or have open, and files in its tmpfs.
 //!
 //! ```text
 //! source                                              destination
 //! process ──/proc/PID/{map_files,fd}──▶ Segment ──pages──▶ Replica ──its descriptor──▶ CRIU, which maps or opens it
+//! tmpfs ──a file──────────────────────▶ Segment ──pages──▶ Replica, which gets its names there in the end
 //! ```
 //!
 //! Page tables do not tell all that was written to shared memory. A process that wrote and then ended, executed another
@@ -21,7 +22,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use libc::{F_SEAL_SEAL, c_void};
 use nix::errno::Errno;
@@ -29,6 +31,7 @@ use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use nix::unistd::{Whence, ftruncate, lseek};
+use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, futimens};
 
 use self::filler::Filling;
 pub use self::filler::{Filler, WORD as FILLER, run as fill};
@@ -89,6 +92,22 @@ pub enum Kind {
         /// Whether seals can be added to it.
         sealable: bool,
     },
+    /// As a file of a tmpfs.
+    Tmpfs {
+        /// Which of the service's.
+        number: u32,
+    },
+}
+
+impl Kind {
+    /// The number of the tmpfs that it is in, if it is in one.
+    #[must_use]
+    pub fn tmpfs(&self) -> Option<u32> {
+        match self {
+            Self::Tmpfs { number } => Some(*number),
+            Self::Anonymous | Self::Memfd { .. } => None,
+        }
+    }
 }
 
 /// All segments that these processes map or have open, by their inode. Those that only CRIU can move are left out: memory
@@ -192,7 +211,20 @@ impl Segment {
         Ok(Some(Self { inode, kind, size: metadata.len(), file, mapped: OnceLock::new() }))
     }
 
-    /// By which CRIU knows it.
+    /// A regular file of the service's tmpfs of this number, open for reading; none if it has no content to send or is too
+    /// large.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn of_tmpfs(number: u32, file: File) -> io::Result<Option<Self>> {
+        let metadata = file.metadata()?;
+        let fits = metadata.is_file() && metadata.len() != 0 && metadata.len() <= LARGEST;
+        let (inode, size) = (metadata.ino(), metadata.len());
+        let kind = Kind::Tmpfs { number };
+        Ok(fits.then(|| Self { inode, kind, size, file, mapped: OnceLock::new() }))
+    }
+
+    /// Its inode: of what is in no tmpfs, CRIU knows it by this.
     #[must_use]
     pub fn inode(&self) -> u64 {
         self.inode
@@ -227,7 +259,7 @@ impl Segment {
     }
 
     /// Where there are pages; everything else reads as zero. Whole pages, in ascending order, of the size that it had when it
-    /// was found: whoever has a memory file open can make it grow.
+    /// was found: whoever has a file open can make it grow.
     ///
     /// # Errors
     /// The kernel does not tell.
@@ -262,11 +294,11 @@ impl Segment {
     /// # Errors
     /// The kernel cannot read it.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        // A memory file may be cut short by whoever gets hold of it: reading a mapping of it would end this process.
+        // A file may be cut short by whoever gets hold of it: reading a mapping of it would end this process.
         // Nobody can do that to anonymous memory.
         let mapped = match self.kind {
             Kind::Anonymous => self.mapped.get_or_init(|| Mapped::new(&self.file, self.size)),
-            Kind::Memfd { .. } => &None,
+            Kind::Memfd { .. } | Kind::Tmpfs { .. } => &None,
         };
         if mapped.as_ref().is_some_and(|mapped| mapped.read(offset, buffer)) {
             return Ok(());
@@ -341,20 +373,21 @@ impl Drop for Mapped {
 #[derive(Debug)]
 pub struct Replica {
     file: File,
-    size: u64,
+    size: AtomicU64,
+    /// When it was last modified at the source, seconds since 1970 and nanoseconds, where that is to be kept.
+    modified: Mutex<Option<(i64, u32)>>,
     /// Where it is written, if another process is charged for it.
     filling: RwLock<Option<Filling>>,
 }
 
 impl Replica {
-    /// Makes an empty one, in the way in which the segment was made.
+    /// Makes an empty one, in the way in which the segment was made: one of a tmpfs in this directory of its filesystem,
+    /// without a name.
     ///
     /// # Errors
     /// The kernel refuses, or the size or name is none that a segment can have.
-    pub fn new(kind: &Kind, size: u64) -> io::Result<Self> {
-        if size == 0 || size > LARGEST {
-            return Err(io::Error::other(format!("shared memory of {size} bytes is not taken")));
-        }
+    pub fn new(kind: &Kind, size: u64, tmpfs: Option<&Path>) -> io::Result<Self> {
+        let length = is_size(size)?;
         let file = match kind {
             Kind::Anonymous => anonymous(size)?,
             Kind::Memfd { name, sealable } => {
@@ -364,11 +397,60 @@ impl Replica {
                 let mut flags = MFdFlags::MFD_CLOEXEC;
                 flags.set(MFdFlags::MFD_ALLOW_SEALING, *sealable);
                 let file = File::from(memfd_create(name.as_str(), flags)?);
-                ftruncate(&file, i64::try_from(size).map_err(io::Error::other)?)?;
+                ftruncate(&file, length)?;
+                file
+            }
+            Kind::Tmpfs { .. } => {
+                let directory =
+                    tmpfs.ok_or_else(|| io::Error::other("a file of a tmpfs that is not there"))?;
+                let mut how = File::options();
+                let file =
+                    how.read(true).write(true).mode(0o000).custom_flags(libc::O_TMPFILE).open(directory)?;
+                ftruncate(&file, length)?;
                 file
             }
         };
-        Ok(Self { file, size, filling: RwLock::new(None) })
+        Ok(Self { file, size: size.into(), modified: Mutex::new(None), filling: RwLock::new(None) })
+    }
+
+    /// Gives one of a tmpfs another size. Nothing may be written to it meanwhile.
+    ///
+    /// # Errors
+    /// The kernel refuses, or it is none that a segment can have.
+    pub fn resize(&self, size: u64) -> io::Result<()> {
+        ftruncate(&self.file, is_size(size)?)?;
+        self.size.store(size, Ordering::Relaxed);
+        let mut filling = self.filling.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = filling.take() {
+            *filling = Some(before.filler().map(self)?);
+        }
+        drop(filling);
+        self.set_modified()
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// From now on it was last modified at this time, whatever is still written to it.
+    ///
+    /// # Errors
+    /// The kernel does not set it.
+    pub fn keep_modified(&self, time: (i64, u32)) -> io::Result<()> {
+        *self.modified.lock().unwrap_or_else(PoisonError::into_inner) = Some(time);
+        self.set_modified()
+    }
+
+    fn set_modified(&self) -> io::Result<()> {
+        let modified = *self.modified.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((seconds, nanoseconds)) = modified else { return Ok(()) };
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() },
+        };
+        Ok(futimens(&self.file, &times)?)
     }
 
     /// Charges what is written from now on to this filler, or to this process again.
@@ -395,7 +477,8 @@ impl Replica {
         match &*self.filling.read().unwrap_or_else(PoisonError::into_inner) {
             Some(filling) => filling.write(offset, &pages[..length]),
             None => self.file.write_all_at(&pages[..length], offset),
-        }
+        }?;
+        self.set_modified()
     }
 
     /// These pages read as zero from now on, and take no memory.
@@ -406,18 +489,19 @@ impl Replica {
         let Range { start, .. } = self.within(range)?;
         let number = |number: u64| i64::try_from(number).map_err(io::Error::other);
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        Ok(fallocate(&self.file, mode, number(start)?, number(range.end - start)?)?)
+        fallocate(&self.file, mode, number(start)?, number(range.end - start)?)?;
+        self.set_modified()
     }
 
     /// The part of whole pages that is within it.
     fn within(&self, range: &Range) -> io::Result<Range> {
-        if range.start >= range.end || range.end > self.size.next_multiple_of(PAGE_SIZE) {
+        let size = self.size();
+        if range.start >= range.end || range.end > size.next_multiple_of(PAGE_SIZE) {
             return Err(io::Error::other(format!(
-                "pages at {range:x?} are not within shared memory of {} bytes",
-                self.size
+                "pages at {range:x?} are not within shared memory of {size} bytes"
             )));
         }
-        Ok(range.start..range.end.min(self.size))
+        Ok(range.start..range.end.min(size))
     }
 
     /// What it takes of the machine's memory, bytes.
@@ -433,6 +517,14 @@ impl Replica {
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
+}
+
+/// A size that a segment can have, as the kernel takes it.
+fn is_size(size: u64) -> io::Result<i64> {
+    if size == 0 || size > LARGEST {
+        return Err(io::Error::other(format!("shared memory of {size} bytes is not taken")));
+    }
+    i64::try_from(size).map_err(io::Error::other)
 }
 
 /// Shared anonymous memory as a file, which is nowhere mapped.
@@ -525,7 +617,7 @@ mod tests {
     fn pages_arrive_in_a_replica_and_no_byte_lies_behind_its_end() {
         let memfd = Kind::Memfd { name: "name".into(), sealable: true };
         for (kind, size) in [(Kind::Anonymous, 4 * PAGE_SIZE), (memfd, 3 * PAGE_SIZE + 100)] {
-            let replica = Replica::new(&kind, size).unwrap();
+            let replica = Replica::new(&kind, size, None).unwrap();
             replica.write(PAGE_SIZE, &[7; 8192]).unwrap();
             replica.write(3 * PAGE_SIZE, &[8; 4096]).unwrap();
             replica.clear(&(2 * PAGE_SIZE..3 * PAGE_SIZE)).unwrap();
@@ -544,8 +636,48 @@ mod tests {
             assert_eq!(link.to_str(), Some(name));
         }
         assert!(
-            Replica::new(&Kind::Anonymous, LARGEST + 1).is_err()
-                && Replica::new(&Kind::Anonymous, 0).is_err()
+            Replica::new(&Kind::Anonymous, LARGEST + 1, None).is_err()
+                && Replica::new(&Kind::Anonymous, 0, None).is_err()
+                && Replica::new(&Kind::Tmpfs { number: 0 }, 1, None).is_err()
         );
+    }
+
+    #[test]
+    fn a_file_of_a_tmpfs_has_no_name_another_size_and_the_time_of_its_original() {
+        let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+        let replica = Replica::new(&Kind::Tmpfs { number: 0 }, 2 * PAGE_SIZE, Some(shm.path())).unwrap();
+        assert_eq!(std::fs::read_dir(shm.path()).unwrap().count(), 0);
+        replica.write(0, &[7; 8192]).unwrap();
+        replica.keep_modified((1_000_000_000, 7)).unwrap();
+        for (size, zeros) in [(3 * PAGE_SIZE, 4096), (PAGE_SIZE + 1, 0), (2 * PAGE_SIZE, 4095)] {
+            replica.resize(size).unwrap();
+            let bytes = std::fs::read(replica.path()).unwrap();
+            assert_eq!((bytes.len() as u64, replica.size()), (size, size));
+            assert_eq!(bytes.iter().filter(|byte| **byte == 0).count(), zeros, "{size}");
+            assert!(replica.write(size.next_multiple_of(PAGE_SIZE), &[1; 4096]).is_err());
+            assert_eq!(replica.file.metadata().unwrap().mtime(), 1_000_000_000);
+        }
+        replica.clear(&(0..PAGE_SIZE)).unwrap();
+        replica.write(PAGE_SIZE, &[8; 4096]).unwrap();
+        let metadata = replica.file.metadata().unwrap();
+        assert_eq!((metadata.mtime(), metadata.mtime_nsec(), metadata.nlink()), (1_000_000_000, 7, 0));
+    }
+
+    #[test]
+    fn only_a_file_with_content_is_a_segment_of_a_tmpfs() {
+        let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+        let open = |name: &str| {
+            let path = shm.path().join(name);
+            Segment::of_tmpfs(3, File::options().read(true).open(path).unwrap()).unwrap()
+        };
+        std::fs::write(shm.path().join("empty"), b"").unwrap();
+        std::fs::write(shm.path().join("some"), [9; 5000]).unwrap();
+        assert!(open("empty").is_none() && open(".").is_none());
+        let segment = open("some").unwrap();
+        assert_eq!((segment.kind(), segment.size()), (&Kind::Tmpfs { number: 3 }, 5000));
+        assert_eq!(segment.populated().unwrap(), vec![0..2 * PAGE_SIZE]);
+        let mut page = [1; 4096];
+        segment.read(PAGE_SIZE, &mut page).unwrap();
+        assert_eq!((page[903], page[904]), (9, 0));
     }
 }

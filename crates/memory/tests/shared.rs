@@ -375,7 +375,7 @@ fn what_is_written_through_a_filler_is_charged_to_its_cgroup() {
     let filler = Filler::start(Path::new(env!("CARGO_BIN_EXE_godwit-pager"))).unwrap();
     std::fs::write(cgroup.0.join("cgroup.procs"), filler.pid().to_string()).unwrap();
     for kind in [Kind::Anonymous, Kind::Memfd { name: "filled".into(), sealable: false }] {
-        let replica = Replica::new(&kind, SIZE + PAGE_SIZE).unwrap();
+        let replica = Replica::new(&kind, SIZE + PAGE_SIZE, None).unwrap();
         replica.charge_to(Some(&filler)).unwrap();
         replica.write(PAGE_SIZE, &vec![7; usize::try_from(SIZE).unwrap()]).unwrap();
         // Kernels count on each processor first.
@@ -395,7 +395,7 @@ fn what_is_written_through_a_filler_is_charged_to_its_cgroup() {
             std::thread::yield_now();
         }
     }
-    let replica = Replica::new(&Kind::Anonymous, SIZE).unwrap();
+    let replica = Replica::new(&Kind::Anonymous, SIZE, None).unwrap();
     replica.charge_to(Some(&filler)).unwrap();
     replica.write(0, &[1; 4096]).unwrap();
     replica.charge_to(None).unwrap();
@@ -406,7 +406,7 @@ fn what_is_written_through_a_filler_is_charged_to_its_cgroup() {
     assert_eq!(std::fs::read(replica.path()).unwrap()[4096..8192], [2; 4096]);
     drop(replica);
     // A page that another process has been charged for fails no move, but no filler is no answer.
-    let replica = Replica::new(&Kind::Anonymous, SIZE).unwrap();
+    let replica = Replica::new(&Kind::Anonymous, SIZE, None).unwrap();
     assert!(replica.charge_to(Some(&filler)).is_err());
 }
 

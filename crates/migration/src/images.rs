@@ -404,6 +404,7 @@ fn is_image_name(name: &str) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_engine::DefinedTmpfs;
     use godwit_engine::rootfs::{Overlay, RootfsError};
 
     use super::*;
@@ -425,6 +426,10 @@ mod tests {
         }
 
         fn mount_memory(&self, _: &Path, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn mount_tmpfs(&self, _: &Path, _: &DefinedTmpfs) -> io::Result<()> {
             Ok(())
         }
 

@@ -23,6 +23,7 @@
 //!   │ ◄──────────────────────────── PendingEnd│
 //!   │ (streams) Pages… PagesEnd ────────────► │  they come now, beside all that follows, or stay
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  files changed since
+//!   │ TmpfsBegin TreeItem… TreeEnd ─────────► │  per tmpfs whose contents came over the streams: its names
 //!   │ LogData… ImageData… ImagesEnd ────────► │
 //!   │ ◄─────────────────────── ImagesReceived │  restores, all processes stopped
 //!   │ ◄──────────────────────────────── Step… │  to a source that has asked for them in Open
@@ -54,8 +55,9 @@ use godwit_transfer::frame::SELF_CHECKED;
 use prost::Message as _;
 
 pub use self::contents::{
-    Accepted, CriuVersion, FaultRequest, ImageData, ImageFile, ImagesEnd, Join, Layer, Open, PageRanges,
-    Purpose, Reason, Refused, Resume, RetainedPages, Running, Segments, SharedSegment,
+    Accepted, CriuVersion, FaultRequest, ImageData, ImageFile, ImagesEnd, Join, Layer, MOST_TMPFS_NAMES,
+    Open, PageRanges, Purpose, Reason, Refused, Resume, RetainedPages, Running, Segments, SharedSegment,
+    TmpfsBegin,
 };
 pub use self::versions::{OLDEST_PROTOCOL_VERSION, Versions};
 pub use crate::step::{Reached, Step};
@@ -195,6 +197,8 @@ messages! {
         32 RetainedPages(RetainedPages),
         /// Shared memory whose pages come over the streams.
         38 Segments(Segments),
+        /// The names in a tmpfs follow.
+        39 TmpfsBegin(TmpfsBegin),
         /// What the destination has begun to do.
         34 Step(Reached),
     }
@@ -251,8 +255,14 @@ mod tests {
     fn every_message() -> Vec<Message> {
         let layer = Layer { digest: "sha256:00".into(), bytes: 7 };
         let ranges = PageRanges { space: 1, ranges: vec![7, 2, 1 << 40, 1] };
-        let segment =
-            SharedSegment { space: 1 << 31, inode: 7, size: 4096, name: Some("x".into()), sealable: true };
+        let segment = SharedSegment {
+            space: 1 << 31,
+            inode: 7,
+            size: 4096,
+            name: Some("x".into()),
+            sealable: true,
+            tmpfs: Some(1),
+        };
         let image = ImageData { name: "pages-1.img".into(), offset: 4096, data: Bytes::from_static(b"page") };
         vec![
             Message::Heartbeat,
@@ -275,6 +285,7 @@ mod tests {
                 protocol: PROTOCOL_VERSION,
                 segments: true,
                 charges: true,
+                tmpfs: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),
@@ -295,6 +306,7 @@ mod tests {
             Message::SegmentsMade,
             Message::Segments(Segments { all: vec![segment] }),
             Message::TreeAgain,
+            Message::TmpfsBegin(TmpfsBegin { number: 1 }),
             Message::Restored,
             Message::Commit,
             Message::Running(Running {

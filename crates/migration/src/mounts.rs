@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use godwit_engine::rootfs::{Overlay, RootfsError};
+use godwit_engine::{COMING_TMPFS_BYTES, DefinedTmpfs};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -16,6 +17,8 @@ pub trait Mounts: Send + Sync {
     fn unmount_root(&self, root: &Overlay) -> Result<(), RootfsError>;
     /// Mounts a tmpfs of at most so many bytes.
     fn mount_memory(&self, path: &Path, bytes: u64) -> io::Result<()>;
+    /// Mounts a tmpfs of a service that is on its way, as its engine expects it.
+    fn mount_tmpfs(&self, path: &Path, defined: &DefinedTmpfs) -> io::Result<()>;
     /// Unmounts all that is mounted there.
     fn unmount_memory(&self, path: &Path) -> io::Result<()>;
 }
@@ -37,6 +40,13 @@ impl Mounts for SystemMounts {
         let options = format!("size={bytes},mode=0700");
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         Ok(mount(Some("godwit-images"), path, Some("tmpfs"), flags, Some(options.as_str()))?)
+    }
+
+    fn mount_tmpfs(&self, path: &Path, defined: &DefinedTmpfs) -> io::Result<()> {
+        let limit = (defined.size_bytes != 0).then(|| format!("size={COMING_TMPFS_BYTES}"));
+        // Binding it, CRIU gives it the flags that it had.
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        Ok(mount(Some(defined.source), path, Some("tmpfs"), flags, limit.as_deref())?)
     }
 
     fn unmount_memory(&self, path: &Path) -> io::Result<()> {

@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 use super::cgroup::Cgroup;
 use super::process::{self, Handle, ProcessStatus};
 use super::stop::{self, StopSignals};
-use super::{Runc, io_error};
+use super::{Runc, io_error, tmpfs};
 use crate::container::{ContainerConfig, EngineError};
 
 /// How often to check, while waiting for CRIU, whether it can only continue after a thaw.
@@ -111,6 +111,7 @@ impl Runc {
         }
         let statuses = process::statuses(members)
             .map_err(|source| io_error(&config.name, "examine its processes".into(), source))?;
+        tmpfs::limit(config, &statuses).map_err(|(action, source)| io_error(&config.name, action, source))?;
         self.stop_as_before(config, keep_stopped, &statuses).await?;
         let parent = |pid: u32| statuses.iter().find(|s| s.pid == pid).map(|s| s.parent);
         let depth =

@@ -29,7 +29,7 @@ use rustix::fs::{CWD, FileType, Mode};
 use super::lifecycle::detach_all;
 use super::shim::{self, Files, Starting};
 use super::stop::{self, StopSignals};
-use super::{Runc, io_error, last_error, provided, rights, spec};
+use super::{Runc, io_error, last_error, provided, rights, spec, tmpfs};
 use crate::container::{BegunRestore, ContainerState, EngineError, OutputPipes, RestoreRequest};
 
 /// Options for CRIU at a restore that runc cannot give. They overrule what runc asks for.
@@ -135,6 +135,7 @@ impl Runc {
             options.push_str("lazy-pages\n");
         }
         options.push_str(&format!("external {}\n", godwit_criu::external_shared_in(&request.shared())));
+        options.push_str(&tmpfs::criu_options(request));
         fs::write(&criu_config, options).map_err(request.io("write", &criu_config))?;
         files.note_restore_work(&request.work).map_err(request.io("write into", &config.directory))?;
         Ok(files)

@@ -22,7 +22,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::confinement::{ConfinementError, Ulimit};
-use crate::container::{ContainerConfig, Mount, MountKind};
+use crate::container::{ContainerConfig, Mount, MountKind, SHM_BYTES};
 
 /// Files that show the node; hidden inside.
 pub(super) const MASKED_FILES: &[&str] =
@@ -36,9 +36,6 @@ const READ_ONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/
 
 /// Search path of a container whose image names none.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Size of `/dev/shm` in bytes, as Docker and Podman have it: 64 MiB.
-const SHM_BYTES: u64 = 64 << 20;
 
 /// Most open files of a process, as Podman has it.
 const OPEN_FILES: u64 = 1_048_576;

@@ -94,6 +94,9 @@ pub struct Entry {
     /// Size of a regular file in bytes, holes included.
     #[prost(uint64, tag = "13")]
     pub size: u64,
+    /// Of a regular file whose content comes in another way, the number by which that is known.
+    #[prost(uint32, optional, tag = "14")]
+    pub content: Option<u32>,
 }
 
 /// Bytes of the regular file before it.

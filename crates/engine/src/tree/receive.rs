@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use godwit_criu::images::Device;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
 use super::item::{Data, End, Entry, Item, Kind, MAX_DATA, Remove};
 use super::send::MAX_XATTR_TOTAL;
@@ -39,12 +39,22 @@ pub struct Limits {
     pub devices: bool,
 }
 
+/// Files whose content comes in another way, and which are there without a name.
+pub trait Contents: std::fmt::Debug + Send {
+    /// A path by which linkat(2) finds the file of this number and size; none if there is no such file.
+    fn find(&self, number: u32, size: u64) -> Option<String>;
+    /// It has its name and its attributes. It is to have been modified at this time, seconds since 1970 and nanoseconds,
+    /// also when content comes later.
+    fn named(&self, number: u32, modified: (i64, u32)) -> io::Result<()>;
+}
+
 /// Takes the items of one round.
 #[derive(Debug)]
 pub struct Receiver {
     path: PathBuf,
     root: Root,
     limits: Limits,
+    contents: Option<Box<dyn Contents>>,
     names: u64,
     entries: u64,
     bytes: u64,
@@ -87,6 +97,7 @@ impl Receiver {
             path: root.to_path_buf(),
             root: opened,
             limits,
+            contents: None,
             names: 0,
             entries: 0,
             bytes: 0,
@@ -95,6 +106,12 @@ impl Receiver {
             files: Vec::new(),
             ended: false,
         })
+    }
+
+    /// Takes the content of some files from there.
+    #[must_use]
+    pub fn with(self, contents: Box<dyn Contents>) -> Self {
+        Self { contents: Some(contents), ..self }
     }
 
     /// Applies one item. After an error the tree is useless.
@@ -194,8 +211,9 @@ impl Receiver {
         let make = |this: &Self, result: rustix::io::Result<()>| {
             result.map_err(|error| this.fault("make", &path, error.into()))
         };
-        match kind {
-            Kind::File => {
+        match (kind, entry.content) {
+            (Kind::File, Some(number)) => return self.named(entry, number, parent.as_fd(), name),
+            (Kind::File, None) => {
                 let flags =
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = rustix::fs::openat(&parent, name, flags, Mode::RUSR | Mode::WUSR)
@@ -207,7 +225,7 @@ impl Receiver {
                     Some(OpenFile { path, file, node, attributes: attributes(entry), size, position: 0 });
                 return Ok(());
             }
-            Kind::Symlink => make(self, rustix::fs::symlinkat(&entry.link_target[..], &parent, name))?,
+            (Kind::Symlink, _) => make(self, rustix::fs::symlinkat(&entry.link_target[..], &parent, name))?,
             _ => {
                 let file_type = match kind {
                     Kind::CharacterDevice => FileType::CharacterDevice,
@@ -227,6 +245,31 @@ impl Receiver {
         }
         let node = self.made(parent.as_fd(), &path, name)?;
         self.set(&path, &node, kind, &attributes(entry))
+    }
+
+    /// Gives a file whose content comes in another way its name.
+    fn named(
+        &mut self,
+        entry: Entry,
+        number: u32,
+        parent: std::os::fd::BorrowedFd<'_>,
+        name: &[u8],
+    ) -> Result<(), TreeError> {
+        let path = entry.path.clone();
+        let found = self.contents.as_ref().and_then(|contents| contents.find(number, entry.size));
+        let Some(file) = found else {
+            return Err(self.refused(&path, "its content is to come in another way, and does not"));
+        };
+        rustix::fs::linkat(CWD, file, parent, name, AtFlags::SYMLINK_FOLLOW)
+            .map_err(|error| self.fault("give a name to", &path, error.into()))?;
+        let node = self.made(parent, &path, name)?;
+        let attributes = attributes(entry);
+        self.set(&path, &node, Kind::File, &attributes)?;
+        match &self.contents {
+            Some(contents) => contents.named(number, attributes.mtime),
+            None => Ok(()),
+        }
+        .map_err(|error| self.fault("set the time of", &path, error))
     }
 
     fn directory(&mut self, path: &[u8], attributes: &Attributes) -> Result<(), TreeError> {
@@ -449,6 +492,9 @@ fn check(entry: &Entry) -> Result<Kind, &'static str> {
     // The highest id means "leave as it is" to chown(2).
     if entry.uid == u32::MAX || entry.gid == u32::MAX {
         return Err("its owner is out of range");
+    }
+    if entry.content.is_some() && kind != Kind::File {
+        return Err("its content is to come in another way, and it is no file");
     }
     if entry.size > 0 && kind != Kind::File || i64::try_from(entry.size).is_err() {
         return Err("its size is out of range");

@@ -5,7 +5,7 @@
 //! away, is named in [`Sent::unsettled`], so that the next round sends it again whatever its
 //! times say. (A directory that is renamed away and back leaves its files' times untouched.)
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -83,11 +83,24 @@ impl TreeSender {
     }
 }
 
+/// By their inodes, the numbers of files whose content is sent in another way.
+pub type Elsewhere = BTreeMap<u64, u32>;
+
 /// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`TreeSender`] for
 /// several rounds.
 pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     root: &Path,
     changes: &Changes,
+    sink: &mut impl FnMut(Item) -> Result<(), E>,
+) -> Result<Sent, TreeError> {
+    send_without(root, changes, &Elsewhere::new(), sink)
+}
+
+/// The same, without the content of some files.
+pub fn send_without<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    root: &Path,
+    changes: &Changes,
+    elsewhere: &Elsewhere,
     sink: &mut impl FnMut(Item) -> Result<(), E>,
 ) -> Result<Sent, TreeError> {
     let mut sink = |item: Item| {
@@ -98,6 +111,7 @@ pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         root,
         top,
         frozen: changes.frozen,
+        elsewhere,
         sent: Sent::default(),
         inodes: HashMap::new(),
         skipped: HashSet::new(),
@@ -118,6 +132,7 @@ struct Sender<'a> {
     root: &'a Path,
     top: Root,
     frozen: bool,
+    elsewhere: &'a Elsewhere,
     sent: Sent,
     /// Inodes with several names, and the path each was sent as.
     inodes: HashMap<u64, Vec<u8>>,
@@ -158,10 +173,10 @@ impl Sender<'_> {
             }
             self.inodes.insert(record.inode, path.to_vec());
         }
-        let size = entry.size;
+        let (size, elsewhere) = (entry.size, entry.content.is_some());
         sink(Item::Entry(entry))?;
         self.sent.entries += 1;
-        if record.file_type == FileType::RegularFile && size > 0 {
+        if record.file_type == FileType::RegularFile && size > 0 && !elsewhere {
             self.content(path, &node, size, sink)?;
         }
         Ok(())
@@ -215,6 +230,7 @@ impl Sender<'_> {
             link_target,
             hard_link_of: Vec::new(),
             size: if kind == Kind::File { record.size } else { 0 },
+            content: self.elsewhere.get(&record.inode).copied().filter(|_| kind == Kind::File),
         };
         Ok(Some((node, entry, record)))
     }

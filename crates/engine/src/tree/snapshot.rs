@@ -8,14 +8,15 @@
 //! holds for such writes too (on filesystems that write back; not on tmpfs).
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, FileType, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use super::{Sent, TreeError};
+use super::{Elsewhere, Sent, TreeError, open_root};
 use crate::beneath::{self, Links, MAX_PATH, Root};
 
 /// How far the clock that files are stamped with may stay behind the precise one: it moves once a
@@ -199,6 +200,55 @@ impl Snapshot {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.everything().bytes()
+    }
+
+    /// The regular files that take at least so many bytes, opened for reading; at most `most`, the largest.
+    pub fn large_files(&self, least: u64, most: usize) -> Result<Vec<File>, TreeError> {
+        let mut seen = HashSet::new();
+        let mut large: Vec<_> = self
+            .records
+            .iter()
+            .filter(|(_, record)| record.file_type == FileType::RegularFile)
+            .map(|(path, record)| (record.size.min(record.blocks.saturating_mul(512)), path, record.inode))
+            .filter(|(bytes, _, inode)| *bytes >= least && seen.insert(*inode))
+            .collect();
+        large.sort_unstable_by_key(|(bytes, ..)| std::cmp::Reverse(*bytes));
+        let root = open_root(&self.root)?;
+        let mut files = Vec::new();
+        for (_, path, inode) in large.into_iter().take(most) {
+            let open = || -> io::Result<Option<File>> {
+                let node = root.node(path)?;
+                let stat = node.statx()?;
+                let same = Record::new(&stat).file_type == FileType::RegularFile && stat.stx_ino == inode;
+                // A regular file by now, or never: opening it waits for nobody.
+                let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
+                match same {
+                    true => Ok(Some(rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())?.into())),
+                    false => Ok(None),
+                }
+            };
+            match open() {
+                Ok(file) => files.extend(file),
+                Err(error) if has_gone(&error) => {}
+                Err(source) => {
+                    return Err(TreeError::Io {
+                        root: self.root.clone(),
+                        action: "open".into(),
+                        path: beneath::display(path),
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Bytes of its files without those of these inodes.
+    #[must_use]
+    pub fn bytes_without(&self, elsewhere: &Elsewhere) -> u64 {
+        let mut changes = self.everything();
+        changes.changed.retain(|_, record| !elsewhere.contains_key(&record.inode));
+        changes.bytes()
     }
 
     pub(super) fn records(&self) -> &BTreeMap<Vec<u8>, Record> {

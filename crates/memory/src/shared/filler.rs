@@ -75,9 +75,10 @@ impl Filler {
 
     /// Maps what is on its way.
     pub(super) fn map(self: &Arc<Self>, replica: &Replica) -> io::Result<Filling> {
-        let answer = self.ask(&format!("{} {}", replica.path(), replica.size))?;
+        let size = replica.size();
+        let answer = self.ask(&format!("{} {size}", replica.path()))?;
         let address = usize::from_str_radix(&answer, 16).map_err(|_| io::Error::other(answer))?;
-        Ok(Filling { filler: Arc::clone(self), address, size: replica.size })
+        Ok(Filling { filler: Arc::clone(self), address, size })
     }
 
     /// Ends it. What it was charged with stays charged.
@@ -106,6 +107,10 @@ impl Drop for Filler {
 }
 
 impl Filling {
+    pub(super) fn filler(&self) -> Arc<Filler> {
+        Arc::clone(&self.filler)
+    }
+
     /// Writes into the memory from this offset on; it is within it.
     pub(super) fn write(&self, offset: u64, mut bytes: &[u8]) -> io::Result<()> {
         let mut at = self.address + usize::try_from(offset).map_err(io::Error::other)?;

@@ -226,6 +226,7 @@ pub(super) async fn accept(
         protocol: admitted.protocol,
         segments: admitted.segments,
         charges: admitted.output_pipes.is_some(),
+        tmpfs: true,
     };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {

@@ -18,7 +18,7 @@ use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::{Link, LinkError};
-use crate::message::{ImagesEnd, Layer, Message, Reached, Step};
+use crate::message::{ImagesEnd, Layer, MOST_TMPFS_NAMES, Message, Reached, Step, TmpfsBegin};
 use crate::resources::{LocalError, NodeResources};
 use crate::standstill::read_doubts;
 
@@ -138,15 +138,24 @@ async fn receive_tree_items(
     upper: &Path,
     limits: tree::Limits,
 ) -> Result<tree::Written, DestinationError> {
-    let mut receiver = tree::Receiver::new(upper, limits)?;
+    Ok(receive_items(link, tree::Receiver::new(upper, limits)?).await?.0)
+}
+
+/// What they have brought, and how many bytes they had.
+async fn receive_items(
+    link: &mut Link,
+    mut receiver: tree::Receiver,
+) -> Result<(tree::Written, u64), DestinationError> {
+    let mut bytes = 0_u64;
     loop {
         match link.receive().await? {
             Message::TreeItem(item) => {
+                bytes = bytes.saturating_add(item.len() as u64);
                 let item =
                     tree::Item::decode(&item).map_err(|_| DestinationError::Protocol("a damaged file"))?;
                 off_worker(|| receiver.apply(item))?;
             }
-            Message::TreeEnd => return Ok(off_worker(|| receiver.finish())?),
+            Message::TreeEnd => return Ok((off_worker(|| receiver.finish())?, bytes)),
             other => return Err(link.unexpected(&other, "TreeItem").into()),
         }
     }
@@ -163,15 +172,16 @@ async fn receive_and_restore(
     link: &mut Link,
     admitted: &Admitted,
     receiver: &mut PageReceiver,
-    tmpfs: &ImageTmpfs,
+    images: &ImageTmpfs,
 ) -> Result<Vec<u32>, DestinationError> {
     let (service, timeline) = (&admitted.service, &admitted.timeline);
     let request = RestoreRequest {
         config: local.config(service),
-        images: tmpfs.images(),
-        work: tmpfs.work(),
+        images: images.images(),
+        work: images.work(),
         lazy_pages: admitted.userfaultfd,
     };
+    let tmpfs = mount_tmpfs(local, &request)?;
     let begun = tokio::select! {
         begun = begin(local, admitted, &request) => begun?,
         error = given_up(link) => return Err(error),
@@ -181,16 +191,22 @@ async fn receive_and_restore(
     let upper = local.layout.upper(&service.name);
     let mut log = LogWriter::new(local.log_files(service));
     let filling = EndsFiller(receiver.shared().clone());
-    let pages =
-        receive_while_running(local, link, (admitted, receiver), begun.as_deref(), (&mut log, &upper))
-            .await?;
+    let pages = receive_while_running(
+        local,
+        link,
+        (admitted, receiver),
+        begun.as_deref(),
+        (&mut log, &upper, &tmpfs),
+    )
+    .await?;
     let written = receive_tree_items(link, &upper, admitted.tree).await?;
     // On the disk before the commit, beside the images' way here.
     let synced = tokio::task::spawn_blocking(move || written.sync());
     let mounting = Instant::now();
     local.mount_root(service)?;
     timeline.note("mount root", mounting);
-    let mut images = images::Receiver::new(&tmpfs.images(), admitted.images_bytes);
+    let mut images = images::Receiver::new(&request.images, admitted.images_bytes);
+    let mut named = 0_u64;
     let ImagesEnd { files, keep_stopped } = loop {
         failpoint::point("destination.receiving").await;
         match link.receive().await? {
@@ -200,8 +216,13 @@ async fn receive_and_restore(
             Message::ImageData(piece) => {
                 // They lie in memory, as the pages do.
                 let bytes = pages.saturating_add(images.bytes()).saturating_add(piece.data.len() as u64);
+                let bytes = bytes.saturating_add(named);
                 local.hold(&admitted.memory, bytes).map_err(DestinationError::Memory)?;
                 images.apply(&piece)?;
+            }
+            Message::TmpfsBegin(TmpfsBegin { number }) => {
+                named =
+                    named.saturating_add(receive_names(link, admitted, receiver, (number, &tmpfs)).await?);
             }
             Message::ImagesEnd(end) => break end,
             other => return Err(link.unexpected(&other, "ImageData").into()),
@@ -213,7 +234,7 @@ async fn receive_and_restore(
     let filling = tokio::task::spawn_blocking(move || filling.0.end_filler());
     timeline.tells();
     link.send(Message::ImagesReceived).await?;
-    let (images, name) = (tmpfs.images(), service.name.clone());
+    let (images, name) = (request.images.clone(), service.name.clone());
     let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
     failpoint::point("destination.received").await;
     let steps = Steps::of(link, admitted);
@@ -221,11 +242,11 @@ async fn receive_and_restore(
         let since = Instant::now();
         if admitted.userfaultfd {
             steps.reached(Step::Preparing).await?;
-            receiver.know_images(&tmpfs.images()).await?;
-            receiver.listen(&tmpfs.work()).await?;
+            receiver.know_images(&request.images).await?;
+            receiver.listen(&request.work).await?;
         } else {
             steps.reached(Step::Collecting).await?;
-            plain::complete(receiver, &tmpfs.images()).await?;
+            plain::complete(receiver, &request.images).await?;
         }
         timeline.note("prepare", since);
         steps.reached(Step::Restoring).await?;
@@ -262,6 +283,35 @@ async fn receive_and_restore(
     Ok(keep_stopped)
 }
 
+/// Mounts each tmpfs that the service is defined with, so that its contents can come while the service runs. They lie
+/// below the directory of the images, and go with it; a restore binds those that it needs.
+fn mount_tmpfs(local: &NodeResources, request: &RestoreRequest) -> Result<Vec<PathBuf>, DestinationError> {
+    let places = request.tmpfs();
+    for (place, defined) in places.iter().zip(request.config.tmpfs()) {
+        let failed = |action| {
+            let path = place.clone();
+            move |source| LocalError::Io { action, path, source }
+        };
+        std::fs::create_dir_all(place).map_err(failed("create"))?;
+        local.mounts.mount_tmpfs(place, &defined).map_err(failed("mount a tmpfs on"))?;
+    }
+    Ok(places)
+}
+
+/// Takes the names in a tmpfs and the content of small files; how many bytes they have.
+async fn receive_names(
+    link: &mut Link,
+    admitted: &Admitted,
+    receiver: &PageReceiver,
+    (number, places): (u32, &[PathBuf]),
+) -> Result<u64, DestinationError> {
+    let place = usize::try_from(number).ok().and_then(|number| places.get(number));
+    let place = place.ok_or(DestinationError::Protocol("a tmpfs that the service does not have"))?;
+    let limits = tree::Limits { entries: MOST_TMPFS_NAMES, bytes: admitted.images_bytes, ..admitted.tree };
+    let names = tree::Receiver::new(place, limits)?.with(receiver.shared().files_of(number));
+    Ok(receive_items(link, names).await?.1)
+}
+
 /// Pends while the source waits; then how it has given up, or that it is silent.
 async fn given_up(link: &mut Link) -> DestinationError {
     match link.receive().await {
@@ -290,7 +340,7 @@ async fn receive_while_running(
     link: &mut Link,
     (admitted, receiver): (&Admitted, &PageReceiver),
     begun: Option<&dyn BegunRestore>,
-    (log, upper): (&mut LogWriter, &Path),
+    (log, upper, tmpfs): (&mut LogWriter, &Path, &[PathBuf]),
 ) -> Result<u64, DestinationError> {
     let mut pages = 0;
     loop {
@@ -306,7 +356,7 @@ async fn receive_while_running(
                 if !segments.all.is_empty() && admitted.service.memory_bytes != 0 {
                     charge(local, receiver, begun).await?;
                 }
-                receiver.shared().make(segments)?;
+                receiver.shared().make(segments, tmpfs)?;
                 link.send(Message::SegmentsMade).await?;
             }
             piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_criu::images::Unacknowledged;
 use godwit_criu::obstacles::UnixSockets;
+use godwit_engine::DefinedTmpfs;
 use godwit_engine::rootfs::{Overlay, RootfsError};
 use godwit_memory::pager::{Client, PagerError, Server, running};
 use godwit_memory::shared::Filler;
@@ -207,6 +208,10 @@ impl Mounts for Directories {
             self.0.there().memories.insert(path.to_owned());
             Ok(())
         })
+    }
+
+    fn mount_tmpfs(&self, _: &Path, _: &DefinedTmpfs) -> io::Result<()> {
+        self.memory("mount_tmpfs", || Ok(()))
     }
 
     fn unmount_memory(&self, path: &Path) -> io::Result<()> {

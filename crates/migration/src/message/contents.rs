@@ -164,6 +164,9 @@ pub struct Accepted {
     /// Whether this node can charge them to the service, whose limit counts them then.
     #[prost(bool, tag = "46")]
     pub charges: bool,
+    /// Whether this node takes files of a tmpfs among the segments, and [`Message::TmpfsBegin`](super::Message::TmpfsBegin).
+    #[prost(bool, tag = "47")]
+    pub tmpfs: bool,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,
@@ -181,7 +184,7 @@ pub struct SharedSegment {
     /// Whose its pages are on the streams: from [`godwit_memory::shared::FIRST_SPACE`] on.
     #[prost(uint32, tag = "1")]
     pub space: u32,
-    /// By which CRIU knows it at the source.
+    /// By which CRIU knows it at the source; 0 for a file of a tmpfs.
     #[prost(uint32, tag = "2")]
     pub inode: u32,
     /// Its bytes.
@@ -193,29 +196,48 @@ pub struct SharedSegment {
     /// Whether seals can be added to the memory file.
     #[prost(bool, tag = "5")]
     pub sealable: bool,
+    /// Of a file in a tmpfs, that one's number in the definition of the container.
+    #[prost(uint32, optional, tag = "6")]
+    pub tmpfs: Option<u32>,
 }
 
 impl SharedSegment {
     /// How to make it.
     #[must_use]
     pub fn kind(&self) -> Kind {
-        match &self.name {
-            None => Kind::Anonymous,
-            Some(name) => Kind::Memfd { name: name.clone(), sealable: self.sealable },
+        match (&self.name, self.tmpfs) {
+            (_, Some(number)) => Kind::Tmpfs { number },
+            (None, None) => Kind::Anonymous,
+            (Some(name), None) => Kind::Memfd { name: name.clone(), sealable: self.sealable },
         }
     }
 
     /// The name of this segment in a conversation.
     #[must_use]
     pub fn of(space: Space, segment: &Segment) -> Self {
-        let (name, sealable) = match segment.kind() {
-            Kind::Anonymous => (None, false),
-            Kind::Memfd { name, sealable } => (Some(name.clone()), *sealable),
-        };
+        let own = Self { space, size: segment.size(), ..Self::default() };
         // A larger one is none of those that are found.
         let inode = u32::try_from(segment.inode()).unwrap_or(0);
-        Self { space, inode, size: segment.size(), name, sealable }
+        match segment.kind() {
+            Kind::Anonymous => Self { inode, ..own },
+            Kind::Memfd { name, sealable } => {
+                Self { inode, name: Some(name.clone()), sealable: *sealable, ..own }
+            }
+            Kind::Tmpfs { number } => Self { tmpfs: Some(*number), ..own },
+        }
     }
+}
+
+/// Most names in a tmpfs whose contents come over the streams.
+pub const MOST_TMPFS_NAMES: u64 = 1 << 16;
+
+/// The names in a tmpfs follow, as the items of a tree. The content of a file with a number is that of the segment whose
+/// space has it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TmpfsBegin {
+    /// Its number in the definition of the container.
+    #[prost(uint32, tag = "1")]
+    pub number: u32,
 }
 
 /// Pages of an earlier visit that the destination still has: hashes of 64 pages, 16 bytes each; all

@@ -16,9 +16,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::answer::Answering;
 use super::deadline::{Deadline, patience};
-use super::files::send_round;
+use super::files::{send_names, send_round};
 use super::freeze::{Frozen, KernelState, LastFiles, Memory};
-use super::pages::{Pages, Sent, State};
+use super::pages::{Names, Pages, Sent, State};
 use super::precopy::tell_segments;
 use super::recorder::Recorder;
 use super::residual::Residual;
@@ -123,11 +123,13 @@ impl Handing<'_> {
         source.timeline.note("close port", cutting);
         let KernelState { criu, mut options, keep_stopped, shared } = kernel;
         let Memory { mut pages, found, leave } = memory;
-        // Of those that have another size now, all goes into images.
-        let segments = pages.drop_resized()?;
+        let (segments, names) = (pages.tell(), pages.names());
         let inodes = pages.shared_inodes();
         if !inodes.is_empty() {
             recorder.report.criu.push_str("+external-shmem");
+        }
+        if !names.is_empty() {
+            recorder.report.criu.push_str("+external-tmpfs");
         }
         options.external.extend(inodes.into_iter().map(external_shared));
         let tcp_inline = options.tcp_inline;
@@ -145,7 +147,13 @@ impl Handing<'_> {
         let milestones = Milestones::default();
         let ((pages, sent), ()) = tokio::try_join!(
             self.send_pages(streams, pages, (leave, shared), &mut residual, &milestones),
-            self.send_kernel_state(link, recorder, files, (dump, keep_stopped, tcp_inline), &milestones),
+            self.send_kernel_state(
+                link,
+                recorder,
+                (files, names),
+                (dump, keep_stopped, tcp_inline),
+                &milestones
+            ),
         )?;
         recorder.report.dump_bytes += sent.bytes;
         recorder.report.page_bytes += sent.found * PAGE_SIZE;
@@ -218,7 +226,7 @@ impl Handing<'_> {
         &self,
         link: &mut Link,
         recorder: &mut Recorder,
-        files: LastFiles,
+        (files, names): (LastFiles, Vec<Names>),
         (dump, keep_stopped, tcp_inline): (Dumping, Vec<u32>, bool),
         milestones: &Milestones,
     ) -> Result<(), SourceError> {
@@ -231,6 +239,10 @@ impl Handing<'_> {
         recorder.report.file_bytes += sent;
         let ignore = |_| ();
         source.timeline.note("last files", begun);
+        deadline.awaits("take the names in each tmpfs");
+        for names in names {
+            recorder.report.dump_bytes += send_names(link, names).await?;
+        }
         let mut images = images::Sender::new(&self.tmpfs.images(), link.sender(), &ignore);
         let (result, took) = self.dumped(dump, &mut images).await?;
         milestones.dumped.cancel();

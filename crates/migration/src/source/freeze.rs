@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use godwit_criu::{DumpOptions, Memory as DumpMemory};
-use godwit_engine::{DumpTarget, tree};
+use godwit_engine::{DumpTarget, Tmpfs, tree};
 
 use super::files::{Log, next_round};
-use super::pages::{Found, Pages};
+use super::pages::{Found, Pages, PagesError};
 use super::precopy::Copied;
 use super::recorder::Recorder;
 use super::reserve::Agreed;
@@ -102,7 +102,7 @@ impl Source {
         // What it can do alone is nothing that a frozen service should wait for.
         let mut criu = self.local.criu.prepare()?;
         let target = self.local.engine.dump_target(&config).await?;
-        criu.ready(&dump_options(&target, tmpfs, agreed.tcp_inline)).await?;
+        criu.ready(&dump_options(&target, (tmpfs, &pages), agreed.tcp_inline)).await?;
         let listeners = self.listeners(&config).await?;
         let listeners = listeners.as_ref();
         self.local.standstills.stand_ready(&self.service).await?;
@@ -132,24 +132,39 @@ impl Source {
         }
         // Before the dump: a CRIU without our patches makes directories in the container's /tmp for a short time.
         let begun = Instant::now();
-        let (memory, files) = tokio::try_join!(self.scan(pages, true), next_round(tree, true))?;
+        let memory = self.scan_frozen(pages, self.tmpfs(agreed).await?);
+        let (memory, files) = tokio::try_join!(memory, next_round(tree, true))?;
         self.timeline.note("scan", begun);
         recorder.report.memory_bytes = memory.0.with_shared(memory.1).populated * 4096;
         recorder.end("freeze");
         failpoint::point("source.frozen").await;
-        let options = dump_options(&target, tmpfs, agreed.tcp_inline);
-        let kernel = KernelState { criu, options, keep_stopped, shared: agreed.shared };
+        let options = dump_options(&target, (tmpfs, &memory.0), agreed.tcp_inline);
+        let kernel = KernelState { criu, options, keep_stopped, shared: agreed.sends_shared() };
         Ok((kernel, memory, files))
+    }
+
+    /// The last scan, of the memory and of each tmpfs.
+    async fn scan_frozen(&self, pages: Pages, tmpfs: Vec<Tmpfs>) -> Result<(Pages, Found), SourceError> {
+        let (mut pages, found) = self.scan(pages, true).await?;
+        let settling = self.jobs.run(move |_| {
+            pages.settle_shared(tmpfs)?;
+            Ok::<_, PagesError>(pages)
+        });
+        Ok((settling.await??, found))
     }
 }
 
-fn dump_options(target: &DumpTarget, tmpfs: &ImageTmpfs, tcp_inline: bool) -> DumpOptions {
+fn dump_options(
+    target: &DumpTarget,
+    (images, pages): (&ImageTmpfs, &Pages),
+    tcp_inline: bool,
+) -> DumpOptions {
     DumpOptions {
-        external_mounts: target.external_mounts.clone(),
+        external_mounts: [target.external_mounts.clone(), pages.external_tmpfs()].concat(),
         external_network: Some(target.network_namespace.1.clone()),
         freezer: Some(target.freezer.clone()),
         memory: DumpMemory::Lazy,
         tcp_inline,
-        ..DumpOptions::new(target.pid, &target.root, tmpfs.images(), tmpfs.work())
+        ..DumpOptions::new(target.pid, &target.root, images.images(), images.work())
     }
 }

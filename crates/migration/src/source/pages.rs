@@ -31,6 +31,7 @@ use shared::Shared;
 use stream::{Sending, Stream};
 
 pub(crate) use remaining::{Leaving, Remaining, pages_of};
+pub(crate) use shared::Names;
 
 const PAGE: usize = 4096;
 
@@ -51,6 +52,15 @@ pub enum PagesError {
         /// What the kernel said.
         #[source]
         source: std::io::Error,
+    },
+    /// A tmpfs could not be read.
+    #[error("the service's tmpfs {target} cannot be read")]
+    Tmpfs {
+        /// Where it is mounted.
+        target: String,
+        /// What failed.
+        #[source]
+        source: godwit_engine::tree::TreeError,
     },
     /// A thread of ours ended by a panic.
     #[error("a thread that sends pages has failed: {0}; this is a defect of godwit; see godwitd's log")]

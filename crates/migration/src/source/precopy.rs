@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use godwit_engine::Tmpfs;
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::Backend;
 
@@ -66,8 +67,7 @@ struct Rounds {
     plan: Plan,
     pages: Pages,
     files: Files,
-    /// Whether shared memory goes over the streams.
-    shared: bool,
+    agreed: Agreed,
     /// How long the last comparison of it took.
     comparing: Duration,
     all: Vec<Round>,
@@ -105,15 +105,15 @@ impl Source {
         *self.stream_traffic.lock().unwrap_or_else(PoisonError::into_inner) = streams.traffic().clone();
         let (pages, files, leave) = match plan.mode {
             Mode::Precopy | Mode::Hybrid => {
-                let shared = agreed.shared;
                 let comparing = Duration::ZERO;
-                let rounds = Rounds { plan, pages, files, shared, comparing, all: Vec::new(), share: 1000 };
+                let rounds = Rounds { plan, pages, files, agreed, comparing, all: Vec::new(), share: 1000 };
                 self.rounds(link, &mut streams, &mut recorder.report, rounds).await?
             }
             mode => {
                 let files = send_all_ahead(link, &mut recorder.report, files).await?;
-                if agreed.shared {
-                    pages = self.send_shared(link, &mut streams, &mut recorder.report, pages).await?;
+                if agreed.sends_shared() {
+                    let (streams, report) = (&mut streams, &mut recorder.report);
+                    pages = self.send_shared(link, streams, report, (pages, agreed)).await?;
                 }
                 if sampled {
                     // The more of them are named by now, the less is left to name while it is frozen.
@@ -141,9 +141,9 @@ impl Source {
             let scanning = Instant::now();
             let mut found;
             (rounds.pages, found) = self.scan(rounds.pages, false).await?;
-            if rounds.shared {
+            if rounds.agreed.sends_shared() {
                 let comparing = Instant::now();
-                rounds.pages = self.scan_shared(link, rounds.pages).await?;
+                rounds.pages = self.scan_shared(link, rounds.pages, rounds.agreed).await?;
                 rounds.comparing = comparing.elapsed();
                 found = rounds.pages.with_shared(found);
             }
@@ -175,8 +175,9 @@ impl Source {
                                 last.files = bytes;
                             }
                             self.is_worth_it(&rounds, fixed, leave, report)?;
-                            if rounds.shared && leave {
-                                rounds.pages = self.send_shared(link, streams, report, rounds.pages).await?;
+                            if rounds.agreed.sends_shared() && leave {
+                                let pages = (rounds.pages, rounds.agreed);
+                                rounds.pages = self.send_shared(link, streams, report, pages).await?;
                             }
                             if next == Next::Hybrid && found.pages > FEW {
                                 tokio::time::sleep(SAMPLE).await;
@@ -276,15 +277,28 @@ impl Source {
     }
 
     /// Tells the destination of the segments of shared memory that there are now, and looks for what changed in them.
-    async fn scan_shared(&self, link: &mut Link, mut pages: Pages) -> Result<Pages, SourceError> {
-        let pids = self.pids().await?;
+    async fn scan_shared(
+        &self,
+        link: &mut Link,
+        mut pages: Pages,
+        agreed: Agreed,
+    ) -> Result<Pages, SourceError> {
+        let (pids, tmpfs) = (self.pids().await?, self.tmpfs(agreed).await?);
         let finding = self.jobs.run(move |_| {
-            let segments = pages.find_shared(&pids)?;
+            let segments = pages.find_shared(&pids, agreed.shared, tmpfs)?;
             Ok::<_, PagesError>((pages, segments))
         });
         let (pages, segments) = finding.await??;
         tell_segments(link, segments).await?;
         Ok(self.compare_shared(pages, false).await?.0)
+    }
+
+    /// Each tmpfs whose files go over the streams, if that is agreed.
+    pub(super) async fn tmpfs(&self, agreed: Agreed) -> Result<Vec<Tmpfs>, SourceError> {
+        match agreed.tmpfs {
+            true => Ok(self.local.engine.tmpfs(&self.local.config(&self.service)).await?),
+            false => Ok(Vec::new()),
+        }
     }
 
     /// Looks for what changed in the segments that the destination was told of; whether all had to be compared.
@@ -307,11 +321,11 @@ impl Source {
         link: &mut Link,
         streams: &mut Streams,
         report: &mut Report,
-        mut pages: Pages,
+        (mut pages, agreed): (Pages, Agreed),
     ) -> Result<Pages, SourceError> {
         for _ in 0..SHARED_PASSES {
             let scanning = Instant::now();
-            pages = self.scan_shared(link, pages).await?;
+            pages = self.scan_shared(link, pages, agreed).await?;
             report.pre_dump_ms += ms_since(scanning);
             if pages.shared_pages() <= FEW {
                 break;

@@ -37,10 +37,19 @@ pub(super) struct Agreed {
     pub(super) tcp_inline: bool,
     /// Whether shared memory goes over the streams: the destination takes it, and CRIU on both nodes can leave it to others.
     pub(super) shared: bool,
+    /// Whether files of a tmpfs go over the streams, and their names beside the dump: the destination takes them.
+    pub(super) tmpfs: bool,
     /// Where the destination takes frames for the service.
     pub(super) vtep: Ipv4Addr,
     /// Most bytes of images.
     pub(super) images: u64,
+}
+
+impl Agreed {
+    /// Whether shared memory of any kind goes over the streams.
+    pub(super) fn sends_shared(self) -> bool {
+        self.shared || self.tmpfs
+    }
 }
 
 /// A service that may come.
@@ -109,15 +118,14 @@ impl Source {
         plan.tell(report);
         report.criu_there = self.criu_there(&accepted).await?;
         report.memory_bytes = memory;
+        // A limit must count what comes over the streams, too.
+        let streams = plan.mode != Mode::Cold && (self.service.memory_bytes == 0 || accepted.charges);
         let agreed = Agreed {
             ahead: accepted.ahead,
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
-            shared: plan.mode != Mode::Cold
-                // A limit must count it, too.
-                && (self.service.memory_bytes == 0 || accepted.charges)
-                && accepted.segments
-                && self.local.criu.shared_external().await?,
+            shared: streams && accepted.segments && self.local.criu.shared_external().await?,
+            tmpfs: streams && accepted.tmpfs,
             vtep: self.local.cluster.vtep(&self.destination)?,
             images,
         };
@@ -129,10 +137,16 @@ impl Source {
         Ok(Reserved { agreed, plan, visit, layers, tree, first })
     }
 
-    /// What its processes have, whoever was charged for it.
+    /// What its processes and each tmpfs have, whoever was charged for it.
     async fn memory_needed(&self) -> Result<u64, SourceError> {
         let pids = self.pids().await?;
-        let asking = self.jobs.run(move |_| shared::needed(&pids).map_err(PagesError::from));
+        let tmpfs = self.local.engine.tmpfs(&self.local.config(&self.service)).await?;
+        let asking = self.jobs.run(move |_| {
+            let needed = shared::needed(&pids).map_err(PagesError::from)?;
+            // What cannot be asked has just gone.
+            let used = tmpfs.iter().filter_map(|tmpfs| tmpfs.used().ok());
+            Ok::<_, PagesError>(used.fold(needed, u64::saturating_add))
+        });
         Ok(asking.await??)
     }
 

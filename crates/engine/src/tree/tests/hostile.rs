@@ -105,6 +105,14 @@ fn every_broken_rule_is_refused() {
         ("long name", vec![file(&[b'x'; 256], 0)]),
         ("long path", vec![file(&b"x/".repeat(2048), 0)]),
         ("root as a file", vec![file(b"", 0)]),
+        ("content that comes in no other way", changed(&|entry| entry.content = Some(1))),
+        (
+            "content of a directory in another way",
+            changed(&|entry| {
+                entry.kind = Kind::Directory.into();
+                entry.content = Some(1);
+            }),
+        ),
         ("root removed", vec![remove(b"")]),
         ("removal outside", vec![remove(b"../outside")]),
         ("through a link", vec![link(b"l", b"../outside"), file(b"l/x", 0)]),

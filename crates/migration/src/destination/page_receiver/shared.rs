@@ -1,4 +1,5 @@
-//! Shared memory of an arriving service: the streams' pages are written straight into what its processes will map.
+//! Shared memory of an arriving service: the streams' pages are written straight into what its processes will map, and
+//! into the files of its tmpfs, which get their names in the end.
 //!
 //! Where the service has a memory limit, a process in its cgroup is charged for the pages ([`Filler`]): without a limit the
 //! daemon is, which is quicker.
@@ -7,11 +8,13 @@
 //! with it the move.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use godwit_engine::tree;
 use godwit_memory::Space;
 use godwit_memory::batch::{Batch, Kind, Run};
 use godwit_memory::shared::{FIRST_SPACE, Filler, Replica};
@@ -37,7 +40,7 @@ struct Segmented {
 #[derive(Debug)]
 struct Held {
     told: SharedSegment,
-    replica: Replica,
+    replica: Arc<Replica>,
     /// Bytes of memory that it took when it was last written to.
     allocated: AtomicU64,
 }
@@ -76,8 +79,9 @@ impl Shared {
         charged.map_err(PageReceiverError::Shared)
     }
 
-    /// Makes those that are named and not there, and gives up those that are not named.
-    pub(crate) fn make(&self, segments: Segments) -> Result<(), PageReceiverError> {
+    /// Makes those that are named and not there, and gives up those that are not named. Each tmpfs of the service is
+    /// mounted at its place in `tmpfs`.
+    pub(crate) fn make(&self, segments: Segments, tmpfs: &[PathBuf]) -> Result<(), PageReceiverError> {
         if segments.all.len() > MOST {
             return Err(PageReceiverError::Protocol("more segments of shared memory than a service has"));
         }
@@ -92,13 +96,19 @@ impl Shared {
             }
             let segment = match held.remove(&told.space) {
                 Some(before) if before.told == told => before,
+                Some(before) if before.is_resized(&told) => {
+                    before.replica.resize(told.size).map_err(PageReceiverError::Shared)?;
+                    Arc::new(before.with(told))
+                }
                 Some(_) => return Err(PageReceiverError::Protocol("a segment that has become another")),
                 None => {
-                    let replica = Replica::new(&told.kind(), told.size).map_err(PageReceiverError::Shared)?;
+                    let of = told.tmpfs.and_then(|number| tmpfs.get(usize::try_from(number).ok()?));
+                    let replica = Replica::new(&told.kind(), told.size, of.map(PathBuf::as_path));
+                    let replica = replica.map_err(PageReceiverError::Shared)?;
                     if filler.is_some() {
                         replica.charge_to(filler.as_ref()).map_err(PageReceiverError::Shared)?;
                     }
-                    Arc::new(Held { told, replica, allocated: AtomicU64::new(0) })
+                    Arc::new(Held { told, replica: Arc::new(replica), allocated: AtomicU64::new(0) })
                 }
             };
             if now.insert(segment.told.space, segment).is_some() {
@@ -118,11 +128,18 @@ impl Shared {
             .fold(0, u64::saturating_add)
     }
 
-    /// Makes them known to CRIU in a directory that is not there yet.
+    /// The files of one tmpfs, for their names.
+    pub(crate) fn files_of(&self, number: u32) -> Box<dyn tree::Contents> {
+        Box::new(TmpfsFiles { shared: self.clone(), number })
+    }
+
+    /// Makes those in no tmpfs known to CRIU in a directory that is not there yet.
     pub(crate) fn link_in(&self, directory: &Path) -> Result<(), PageReceiverError> {
         let link = || {
             std::fs::create_dir(directory)?;
-            self.lock().held.values().try_for_each(|held| {
+            let segmented = self.lock();
+            let mut mapped = segmented.held.values().filter(|held| held.told.tmpfs.is_none());
+            mapped.try_for_each(|held| {
                 symlink(held.replica.path(), directory.join(held.told.inode.to_string()))
             })
         };
@@ -151,15 +168,58 @@ impl Shared {
     }
 }
 
+impl Held {
+    /// Whether it is a file that has this size now, and is the same otherwise.
+    fn is_resized(&self, now: &SharedSegment) -> bool {
+        now.tmpfs.is_some() && self.told == (SharedSegment { size: self.told.size, ..now.clone() })
+    }
+
+    /// The same, told of otherwise.
+    fn with(&self, told: SharedSegment) -> Self {
+        let allocated = AtomicU64::new(self.allocated.load(Ordering::Relaxed));
+        Self { told, replica: Arc::clone(&self.replica), allocated }
+    }
+}
+
+/// The files of a tmpfs.
+#[derive(Debug)]
+struct TmpfsFiles {
+    shared: Shared,
+    number: u32,
+}
+
+impl TmpfsFiles {
+    fn replica(&self, space: Space) -> Option<Arc<Replica>> {
+        let held = self.shared.lock().held.get(&space).cloned()?;
+        (held.told.tmpfs == Some(self.number)).then(|| Arc::clone(&held.replica))
+    }
+}
+
+impl tree::Contents for TmpfsFiles {
+    fn find(&self, number: u32, size: u64) -> Option<String> {
+        let replica = self.replica(number)?;
+        (replica.size() == size).then(|| replica.path())
+    }
+
+    fn named(&self, number: u32, modified: (i64, u32)) -> io::Result<()> {
+        match self.replica(number) {
+            Some(replica) => replica.keep_modified(modified),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use godwit_memory::PAGE_SIZE;
 
     use super::*;
 
     fn segment(space: Space, size: u64) -> SharedSegment {
-        SharedSegment { space: FIRST_SPACE + space, inode: 7, size, name: None, sealable: false }
+        SharedSegment { space: FIRST_SPACE + space, inode: 7, size, ..SharedSegment::default() }
     }
 
     fn named(all: &[SharedSegment]) -> Segments {
@@ -175,10 +235,10 @@ mod tests {
     #[test]
     fn pages_come_into_the_segment_that_the_restore_is_told_of() {
         let shared = Shared::default();
-        shared.make(named(&[segment(0, 8192)])).unwrap();
+        shared.make(named(&[segment(0, 8192)]), &[]).unwrap();
         shared.store(batch(0, 1, Kind::Data), 1 << 30).unwrap();
         // One that is named again stays as it is.
-        shared.make(named(&[segment(0, 8192), SharedSegment { inode: 8, ..segment(1, 4096) }])).unwrap();
+        shared.make(named(&[segment(0, 8192), SharedSegment { inode: 8, ..segment(1, 4096) }]), &[]).unwrap();
         assert_eq!(shared.bytes(), 4096);
         let work = tempfile::tempdir().unwrap();
         let (some, none) = (work.path().join("some"), work.path().join("none"));
@@ -186,7 +246,7 @@ mod tests {
         assert_eq!(std::fs::read(some.join("7")).unwrap(), [[0; 4096], [5; 4096]].concat());
         shared.store(batch(0, 1, Kind::Zero), 1 << 30).unwrap();
         assert_eq!(std::fs::read(some.join("7")).unwrap(), [0; 8192]);
-        shared.make(named(&[])).unwrap();
+        shared.make(named(&[]), &[]).unwrap();
         shared.link_in(&none).unwrap();
         assert_eq!(std::fs::read_dir(none).unwrap().count(), 0);
     }
@@ -197,16 +257,88 @@ mod tests {
         let a_process = SharedSegment { space: 1, ..segment(0, 4096) };
         let no_size = segment(0, 0);
         for bad in [vec![a_process], vec![no_size], vec![segment(0, 4096); 2], vec![segment(0, u64::MAX)]] {
-            assert!(shared.make(named(&bad)).is_err(), "{bad:?}");
+            assert!(shared.make(named(&bad), &[]).is_err(), "{bad:?}");
         }
-        shared.make(named(&[segment(0, 4096)])).unwrap();
-        assert!(shared.make(named(&[segment(0, 8192)])).is_err());
+        shared.make(named(&[segment(0, 4096)]), &[]).unwrap();
+        assert!(shared.make(named(&[segment(0, 8192)]), &[]).is_err());
         let shared = Shared::default();
-        shared.make(named(&[segment(0, 8192)])).unwrap();
+        shared.make(named(&[segment(0, 8192)]), &[]).unwrap();
         for bad in [batch(1, 0, Kind::Data), batch(0, 2, Kind::Data), batch(0, 0, Kind::Retained)] {
             assert!(shared.store(bad, 1 << 30).is_err());
         }
         let error = shared.store(batch(0, 0, Kind::Data), 4095).unwrap_err();
         assert!(matches!(error, PageReceiverError::TooMuch { bytes: 4096, most: 4095 }), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_a_tmpfs_gets_its_size_and_its_name_from_the_source_and_keeps_its_time() {
+        let tmpfs = tempfile::tempdir_in("/dev/shm").unwrap();
+        let places = [PathBuf::from("/nowhere"), tmpfs.path().to_owned()];
+        let file = |space, size| SharedSegment { tmpfs: Some(1), inode: 0, ..segment(space, size) };
+        let shared = Shared::default();
+        shared.make(named(&[file(0, 4096)]), &places).unwrap();
+        shared.store(batch(0, 0, Kind::Data), 1 << 30).unwrap();
+        shared.make(named(&[file(0, 8000)]), &places).unwrap();
+        shared.store(batch(0, 1, Kind::Data), 1 << 30).unwrap();
+        assert_eq!(std::fs::read_dir(tmpfs.path()).unwrap().count(), 0);
+
+        let root = tree::Entry { kind: tree::Kind::Directory.into(), mode: 0o1777, ..Default::default() };
+        let named = tree::Entry {
+            path: b"name".to_vec(),
+            kind: tree::Kind::File.into(),
+            mode: 0o640,
+            uid: 7,
+            mtime_seconds: 1_000_000_000,
+            size: 8000,
+            content: Some(FIRST_SPACE),
+            ..Default::default()
+        };
+        let other = tree::Entry {
+            path: b"other".to_vec(),
+            kind: tree::Kind::HardLink.into(),
+            hard_link_of: b"name".to_vec(),
+            ..Default::default()
+        };
+        let apply = |number, entries: &[tree::Entry]| {
+            let limits = tree::Limits { entries: 9, bytes: 0, devices: false };
+            let receiver = tree::Receiver::new(tmpfs.path(), limits).unwrap();
+            let mut receiver = receiver.with(shared.files_of(number));
+            for entry in entries {
+                receiver.apply(tree::Item::Entry(entry.clone()))?;
+            }
+            receiver.apply(tree::Item::End(tree::End { entries: entries.len() as u64, bytes: 0 }))?;
+            receiver.finish()
+        };
+        // Of another tmpfs, of another size, and one that did not come.
+        assert!(apply(0, &[root.clone(), named.clone()]).is_err());
+        assert!(apply(1, &[tree::Entry { size: 8001, ..named.clone() }]).is_err());
+        assert!(apply(1, &[tree::Entry { content: Some(FIRST_SPACE + 1), ..named.clone() }]).is_err());
+        apply(1, &[root, named, other]).unwrap();
+        // The last page comes after the name.
+        shared.store(batch(0, 0, Kind::Zero), 1 << 30).unwrap();
+        let path = tmpfs.path().join("other");
+        let found = std::fs::metadata(&path).unwrap();
+        assert_eq!((found.nlink(), found.mode() & 0o7777, found.uid()), (2, 0o640, 7));
+        assert_eq!((found.mtime(), found.len()), (1_000_000_000, 8000));
+        assert_eq!(std::fs::read(path).unwrap(), [vec![0; 4096], vec![5; 3904]].concat());
+        // CRIU maps it by its name.
+        let work = tempfile::tempdir().unwrap();
+        shared.link_in(&work.path().join("shared")).unwrap();
+        assert_eq!(std::fs::read_dir(work.path().join("shared")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn only_a_file_changes_its_size_and_none_its_tmpfs() {
+        let tmpfs = tempfile::tempdir_in("/dev/shm").unwrap();
+        let places = [tmpfs.path().to_owned(), tmpfs.path().to_owned()];
+        let file = |number, size| SharedSegment { tmpfs: Some(number), ..segment(0, size) };
+        let shared = Shared::default();
+        shared.make(named(&[file(0, 4096)]), &places).unwrap();
+        for bad in [file(1, 4096), file(0, 0), file(0, u64::MAX), segment(0, 4096)] {
+            assert!(shared.make(named(std::slice::from_ref(&bad)), &places).is_err(), "{bad:?}");
+            shared.make(named(&[]), &places).unwrap();
+            shared.make(named(&[file(0, 4096)]), &places).unwrap();
+        }
+        assert!(Shared::default().make(named(&[file(2, 4096)]), &places).is_err());
     }
 }

@@ -4,11 +4,17 @@
 //! A scan reads all pages and compares their [hashes](crate::page_hash) with those of what was sent last
 //! ([`godwit_memory::shared`] says why). That takes 0.2 s to 0.4 s of a processor for each GiB; each stream looks at its own
 //! pages. Where the tracker is certain of what was written since the scan before, only that is compared.
+//!
+//! Files of a tmpfs are segments, too: the large ones. Their names, and all else that is in it, cross while the service
+//! is frozen ([`Names`]): what is created, renamed and removed before needs no care.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use godwit_engine::{Tmpfs, tree};
 use godwit_memory::batch::{Builder, is_zero};
 use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
@@ -16,7 +22,7 @@ use rangemap::RangeSet;
 
 use super::stream::{Sending, Stream};
 use super::{PAGE, Pages, PagesError, pages_of, within};
-use crate::message::{Segments, SharedSegment};
+use crate::message::{MOST_TMPFS_NAMES, Segments, SharedSegment};
 use crate::page_hash::{PageKey, ZERO};
 
 /// Most segments that are followed: each costs both nodes a descriptor, and CRIU a line of its options.
@@ -27,6 +33,36 @@ const PIECE: usize = 256 * 1024;
 
 /// Smaller segments are compared in the time that it takes to ask what was written to them.
 const LARGE: u64 = 16 << 20;
+
+/// Smaller files of a tmpfs cross with its names.
+const LEAST_FILE: u64 = 64 << 10;
+
+/// Most bytes of smaller files, or of those that are too many: a tmpfs with more is left to CRIU, which has them charged
+/// to the service.
+const MOST_IN_SMALL: u64 = 4 << 20;
+
+/// By which a segment is recognised: the tmpfs it is in, if it is in one, and its inode.
+type Identity = (Option<u32>, u64);
+
+/// A tmpfs that is followed.
+#[derive(Debug)]
+struct FollowedTmpfs {
+    tmpfs: Tmpfs,
+    /// As it was looked at last.
+    snapshot: tree::Snapshot,
+}
+
+/// The names in a tmpfs that is followed.
+#[derive(Debug)]
+pub(crate) struct Names {
+    /// Its number.
+    pub(crate) number: u32,
+    /// Files whose content is sent as that of segments.
+    pub(crate) elsewhere: tree::Elsewhere,
+    pub(crate) snapshot: tree::Snapshot,
+    /// By which the snapshot reaches it.
+    _tmpfs: Tmpfs,
+}
 
 /// A segment that is followed.
 #[derive(Debug)]
@@ -46,6 +82,9 @@ pub(super) struct Followed {
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) segments: BTreeMap<Space, Followed>,
+    tmpfs: Vec<FollowedTmpfs>,
+    /// What the destination has been told.
+    told: Segments,
     /// How many there have been.
     begun: Space,
     /// Whether no page tables are to be made for it.
@@ -84,16 +123,25 @@ impl Shared {
         watchable.map(|segment| segment.inode()).collect()
     }
 
-    /// Follows these, the largest first if there are too many, and no others; whether that is a change.
-    fn follow(&mut self, mut found: BTreeMap<u64, Segment>) -> bool {
-        let before = self.segments.len();
-        self.segments.retain(|_, followed| {
-            let now = found.remove(&followed.segment.inode());
-            now.is_some_and(|now| {
-                now.size() == followed.segment.size() && now.kind() == followed.segment.kind()
-            })
+    /// Follows these, the largest first if there are too many, and no others of theirs: those in a tmpfs, or those that are
+    /// in none. Which have another size now than before is returned, with that.
+    fn follow(&mut self, mut found: BTreeMap<Identity, Segment>, in_tmpfs: bool) -> Vec<(Space, u64)> {
+        let mut resized = Vec::new();
+        self.segments.retain(|space, followed| {
+            if followed.is_in_tmpfs() != in_tmpfs {
+                return true;
+            }
+            let Some(now) = found.remove(&identity(&followed.segment)) else { return false };
+            if now.size() != followed.segment.size() {
+                if !in_tmpfs {
+                    return false;
+                }
+                resized.push((*space, followed.segment.size()));
+                followed.resize(now);
+                return true;
+            }
+            now.kind() == followed.segment.kind()
         });
-        let mut changed = self.segments.len() != before;
         let mut new: Vec<_> = found.into_values().collect();
         new.sort_by_key(|segment| std::cmp::Reverse(segment.allocated().unwrap_or(0)));
         for segment in new.into_iter().take(MOST.saturating_sub(self.segments.len())) {
@@ -107,10 +155,72 @@ impl Shared {
                 zero: RangeSet::new(),
             };
             self.segments.insert(space, followed);
-            changed = true;
         }
-        changed
+        resized
     }
+
+    /// Follows these tmpfs, and no others. As [`Self::follow`].
+    fn follow_tmpfs(&mut self, all: Vec<Tmpfs>, frozen: bool) -> Result<Vec<(Space, u64)>, PagesError> {
+        let (mut looked, mut found) = (Vec::new(), BTreeMap::new());
+        for tmpfs in all {
+            let failed = |source| PagesError::Tmpfs { target: tmpfs.external.0.clone(), source };
+            let root = PathBuf::from(format!("/proc/self/fd/{}", tmpfs.root.as_raw_fd()));
+            let snapshot = match frozen {
+                true => tree::Snapshot::scan_frozen(&root),
+                false => tree::Snapshot::scan(&root),
+            }
+            .map_err(failed)?;
+            if snapshot.entries() > MOST_TMPFS_NAMES {
+                continue;
+            }
+            for file in snapshot.large_files(LEAST_FILE, MOST).map_err(failed)? {
+                let segment = Segment::of_tmpfs(tmpfs.number, file)
+                    .map_err(|source| PagesError::Shared { action: "examined", source })?;
+                found.extend(segment.map(|segment| (identity(&segment), segment)));
+            }
+            looked.push(FollowedTmpfs { tmpfs, snapshot });
+        }
+        let mut resized = self.follow(found, true);
+        looked.retain(|FollowedTmpfs { tmpfs, snapshot }| {
+            snapshot.bytes_without(&self.elsewhere(tmpfs.number)) <= MOST_IN_SMALL
+        });
+        self.tmpfs = looked;
+        let numbers: BTreeSet<_> = self.tmpfs.iter().map(|followed| followed.tmpfs.number).collect();
+        self.segments.retain(|_, followed| {
+            followed.segment.kind().tmpfs().is_none_or(|number| numbers.contains(&number))
+        });
+        resized.retain(|(space, _)| self.segments.contains_key(space));
+        Ok(resized)
+    }
+
+    /// The files of a tmpfs that are followed.
+    fn elsewhere(&self, number: u32) -> tree::Elsewhere {
+        let of = self.segments.iter().filter(|(_, of)| of.segment.kind().tmpfs() == Some(number));
+        of.map(|(space, followed)| (followed.segment.inode(), *space)).collect()
+    }
+}
+
+impl Followed {
+    fn is_in_tmpfs(&self) -> bool {
+        self.segment.kind().tmpfs().is_some()
+    }
+
+    /// It has another size now.
+    fn resize(&mut self, now: Segment) {
+        let size = now.size().next_multiple_of(PAGE_SIZE);
+        for noted in [&mut self.data, &mut self.zero] {
+            noted.remove(size..u64::MAX);
+        }
+        self.populated.retain_mut(|range| {
+            range.end = range.end.min(size);
+            range.start < range.end
+        });
+        self.segment = Arc::new(now);
+    }
+}
+
+fn identity(segment: &Segment) -> Identity {
+    (segment.kind().tmpfs(), segment.inode())
 }
 
 impl Pages {
@@ -119,40 +229,81 @@ impl Pages {
         self.shared.spares_tables = true;
     }
 
-    /// Looks for the segments that these processes share; what is to be told to the destination, if that has changed.
-    pub(crate) fn find_shared(&mut self, pids: &[i32]) -> Result<Option<Segments>, PagesError> {
-        let found = shared::find(pids)?;
-        let changed = self.shared.follow(found);
+    /// Looks for the segments that these processes share, if they are to be sent, and in these tmpfs; what is to be told to
+    /// the destination, if that has changed.
+    pub(crate) fn find_shared(
+        &mut self,
+        pids: &[i32],
+        segments: bool,
+        tmpfs: Vec<Tmpfs>,
+    ) -> Result<Option<Segments>, PagesError> {
+        let found = if segments { shared::find(pids)? } else { BTreeMap::new() };
+        let found = found.into_values().map(|segment| (identity(&segment), segment)).collect();
+        self.shared.follow(found, false);
+        self.follow_tmpfs(tmpfs, false)?;
         self.tracker.watch_shared(&self.shared.watchable(), pids);
-        Ok(changed.then(|| self.segments()))
+        Ok(self.tell())
     }
 
-    /// Follows no segment any more that has another size than it was announced with; what is to be told to the
-    /// destination, if there is one.
-    pub(crate) fn drop_resized(&mut self) -> Result<Option<Segments>, PagesError> {
-        let before = self.shared.segments.len();
+    /// Follows no segment of processes any more that has another size than it was announced with, and looks at these tmpfs
+    /// once more. The service is frozen.
+    pub(crate) fn settle_shared(&mut self, tmpfs: Vec<Tmpfs>) -> Result<(), PagesError> {
         let mut failed = None;
         self.shared.segments.retain(|_, followed| {
-            followed.segment.has_its_size().unwrap_or_else(|error| {
-                failed.get_or_insert(error);
-                false
-            })
+            followed.is_in_tmpfs()
+                || followed.segment.has_its_size().unwrap_or_else(|error| {
+                    failed.get_or_insert(error);
+                    false
+                })
         });
         match failed {
             Some(source) => Err(PagesError::Shared { action: "examined", source }),
-            None => Ok((self.shared.segments.len() != before).then(|| self.segments())),
+            None => self.follow_tmpfs(tmpfs, true),
         }
     }
 
-    /// Those that are followed.
-    fn segments(&self) -> Segments {
-        let all = self.shared.segments.iter();
-        Segments { all: all.map(|(space, followed)| SharedSegment::of(*space, &followed.segment)).collect() }
+    fn follow_tmpfs(&mut self, tmpfs: Vec<Tmpfs>, frozen: bool) -> Result<(), PagesError> {
+        for (space, before) in self.shared.follow_tmpfs(tmpfs, frozen)? {
+            let Some(followed) = self.shared.segments.get(&space) else { continue };
+            for stream in &mut self.streams {
+                stream.resized(space, before, followed.segment.size());
+            }
+        }
+        Ok(())
     }
 
-    /// By which CRIU knows those that are followed.
+    /// What the destination is to be told of those that are followed, if it has not been.
+    pub(crate) fn tell(&mut self) -> Option<Segments> {
+        let all = self.shared.segments.iter();
+        let now = Segments {
+            all: all.map(|(space, followed)| SharedSegment::of(*space, &followed.segment)).collect(),
+        };
+        if self.shared.told == now {
+            return None;
+        }
+        self.shared.told = now.clone();
+        Some(now)
+    }
+
+    /// By which CRIU knows those that are followed and are in no tmpfs.
     pub(crate) fn shared_inodes(&self) -> Vec<u64> {
-        self.shared.segments.values().map(|followed| followed.segment.inode()).collect()
+        let mapped = self.shared.segments.values().filter(|followed| !followed.is_in_tmpfs());
+        mapped.map(|followed| followed.segment.inode()).collect()
+    }
+
+    /// Where each tmpfs that is followed is mounted, and its key, for CRIU.
+    pub(crate) fn external_tmpfs(&self) -> Vec<(String, String)> {
+        self.shared.tmpfs.iter().map(|followed| followed.tmpfs.external.clone()).collect()
+    }
+
+    /// The names in each tmpfs that is followed.
+    pub(crate) fn names(&mut self) -> Vec<Names> {
+        let all = std::mem::take(&mut self.shared.tmpfs);
+        let names = |FollowedTmpfs { tmpfs, snapshot }| {
+            let number = tmpfs.number;
+            Names { number, elsewhere: self.shared.elsewhere(number), snapshot, _tmpfs: tmpfs }
+        };
+        all.into_iter().map(names).collect()
     }
 
     /// Notes what of the segments differs from what was sent. `pids` are the processes that there are, listed after
@@ -174,7 +325,8 @@ impl Pages {
                 followed.zero.iter().flat_map(|range| now.gaps(range).collect::<Vec<_>>()).collect();
             followed.populated = populated;
             let inode = followed.segment.inode();
-            let known = written.as_ref().filter(|_| followed.scanned).and_then(|written| written.get(&inode));
+            let told = written.as_ref().filter(|_| followed.scanned && !followed.is_in_tmpfs());
+            let known = told.and_then(|written| written.get(&inode));
             let to_compare = match known {
                 Some(written) => {
                     let written: RangeSet<u64> = written.iter().cloned().collect();
@@ -183,7 +335,7 @@ impl Pages {
                     written.iter().flat_map(|range| within(&now, range)).collect()
                 }
                 None => {
-                    all |= watchable.contains(&inode);
+                    all |= !followed.is_in_tmpfs() && watchable.contains(&inode);
                     followed.data.clear();
                     followed.populated.clone()
                 }

@@ -23,8 +23,8 @@ use crate::source::pace::{Pacer, Packer};
 /// What decides about a page's stream: pages that lie beside each other stay together.
 const REGION: u64 = 2 << 20;
 
-/// Stands for a page of a process that has ended, which the destination still has here. In practice no content has this
-/// hash.
+/// Stands for a page of which the destination has something else here: that of a process that has ended, or a part. In
+/// practice no content has this hash.
 const ANOTHERS: u128 = u128::MAX;
 
 /// What a page in a stream's memory takes, with its place.
@@ -48,6 +48,18 @@ impl Stream {
             cache: LruCache::new(most),
             packer: Packer::new(compress),
             pool: Pool::default(),
+        }
+    }
+
+    /// A file has another size at the destination, which has nothing of it behind the smaller of the two.
+    pub(super) fn resized(&mut self, space: Space, before: u64, now: u64) {
+        let smaller = before.min(now);
+        if now < before {
+            self.known.change_all(space, |page, known| if page < smaller { known } else { ZERO });
+        }
+        // Of this page the destination has a part.
+        if !smaller.is_multiple_of(PAGE_SIZE) {
+            self.known.set(space, smaller / PAGE_SIZE * PAGE_SIZE, ANOTHERS);
         }
     }
 

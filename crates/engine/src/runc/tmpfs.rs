@@ -1,0 +1,282 @@
+//! The tmpfs of a container that CRIU leaves to others: which there are, and how a restore brings them.
+//!
+//! CRIU puts all of a tmpfs into its images, while the container is frozen. One that it is told to take for an external
+//! mount it leaves alone, and a restore binds what is in its place at the destination. That a tmpfs is one does not show
+//! in the images of other mounts, so it must be the only mount of its filesystem, and nothing may be mounted in it.
+//!
+//! A restore brings them with room for whatever order their contents come in ([`COMING_TMPFS_BYTES`]); [`limit`] gives
+//! them their own limits before the container runs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_string, fspick};
+
+use super::process::ProcessStatus;
+use crate::beneath::{Links, Root};
+use crate::container::{COMING_TMPFS_BYTES, ContainerConfig, DefinedTmpfs, RestoreRequest, Tmpfs};
+
+/// By which images name the tmpfs of this number.
+fn key(number: usize) -> String {
+    format!("godwit-tmpfs-{number}")
+}
+
+/// The lines of CRIU's options by which a restore brings those that are not in its images; the others do no harm.
+pub(super) fn criu_options(request: &RestoreRequest) -> String {
+    let line = |(number, path): (usize, std::path::PathBuf)| {
+        format!("external \"mnt[{}]:{}\"\n", key(number), path.display())
+    };
+    request.tmpfs().into_iter().enumerate().map(line).collect()
+}
+
+/// Those that CRIU can leave alone now. `members` are the processes of the container, `pid` is its main one.
+pub(super) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::Result<Vec<Tmpfs>> {
+    if !share_their_mounts(pid, members)? {
+        return Ok(Vec::new());
+    }
+    let text = fs::read(format!("/proc/{pid}/mountinfo"))?;
+    let text = String::from_utf8_lossy(&text);
+    let mounts: Vec<_> = text.lines().filter_map(Mounted::parse).collect();
+    let inside = Root::open(Path::new(&format!("/proc/{pid}/root")), Links::Refused)?;
+    let mut found = Vec::new();
+    let mut used = BTreeSet::new();
+    for (number, defined) in config.tmpfs().iter().enumerate() {
+        let Some(device) = plain(defined, &mounts) else { continue };
+        let target = defined.target.as_os_str().as_bytes();
+        let path = target.strip_prefix(b"/").unwrap_or(target);
+        let root = inside.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
+        let stat = rustix::fs::fstat(&root)?;
+        if stat.st_dev != device {
+            continue;
+        }
+        if !is_empty(&inside, path)? {
+            used.insert(device);
+        }
+        let external = (defined.target.to_string_lossy().into_owned(), key(number));
+        let number = u32::try_from(number).map_err(io::Error::other)?;
+        found.push((device, Tmpfs { number, external, root: Arc::new(root) }));
+    }
+    let unfit = if used.is_empty() { BTreeSet::new() } else { unfit(&used, members)? };
+    Ok(found.into_iter().filter(|(device, _)| !unfit.contains(device)).map(|(_, tmpfs)| tmpfs).collect())
+}
+
+/// Gives those that a restore has brought the limits of the container's definition.
+///
+/// What cannot be limited is not: a service that is here for good must run.
+pub(super) fn limit(
+    config: &ContainerConfig,
+    processes: &[ProcessStatus],
+) -> Result<(), (String, io::Error)> {
+    let Some(main) = processes.iter().find(|process| process.inner_pid == 1) else { return Ok(()) };
+    let root = format!("/proc/{}/root", main.pid);
+    let inside = match Root::open(Path::new(&root), Links::Refused) {
+        // It has ended meanwhile.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound) => return Ok(()),
+        opened => opened.map_err(|source| (format!("open {root}"), source))?,
+    };
+    for defined in config.tmpfs() {
+        if let Err(error) = limit_one(&inside, &defined) {
+            let (name, target) = (&config.name, defined.target.display());
+            tracing::warn!(service = %name, %target, %error, "a tmpfs cannot be given its limit, and may take more");
+        }
+    }
+    Ok(())
+}
+
+fn limit_one(inside: &Root, defined: &DefinedTmpfs) -> io::Result<()> {
+    if defined.size_bytes == 0 {
+        // It has come with the kernel's default.
+        return Ok(());
+    }
+    let target = defined.target.as_os_str().as_bytes();
+    let path = target.strip_prefix(b"/").unwrap_or(target);
+    let root = match inside.open_at(path, OFlags::PATH | OFlags::DIRECTORY) {
+        // Nothing was mounted there.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    let now = rustix::fs::fstatfs(&root)?;
+    let bytes = u128::from(now.f_blocks) * u128::try_from(now.f_bsize).unwrap_or(0);
+    if now.f_type as i64 != TMPFS_MAGIC || bytes != u128::from(COMING_TMPFS_BYTES) {
+        return Ok(());
+    }
+    let picked = fspick(root.as_fd(), "", FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC)?;
+    fsconfig_set_string(picked.as_fd(), "size", defined.size_bytes.to_string())?;
+    Ok(fsconfig_reconfigure(picked.as_fd())?)
+}
+
+/// What statfs(2) calls a tmpfs.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// Whether all of the processes see the same mounts.
+fn share_their_mounts(pid: u32, members: &[u32]) -> io::Result<bool> {
+    let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/mnt"));
+    let own = namespace(pid)?;
+    // What has ended sees nothing.
+    Ok(members.iter().all(|&member| namespace(member).map_or(true, |namespace| namespace == own)))
+}
+
+/// A line of `/proc/PID/mountinfo`.
+#[derive(Debug, PartialEq, Eq)]
+struct Mounted<'a> {
+    device: u64,
+    root: &'a str,
+    target: String,
+    kind: &'a str,
+    options: &'a str,
+}
+
+impl<'a> Mounted<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(2);
+        let (major, minor) = mount.next()?.split_once(':')?;
+        let (root, target) = (mount.next()?, unescaped(mount.next()?)?);
+        let mut filesystem = filesystem.split(' ');
+        let kind = filesystem.next()?;
+        let options = filesystem.nth(1)?;
+        let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+        Some(Self { device, root, target, kind, options })
+    }
+}
+
+/// Without the octal numbers that the kernel writes for some characters.
+fn unescaped(text: &str) -> Option<String> {
+    let mut parts = text.split('\\');
+    let mut plain = parts.next()?.to_owned();
+    for part in parts {
+        let number = u8::from_str_radix(part.get(..3)?, 8).ok()?;
+        plain.push(char::from(number));
+        plain.push_str(part.get(3..)?);
+    }
+    Some(plain)
+}
+
+/// The device of a tmpfs that is mounted as it was defined, once, with nothing in it, if it is.
+fn plain(defined: &DefinedTmpfs, mounts: &[Mounted<'_>]) -> Option<u64> {
+    let target = defined.target.to_str()?;
+    // CRIU takes it for the end of the name.
+    if target.contains(']') {
+        return None;
+    }
+    let mut there = mounts.iter().filter(|mounted| mounted.target == target);
+    let (Some(mounted), None) = (there.next(), there.next()) else { return None };
+    let below = format!("{target}/");
+    let alone = !mounts.iter().any(|other| other.target.starts_with(&below))
+        && mounts.iter().filter(|other| other.device == mounted.device).count() == 1;
+    let limit = (defined.size_bytes != 0)
+        .then(|| format!("size={}k", defined.size_bytes.next_multiple_of(4096) / 1024));
+    let (size, others): (Vec<_>, Vec<_>) =
+        mounted.options.split(',').partition(|option| option.starts_with("size="));
+    let as_defined = mounted.kind == "tmpfs"
+        && mounted.root == "/"
+        && size.first().copied() == limit.as_deref()
+        // Another option is none that the definition gives, and would be lost.
+        && others.iter().all(|option| ["rw", "inode32", "inode64"].contains(option));
+    (alone && as_defined).then_some(mounted.device)
+}
+
+fn is_empty(inside: &Root, path: &[u8]) -> io::Result<bool> {
+    let directory = inside.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    for entry in rustix::fs::Dir::read_from(&directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Those of these devices on which a file is
+/// - open or mapped under a name that was deleted, and has another one: CRIU gives it a third one for the restore, which
+///   would not be there;
+/// - the program of a process, or held by a lease: a restore makes them such, and the kernel refuses that for a file
+///   that is open for writing, as its content may still come.
+fn unfit(devices: &BTreeSet<u64>, members: &[u32]) -> io::Result<BTreeSet<u64>> {
+    let mut unfit = leased(&fs::read_to_string("/proc/locks")?);
+    for pid in members {
+        // A process that has ended has no program.
+        if let Ok(program) = fs::metadata(format!("/proc/{pid}/exe")) {
+            unfit.insert(program.dev());
+        }
+    }
+    unfit.extend(godwit_criu::renamed_while_in_use(members, devices));
+    Ok(unfit)
+}
+
+/// The devices of files with leases, from the text of `/proc/locks`.
+fn leased(locks: &str) -> BTreeSet<u64> {
+    let device = |line: &str| {
+        let mut words = line.split_whitespace().skip(1).filter(|word| *word != "->");
+        if words.next()? != "LEASE" {
+            return None;
+        }
+        let mut file = words.nth(3)?.split(':');
+        let mut number = || u32::from_str_radix(file.next()?, 16).ok();
+        Some(rustix::fs::makedev(number()?, number()?))
+    };
+    locks.lines().filter_map(device).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const MOUNTINFO: &str = "\
+620 619 0:52 / / rw,relatime master:1 - overlay godwit rw,lowerdir=/l
+621 620 0:60 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755,inode64
+622 621 0:61 / /dev/shm rw,nosuid,nodev,noexec,relatime - tmpfs shm rw,size=65536k,inode64
+623 620 0:62 / /a\\040b rw,nosuid,nodev - tmpfs tmpfs rw,inode64
+624 620 0:63 / /twice rw - tmpfs tmpfs rw,size=8k
+625 620 0:63 /in /also rw - tmpfs tmpfs rw,size=8k
+626 620 0:64 / /parent rw - tmpfs tmpfs rw,size=8k
+627 626 0:65 / /parent/child rw - tmpfs tmpfs rw,size=8k
+628 620 0:66 / /huge rw - tmpfs tmpfs rw,size=8k,huge=always
+629 620 0:67 / /over rw - tmpfs tmpfs rw,size=8k
+630 629 0:68 / /over rw - tmpfs tmpfs rw,size=8k
+";
+
+    #[test]
+    fn only_a_tmpfs_as_it_was_defined_that_is_mounted_once_with_nothing_in_it_can_be_left_alone() {
+        let mounts: Vec<_> = MOUNTINFO.lines().filter_map(Mounted::parse).collect();
+        assert_eq!(mounts.len(), MOUNTINFO.lines().count());
+        let found = |target: &str, size_bytes| {
+            plain(&DefinedTmpfs { source: "tmpfs", target: target.into(), size_bytes }, &mounts)
+        };
+        let device = |minor| Some(rustix::fs::makedev(0, minor));
+        assert_eq!(found("/dev/shm", 64 << 20), device(61));
+        assert_eq!(found("/a b", 0), device(62));
+        assert_eq!(found("/parent/child", 5000), device(65), "the kernel counts in pages");
+        for (target, size) in [
+            ("/dev/shm", 0),
+            ("/dev/shm", 63 << 20),
+            ("/a b", 8192),
+            ("/twice", 8192),
+            ("/parent", 8192),
+            ("/huge", 8192),
+            ("/over", 8192),
+            ("/none", 0),
+            ("/", 0),
+        ] {
+            assert_eq!(found(target, size), None, "{target} {size}");
+        }
+    }
+
+    #[test]
+    fn a_lease_is_found_whoever_waits_for_it() {
+        let locks = "\
+1: FLOCK  ADVISORY  WRITE 2345833 fe:00:11223046 0 EOF
+2: LEASE  ACTIVE    READ  4711 00:2d:12 0 EOF
+2: -> LEASE  BREAKING  READ  4711 08:01:12 0 EOF
+";
+        let device = rustix::fs::makedev;
+        assert_eq!(leased(locks), [device(0, 0x2d), device(8, 1)].into());
+    }
+}
