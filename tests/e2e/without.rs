@@ -52,7 +52,7 @@ fn with_a_criu_without_patches_services_move_in_all_modes() {
     let (bed, mut data) = up("stock-criu", ["--criu-patches", "off"]);
     for ((from, to), mode) in [("a", "b"), ("b", "a")].into_iter().cycle().zip(MODES) {
         let report = bed.migrate_so("redis", from, to, &["--mode", mode, "--allow", "postcopy"]);
-        for made_use_of in ["+lazy-pages-external", "+tcp-inline"] {
+        for made_use_of in ["+lazy-pages-external", "+tcp-inline", "+external-smaps"] {
             assert!(!report.criu.contains(made_use_of), "{report:?}");
         }
         data.check_fill(FILL).unwrap();

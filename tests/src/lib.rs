@@ -158,6 +158,11 @@ impl Report {
     pub fn knows_shared_writes(&self) -> bool {
         self.tracker == "uffd" && Path::new("/sys/kernel/tracing/events/task").exists()
     }
+
+    /// Whether CRIU was told the mappings of the processes, where this machine tells their flags.
+    pub fn told_mappings(&self) -> bool {
+        self.criu.contains("+external-smaps") || !Path::new("/sys/kernel/btf/vmlinux").exists()
+    }
 }
 
 /// Something that a node did in the frozen time.

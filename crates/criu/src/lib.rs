@@ -56,6 +56,16 @@ const SERIES_MARK: &str = "+godwit.";
 /// The kind of external resource that our patch external-shmem adds, as `criu --help` names it.
 const SHARED_EXTERNAL: &str = "shmem[SHMID]";
 
+/// The kind of external resource that our patch external-smaps adds, as `criu --help` names it.
+const MAPPINGS_EXTERNAL: &str = "smaps[]:DIR";
+
+/// The directory in which a dump finds the mappings of a process in a file named by its PID, in the form of its smaps, among
+/// the external resources. A CRIU without our patch does not look there.
+#[must_use]
+pub fn external_mappings_in(directory: &Path) -> String {
+    format!("smaps[]:{}", directory.display())
+}
+
 /// The name of shared memory with this inode among the external resources of a dump.
 #[must_use]
 pub fn external_shared(inode: u64) -> String {
@@ -87,6 +97,7 @@ struct Patches {
     lazy_external: bool,
     tcp_inline: bool,
     shared_external: bool,
+    mappings_external: bool,
 }
 
 /// A CRIU release, `major.minor.sublevel`, with the number of godwit's patches where it has them:
@@ -229,6 +240,15 @@ impl Criu {
         Ok(self.patches().await?.is_some_and(|patches| patches.shared_external))
     }
 
+    /// Whether a dump can be told the mappings of processes ([`external_mappings_in`]), which takes our patch. Asked once
+    /// per value and its clones.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub async fn mappings_external(&self) -> Result<bool, CriuError> {
+        Ok(self.patches().await?.is_some_and(|patches| patches.mappings_external))
+    }
+
     /// Whether a restore maps what is not writable as it was, which takes our patches: all of them, as no option
     /// tells of this one.
     ///
@@ -252,6 +272,7 @@ impl Criu {
             lazy_external: help.contains(lazy::EXTERNAL_OPTION),
             tcp_inline: help.contains(dump::TCP_INLINE_OPTION),
             shared_external: help.contains(SHARED_EXTERNAL),
+            mappings_external: help.contains(MAPPINGS_EXTERNAL),
         })
     }
 

@@ -12,6 +12,7 @@
 //! - [`process`]: one process's address space from outside: its areas, reading its pages.
 //! - [`tracker`]: which pages were written since the last scan, without stopping a process.
 //! - [`shared`]: shared memory as files, at the source and at the destination.
+//! - [`mappings`]: the flags of mappings, without a look at their pages.
 //! - [`batch`]: pages as bytes for the wire: zero runs, data, checksum, compression.
 //! - [`causes`]: errors as sentences.
 //! - [`pager`]: the small process that holds the page store and the userfaultfds at the
@@ -31,6 +32,7 @@ pub type Range = std::ops::Range<u64>;
 
 pub mod batch;
 pub mod causes;
+pub mod mappings;
 pub mod pager;
 pub mod process;
 pub mod shared;

@@ -18,6 +18,8 @@ pub trait Checkpoint: Send + Sync {
     async fn tcp_inline(&self) -> Result<bool, CriuError>;
     /// Whether the contents of shared memory can be moved in another way.
     async fn shared_external(&self) -> Result<bool, CriuError>;
+    /// Whether a dump can be told the mappings of processes.
+    async fn mappings_external(&self) -> Result<bool, CriuError>;
     /// Whether a restore maps what is not writable as it was.
     async fn keeps_rights(&self) -> Result<bool, CriuError>;
     /// Fills the cache of the kernel's features for the next restore.
@@ -55,6 +57,10 @@ impl Checkpoint for Criu {
 
     async fn shared_external(&self) -> Result<bool, CriuError> {
         Self::shared_external(self).await
+    }
+
+    async fn mappings_external(&self) -> Result<bool, CriuError> {
+        Self::mappings_external(self).await
     }
 
     async fn keeps_rights(&self) -> Result<bool, CriuError> {

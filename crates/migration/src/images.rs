@@ -106,6 +106,12 @@ impl ImageTmpfs {
         self.path.join("images")
     }
 
+    /// Where the mappings of processes are told to a dump.
+    #[must_use]
+    pub fn mappings(&self) -> PathBuf {
+        self.path.join("smaps")
+    }
+
     /// Where CRIU's logs go.
     #[must_use]
     pub fn work(&self) -> PathBuf {

@@ -111,8 +111,8 @@ pub struct Report {
     /// Where the network namespace is at the destination, for a service in one that godwit did not create.
     pub network_namespace: String,
     /// The CRIU that dumped; with `+lazy-pages-external` where our patch had it skip the memory, `+external-shmem` where
-    /// one had it skip shared memory, `+tcp-inline` where another one had it put connections into the image of the files, and
-    /// `+external-tmpfs` where a tmpfs was left to godwit.
+    /// one had it skip shared memory, `+tcp-inline` where another one had it put connections into the image of the files,
+    /// `+external-smaps` where it was told the mappings, and `+external-tmpfs` where a tmpfs was left to godwit.
     pub criu: String,
     /// The CRIU that restored, if it is another; empty as long as it is not known.
     pub criu_there: String,

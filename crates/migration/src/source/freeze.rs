@@ -1,9 +1,11 @@
 //! Fourth: the service stops. What is needed to move the rest is found, and nothing is sent yet.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use godwit_criu::{DumpOptions, Memory as DumpMemory};
 use godwit_engine::{DumpTarget, Tmpfs, tree};
+use godwit_memory::mappings;
 
 use super::files::{Log, next_round};
 use super::pages::{Found, Pages, PagesError};
@@ -101,8 +103,10 @@ impl Source {
         hooks::run(&self.local, &self.service, HookPoint::PreFreeze, ends).await?;
         // What it can do alone is nothing that a frozen service should wait for.
         let mut criu = self.local.criu.prepare()?;
+        let mappings = self.prepare_mappings(tmpfs).await?;
+        let mappings = mappings.as_deref();
         let target = self.local.engine.dump_target(&config).await?;
-        criu.ready(&dump_options(&target, (tmpfs, &pages), agreed.tcp_inline)).await?;
+        criu.ready(&dump_options(&target, (tmpfs, &pages), agreed.tcp_inline, mappings)).await?;
         let listeners = self.listeners(&config).await?;
         let listeners = listeners.as_ref();
         self.local.standstills.stand_ready(&self.service).await?;
@@ -133,14 +137,47 @@ impl Source {
         // Before the dump: a CRIU without our patches makes directories in the container's /tmp for a short time.
         let begun = Instant::now();
         let memory = self.scan_frozen(pages, self.tmpfs(agreed).await?);
-        let (memory, files) = tokio::try_join!(memory, next_round(tree, true))?;
+        let (memory, files, told) =
+            tokio::try_join!(memory, next_round(tree, true), self.tell_mappings(mappings))?;
+        if told {
+            recorder.report.criu.push_str("+external-smaps");
+        }
         self.timeline.note("scan", begun);
         recorder.report.memory_bytes = memory.0.with_shared(memory.1).populated * 4096;
         recorder.end("freeze");
         failpoint::point("source.frozen").await;
-        let options = dump_options(&target, (tmpfs, &memory.0), agreed.tcp_inline);
+        let options = dump_options(&target, (tmpfs, &memory.0), agreed.tcp_inline, mappings);
         let kernel = KernelState { criu, options, keep_stopped, shared: agreed.sends_shared() };
         Ok((kernel, memory, files))
+    }
+
+    /// A directory in which CRIU is told the mappings of the processes, if it can be.
+    async fn prepare_mappings(&self, images: &ImageTmpfs) -> Result<Option<PathBuf>, SourceError> {
+        if !self.local.criu.mappings_external().await? {
+            return Ok(None);
+        }
+        let path = images.mappings();
+        std::fs::create_dir(&path).map_err(|source| LocalError::Io {
+            action: "create",
+            path: path.clone(),
+            source,
+        })?;
+        tokio::task::spawn_blocking(mappings::prepare).await?;
+        Ok(Some(path))
+    }
+
+    /// Tells CRIU the mappings of the frozen processes; of whom it is not told, it looks itself, and at all pages. Whether
+    /// it is told of any.
+    async fn tell_mappings(&self, directory: Option<&Path>) -> Result<bool, SourceError> {
+        let Some(directory) = directory else { return Ok(false) };
+        let (pids, path) = (self.pids().await?, directory.to_owned());
+        let telling = self.jobs.run(move |_| mappings::write(&pids, &path));
+        let told = telling.await?.map_err(|source| LocalError::Io {
+            action: "write the mappings of its processes into",
+            path: directory.to_owned(),
+            source,
+        })?;
+        Ok(told > 0)
     }
 
     /// The last scan, of the memory and of each tmpfs.
@@ -158,8 +195,10 @@ fn dump_options(
     target: &DumpTarget,
     (images, pages): (&ImageTmpfs, &Pages),
     tcp_inline: bool,
+    mappings: Option<&Path>,
 ) -> DumpOptions {
     DumpOptions {
+        external: mappings.map(godwit_criu::external_mappings_in).into_iter().collect(),
         external_mounts: [target.external_mounts.clone(), pages.external_tmpfs()].concat(),
         external_network: Some(target.network_namespace.1.clone()),
         freezer: Some(target.freezer.clone()),
