@@ -4,7 +4,7 @@
  *   mapper   /dev/shm/mapped, MIB MiB: pages through a mapping and by pwrite(2); holds a lock on it
  *   churner  /scratch: a file that grows and is cut short, one that is replaced by rename(2), small ones that come and go
  *   server   files that stay: two names with owner, mode and time; an open one without a name; a FIFO with a byte in it;
- *            a socket that listens; and the size of both filesystems
+ *            a socket that listens; this program, which is started; and the size of both filesystems
  *
  * Asked by a byte on port 7000, all look at all of it; the answer is "ok N", N the changes so far, or what is wrong.
  * Asked by an "l", the server gives an open file another name and deletes its first, before it answers. */
@@ -24,6 +24,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -228,6 +229,15 @@ static void lay_out(void) {
     put(nameless, 4, 0, KEPT);
     linked = make("/scratch/first");
     put(linked, 5, 0, KEPT);
+    static char program[8 << 20];
+    int self = open("/proc/self/exe", O_RDONLY), copy = make("/scratch/program");
+    ssize_t length = read(self, program, sizeof program);
+    /* What is behind the program does not matter. */
+    if (length <= 0 || write(copy, program, (size_t)length) != length || ftruncate(copy, length + KEPT) != 0 ||
+        pwrite(copy, program, (size_t)length < KEPT ? (size_t)length : KEPT, length) <= 0 || fchmod(copy, 0755) != 0)
+        fail("program");
+    close(self);
+    close(copy);
     if (unlink("/scratch/nameless") != 0 || mkfifo("/scratch/fifo", 0620) != 0)
         fail("fifo");
     /* Open for both, it keeps what is in it. */
@@ -239,7 +249,21 @@ static void lay_out(void) {
         fail("socket");
 }
 
+/* Nobody may have it open for writing then. */
+static void start_program(void) {
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) {
+        close(2);
+        execl("/scratch/program", "program", NULL);
+        _exit(errno);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 2)
+        wrong("the program ends with %d: %s", status, strerror(WEXITSTATUS(status)));
+}
+
 static void look_at_what_stays(void) {
+    start_program();
     struct statvfs filesystem;
     if (statvfs("/dev/shm", &filesystem) != 0 || (long)(filesystem.f_blocks * filesystem.f_frsize) != SHM)
         wrong("/dev/shm has %lu blocks", filesystem.f_blocks);

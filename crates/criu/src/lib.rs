@@ -45,7 +45,7 @@ pub use dump::{
     settled,
 };
 pub use error::CriuError;
-pub use open_files::renamed_while_in_use;
+pub use open_files::not_external;
 
 /// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.
 pub const OLDEST_VERSION: Version = Version::release(4, 1, 0);

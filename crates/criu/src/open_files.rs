@@ -53,33 +53,43 @@ pub(crate) fn of(pids: &[u32]) -> Vec<OpenFile> {
     found
 }
 
-/// Those of these devices on which one of these processes has a regular file open or mapped under a name that was deleted,
-/// while the file has another one: CRIU makes a third one for it, `link_remap.N`. What cannot be read is gone.
+/// Those of these devices that CRIU cannot leave to others, since one of these processes has a regular file of it
+/// - open or mapped under a name that was deleted, while the file has another one: CRIU makes a third one for it,
+///   `link_remap.N`;
+/// - mapped to be shared and executed: CRIU writes its system calls into memory that is executed.
+///
+/// What cannot be read is gone.
 #[must_use]
-pub fn renamed_while_in_use(pids: &[u32], devices: &BTreeSet<u64>) -> BTreeSet<u64> {
+pub fn not_external(pids: &[u32], devices: &BTreeSet<u64>) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
-    let mut look = |path: &Path| {
+    let mut look = |path: &Path, least_names: u64| {
         if let Ok(status) = fs::metadata(path)
             && status.is_file()
-            && status.nlink() > 0
+            && status.nlink() >= least_names
             && devices.contains(&status.dev())
         {
             found.insert(status.dev());
         }
     };
     for file in of(pids).iter().filter(|file| file.deleted().is_some()) {
-        look(&file.entry("fd"));
+        look(&file.entry("fd"), 1);
     }
     for pid in pids {
         let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-        let lines = maps.split(|byte| *byte == b'\n');
-        for line in lines.filter(|line| line.ends_with(b" (deleted)")) {
-            let range = String::from_utf8_lossy(line.split(|byte| *byte == b' ').next().unwrap_or_default());
+        for line in maps.split(|byte| *byte == b'\n') {
+            let mut words = line.splitn(3, |byte| *byte == b' ');
+            let (Some(range), Some(rights)) = (words.next(), words.next()) else { continue };
+            let least_names = match rights {
+                [_, _, b'x', b's'] => 0,
+                _ if line.ends_with(b" (deleted)") => 1,
+                _ => continue,
+            };
+            let range = String::from_utf8_lossy(range);
             let address = |text: &str| u64::from_str_radix(text, 16).ok();
             if let Some((start, end)) = range.split_once('-')
                 && let (Some(start), Some(end)) = (address(start), address(end))
             {
-                look(Path::new(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")));
+                look(Path::new(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")), least_names);
             }
         }
     }

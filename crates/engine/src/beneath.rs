@@ -195,6 +195,11 @@ impl Node {
         Ok(names.map(<[u8]>::to_vec).collect())
     }
 
+    /// Whether it is a file that gives capabilities to who executes it.
+    pub(crate) fn has_capabilities(&self) -> io::Result<bool> {
+        Ok(self.xattr_names()?.iter().any(|name| name == b"security.capability"))
+    }
+
     /// Sets one extended attribute.
     pub(crate) fn set_xattr(&self, name: &[u8], value: &[u8]) -> io::Result<()> {
         Ok(fs::setxattr(self.magic(), name, value, XattrFlags::empty())?)
@@ -239,6 +244,12 @@ impl Node {
     }
 }
 
+impl From<Node> for OwnedFd {
+    fn from(node: Node) -> Self {
+        node.fd
+    }
+}
+
 impl AsFd for Node {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -255,6 +266,11 @@ pub(crate) struct SetFault {
 }
 
 impl SetFault {
+    /// Whether the filesystem does not know it.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        Errno::from_io_error(&self.error) == Some(Errno::OPNOTSUPP)
+    }
+
     fn new(what: &str, error: Errno) -> Self {
         Self { what: what.into(), error: error.into() }
     }

@@ -134,7 +134,7 @@ pub struct Tmpfs {
     pub number: u32,
     /// Where it is mounted, and its key: for [`DumpTarget::external_mounts`].
     pub external: (String, String),
-    /// Its root directory, by a descriptor that serves for nothing else (`O_PATH`).
+    /// Its root directory.
     pub root: Arc<OwnedFd>,
 }
 

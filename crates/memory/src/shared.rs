@@ -13,12 +13,13 @@
 //! happened, [`Tracker::shared`](crate::tracker::Tracker::shared) says which pages it needs to compare.
 
 mod filler;
+mod handle;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -35,6 +36,7 @@ use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, futimens};
 
 use self::filler::Filling;
 pub use self::filler::{Filler, WORD as FILLER, run as fill};
+use self::handle::Handle;
 use crate::process::{Process, ProcessError};
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -43,6 +45,9 @@ pub const FIRST_SPACE: Space = 1 << 31;
 
 /// The largest segment that is followed or held, bytes.
 pub const LARGEST: u64 = 1 << 40;
+
+/// A file of a tmpfs that is larger is followed only if half of it has content: a process that is charged for it maps all.
+const SPARSE: u64 = 16 << 30;
 
 /// What the kernel calls memory that was mapped with `MAP_SHARED | MAP_ANONYMOUS`.
 const ANONYMOUS: &str = "/dev/zero";
@@ -75,9 +80,39 @@ pub struct Segment {
     inode: u64,
     kind: Kind,
     size: u64,
-    file: File,
+    content: Content,
     /// Made at the first read, where that is safe.
     mapped: OnceLock<Option<Mapped>>,
+}
+
+/// How a segment is reached.
+#[derive(Debug)]
+enum Content {
+    Open(File),
+    Closed(Handle),
+}
+
+/// A segment that is open.
+enum Opened<'a> {
+    Before(&'a File),
+    Now(File),
+}
+
+impl std::ops::Deref for Opened<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Before(file) => file,
+            Self::Now(file) => file,
+        }
+    }
+}
+
+/// Whether an error says that a file of a tmpfs has gone.
+#[must_use]
+pub fn has_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESTALE)
 }
 
 /// How a segment was made.
@@ -208,20 +243,35 @@ impl Segment {
                 Kind::Memfd { name: name.to_owned(), sealable: seals != F_SEAL_SEAL }
             }
         };
-        Ok(Some(Self { inode, kind, size: metadata.len(), file, mapped: OnceLock::new() }))
+        let (size, content) = (metadata.len(), Content::Open(file));
+        Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new() }))
     }
 
-    /// A regular file of the service's tmpfs of this number, open for reading; none if it has no content to send or is too
-    /// large.
+    /// A regular file of the service's tmpfs of this number, which may be open as a path only; none if it has no content
+    /// to send, or a size that would take too much of an address space. `root` is a directory of the tmpfs. The file is not
+    /// held open: what is asked of it may fail as it [has gone](has_gone).
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn of_tmpfs(number: u32, file: File) -> io::Result<Option<Self>> {
-        let metadata = file.metadata()?;
-        let fits = metadata.is_file() && metadata.len() != 0 && metadata.len() <= LARGEST;
-        let (inode, size) = (metadata.ino(), metadata.len());
-        let kind = Kind::Tmpfs { number };
-        Ok(fits.then(|| Self { inode, kind, size, file, mapped: OnceLock::new() }))
+    pub fn of_tmpfs(number: u32, root: &Arc<OwnedFd>, file: &impl AsFd) -> io::Result<Option<Self>> {
+        let found = rustix::fs::fstat(file)?;
+        let is_file = rustix::fs::FileType::from_raw_mode(found.st_mode).is_file();
+        let size = u64::try_from(found.st_size).unwrap_or(0);
+        let allocated = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
+        let largest = SPARSE.max(allocated.saturating_mul(2)).min(LARGEST);
+        if !is_file || size == 0 || size > largest {
+            return Ok(None);
+        }
+        let content = Content::Closed(Handle::of(root, file)?);
+        let (inode, kind) = (found.st_ino, Kind::Tmpfs { number });
+        Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new() }))
+    }
+
+    fn file(&self) -> io::Result<Opened<'_>> {
+        match &self.content {
+            Content::Open(file) => Ok(Opened::Before(file)),
+            Content::Closed(handle) => handle.open().map(Opened::Now),
+        }
     }
 
     /// Its inode: of what is in no tmpfs, CRIU knows it by this.
@@ -247,7 +297,19 @@ impl Segment {
     /// # Errors
     /// The kernel does not tell.
     pub fn has_its_size(&self) -> io::Result<bool> {
-        Ok(self.file.metadata()?.len() == self.size)
+        Ok(self.file()?.metadata()?.len() == self.size)
+    }
+
+    /// Its bytes now, if it has a name: a file that was renamed while its directory was read is not found there.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn size_if_named(&self) -> io::Result<Option<u64>> {
+        match self.file().and_then(|file| file.metadata()) {
+            Ok(metadata) => Ok((metadata.nlink() > 0).then_some(metadata.len())),
+            Err(error) if has_gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// What it takes of the machine's memory now, bytes.
@@ -255,7 +317,7 @@ impl Segment {
     /// # Errors
     /// The kernel does not tell.
     pub fn allocated(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.blocks() * 512)
+        Ok(self.file()?.metadata()?.blocks() * 512)
     }
 
     /// Where there are pages; everything else reads as zero. Whole pages, in ascending order, of the size that it had when it
@@ -265,27 +327,18 @@ impl Segment {
     /// The kernel does not tell.
     pub fn populated(&self) -> io::Result<Vec<Range>> {
         let mut populated = Vec::new();
-        let size = self.size.next_multiple_of(PAGE_SIZE);
+        let (file, size) = (self.file()?, self.size.next_multiple_of(PAGE_SIZE));
         let mut at = 0;
         while at < size
-            && let Some(start) = self.seek(at, Whence::SeekData)?.filter(|start| *start < size)
+            && let Some(start) = seek(&file, at, Whence::SeekData)?.filter(|start| *start < size)
         {
             // Behind the last data there is always a hole, at the latest at the end.
-            let end = self.seek(start, Whence::SeekHole)?.unwrap_or(start + PAGE_SIZE);
+            let end = seek(&file, start, Whence::SeekHole)?.unwrap_or(start + PAGE_SIZE);
             let range = start / PAGE_SIZE * PAGE_SIZE..end.next_multiple_of(PAGE_SIZE).min(size);
             at = range.end;
             populated.push(range);
         }
         Ok(populated)
-    }
-
-    fn seek(&self, from: u64, whence: Whence) -> io::Result<Option<u64>> {
-        let from = i64::try_from(from).map_err(io::Error::other)?;
-        match lseek(&self.file, from, whence) {
-            Ok(at) => Ok(u64::try_from(at).ok()),
-            Err(Errno::ENXIO) => Ok(None),
-            Err(errno) => Err(errno.into()),
-        }
     }
 
     /// Reads whole pages from this offset on. What lies behind its end, as the rest of the last page does, is zero.
@@ -294,10 +347,11 @@ impl Segment {
     /// # Errors
     /// The kernel cannot read it.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let file = self.file()?;
         // A file may be cut short by whoever gets hold of it: reading a mapping of it would end this process.
         // Nobody can do that to anonymous memory.
         let mapped = match self.kind {
-            Kind::Anonymous => self.mapped.get_or_init(|| Mapped::new(&self.file, self.size)),
+            Kind::Anonymous => self.mapped.get_or_init(|| Mapped::new(&file, self.size)),
             Kind::Memfd { .. } | Kind::Tmpfs { .. } => &None,
         };
         if mapped.as_ref().is_some_and(|mapped| mapped.read(offset, buffer)) {
@@ -305,7 +359,7 @@ impl Segment {
         }
         let mut done = 0;
         while done < buffer.len() {
-            match self.file.read_at(&mut buffer[done..], offset + done as u64) {
+            match file.read_at(&mut buffer[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -314,6 +368,15 @@ impl Segment {
         }
         buffer[done..].fill(0);
         Ok(())
+    }
+}
+
+fn seek(file: &File, from: u64, whence: Whence) -> io::Result<Option<u64>> {
+    let from = i64::try_from(from).map_err(io::Error::other)?;
+    match lseek(file, from, whence) {
+        Ok(at) => Ok(u64::try_from(at).ok()),
+        Err(Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -666,18 +729,30 @@ mod tests {
     #[test]
     fn only_a_file_with_content_is_a_segment_of_a_tmpfs() {
         let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+        let root = Arc::new(OwnedFd::from(File::open(shm.path()).unwrap()));
         let open = |name: &str| {
             let path = shm.path().join(name);
-            Segment::of_tmpfs(3, File::options().read(true).open(path).unwrap()).unwrap()
+            let file = File::options().read(true).custom_flags(libc::O_PATH).open(path).unwrap();
+            Segment::of_tmpfs(3, &root, &file).unwrap()
         };
+        File::create(shm.path().join("sparse")).unwrap().set_len(SPARSE + 1).unwrap();
         std::fs::write(shm.path().join("empty"), b"").unwrap();
         std::fs::write(shm.path().join("some"), [9; 5000]).unwrap();
-        assert!(open("empty").is_none() && open(".").is_none());
+        assert!(open("empty").is_none() && open(".").is_none() && open("sparse").is_none());
         let segment = open("some").unwrap();
         assert_eq!((segment.kind(), segment.size()), (&Kind::Tmpfs { number: 3 }, 5000));
         assert_eq!(segment.populated().unwrap(), vec![0..2 * PAGE_SIZE]);
         let mut page = [1; 4096];
         segment.read(PAGE_SIZE, &mut page).unwrap();
         assert_eq!((page[903], page[904]), (9, 0));
+        // Its handle stays, whatever its name is, and nothing else of it does.
+        std::fs::rename(shm.path().join("some"), shm.path().join("other")).unwrap();
+        File::options().write(true).open(shm.path().join("other")).unwrap().set_len(6000).unwrap();
+        assert_eq!(segment.size_if_named().unwrap(), Some(6000));
+        segment.read(0, &mut page).unwrap();
+        std::fs::remove_file(shm.path().join("other")).unwrap();
+        assert_eq!(segment.size_if_named().unwrap(), None);
+        assert!(has_gone(&segment.read(0, &mut page).unwrap_err()));
+        assert!(has_gone(&segment.populated().unwrap_err()));
     }
 }

@@ -120,6 +120,13 @@ impl Memory {
         }
     }
 
+    /// Before the service runs: this node has nothing of its shared memory open any more.
+    fn let_shared_go(&self) {
+        if let Self::Spare(receiver) | Self::Filling(receiver) = self {
+            receiver.shared().let_go();
+        }
+    }
+
     /// Why pages are lost, if they are, as far as is known now.
     fn lost(&mut self) -> Option<String> {
         if let Self::Filling(receiver) = self

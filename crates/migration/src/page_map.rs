@@ -85,6 +85,31 @@ impl<T: Copy + PartialEq> PageMap<T> {
         touched
     }
 
+    /// Forgets the values of these addresses of a space.
+    pub(crate) fn forget(&mut self, space: Space, range: &Range) {
+        let (first, last) = (range.start / LEAF, range.end.div_ceil(LEAF));
+        let nothing = self.nothing;
+        let forget = |number: u64, leaf: &mut Leaf<T>| {
+            for (address, value) in (number * LEAF..).step_by(4096).zip(leaf.iter_mut()) {
+                if range.contains(&address) {
+                    *value = nothing;
+                }
+            }
+            leaf.iter().any(|value| *value != nothing)
+        };
+        // Whatever is less: the leaves that there could be, or those that there are.
+        if usize::try_from(last - first).unwrap_or(usize::MAX) > self.leaves.len() {
+            self.leaves.retain(|(other, number), leaf| *other != space || forget(*number, leaf));
+            return;
+        }
+        for number in first..last {
+            let place = (space, number);
+            if self.leaves.get_mut(&place).is_some_and(|leaf| !forget(number, leaf)) {
+                self.leaves.remove(&place);
+            }
+        }
+    }
+
     /// What the values take, bytes.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
@@ -129,5 +154,23 @@ mod tests {
         touched.sort_by_key(|range| range.start);
         assert_eq!(touched, [0..LEAF, LEAF..2 * LEAF]);
         assert_eq!((map.len(), map.get(1, LEAF), map.get(2, 0)), (2, 8, 7));
+    }
+
+    #[test]
+    fn a_range_is_forgotten_and_nothing_beside_it() {
+        // Many leaves that there could be, and few.
+        for end in [3 * LEAF, 1 << 50] {
+            let mut map = PageMap::new(0_u64);
+            let pages = [0, LEAF - 4096, LEAF, 2 * LEAF, 3 * LEAF - 4096];
+            for page in pages {
+                map.set(1, page, page + 1);
+                map.set(2, page, page + 1);
+            }
+            map.forget(1, &(LEAF - 4096..end));
+            let left: Vec<_> = pages.iter().filter(|page| map.get(1, **page) != 0).collect();
+            assert_eq!(left, [&0], "{end}");
+            assert!(pages.iter().all(|page| map.get(2, *page) == page + 1));
+            assert_eq!(map.len(), 4, "leaves without a value are given up");
+        }
     }
 }

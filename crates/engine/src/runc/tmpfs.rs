@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -49,14 +49,16 @@ pub(super) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::R
     let mut used = BTreeSet::new();
     for (number, defined) in config.tmpfs().iter().enumerate() {
         let Some(device) = plain(defined, &mounts) else { continue };
-        let target = defined.target.as_os_str().as_bytes();
-        let path = target.strip_prefix(b"/").unwrap_or(target);
-        let root = inside.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
-        let stat = rustix::fs::fstat(&root)?;
-        if stat.st_dev != device {
-            continue;
-        }
-        if !is_empty(&inside, path)? {
+        let opened = open_root(&inside, defined, device).and_then(|root| Ok((is_empty(&root)?, root)));
+        let (is_empty, root) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                let (name, target) = (&config.name, defined.target.display());
+                tracing::debug!(service = %name, %target, %error, "a tmpfs is left to CRIU");
+                continue;
+            }
+        };
+        if !is_empty {
             used.insert(device);
         }
         let external = (defined.target.to_string_lossy().into_owned(), key(number));
@@ -183,9 +185,18 @@ fn plain(defined: &DefinedTmpfs, mounts: &[Mounted<'_>]) -> Option<u64> {
     (alone && as_defined).then_some(mounted.device)
 }
 
-fn is_empty(inside: &Root, path: &[u8]) -> io::Result<bool> {
-    let directory = inside.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-    for entry in rustix::fs::Dir::read_from(&directory)? {
+fn open_root(inside: &Root, defined: &DefinedTmpfs, device: u64) -> io::Result<OwnedFd> {
+    let target = defined.target.as_os_str().as_bytes();
+    let path = target.strip_prefix(b"/").unwrap_or(target);
+    let root = inside.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME)?;
+    match rustix::fs::fstat(&root)?.st_dev == device {
+        true => Ok(root),
+        false => Err(io::Error::other("another filesystem is mounted there now")),
+    }
+}
+
+fn is_empty(root: &OwnedFd) -> io::Result<bool> {
+    for entry in rustix::fs::Dir::read_from(root)? {
         if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
             return Ok(false);
         }
@@ -196,6 +207,7 @@ fn is_empty(inside: &Root, path: &[u8]) -> io::Result<bool> {
 /// Those of these devices on which a file is
 /// - open or mapped under a name that was deleted, and has another one: CRIU gives it a third one for the restore, which
 ///   would not be there;
+/// - mapped to be shared and executed: CRIU changes such memory for a moment while it dumps;
 /// - the program of a process, or held by a lease: a restore makes them such, and the kernel refuses that for a file
 ///   that is open for writing, as its content may still come.
 fn unfit(devices: &BTreeSet<u64>, members: &[u32]) -> io::Result<BTreeSet<u64>> {
@@ -206,7 +218,7 @@ fn unfit(devices: &BTreeSet<u64>, members: &[u32]) -> io::Result<BTreeSet<u64>> 
             unfit.insert(program.dev());
         }
     }
-    unfit.extend(godwit_criu::renamed_while_in_use(members, devices));
+    unfit.extend(godwit_criu::not_external(members, devices));
     Ok(unfit)
 }
 

@@ -108,7 +108,8 @@ impl Receiver {
         })
     }
 
-    /// Takes the content of some files from there.
+    /// Takes the content of some files from there, into a tmpfs: up to Linux 6.5 that keeps no attributes of users, and
+    /// they are dropped, as they are by tar(1).
     #[must_use]
     pub fn with(self, contents: Box<dyn Contents>) -> Self {
         Self { contents: Some(contents), ..self }
@@ -289,7 +290,7 @@ impl Receiver {
                 self.made(parent.as_fd(), path, name)?
             }
         };
-        node.set_attributes(false, attributes).map_err(|fault| self.not_set(path, fault))?;
+        self.set_all_but_time(path, &node, false, attributes)?;
         self.directories.insert(path.to_vec(), attributes.mtime);
         Ok(())
     }
@@ -355,8 +356,27 @@ impl Receiver {
     }
 
     fn set(&self, path: &[u8], node: &Node, kind: Kind, attributes: &Attributes) -> Result<(), TreeError> {
-        node.set_attributes(kind == Kind::Symlink, attributes).map_err(|fault| self.not_set(path, fault))?;
+        self.set_all_but_time(path, node, kind == Kind::Symlink, attributes)?;
         node.set_mtime(attributes.mtime).map_err(|error| self.fault("set the time of", path, error))
+    }
+
+    fn set_all_but_time(
+        &self,
+        path: &[u8],
+        node: &Node,
+        is_link: bool,
+        attributes: &Attributes,
+    ) -> Result<(), TreeError> {
+        let set = match node.set_attributes(is_link, attributes) {
+            Err(fault) if self.contents.is_some() && fault.is_unsupported() => {
+                tracing::debug!(path = %beneath::display(path), attribute = %fault.what, "this kernel keeps no such attribute in a tmpfs, and it is dropped");
+                let xattrs = attributes.xattrs.iter().filter(|(name, _)| !name.starts_with(b"user."));
+                let kept = Attributes { xattrs: xattrs.cloned().collect(), ..attributes.clone() };
+                node.set_attributes(is_link, &kept)
+            }
+            set => set,
+        };
+        set.map_err(|fault| self.not_set(path, fault))
     }
 
     /// Removes what has the name, with all below.

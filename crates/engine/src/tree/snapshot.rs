@@ -8,12 +8,12 @@
 //! holds for such writes too (on filesystems that write back; not on tmpfs).
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use super::{Elsewhere, Sent, TreeError, open_root};
@@ -138,13 +138,24 @@ impl Snapshot {
     /// Walks the tree below `root` while others may write to it. It stays on the filesystem of
     /// the root: a directory on another one is taken as empty.
     pub fn scan(root: &Path) -> Result<Self, TreeError> {
-        Self::walk(root, false)
+        Self::walk_all(root, false)
     }
 
     /// As [`Snapshot::scan`], for a tree that nobody writes to until it is sent: sending needs no
     /// write-back then and is quicker.
     pub fn scan_frozen(root: &Path) -> Result<Self, TreeError> {
-        Self::walk(root, true)
+        Self::walk_all(root, true)
+    }
+
+    /// As [`Snapshot::scan`], or, if `frozen`, as [`Snapshot::scan_frozen`]; none of a tree with more paths than `entries`,
+    /// or with paths of more bytes in all.
+    pub fn scan_at_most(
+        root: &Path,
+        frozen: bool,
+        entries: u64,
+        path_bytes: u64,
+    ) -> Result<Option<Self>, TreeError> {
+        Self::walk(root, frozen, entries, path_bytes)
     }
 
     /// All of the tree, for a receiver that has nothing.
@@ -202,8 +213,9 @@ impl Snapshot {
         self.everything().bytes()
     }
 
-    /// The regular files that take at least so many bytes, opened for reading; at most `most`, the largest.
-    pub fn large_files(&self, least: u64, most: usize) -> Result<Vec<File>, TreeError> {
+    /// The regular files that take at least so many bytes, not opened (`O_PATH`); at most `most`, the largest. Those with
+    /// file capabilities are left out: whoever writes to such a file takes them away.
+    pub fn large_files(&self, least: u64, most: usize) -> Result<Vec<OwnedFd>, TreeError> {
         let mut seen = HashSet::new();
         let mut large: Vec<_> = self
             .records
@@ -216,16 +228,11 @@ impl Snapshot {
         let root = open_root(&self.root)?;
         let mut files = Vec::new();
         for (_, path, inode) in large.into_iter().take(most) {
-            let open = || -> io::Result<Option<File>> {
+            let open = || -> io::Result<Option<OwnedFd>> {
                 let node = root.node(path)?;
                 let stat = node.statx()?;
                 let same = Record::new(&stat).file_type == FileType::RegularFile && stat.stx_ino == inode;
-                // A regular file by now, or never: opening it waits for nobody.
-                let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
-                match same {
-                    true => Ok(Some(rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())?.into())),
-                    false => Ok(None),
-                }
+                Ok((same && !node.has_capabilities()?).then(|| node.into()))
             };
             match open() {
                 Ok(file) => files.extend(file),
@@ -255,7 +262,16 @@ impl Snapshot {
         &self.records
     }
 
-    fn walk(root: &Path, frozen: bool) -> Result<Self, TreeError> {
+    fn walk_all(root: &Path, frozen: bool) -> Result<Self, TreeError> {
+        let all = Self::walk(root, frozen, u64::MAX, u64::MAX)?;
+        all.ok_or_else(|| TreeError::NotCarried {
+            root: root.to_path_buf(),
+            path: "/".into(),
+            reason: "it has more names than can be counted",
+        })
+    }
+
+    fn walk(root: &Path, frozen: bool, entries: u64, path_bytes: u64) -> Result<Option<Self>, TreeError> {
         let fault = |action: &str, path: &[u8], source: io::Error| TreeError::Io {
             root: root.to_path_buf(),
             action: action.to_owned(),
@@ -270,6 +286,7 @@ impl Snapshot {
             top.node(b"").and_then(|node| node.statx()).map_err(|error| fault("look at", b"", error))?;
         let device = (top_stat.stx_dev_major, top_stat.stx_dev_minor);
         let mut records = BTreeMap::from([(Vec::new(), Record::new(&top_stat))]);
+        let mut bytes = 0_u64;
         let mut pending = vec![Vec::new()];
         while let Some(directory) = pending.pop() {
             let opened = top.open_at(&directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW);
@@ -287,6 +304,10 @@ impl Snapshot {
                     continue;
                 }
                 let path = if directory.is_empty() { name.to_vec() } else { [&directory, name].join(&b'/') };
+                bytes = bytes.saturating_add(path.len() as u64);
+                if records.len() as u64 >= entries || bytes > path_bytes {
+                    return Ok(None);
+                }
                 if path.len() > MAX_PATH {
                     return Err(TreeError::NotCarried {
                         root: root.to_path_buf(),
@@ -308,7 +329,7 @@ impl Snapshot {
                 records.insert(path, record);
             }
         }
-        Ok(Self { root: root.to_path_buf(), started, frozen, records })
+        Ok(Some(Self { root: root.to_path_buf(), started, frozen, records }))
     }
 
     /// The directory that was walked.

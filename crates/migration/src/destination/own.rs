@@ -35,7 +35,10 @@ pub(super) async fn start(
     let running = match memory.lost() {
         // It is this node's to end.
         Some(_) => Running::default(),
-        None => let_run(local, service, keep_stopped).await?,
+        None => {
+            memory.let_shared_go();
+            let_run(local, service, keep_stopped).await?
+        }
     };
     // Not before it runs: the source's journal says that it is this node's, and this node asks it again if it fails
     // first.

@@ -1,6 +1,7 @@
 //! What comes before the commit: layers, files, images and the log, and the restore from them, up to
 //! stopped processes that only wait for the commit.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -138,24 +139,24 @@ async fn receive_tree_items(
     upper: &Path,
     limits: tree::Limits,
 ) -> Result<tree::Written, DestinationError> {
-    Ok(receive_items(link, tree::Receiver::new(upper, limits)?).await?.0)
+    receive_items(link, tree::Receiver::new(upper, limits)?, |_| Ok(())).await
 }
 
-/// What they have brought, and how many bytes they had.
+/// Each item is applied if its encoded bytes may come.
 async fn receive_items(
     link: &mut Link,
     mut receiver: tree::Receiver,
-) -> Result<(tree::Written, u64), DestinationError> {
-    let mut bytes = 0_u64;
+    mut may_come: impl FnMut(u64) -> Result<(), DestinationError>,
+) -> Result<tree::Written, DestinationError> {
     loop {
         match link.receive().await? {
             Message::TreeItem(item) => {
-                bytes = bytes.saturating_add(item.len() as u64);
+                may_come(item.len() as u64)?;
                 let item =
                     tree::Item::decode(&item).map_err(|_| DestinationError::Protocol("a damaged file"))?;
                 off_worker(|| receiver.apply(item))?;
             }
-            Message::TreeEnd => return Ok((off_worker(|| receiver.finish())?, bytes)),
+            Message::TreeEnd => return Ok(off_worker(|| receiver.finish())?),
             other => return Err(link.unexpected(&other, "TreeItem").into()),
         }
     }
@@ -206,7 +207,7 @@ async fn receive_and_restore(
     local.mount_root(service)?;
     timeline.note("mount root", mounting);
     let mut images = images::Receiver::new(&request.images, admitted.images_bytes);
-    let mut named = 0_u64;
+    let mut names = Names { places: &tmpfs, named: BTreeSet::new(), bytes: 0 };
     let ImagesEnd { files, keep_stopped } = loop {
         failpoint::point("destination.receiving").await;
         match link.receive().await? {
@@ -216,13 +217,13 @@ async fn receive_and_restore(
             Message::ImageData(piece) => {
                 // They lie in memory, as the pages do.
                 let bytes = pages.saturating_add(images.bytes()).saturating_add(piece.data.len() as u64);
-                let bytes = bytes.saturating_add(named);
+                let bytes = bytes.saturating_add(names.bytes);
                 local.hold(&admitted.memory, bytes).map_err(DestinationError::Memory)?;
                 images.apply(&piece)?;
             }
             Message::TmpfsBegin(TmpfsBegin { number }) => {
-                named =
-                    named.saturating_add(receive_names(link, admitted, receiver, (number, &tmpfs)).await?);
+                let before = pages.saturating_add(images.bytes());
+                names.receive(local, link, (admitted, receiver), number, before).await?;
             }
             Message::ImagesEnd(end) => break end,
             other => return Err(link.unexpected(&other, "ImageData").into()),
@@ -298,18 +299,52 @@ fn mount_tmpfs(local: &NodeResources, request: &RestoreRequest) -> Result<Vec<Pa
     Ok(places)
 }
 
-/// Takes the names in a tmpfs and the content of small files; how many bytes they have.
-async fn receive_names(
-    link: &mut Link,
-    admitted: &Admitted,
-    receiver: &PageReceiver,
-    (number, places): (u32, &[PathBuf]),
-) -> Result<u64, DestinationError> {
-    let place = usize::try_from(number).ok().and_then(|number| places.get(number));
-    let place = place.ok_or(DestinationError::Protocol("a tmpfs that the service does not have"))?;
-    let limits = tree::Limits { entries: MOST_TMPFS_NAMES, bytes: admitted.images_bytes, ..admitted.tree };
-    let names = tree::Receiver::new(place, limits)?.with(receiver.shared().files_of(number));
-    Ok(receive_items(link, names).await?.1)
+/// Bytes that come before memory for them is asked for again: what one file takes is little, and there may be many.
+const HOLD_EVERY: u64 = 1 << 20;
+
+/// The names of each tmpfs.
+struct Names<'a> {
+    places: &'a [PathBuf],
+    /// Whose names have come.
+    named: BTreeSet<u32>,
+    /// What has come, bytes.
+    bytes: u64,
+}
+
+impl Names<'_> {
+    /// Takes the names in a tmpfs, and the content of small files. They lie in memory, beside what came `before`.
+    async fn receive(
+        &mut self,
+        local: &NodeResources,
+        link: &mut Link,
+        (admitted, receiver): (&Admitted, &PageReceiver),
+        number: u32,
+        before: u64,
+    ) -> Result<(), DestinationError> {
+        let place = usize::try_from(number).ok().and_then(|number| self.places.get(number));
+        let (Some(place), true) = (place, self.named.insert(number)) else {
+            return Err(DestinationError::Protocol("a tmpfs that the service does not have, or has twice"));
+        };
+        // Of content; all else of a name counts as what its item takes.
+        let limits =
+            tree::Limits { entries: MOST_TMPFS_NAMES, bytes: admitted.images_bytes, ..admitted.tree };
+        let names = tree::Receiver::new(place, limits)?.with(receiver.shared().files_of(number));
+        let (bytes, mut asked) = (&mut self.bytes, 0);
+        let may_come = |more: u64| {
+            *bytes = bytes.saturating_add(more);
+            if *bytes > admitted.images_bytes {
+                return Err(DestinationError::Protocol("more in its tmpfs than was announced"));
+            }
+            if *bytes >= asked {
+                asked = *bytes + HOLD_EVERY;
+                local
+                    .hold(&admitted.memory, before.saturating_add(asked))
+                    .map_err(DestinationError::Memory)?;
+            }
+            Ok(())
+        };
+        receive_items(link, names, may_come).await.map(drop)
+    }
 }
 
 /// Pends while the source waits; then how it has given up, or that it is silent.

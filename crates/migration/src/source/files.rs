@@ -141,44 +141,29 @@ async fn send_items(
     mut tree: tree::TreeSender,
     round: tree::Round,
 ) -> Result<(tree::TreeSender, u64), SourceError> {
-    hand_items(link, move |sink| {
-        tree.send(round, sink)?;
-        Ok(tree)
-    })
-    .await
-}
-
-/// Sends the names in a tmpfs; how many bytes they take.
-pub(super) async fn send_names(link: &Link, names: Names) -> Result<u64, SourceError> {
-    link.send(Message::TmpfsBegin(TmpfsBegin { number: names.number })).await?;
-    let ((), bytes) = hand_items(link, move |sink| {
-        let Names { snapshot, elsewhere, .. } = &names;
-        tree::send_without(snapshot.root(), &snapshot.everything(), elsewhere, sink).map(drop)
-    })
-    .await?;
-    Ok(bytes)
-}
-
-type Sink<'a> = dyn FnMut(tree::Item) -> Result<(), LinkError> + 'a;
-
-/// Hands items over from a thread that may block; what that makes, and how many bytes they take.
-async fn hand_items<T: Send + 'static>(
-    link: &Link,
-    make: impl FnOnce(&mut Box<Sink<'_>>) -> Result<T, tree::TreeError> + Send + 'static,
-) -> Result<(T, u64), SourceError> {
     let (sender, node) = (link.sender(), link.node().to_owned());
-    let handed = tokio::task::spawn_blocking(move || {
+    let sent = tokio::task::spawn_blocking(move || {
         let mut bytes = 0u64;
-        let mut sink: Box<Sink<'_>> = Box::new(|item: tree::Item| {
+        let sent = tree.send(round, &mut |item: tree::Item| {
             let encoded = bytes::Bytes::from(item.encode());
             bytes += encoded.len() as u64;
             hand(&sender, &node, Message::TreeItem(encoded))
         });
-        let made = make(&mut sink)?;
-        drop(sink);
-        Ok::<_, tree::TreeError>((made, bytes))
+        sent.map(|_| (tree, bytes))
     })
     .await??;
     link.send(Message::TreeEnd).await?;
-    Ok(handed)
+    Ok(sent)
+}
+
+/// Sends the names in a tmpfs; how many bytes they take.
+pub(super) async fn send_names(link: &Link, Names { number, items }: Names) -> Result<u64, SourceError> {
+    link.send(Message::TmpfsBegin(TmpfsBegin { number })).await?;
+    let mut bytes = 0;
+    for item in items {
+        bytes += item.len() as u64;
+        link.send(Message::TreeItem(item)).await?;
+    }
+    link.send(Message::TreeEnd).await?;
+    Ok(bytes)
 }

@@ -136,9 +136,13 @@ impl Source {
         }
         // Before the dump: a CRIU without our patches makes directories in the container's /tmp for a short time.
         let begun = Instant::now();
-        let memory = self.scan_frozen(pages, self.tmpfs(agreed).await?);
-        let (memory, files, told) =
-            tokio::try_join!(memory, next_round(tree, true), self.tell_mappings(mappings))?;
+        let (memory, files, told, found) = tokio::try_join!(
+            self.scan(pages, true),
+            next_round(tree, true),
+            self.tell_mappings(mappings),
+            self.tmpfs(agreed)
+        )?;
+        let memory = (self.settle_shared(memory.0, found).await?, memory.1);
         if told {
             recorder.report.criu.push_str("+external-smaps");
         }
@@ -180,14 +184,13 @@ impl Source {
         Ok(told > 0)
     }
 
-    /// The last scan, of the memory and of each tmpfs.
-    async fn scan_frozen(&self, pages: Pages, tmpfs: Vec<Tmpfs>) -> Result<(Pages, Found), SourceError> {
-        let (mut pages, found) = self.scan(pages, true).await?;
+    /// Looks at the sizes of shared memory once more, and at all of each tmpfs.
+    async fn settle_shared(&self, mut pages: Pages, tmpfs: Vec<Tmpfs>) -> Result<Pages, SourceError> {
         let settling = self.jobs.run(move |_| {
             pages.settle_shared(tmpfs)?;
             Ok::<_, PagesError>(pages)
         });
-        Ok((settling.await??, found))
+        Ok(settling.await??)
     }
 }
 

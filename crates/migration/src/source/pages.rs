@@ -53,15 +53,6 @@ pub enum PagesError {
         #[source]
         source: std::io::Error,
     },
-    /// A tmpfs could not be read.
-    #[error("the service's tmpfs {target} cannot be read")]
-    Tmpfs {
-        /// Where it is mounted.
-        target: String,
-        /// What failed.
-        #[source]
-        source: godwit_engine::tree::TreeError,
-    },
     /// A thread of ours ended by a panic.
     #[error("a thread that sends pages has failed: {0}; this is a defect of godwit; see godwitd's log")]
     Panic(String),

@@ -97,8 +97,10 @@ impl Shared {
             let segment = match held.remove(&told.space) {
                 Some(before) if before.told == told => before,
                 Some(before) if before.is_resized(&told) => {
-                    before.replica.resize(told.size).map_err(PageReceiverError::Shared)?;
-                    Arc::new(before.with(told))
+                    let replica = Arc::clone(&before.replica);
+                    replica.resize(told.size).map_err(PageReceiverError::Shared)?;
+                    let allocated = replica.allocated().map_err(PageReceiverError::Shared)?.into();
+                    Arc::new(Held { told, replica, allocated })
                 }
                 Some(_) => return Err(PageReceiverError::Protocol("a segment that has become another")),
                 None => {
@@ -126,6 +128,13 @@ impl Shared {
             .values()
             .map(|held| held.allocated.load(Ordering::Relaxed))
             .fold(0, u64::saturating_add)
+    }
+
+    /// The service runs: nothing of them is to come any more, and it alone has them. A file that is open for writing could
+    /// neither be executed nor leased.
+    pub(crate) fn let_go(&self) {
+        let held = std::mem::take(&mut self.lock().held);
+        drop(held);
     }
 
     /// The files of one tmpfs, for their names.
@@ -172,12 +181,6 @@ impl Held {
     /// Whether it is a file that has this size now, and is the same otherwise.
     fn is_resized(&self, now: &SharedSegment) -> bool {
         now.tmpfs.is_some() && self.told == (SharedSegment { size: self.told.size, ..now.clone() })
-    }
-
-    /// The same, told of otherwise.
-    fn with(&self, told: SharedSegment) -> Self {
-        let allocated = AtomicU64::new(self.allocated.load(Ordering::Relaxed));
-        Self { told, replica: Arc::clone(&self.replica), allocated }
     }
 }
 
@@ -280,6 +283,11 @@ mod tests {
         shared.store(batch(0, 0, Kind::Data), 1 << 30).unwrap();
         shared.make(named(&[file(0, 8000)]), &places).unwrap();
         shared.store(batch(0, 1, Kind::Data), 1 << 30).unwrap();
+        assert_eq!(shared.bytes(), 8192);
+        shared.make(named(&[file(0, 4000)]), &places).unwrap();
+        assert_eq!(shared.bytes(), 4096, "what was cut off is not counted");
+        shared.make(named(&[file(0, 8000)]), &places).unwrap();
+        shared.store(batch(0, 1, Kind::Data), 1 << 30).unwrap();
         assert_eq!(std::fs::read_dir(tmpfs.path()).unwrap().count(), 0);
 
         let root = tree::Entry { kind: tree::Kind::Directory.into(), mode: 0o1777, ..Default::default() };
@@ -321,6 +329,10 @@ mod tests {
         assert_eq!((found.nlink(), found.mode() & 0o7777, found.uid()), (2, 0o640, 7));
         assert_eq!((found.mtime(), found.len()), (1_000_000_000, 8000));
         assert_eq!(std::fs::read(path).unwrap(), [vec![0; 4096], vec![5; 3904]].concat());
+        // The service runs.
+        shared.let_go();
+        assert!(shared.store(batch(0, 0, Kind::Data), 1 << 30).is_err());
+        assert_eq!(shared.bytes(), 0);
         // CRIU maps it by its name.
         let work = tempfile::tempdir().unwrap();
         shared.link_in(&work.path().join("shared")).unwrap();

@@ -14,9 +14,10 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use godwit_engine::{Tmpfs, tree};
 use godwit_memory::batch::{Builder, is_zero};
-use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment};
+use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment, has_gone};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
@@ -44,24 +45,34 @@ const MOST_IN_SMALL: u64 = 4 << 20;
 /// By which a segment is recognised: the tmpfs it is in, if it is in one, and its inode.
 type Identity = (Option<u32>, u64);
 
+/// Most bytes of all paths in a tmpfs.
+const MOST_IN_PATHS: u64 = 16 << 20;
+
+/// Most files of tmpfs among the segments: other segments come first, as only they are left to CRIU otherwise.
+const MOST_FILES: usize = MOST / 2;
+
 /// A tmpfs that is followed.
 #[derive(Debug)]
 struct FollowedTmpfs {
     tmpfs: Tmpfs,
-    /// As it was looked at last.
-    snapshot: tree::Snapshot,
+    /// Its names, once the service is frozen.
+    items: Vec<Bytes>,
 }
 
 /// The names in a tmpfs that is followed.
 #[derive(Debug)]
 pub(crate) struct Names {
-    /// Its number.
+    /// The tmpfs's number.
     pub(crate) number: u32,
-    /// Files whose content is sent as that of segments.
-    pub(crate) elsewhere: tree::Elsewhere,
-    pub(crate) snapshot: tree::Snapshot,
-    /// By which the snapshot reaches it.
-    _tmpfs: Tmpfs,
+    /// Encoded items of a tree.
+    pub(crate) items: Vec<Bytes>,
+}
+
+/// What becomes of segments that were followed: some have another size now than that, and some are followed no more.
+#[derive(Debug, Default)]
+struct Changed {
+    resized: Vec<(Space, u64)>,
+    gone: Vec<(Space, u64)>,
 }
 
 /// A segment that is followed.
@@ -123,28 +134,37 @@ impl Shared {
         watchable.map(|segment| segment.inode()).collect()
     }
 
-    /// Follows these, the largest first if there are too many, and no others of theirs: those in a tmpfs, or those that are
-    /// in none. Which have another size now than before is returned, with that.
-    fn follow(&mut self, mut found: BTreeMap<Identity, Segment>, in_tmpfs: bool) -> Vec<(Space, u64)> {
-        let mut resized = Vec::new();
-        self.segments.retain(|space, followed| {
-            if followed.is_in_tmpfs() != in_tmpfs {
-                return true;
-            }
-            let Some(now) = found.remove(&identity(&followed.segment)) else { return false };
-            if now.size() != followed.segment.size() {
-                if !in_tmpfs {
-                    return false;
-                }
-                resized.push((*space, followed.segment.size()));
-                followed.resize(now);
-                return true;
-            }
-            now.kind() == followed.segment.kind()
+    /// Follows these segments that are in no tmpfs, the largest first if there are too many, and no others.
+    fn follow(&mut self, mut found: BTreeMap<Identity, Segment>) -> Changed {
+        let changed = self.keep(|followed| {
+            let Some(now) = found.remove(&identity(&followed.segment)) else { return followed.is_in_tmpfs() };
+            now.size() == followed.segment.size() && now.kind() == followed.segment.kind()
         });
+        self.begin(found, MOST);
+        changed
+    }
+
+    /// Keeps what fulfils this.
+    fn keep(&mut self, mut keeps: impl FnMut(&mut Followed) -> bool) -> Changed {
+        let mut changed = Changed::default();
+        self.segments.retain(|space, followed| {
+            let before = followed.segment.size();
+            let kept = keeps(followed);
+            if !kept {
+                changed.gone.push((*space, before));
+            } else if followed.segment.size() != before {
+                changed.resized.push((*space, before));
+            }
+            kept
+        });
+        changed
+    }
+
+    /// Begins to follow the largest of these, until there are so many in all.
+    fn begin(&mut self, found: BTreeMap<Identity, Segment>, most: usize) {
         let mut new: Vec<_> = found.into_values().collect();
         new.sort_by_key(|segment| std::cmp::Reverse(segment.allocated().unwrap_or(0)));
-        for segment in new.into_iter().take(MOST.saturating_sub(self.segments.len())) {
+        for segment in new.into_iter().take(most.saturating_sub(self.segments.len())) {
             let Some(space) = FIRST_SPACE.checked_add(self.begun) else { break };
             self.begun += 1;
             let followed = Followed {
@@ -156,41 +176,75 @@ impl Shared {
             };
             self.segments.insert(space, followed);
         }
-        resized
     }
 
-    /// Follows these tmpfs, and no others. As [`Self::follow`].
-    fn follow_tmpfs(&mut self, all: Vec<Tmpfs>, frozen: bool) -> Result<Vec<(Space, u64)>, PagesError> {
+    /// Follows these tmpfs. As long as the service runs, others stay that were followed: what is in the way now may be over
+    /// by the freeze. One that cannot be followed is left to CRIU.
+    fn follow_tmpfs(&mut self, all: Vec<Tmpfs>, frozen: bool) -> io::Result<Changed> {
         let (mut looked, mut found) = (Vec::new(), BTreeMap::new());
         for tmpfs in all {
-            let failed = |source| PagesError::Tmpfs { target: tmpfs.external.0.clone(), source };
-            let root = PathBuf::from(format!("/proc/self/fd/{}", tmpfs.root.as_raw_fd()));
-            let snapshot = match frozen {
-                true => tree::Snapshot::scan_frozen(&root),
-                false => tree::Snapshot::scan(&root),
+            match look_into(&tmpfs, frozen, &mut found) {
+                Ok(Some(snapshot)) => looked.push((tmpfs, snapshot)),
+                Ok(None) => {
+                    tracing::debug!(target = %tmpfs.external.0, "a tmpfs with so many names is left to CRIU")
+                }
+                Err(error) => left_to_criu(&tmpfs, &error),
             }
-            .map_err(failed)?;
-            if snapshot.entries() > MOST_TMPFS_NAMES {
-                continue;
-            }
-            for file in snapshot.large_files(LEAST_FILE, MOST).map_err(failed)? {
-                let segment = Segment::of_tmpfs(tmpfs.number, file)
-                    .map_err(|source| PagesError::Shared { action: "examined", source })?;
-                found.extend(segment.map(|segment| (identity(&segment), segment)));
-            }
-            looked.push(FollowedTmpfs { tmpfs, snapshot });
         }
-        let mut resized = self.follow(found, true);
-        looked.retain(|FollowedTmpfs { tmpfs, snapshot }| {
-            snapshot.bytes_without(&self.elsewhere(tmpfs.number)) <= MOST_IN_SMALL
+        let numbers: BTreeSet<_> = looked.iter().map(|(tmpfs, _)| tmpfs.number).collect();
+        let before: Vec<_> = std::mem::take(&mut self.tmpfs)
+            .into_iter()
+            .filter(|followed| !frozen && !numbers.contains(&followed.tmpfs.number))
+            .collect();
+        let kept: BTreeSet<_> = before.iter().map(|followed| followed.tmpfs.number).collect();
+        let mut failed = None;
+        let mut changed = self.keep(|followed| {
+            let Some(number) = followed.segment.kind().tmpfs() else { return true };
+            if !numbers.contains(&number) {
+                return kept.contains(&number);
+            }
+            match found.remove(&identity(&followed.segment)) {
+                Some(now) => {
+                    followed.resize(now);
+                    true
+                }
+                // It was perhaps renamed while the names were read.
+                None if frozen => false,
+                None => {
+                    followed.segment.size_if_named().unwrap_or_else(|error| {
+                        failed.get_or_insert(error);
+                        None
+                    }) == Some(followed.segment.size())
+                }
+            }
         });
-        self.tmpfs = looked;
-        let numbers: BTreeSet<_> = self.tmpfs.iter().map(|followed| followed.tmpfs.number).collect();
-        self.segments.retain(|_, followed| {
-            followed.segment.kind().tmpfs().is_none_or(|number| numbers.contains(&number))
-        });
-        resized.retain(|(space, _)| self.segments.contains_key(space));
-        Ok(resized)
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let files = self.segments.values().filter(|followed| followed.is_in_tmpfs()).count();
+        self.begin(found, self.segments.len() + MOST_FILES.saturating_sub(files));
+        self.tmpfs = before;
+        let mut left = BTreeSet::new();
+        for (tmpfs, snapshot) in looked {
+            let elsewhere = self.elsewhere(tmpfs.number);
+            let names = match snapshot.bytes_without(&elsewhere) > MOST_IN_SMALL {
+                true => Err(io::Error::other("it has too much in files that are not followed")),
+                false if frozen => names(&snapshot, &elsewhere).map_err(io::Error::other),
+                false => Ok(Vec::new()),
+            };
+            match names {
+                Ok(items) => self.tmpfs.push(FollowedTmpfs { tmpfs, items }),
+                Err(error) => {
+                    left_to_criu(&tmpfs, &error);
+                    left.insert(tmpfs.number);
+                }
+            }
+        }
+        let more = self
+            .keep(|followed| followed.segment.kind().tmpfs().is_none_or(|number| !left.contains(&number)));
+        changed.gone.extend(more.gone);
+        changed.resized.retain(|(space, _)| self.segments.contains_key(space));
+        Ok(changed)
     }
 
     /// The files of a tmpfs that are followed.
@@ -205,8 +259,11 @@ impl Followed {
         self.segment.kind().tmpfs().is_some()
     }
 
-    /// It has another size now.
+    /// This is it now, perhaps of another size.
     fn resize(&mut self, now: Segment) {
+        if now.size() == self.segment.size() {
+            return;
+        }
         let size = now.size().next_multiple_of(PAGE_SIZE);
         for noted in [&mut self.data, &mut self.zero] {
             noted.remove(size..u64::MAX);
@@ -221,6 +278,36 @@ impl Followed {
 
 fn identity(segment: &Segment) -> Identity {
     (segment.kind().tmpfs(), segment.inode())
+}
+
+/// Looks at all names of a tmpfs, and finds its large files. None if there are too many names.
+fn look_into(
+    tmpfs: &Tmpfs,
+    frozen: bool,
+    found: &mut BTreeMap<Identity, Segment>,
+) -> io::Result<Option<tree::Snapshot>> {
+    let root = PathBuf::from(format!("/proc/self/fd/{}", tmpfs.root.as_raw_fd()));
+    let snapshot = tree::Snapshot::scan_at_most(&root, frozen, MOST_TMPFS_NAMES, MOST_IN_PATHS);
+    let Some(snapshot) = snapshot.map_err(io::Error::other)? else { return Ok(None) };
+    for file in snapshot.large_files(LEAST_FILE, MOST_FILES).map_err(io::Error::other)? {
+        let segment = Segment::of_tmpfs(tmpfs.number, &tmpfs.root, &file)?;
+        found.extend(segment.map(|segment| (identity(&segment), segment)));
+    }
+    Ok(Some(snapshot))
+}
+
+/// The names of a tmpfs that nobody changes, with the content of files that is not elsewhere.
+fn names(snapshot: &tree::Snapshot, elsewhere: &tree::Elsewhere) -> Result<Vec<Bytes>, tree::TreeError> {
+    let mut items = Vec::new();
+    tree::send_without(snapshot.root(), &snapshot.everything(), elsewhere, &mut |item: tree::Item| {
+        items.push(item.encode().into());
+        Ok::<_, io::Error>(())
+    })?;
+    Ok(items)
+}
+
+fn left_to_criu(tmpfs: &Tmpfs, error: &io::Error) {
+    tracing::debug!(target = %tmpfs.external.0, error = %crate::error_chain(error), "a tmpfs is left to CRIU");
 }
 
 impl Pages {
@@ -239,7 +326,8 @@ impl Pages {
     ) -> Result<Option<Segments>, PagesError> {
         let found = if segments { shared::find(pids)? } else { BTreeMap::new() };
         let found = found.into_values().map(|segment| (identity(&segment), segment)).collect();
-        self.shared.follow(found, false);
+        let changed = self.shared.follow(found);
+        self.forget(changed);
         self.follow_tmpfs(tmpfs, false)?;
         self.tracker.watch_shared(&self.shared.watchable(), pids);
         Ok(self.tell())
@@ -249,13 +337,14 @@ impl Pages {
     /// once more. The service is frozen.
     pub(crate) fn settle_shared(&mut self, tmpfs: Vec<Tmpfs>) -> Result<(), PagesError> {
         let mut failed = None;
-        self.shared.segments.retain(|_, followed| {
+        let changed = self.shared.keep(|followed| {
             followed.is_in_tmpfs()
                 || followed.segment.has_its_size().unwrap_or_else(|error| {
                     failed.get_or_insert(error);
                     false
                 })
         });
+        self.forget(changed);
         match failed {
             Some(source) => Err(PagesError::Shared { action: "examined", source }),
             None => self.follow_tmpfs(tmpfs, true),
@@ -263,13 +352,24 @@ impl Pages {
     }
 
     fn follow_tmpfs(&mut self, tmpfs: Vec<Tmpfs>, frozen: bool) -> Result<(), PagesError> {
-        for (space, before) in self.shared.follow_tmpfs(tmpfs, frozen)? {
-            let Some(followed) = self.shared.segments.get(&space) else { continue };
-            for stream in &mut self.streams {
-                stream.resized(space, before, followed.segment.size());
+        let changed = self.shared.follow_tmpfs(tmpfs, frozen);
+        let changed = changed.map_err(|source| PagesError::Shared { action: "examined", source })?;
+        self.forget(changed);
+        Ok(())
+    }
+
+    /// Notes what the destination has no more of these.
+    fn forget(&mut self, Changed { resized, gone }: Changed) {
+        for stream in &mut self.streams {
+            for (space, size) in &gone {
+                stream.forget(*space, 0..*size);
+            }
+            for (space, before) in &resized {
+                if let Some(followed) = self.shared.segments.get(space) {
+                    stream.resized(*space, *before, followed.segment.size());
+                }
             }
         }
-        Ok(())
     }
 
     /// What the destination is to be told of those that are followed, if it has not been.
@@ -296,14 +396,10 @@ impl Pages {
         self.shared.tmpfs.iter().map(|followed| followed.tmpfs.external.clone()).collect()
     }
 
-    /// The names in each tmpfs that is followed.
+    /// The names in each tmpfs that is followed, of a service that is frozen.
     pub(crate) fn names(&mut self) -> Vec<Names> {
-        let all = std::mem::take(&mut self.shared.tmpfs);
-        let names = |FollowedTmpfs { tmpfs, snapshot }| {
-            let number = tmpfs.number;
-            Names { number, elsewhere: self.shared.elsewhere(number), snapshot, _tmpfs: tmpfs }
-        };
-        all.into_iter().map(names).collect()
+        let all = std::mem::take(&mut self.shared.tmpfs).into_iter();
+        all.map(|FollowedTmpfs { tmpfs, items }| Names { number: tmpfs.number, items }).collect()
     }
 
     /// Notes what of the segments differs from what was sent. `pids` are the processes that there are, listed after
@@ -316,7 +412,11 @@ impl Pages {
         let watchable = self.shared.watchable();
         let mut all = false;
         for (space, followed) in &mut self.shared.segments {
-            let populated = followed.segment.populated().map_err(failed)?;
+            let populated = match followed.segment.populated() {
+                // The next look finds none.
+                Err(error) if has_gone(&error) && !frozen => continue,
+                populated => populated.map_err(failed)?,
+            };
             let now: RangeSet<u64> = populated.iter().cloned().collect();
             for range in &followed.populated {
                 followed.zero.extend(now.gaps(range));
@@ -354,6 +454,7 @@ impl Pages {
                     .collect();
                 let join =
                     |thread: std::thread::ScopedJoinHandle<'_, io::Result<Vec<Range>>>| match thread.join() {
+                        Ok(Err(error)) if has_gone(&error) && !frozen => Ok(Vec::new()),
                         Ok(result) => result.map_err(failed),
                         Err(panic) => Err(PagesError::of_panic(panic.as_ref())),
                     };
@@ -419,8 +520,11 @@ impl Sending<'_> {
                 for start in (range.start..range.end).step_by(PIECE) {
                     let length = usize::try_from(range.end - start).unwrap_or(PIECE).min(PIECE);
                     let piece = &mut buffer[..length];
-                    let read = followed.segment.read(start, piece);
-                    read.map_err(|source| PagesError::Shared { action: "read", source })?;
+                    match followed.segment.read(start, piece) {
+                        // As no name of it will be sent.
+                        Err(error) if has_gone(&error) && !self.all => return Ok(()),
+                        read => read.map_err(|source| PagesError::Shared { action: "read", source })?,
+                    }
                     for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
                         // Of what goes, whatever it was at the scan.
                         let hash = hash(self.key, content);

@@ -51,12 +51,17 @@ impl Stream {
         }
     }
 
+    /// The destination has nothing of these addresses any more.
+    pub(super) fn forget(&mut self, space: Space, range: Range) {
+        if !range.is_empty() {
+            self.known.forget(space, &range);
+        }
+    }
+
     /// A file has another size at the destination, which has nothing of it behind the smaller of the two.
     pub(super) fn resized(&mut self, space: Space, before: u64, now: u64) {
         let smaller = before.min(now);
-        if now < before {
-            self.known.change_all(space, |page, known| if page < smaller { known } else { ZERO });
-        }
+        self.forget(space, smaller.next_multiple_of(PAGE_SIZE)..before);
         // Of this page the destination has a part.
         if !smaller.is_multiple_of(PAGE_SIZE) {
             self.known.set(space, smaller / PAGE_SIZE * PAGE_SIZE, ANOTHERS);
