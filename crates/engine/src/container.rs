@@ -190,10 +190,15 @@ pub struct DefinedTmpfs {
     pub target: PathBuf,
     /// Limit in bytes; 0 for the kernel's default.
     pub size_bytes: u64,
+    /// The mode of its root directory that it is mounted with; nothing for the kernel's default.
+    pub mode: Option<&'static str>,
 }
 
-/// Size of `/dev/shm` in bytes, as Docker and Podman have it: 64 MiB.
-pub(crate) const SHM_BYTES: u64 = 64 << 20;
+/// Size of `/dev` and of `/dev/shm` in bytes, as Docker and Podman have it: 64 MiB.
+pub(crate) const DEV_BYTES: u64 = 64 << 20;
+
+/// The mode of `/dev`.
+pub(crate) const DEV_MODE: &str = "mode=755";
 
 /// The limit of a tmpfs that a restorer brings and that has a limit of its own, bytes, until [`Engine::cont`] gives it that:
 /// its contents may come in an order that takes more room than they need in the end.
@@ -205,13 +210,19 @@ impl ContainerConfig {
     pub fn tmpfs(&self) -> Vec<DefinedTmpfs> {
         let own = self.mounts.iter().filter(|mount| !mount.read_only).filter_map(|mount| match mount.kind {
             MountKind::Tmpfs { size_bytes } => {
-                Some(DefinedTmpfs { source: "tmpfs", target: mount.target.clone(), size_bytes })
+                Some(DefinedTmpfs { source: "tmpfs", target: mount.target.clone(), size_bytes, mode: None })
             }
             MountKind::Bind { .. } => None,
         });
-        let shm = DefinedTmpfs { source: "shm", target: "/dev/shm".into(), size_bytes: SHM_BYTES };
-        let replaced = self.mounts.iter().any(|mount| mount.target == shm.target);
-        own.chain((!replaced).then_some(shm)).collect()
+        let of = |source, target: &str, mode| DefinedTmpfs {
+            source,
+            target: target.into(),
+            size_bytes: DEV_BYTES,
+            mode,
+        };
+        let standard = [of("shm", "/dev/shm", None), of("tmpfs", "/dev", Some(DEV_MODE))];
+        let is_there = |of: &DefinedTmpfs| self.mounts.iter().all(|mount| mount.target != of.target);
+        own.chain(standard.into_iter().filter(is_there)).collect()
     }
 }
 

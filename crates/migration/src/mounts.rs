@@ -44,9 +44,11 @@ impl Mounts for SystemMounts {
 
     fn mount_tmpfs(&self, path: &Path, defined: &DefinedTmpfs) -> io::Result<()> {
         let limit = (defined.size_bytes != 0).then(|| format!("size={COMING_TMPFS_BYTES}"));
+        let options: Vec<_> = limit.as_deref().into_iter().chain(defined.mode).collect();
+        let options = options.join(",");
         // Binding it, CRIU gives it the flags that it had.
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        Ok(mount(Some(defined.source), path, Some("tmpfs"), flags, limit.as_deref())?)
+        Ok(mount(Some(defined.source), path, Some("tmpfs"), flags, Some(options.as_str()))?)
     }
 
     fn unmount_memory(&self, path: &Path) -> io::Result<()> {

@@ -22,7 +22,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::confinement::{ConfinementError, Ulimit};
-use crate::container::{ContainerConfig, Mount, MountKind, SHM_BYTES};
+use crate::container::{ContainerConfig, DEV_BYTES, DEV_MODE, Mount, MountKind};
 
 /// Files that show the node; hidden inside.
 pub(super) const MASKED_FILES: &[&str] =
@@ -127,17 +127,17 @@ fn limits(own: &[Ulimit]) -> Vec<Value> {
 
 fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
     let mount = |target: &str, kind: &str, source: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": source, "options": options });
-    let shm_size = format!("size={SHM_BYTES}");
+    let size = format!("size={DEV_BYTES}");
     let mut mounts = vec![
         mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
-        mount("/dev", "tmpfs", "tmpfs", &["nosuid", "noexec", "strictatime", "mode=755", "size=65536k"]),
+        mount("/dev", "tmpfs", "tmpfs", &["nosuid", "noexec", "strictatime", DEV_MODE, &size]),
         mount(
             "/dev/pts",
             "devpts",
             "devpts",
             &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         ),
-        mount("/dev/shm", "tmpfs", "shm", &["nosuid", "noexec", "nodev", "mode=1777", &shm_size]),
+        mount("/dev/shm", "tmpfs", "shm", &["nosuid", "noexec", "nodev", "mode=1777", &size]),
         mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];

@@ -1,8 +1,9 @@
 //! The tmpfs of a container that CRIU leaves to others: which there are, and how a restore brings them.
 //!
-//! CRIU puts all of a tmpfs into its images, while the container is frozen. One that it is told to take for an external
-//! mount it leaves alone, and a restore binds what is in its place at the destination. That a tmpfs is one does not show
-//! in the images of other mounts, so it must be the only mount of its filesystem, and nothing may be mounted in it.
+//! CRIU puts all of a tmpfs into its images by tar(1), while the container is frozen. One that it is told to take for an
+//! external mount it leaves alone, and a restore binds what is in its place at the destination. That a tmpfs is one does
+//! not show in the images of other mounts, so it must be the only mount of its filesystem. What is below a mount in it
+//! does not show either: only those that were there before the container ran may be there.
 //!
 //! A restore brings them with room for whatever order their contents come in ([`COMING_TMPFS_BYTES`]); [`limit`] gives
 //! them their own limits before the container runs.
@@ -48,7 +49,8 @@ pub(super) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::R
     let mut found = Vec::new();
     let mut used = BTreeSet::new();
     for (number, defined) in config.tmpfs().iter().enumerate() {
-        let Some(device) = plain(defined, &mounts) else { continue };
+        let covered = |target: &str| is_from_the_start(config, &inside, target);
+        let Some(device) = plain(defined, &mounts, covered) else { continue };
         let opened = open_root(&inside, defined, device).and_then(|root| Ok((is_empty(&root)?, root)));
         let (is_empty, root) = match opened {
             Ok(opened) => opened,
@@ -161,8 +163,16 @@ fn unescaped(text: &str) -> Option<String> {
     Some(plain)
 }
 
-/// The device of a tmpfs that is mounted as it was defined, once, with nothing in it, if it is.
-fn plain(defined: &DefinedTmpfs, mounts: &[Mounted<'_>]) -> Option<u64> {
+/// Whether a mount over a directory was made with the container.
+fn is_from_the_start(config: &ContainerConfig, inside: &Root, target: &str) -> bool {
+    let path = target.strip_prefix('/').unwrap_or(target);
+    let defined = ["/dev/pts", "/dev/shm", "/dev/mqueue"].contains(&target)
+        || config.mounts.iter().any(|mount| mount.target == Path::new(target));
+    defined && inside.open_at(path.as_bytes(), OFlags::PATH | OFlags::DIRECTORY).is_ok()
+}
+
+/// The device of a tmpfs that is mounted as it was defined, once, if it is. In it there are only mounts that are `fine`.
+fn plain(defined: &DefinedTmpfs, mounts: &[Mounted<'_>], fine: impl Fn(&str) -> bool) -> Option<u64> {
     let target = defined.target.to_str()?;
     // CRIU takes it for the end of the name.
     if target.contains(']') {
@@ -171,7 +181,7 @@ fn plain(defined: &DefinedTmpfs, mounts: &[Mounted<'_>]) -> Option<u64> {
     let mut there = mounts.iter().filter(|mounted| mounted.target == target);
     let (Some(mounted), None) = (there.next(), there.next()) else { return None };
     let below = format!("{target}/");
-    let alone = !mounts.iter().any(|other| other.target.starts_with(&below))
+    let alone = mounts.iter().all(|other| !other.target.starts_with(&below) || fine(&other.target))
         && mounts.iter().filter(|other| other.device == mounted.device).count() == 1;
     let limit = (defined.size_bytes != 0)
         .then(|| format!("size={}k", defined.size_bytes.next_multiple_of(4096) / 1024));
@@ -181,7 +191,9 @@ fn plain(defined: &DefinedTmpfs, mounts: &[Mounted<'_>]) -> Option<u64> {
         && mounted.root == "/"
         && size.first().copied() == limit.as_deref()
         // Another option is none that the definition gives, and would be lost.
-        && others.iter().all(|option| ["rw", "inode32", "inode64"].contains(option));
+        && others.iter().all(|option| {
+            ["rw", "inode32", "inode64"].contains(option) || Some(*option) == defined.mode
+        });
     (alone && as_defined).then_some(mounted.device)
 }
 
@@ -256,14 +268,20 @@ mod tests {
 ";
 
     #[test]
-    fn only_a_tmpfs_as_it_was_defined_that_is_mounted_once_with_nothing_in_it_can_be_left_alone() {
+    fn only_a_tmpfs_as_it_was_defined_that_is_mounted_once_can_be_left_alone() {
         let mounts: Vec<_> = MOUNTINFO.lines().filter_map(Mounted::parse).collect();
         assert_eq!(mounts.len(), MOUNTINFO.lines().count());
         let found = |target: &str, size_bytes| {
-            plain(&DefinedTmpfs { source: "tmpfs", target: target.into(), size_bytes }, &mounts)
+            let mode = (target == "/dev").then_some("mode=755");
+            plain(
+                &DefinedTmpfs { source: "tmpfs", target: target.into(), size_bytes, mode },
+                &mounts,
+                |target| target == "/dev/shm",
+            )
         };
         let device = |minor| Some(rustix::fs::makedev(0, minor));
         assert_eq!(found("/dev/shm", 64 << 20), device(61));
+        assert_eq!(found("/dev", 64 << 20), device(60), "with what is mounted in it from the start");
         assert_eq!(found("/a b", 0), device(62));
         assert_eq!(found("/parent/child", 5000), device(65), "the kernel counts in pages");
         for (target, size) in [
