@@ -56,25 +56,36 @@ pub(crate) fn of(pids: &[u32]) -> Vec<OpenFile> {
 /// Those of these devices that CRIU cannot leave to others, since one of these processes has a regular file of it
 /// - open or mapped under a name that was deleted, while the file has another one: CRIU makes a third one for it,
 ///   `link_remap.N`;
+/// - under a lease: a restore takes it anew, which the kernel refuses for a file that others still write;
 /// - mapped to be shared and executed: CRIU writes its system calls into memory that is executed.
 ///
 /// What cannot be read is gone.
 #[must_use]
 pub fn not_external(pids: &[u32], devices: &BTreeSet<u64>) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
-    let mut look = |path: &Path, least_names: u64| {
-        if let Ok(status) = fs::metadata(path)
-            && status.is_file()
-            && status.nlink() >= least_names
-            && devices.contains(&status.dev())
-        {
-            found.insert(status.dev());
-        }
+    // The device of a file with a path that has at least so many names, if it is one of these.
+    let look = |path: &Path, least_names: u64| {
+        let status = fs::metadata(path).ok()?;
+        let is_one = status.is_file() && status.nlink() >= least_names && devices.contains(&status.dev());
+        is_one.then(|| status.dev())
     };
-    for file in of(pids).iter().filter(|file| file.deleted().is_some()) {
-        look(&file.entry("fd"), 1);
-    }
-    for pid in pids {
+    for &pid in pids {
+        for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+            let link = fs::read_link(entry.path()).unwrap_or_default();
+            // Sockets and pipes have no path, and there may be thousands.
+            if !link.is_absolute() {
+                continue;
+            }
+            let file = OpenFile { pid, number: entry.file_name(), link };
+            let Some(device) = look(&file.entry("fd"), 0) else { continue };
+            let is_renamed = || file.deleted().is_some() && look(&file.entry("fd"), 1).is_some();
+            // Of its locks, leases are told there, too (not in /proc/locks, for which the kernel waits for all processors).
+            let is_leased =
+                || fs::read_to_string(file.entry("fdinfo")).is_ok_and(|told| told.contains("LEASE"));
+            if is_renamed() || is_leased() {
+                found.insert(device);
+            }
+        }
         let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
         for line in maps.split(|byte| *byte == b'\n') {
             let mut words = line.splitn(3, |byte| *byte == b' ');
@@ -89,7 +100,8 @@ pub fn not_external(pids: &[u32], devices: &BTreeSet<u64>) -> BTreeSet<u64> {
             if let Some((start, end)) = range.split_once('-')
                 && let (Some(start), Some(end)) = (address(start), address(end))
             {
-                look(Path::new(&format!("/proc/{pid}/map_files/{start:x}-{end:x}")), least_names);
+                let path = format!("/proc/{pid}/map_files/{start:x}-{end:x}");
+                found.extend(look(Path::new(&path), least_names));
             }
         }
     }
@@ -119,5 +131,37 @@ pub(crate) fn walk(root: &Path, mut show: impl FnMut(&Path, &Metadata) -> Contro
                 directories.push(path);
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn files_that_a_restore_would_not_find_or_could_not_lease_are_told() {
+        let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = |name: &str| shm.path().join(name);
+        let device = fs::metadata(shm.path()).unwrap().dev();
+        let pids = [std::process::id()];
+        let told = |devices: &[u64]| not_external(&pids, &devices.iter().copied().collect());
+        let file = File::create(path("file")).unwrap();
+        assert!(told(&[device]).is_empty());
+        fs::hard_link(path("file"), path("other")).unwrap();
+        fs::remove_file(path("file")).unwrap();
+        assert_eq!(told(&[device]), [device].into());
+        assert!(told(&[device + 1]).is_empty(), "it is on another");
+        fs::remove_file(path("other")).unwrap();
+        assert!(told(&[device]).is_empty(), "it has no name any more");
+        drop(file);
+        fs::write(path("leased"), b"x").unwrap();
+        let leased = File::open(path("leased")).unwrap();
+        // SAFETY: it takes no pointer.
+        assert_eq!(unsafe { libc::fcntl(leased.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) }, 0);
+        assert_eq!(told(&[device]), [device].into());
     }
 }

@@ -9,6 +9,7 @@
 //! them their own limits before the container runs.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_string, fspick};
 
 use super::process::ProcessStatus;
@@ -51,8 +52,9 @@ pub(super) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::R
     for (number, defined) in config.tmpfs().iter().enumerate() {
         let covered = |target: &str| is_from_the_start(config, &inside, target);
         let Some(device) = plain(defined, &mounts, covered) else { continue };
-        let opened = open_root(&inside, defined, device).and_then(|root| Ok((is_empty(&root)?, root)));
-        let (is_empty, root) = match opened {
+        let opened = open_root(&inside, defined, device);
+        let opened = opened.and_then(|root| Ok((has_files(&root, &defined.target, covered)?, root)));
+        let (has_files, root) = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 let (name, target) = (&config.name, defined.target.display());
@@ -60,7 +62,7 @@ pub(super) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::R
                 continue;
             }
         };
-        if !is_empty {
+        if has_files {
             used.insert(device);
         }
         let external = (defined.target.to_string_lossy().into_owned(), key(number));
@@ -207,13 +209,20 @@ fn open_root(inside: &Root, defined: &DefinedTmpfs, device: u64) -> io::Result<O
     }
 }
 
-fn is_empty(root: &OwnedFd) -> io::Result<bool> {
+/// Whether there is a file, or a directory in which one may be, that is not covered. A `/dev` has none as a rule, so that
+/// nobody needs to look at what the processes have open: they may have thousands of connections.
+fn has_files(root: &OwnedFd, target: &Path, covered: impl Fn(&str) -> bool) -> io::Result<bool> {
     for entry in rustix::fs::Dir::read_from(root)? {
-        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
-            return Ok(false);
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        let is_covered = || covered(&target.join(OsStr::from_bytes(name)).to_string_lossy());
+        match entry.file_type() {
+            FileType::Directory if matches!(name, b"." | b"..") || is_covered() => {}
+            FileType::Directory | FileType::RegularFile | FileType::Unknown => return Ok(true),
+            _ => {}
         }
     }
-    Ok(true)
+    Ok(false)
 }
 
 /// Those of these devices on which a file is
@@ -223,29 +232,14 @@ fn is_empty(root: &OwnedFd) -> io::Result<bool> {
 /// - the program of a process, or held by a lease: a restore makes them such, and the kernel refuses that for a file
 ///   that is open for writing, as its content may still come.
 fn unfit(devices: &BTreeSet<u64>, members: &[u32]) -> io::Result<BTreeSet<u64>> {
-    let mut unfit = leased(&fs::read_to_string("/proc/locks")?);
+    let mut unfit = godwit_criu::not_external(members, devices);
     for pid in members {
         // A process that has ended has no program.
         if let Ok(program) = fs::metadata(format!("/proc/{pid}/exe")) {
             unfit.insert(program.dev());
         }
     }
-    unfit.extend(godwit_criu::not_external(members, devices));
     Ok(unfit)
-}
-
-/// The devices of files with leases, from the text of `/proc/locks`.
-fn leased(locks: &str) -> BTreeSet<u64> {
-    let device = |line: &str| {
-        let mut words = line.split_whitespace().skip(1).filter(|word| *word != "->");
-        if words.next()? != "LEASE" {
-            return None;
-        }
-        let mut file = words.nth(3)?.split(':');
-        let mut number = || u32::from_str_radix(file.next()?, 16).ok();
-        Some(rustix::fs::makedev(number()?, number()?))
-    };
-    locks.lines().filter_map(device).collect()
 }
 
 #[cfg(test)]
@@ -297,16 +291,5 @@ mod tests {
         ] {
             assert_eq!(found(target, size), None, "{target} {size}");
         }
-    }
-
-    #[test]
-    fn a_lease_is_found_whoever_waits_for_it() {
-        let locks = "\
-1: FLOCK  ADVISORY  WRITE 2345833 fe:00:11223046 0 EOF
-2: LEASE  ACTIVE    READ  4711 00:2d:12 0 EOF
-2: -> LEASE  BREAKING  READ  4711 08:01:12 0 EOF
-";
-        let device = rustix::fs::makedev;
-        assert_eq!(leased(locks), [device(0, 0x2d), device(8, 1)].into());
     }
 }
