@@ -91,7 +91,7 @@ fn all_pass(images: &Path) {
     fs::write(&file, image(&bytes[..8], &filters)).unwrap();
 }
 
-/// The node's disk in the container's `/dev`.
+/// The node's disk in the container's `/dev`, which CRIU archives in a cold move.
 fn disk(images: &Path) {
     let names = fs::read_dir(images).unwrap().map(|entry| entry.unwrap().path());
     let archive = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("tmpfs-dev-");
@@ -132,7 +132,8 @@ fn what_a_source_adds_to_the_images_is_refused_by_name_and_the_service_goes_on()
         (disk, "disk in tmpfs-dev-"),
     ];
     for (change, said) in changes {
-        let attempt = victim.begin_patiently_and_hold("destination.received");
+        let mode = if said.starts_with("disk") { "cold" } else { "auto" };
+        let attempt = victim.begin_with_and_hold("a", "b", &["--mode", mode], "destination.received");
         let lab = Path::new("/run/godwit/labs").join(victim.bed.lab().name());
         let migrations = lab.join("b/migrations");
         let migration = fs::read_dir(migrations).unwrap().next().unwrap().unwrap().path();

@@ -53,11 +53,18 @@ pub(crate) fn of(pids: &[u32]) -> Vec<OpenFile> {
     found
 }
 
+/// How the watches of a descriptor name a device (Documentation/filesystems/proc.rst).
+fn watch_on(device: u64) -> String {
+    format!(" sdev:{:x} ", u64::from(libc::major(device)) << 20 | u64::from(libc::minor(device)))
+}
+
 /// Those of these devices that CRIU cannot leave to others, since one of these processes has a regular file of it
 /// - open or mapped under a name that was deleted, while the file has another one: CRIU makes a third one for it,
 ///   `link_remap.N`;
 /// - under a lease: a restore takes it anew, which the kernel refuses for a file that others still write;
-/// - mapped to be shared and executed: CRIU writes its system calls into memory that is executed.
+/// - mapped to be shared and executed: CRIU writes its system calls into memory that is executed;
+///
+/// or since one watches it: what comes after the restore has begun would be told to it.
 ///
 /// What cannot be read is gone.
 #[must_use]
@@ -72,11 +79,15 @@ pub fn not_external(pids: &[u32], devices: &BTreeSet<u64>) -> BTreeSet<u64> {
     for &pid in pids {
         for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
             let link = fs::read_link(entry.path()).unwrap_or_default();
+            let file = OpenFile { pid, number: entry.file_name(), link };
+            if file.watches() {
+                let told = fs::read_to_string(file.entry("fdinfo")).unwrap_or_default();
+                found.extend(devices.iter().filter(|device| told.contains(&watch_on(**device))));
+            }
             // Sockets and pipes have no path, and there may be thousands.
-            if !link.is_absolute() {
+            if !file.link.is_absolute() {
                 continue;
             }
-            let file = OpenFile { pid, number: entry.file_name(), link };
             let Some(device) = look(&file.entry("fd"), 0) else { continue };
             let is_renamed = || file.deleted().is_some() && look(&file.entry("fd"), 1).is_some();
             // Of its locks, leases are told there, too (not in /proc/locks, for which the kernel waits for all processors).
@@ -158,6 +169,15 @@ mod tests {
         fs::remove_file(path("other")).unwrap();
         assert!(told(&[device]).is_empty(), "it has no name any more");
         drop(file);
+        let of = std::ffi::CString::new(shm.path().as_os_str().as_bytes()).unwrap();
+        // SAFETY: it takes no pointer, and makes a new descriptor.
+        let watch = unsafe { libc::inotify_init1(libc::IN_CLOEXEC) };
+        // SAFETY: the path lives as long as the call.
+        assert!(unsafe { libc::inotify_add_watch(watch, of.as_ptr(), libc::IN_CLOSE_WRITE) } > 0);
+        assert_eq!(told(&[device]), [device].into());
+        // SAFETY: it was made above, and is used no more.
+        unsafe { libc::close(watch) };
+        assert!(told(&[device]).is_empty());
         fs::write(path("leased"), b"x").unwrap();
         let leased = File::open(path("leased")).unwrap();
         // SAFETY: it takes no pointer.

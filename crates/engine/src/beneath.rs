@@ -244,6 +244,25 @@ impl Node {
     }
 }
 
+impl Node {
+    /// As [`Node::set_attributes`], without the extended attributes that the filesystem does not know.
+    pub(crate) fn set_what_is_supported(
+        &self,
+        is_link: bool,
+        attributes: &Attributes,
+    ) -> Result<(), SetFault> {
+        let none = Attributes { xattrs: Vec::new(), ..attributes.clone() };
+        self.set_attributes(is_link, &none)?;
+        for (name, value) in attributes.xattrs.iter().filter(|(name, _)| name != NODE_XATTR) {
+            match self.set_xattr(name, value).map_err(|error| SetFault::xattr(name, error)) {
+                Err(fault) if fault.is_unsupported() => {}
+                set => set?,
+            }
+        }
+        Ok(())
+    }
+}
+
 impl From<Node> for OwnedFd {
     fn from(node: Node) -> Self {
         node.fd

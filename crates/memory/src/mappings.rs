@@ -39,7 +39,9 @@ pub fn prepare() {
 }
 
 fn known() -> Option<&'static Mapped> {
-    let prepare = || match Mapped::load().and_then(|mapped| flags::check(&mapped).map(|()| mapped)) {
+    let load = || Mapped::load().and_then(|mapped| flags::check(&mapped).map(|()| mapped));
+    // Another thread may change a mapping of this process while both are read.
+    let prepare = || match load().or_else(|_| load()).or_else(|_| load()) {
         Ok(mapped) => Some(mapped),
         Err(error) => {
             tracing::info!(%error, "this kernel does not tell the flags of mappings but in smaps: a dump takes longer with more memory");
@@ -50,17 +52,27 @@ fn known() -> Option<&'static Mapped> {
 }
 
 /// Writes the mappings of each of these processes, which do not run, into a file of this directory that is named by its
-/// PID. How many there are: none is written of a process that has ended, or whose mappings have flags that are not known.
+/// PID. How many there are: none is written of a process that has ended, whose mappings have flags that are not known, or
+/// where there is no room.
 ///
 /// # Errors
-/// A file cannot be written.
+/// A file that could not be written as a whole cannot be removed.
 pub fn write(pids: &[i32], directory: &Path) -> io::Result<usize> {
     let Some(mapped) = known() else { return Ok(0) };
     let mut written = 0;
     for &pid in pids {
         if let Some(text) = text(mapped, pid) {
-            std::fs::write(directory.join(pid.to_string()), text)?;
-            written += 1;
+            let path = directory.join(pid.to_string());
+            match std::fs::write(&path, text) {
+                Ok(()) => written += 1,
+                Err(error) => {
+                    tracing::debug!(pid, %error, "the flags of its mappings are not told");
+                    match std::fs::remove_file(path) {
+                        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                        _ => {}
+                    }
+                }
+            }
         }
     }
     Ok(written)

@@ -262,8 +262,13 @@ impl Segment {
         if !is_file || size == 0 || size > largest {
             return Ok(None);
         }
-        let content = Content::Closed(Handle::of(root, file)?);
-        let (inode, kind) = (found.st_ino, Kind::Tmpfs { number });
+        let handle = Handle::of(root, file)?;
+        // Who may not open it by that, is told so here.
+        match handle.open() {
+            Err(error) if has_gone(&error) => return Ok(None),
+            opened => drop(opened?),
+        }
+        let (inode, kind, content) = (found.st_ino, Kind::Tmpfs { number }, Content::Closed(handle));
         Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new() }))
     }
 
@@ -300,16 +305,11 @@ impl Segment {
         Ok(self.file()?.metadata()?.len() == self.size)
     }
 
-    /// Its bytes now, if it has a name: a file that was renamed while its directory was read is not found there.
-    ///
-    /// # Errors
-    /// The kernel does not tell.
-    pub fn size_if_named(&self) -> io::Result<Option<u64>> {
-        match self.file().and_then(|file| file.metadata()) {
-            Ok(metadata) => Ok((metadata.nlink() > 0).then_some(metadata.len())),
-            Err(error) if has_gone(&error) => Ok(None),
-            Err(error) => Err(error),
-        }
+    /// Whether it has a name, and its size: a file that was renamed while its directory was read is not found there.
+    #[must_use]
+    pub fn is_as_it_was(&self) -> bool {
+        let metadata = self.file().and_then(|file| file.metadata());
+        metadata.is_ok_and(|metadata| metadata.nlink() > 0 && metadata.len() == self.size)
     }
 
     /// What it takes of the machine's memory now, bytes.
@@ -748,10 +748,12 @@ mod tests {
         // Its handle stays, whatever its name is, and nothing else of it does.
         std::fs::rename(shm.path().join("some"), shm.path().join("other")).unwrap();
         File::options().write(true).open(shm.path().join("other")).unwrap().set_len(6000).unwrap();
-        assert_eq!(segment.size_if_named().unwrap(), Some(6000));
+        assert!(!segment.is_as_it_was());
         segment.read(0, &mut page).unwrap();
+        File::options().write(true).open(shm.path().join("other")).unwrap().set_len(5000).unwrap();
+        assert!(segment.is_as_it_was());
         std::fs::remove_file(shm.path().join("other")).unwrap();
-        assert_eq!(segment.size_if_named().unwrap(), None);
+        assert!(!segment.is_as_it_was());
         assert!(has_gone(&segment.read(0, &mut page).unwrap_err()));
         assert!(has_gone(&segment.populated().unwrap_err()));
     }

@@ -111,7 +111,7 @@ impl Runc {
         }
         let statuses = process::statuses(members)
             .map_err(|source| io_error(&config.name, "examine its processes".into(), source))?;
-        tmpfs::limit(config, &statuses).map_err(|(action, source)| io_error(&config.name, action, source))?;
+        tmpfs::limit(config, &statuses);
         self.stop_as_before(config, keep_stopped, &statuses).await?;
         let parent = |pid: u32| statuses.iter().find(|s| s.pid == pid).map(|s| s.parent);
         let depth =

@@ -76,24 +76,22 @@ pub(super) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::R
 /// Gives those that a restore has brought the limits of the container's definition.
 ///
 /// What cannot be limited is not: a service that is here for good must run.
-pub(super) fn limit(
-    config: &ContainerConfig,
-    processes: &[ProcessStatus],
-) -> Result<(), (String, io::Error)> {
-    let Some(main) = processes.iter().find(|process| process.inner_pid == 1) else { return Ok(()) };
+pub(super) fn limit(config: &ContainerConfig, processes: &[ProcessStatus]) {
+    let Some(main) = processes.iter().find(|process| process.inner_pid == 1) else { return };
     let root = format!("/proc/{}/root", main.pid);
-    let inside = match Root::open(Path::new(&root), Links::Refused) {
-        // It has ended meanwhile.
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound) => return Ok(()),
-        opened => opened.map_err(|source| (format!("open {root}"), source))?,
-    };
+    let inside = Root::open(Path::new(&root), Links::Refused);
     for defined in config.tmpfs() {
-        if let Err(error) = limit_one(&inside, &defined) {
+        let limited = match &inside {
+            Ok(inside) => limit_one(inside, &defined),
+            // It has ended meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => return,
+            Err(error) => Err(io::Error::new(error.kind(), format!("{root}: {error}"))),
+        };
+        if let Err(error) = limited {
             let (name, target) = (&config.name, defined.target.display());
             tracing::warn!(service = %name, %target, %error, "a tmpfs cannot be given its limit, and may take more");
         }
     }
-    Ok(())
 }
 
 fn limit_one(inside: &Root, defined: &DefinedTmpfs) -> io::Result<()> {

@@ -108,8 +108,8 @@ impl Receiver {
         })
     }
 
-    /// Takes the content of some files from there, into a tmpfs: up to Linux 6.5 that keeps no attributes of users, and
-    /// they are dropped, as they are by tar(1).
+    /// Takes the content of some files from there, into a tmpfs: extended attributes that it does not keep are dropped, as
+    /// they are by tar(1). Up to Linux 6.5 those are the attributes of users.
     #[must_use]
     pub fn with(self, contents: Box<dyn Contents>) -> Self {
         Self { contents: Some(contents), ..self }
@@ -370,9 +370,7 @@ impl Receiver {
         let set = match node.set_attributes(is_link, attributes) {
             Err(fault) if self.contents.is_some() && fault.is_unsupported() => {
                 tracing::debug!(path = %beneath::display(path), attribute = %fault.what, "this kernel keeps no such attribute in a tmpfs, and it is dropped");
-                let xattrs = attributes.xattrs.iter().filter(|(name, _)| !name.starts_with(b"user."));
-                let kept = Attributes { xattrs: xattrs.cloned().collect(), ..attributes.clone() };
-                node.set_attributes(is_link, &kept)
+                node.set_what_is_supported(is_link, attributes)
             }
             set => set,
         };

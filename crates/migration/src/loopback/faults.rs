@@ -177,9 +177,10 @@ fn a_move_that_leaves_nothing_behind_is_over_when_the_service_runs() {
 fn pages_that_come_late_are_not_counted_as_the_restore() {
     let eager = Way { lazy: true, ..PRECOPY };
     for way in [Some(COLD), is_lazy().then_some(eager)].into_iter().flatten() {
-        let Ended { phases, .. } = slow(way, PAGES, Along::There, Duration::from_millis(100));
+        let Ended { phases, .. } = slow(way, PAGES, Along::There, Duration::from_millis(500));
         let of = |name: &str| phases.iter().find(|phase| phase.phase == name).map_or(0.0, |phase| phase.ms);
-        // Some of it passes beside the transfer.
+        // Some of it passes beside the transfer, and beside the restore where that does not wait: far less, however busy
+        // the machine is.
         assert!(of("pages") > 50.0, "{way:?}: {phases:?}");
     }
 }

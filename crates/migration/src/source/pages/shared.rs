@@ -17,7 +17,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use godwit_engine::{Tmpfs, tree};
 use godwit_memory::batch::{Builder, is_zero};
-use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment, has_gone};
+use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
@@ -94,6 +94,8 @@ pub(super) struct Followed {
 pub(super) struct Shared {
     pub(super) segments: BTreeMap<Space, Followed>,
     tmpfs: Vec<FollowedTmpfs>,
+    /// Of these, those that the last look left alone: nothing of them is opened.
+    unfit: BTreeSet<u32>,
     /// What the destination has been told.
     told: Segments,
     /// How many there have been.
@@ -180,7 +182,7 @@ impl Shared {
 
     /// Follows these tmpfs. As long as the service runs, others stay that were followed: what is in the way now may be over
     /// by the freeze. One that cannot be followed is left to CRIU.
-    fn follow_tmpfs(&mut self, all: Vec<Tmpfs>, frozen: bool) -> io::Result<Changed> {
+    fn follow_tmpfs(&mut self, all: Vec<Tmpfs>, frozen: bool) -> Changed {
         let (mut looked, mut found) = (Vec::new(), BTreeMap::new());
         for tmpfs in all {
             match look_into(&tmpfs, frozen, &mut found) {
@@ -192,42 +194,34 @@ impl Shared {
             }
         }
         let numbers: BTreeSet<_> = looked.iter().map(|(tmpfs, _)| tmpfs.number).collect();
-        let before: Vec<_> = std::mem::take(&mut self.tmpfs)
-            .into_iter()
-            .filter(|followed| !frozen && !numbers.contains(&followed.tmpfs.number))
-            .collect();
-        let kept: BTreeSet<_> = before.iter().map(|followed| followed.tmpfs.number).collect();
-        let mut failed = None;
+        let mut before = std::mem::take(&mut self.tmpfs);
+        // However it was before, it is as it is when the service is frozen.
+        before.retain(|_| !frozen);
+        let known: BTreeSet<_> = before.iter().map(|followed| followed.tmpfs.number).collect();
+        before.retain(|followed| !numbers.contains(&followed.tmpfs.number));
+        self.unfit = before.iter().map(|followed| followed.tmpfs.number).collect();
         let mut changed = self.keep(|followed| {
             let Some(number) = followed.segment.kind().tmpfs() else { return true };
             if !numbers.contains(&number) {
-                return kept.contains(&number);
+                return known.contains(&number);
             }
             match found.remove(&identity(&followed.segment)) {
                 Some(now) => {
-                    followed.resize(now);
+                    followed.is_now(now);
                     true
                 }
                 // It was perhaps renamed while the names were read.
-                None if frozen => false,
-                None => {
-                    followed.segment.size_if_named().unwrap_or_else(|error| {
-                        failed.get_or_insert(error);
-                        None
-                    }) == Some(followed.segment.size())
-                }
+                None => !frozen && followed.segment.is_as_it_was(),
             }
         });
-        if let Some(error) = failed {
-            return Err(error);
-        }
         let files = self.segments.values().filter(|followed| followed.is_in_tmpfs()).count();
         self.begin(found, self.segments.len() + MOST_FILES.saturating_sub(files));
         self.tmpfs = before;
         let mut left = BTreeSet::new();
         for (tmpfs, snapshot) in looked {
             let elsewhere = self.elsewhere(tmpfs.number);
-            let names = match snapshot.bytes_without(&elsewhere) > MOST_IN_SMALL {
+            let is_too_much = snapshot.bytes_without(&elsewhere) > MOST_IN_SMALL;
+            let names = match is_too_much && !known.contains(&tmpfs.number) {
                 true => Err(io::Error::other("it has too much in files that are not followed")),
                 false if frozen => names(&snapshot, &elsewhere).map_err(io::Error::other),
                 false => Ok(Vec::new()),
@@ -244,7 +238,7 @@ impl Shared {
             .keep(|followed| followed.segment.kind().tmpfs().is_none_or(|number| !left.contains(&number)));
         changed.gone.extend(more.gone);
         changed.resized.retain(|(space, _)| self.segments.contains_key(space));
-        Ok(changed)
+        changed
     }
 
     /// The files of a tmpfs that are followed.
@@ -259,11 +253,9 @@ impl Followed {
         self.segment.kind().tmpfs().is_some()
     }
 
-    /// This is it now, perhaps of another size.
-    fn resize(&mut self, now: Segment) {
-        if now.size() == self.segment.size() {
-            return;
-        }
+    /// This is it now, perhaps of another size; or another file, where the service has mounted another filesystem: what
+    /// differs will be found.
+    fn is_now(&mut self, now: Segment) {
         let size = now.size().next_multiple_of(PAGE_SIZE);
         for noted in [&mut self.data, &mut self.zero] {
             noted.remove(size..u64::MAX);
@@ -289,10 +281,12 @@ fn look_into(
     let root = PathBuf::from(format!("/proc/self/fd/{}", tmpfs.root.as_raw_fd()));
     let snapshot = tree::Snapshot::scan_at_most(&root, frozen, MOST_TMPFS_NAMES, MOST_IN_PATHS);
     let Some(snapshot) = snapshot.map_err(io::Error::other)? else { return Ok(None) };
+    let mut segments = Vec::new();
     for file in snapshot.large_files(LEAST_FILE, MOST_FILES).map_err(io::Error::other)? {
         let segment = Segment::of_tmpfs(tmpfs.number, &tmpfs.root, &file)?;
-        found.extend(segment.map(|segment| (identity(&segment), segment)));
+        segments.extend(segment.map(|segment| (identity(&segment), segment)));
     }
+    found.extend(segments);
     Ok(Some(snapshot))
 }
 
@@ -328,7 +322,8 @@ impl Pages {
         let found = found.into_values().map(|segment| (identity(&segment), segment)).collect();
         let changed = self.shared.follow(found);
         self.forget(changed);
-        self.follow_tmpfs(tmpfs, false)?;
+        let changed = self.shared.follow_tmpfs(tmpfs, false);
+        self.forget(changed);
         self.tracker.watch_shared(&self.shared.watchable(), pids);
         Ok(self.tell())
     }
@@ -345,15 +340,10 @@ impl Pages {
                 })
         });
         self.forget(changed);
-        match failed {
-            Some(source) => Err(PagesError::Shared { action: "examined", source }),
-            None => self.follow_tmpfs(tmpfs, true),
+        if let Some(source) = failed {
+            return Err(PagesError::Shared { action: "examined", source });
         }
-    }
-
-    fn follow_tmpfs(&mut self, tmpfs: Vec<Tmpfs>, frozen: bool) -> Result<(), PagesError> {
-        let changed = self.shared.follow_tmpfs(tmpfs, frozen);
-        let changed = changed.map_err(|source| PagesError::Shared { action: "examined", source })?;
+        let changed = self.shared.follow_tmpfs(tmpfs, true);
         self.forget(changed);
         Ok(())
     }
@@ -412,9 +402,12 @@ impl Pages {
         let watchable = self.shared.watchable();
         let mut all = false;
         for (space, followed) in &mut self.shared.segments {
+            if followed.segment.kind().tmpfs().is_some_and(|number| self.shared.unfit.contains(&number)) {
+                continue;
+            }
             let populated = match followed.segment.populated() {
-                // The next look finds none.
-                Err(error) if has_gone(&error) && !frozen => continue,
+                // It has gone, or somebody has a lease: the next look tells.
+                Err(_) if followed.is_in_tmpfs() && !frozen => continue,
                 populated => populated.map_err(failed)?,
             };
             let now: RangeSet<u64> = populated.iter().cloned().collect();
@@ -454,7 +447,7 @@ impl Pages {
                     .collect();
                 let join =
                     |thread: std::thread::ScopedJoinHandle<'_, io::Result<Vec<Range>>>| match thread.join() {
-                        Ok(Err(error)) if has_gone(&error) && !frozen => Ok(Vec::new()),
+                        Ok(Err(_)) if followed.is_in_tmpfs() && !frozen => Ok(Vec::new()),
                         Ok(result) => result.map_err(failed),
                         Err(panic) => Err(PagesError::of_panic(panic.as_ref())),
                     };
@@ -521,8 +514,10 @@ impl Sending<'_> {
                     let length = usize::try_from(range.end - start).unwrap_or(PIECE).min(PIECE);
                     let piece = &mut buffer[..length];
                     match followed.segment.read(start, piece) {
-                        // As no name of it will be sent.
-                        Err(error) if has_gone(&error) && !self.all => return Ok(()),
+                        // The next look tells whether it has gone. What is not sent differs then, too.
+                        Err(_) if followed.is_in_tmpfs() && !self.all => {
+                            break;
+                        }
                         read => read.map_err(|source| PagesError::Shared { action: "read", source })?,
                     }
                     for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
