@@ -11,7 +11,7 @@ E2E_THREADS ?= 4
 # Test executables of the crates that run at once, which mostly wait, too.
 CRATES_AT_ONCE ?= 3
 BENCH_ARGS ?= --memory 256MiB,1GiB,4GiB --runs 5 --mode precopy,hybrid,postcopy --compress off \
-	--link 1gbit,1ms --baseline floor
+	--link 1gbit,1ms --baseline floor,bare
 # What else does the job, where that ends in minutes; the moves beside it show what a stock CRIU costs.
 STOCK_ARGS ?= --memory 256MiB,1GiB --runs 5 --mode precopy,cold --stock-criu --compress off \
 	--link 1gbit,1ms --baseline stock-cold,stock-lazy,floor --stock-lazy-max 256MiB

@@ -85,6 +85,8 @@ enum Baseline {
     StockLazy,
     /// runc checkpoint and restore of an idle container of 1 MB, nothing sent
     Floor,
+    /// criu dump and criu restore of an idle process that is in no container
+    Bare,
 }
 
 /// What takes its turn in each run.
@@ -125,6 +127,7 @@ impl Turn {
             Self::Baseline(Baseline::StockCold) => "stock-cold".to_owned(),
             Self::Baseline(Baseline::StockLazy) => "stock-lazy".to_owned(),
             Self::Baseline(Baseline::Floor) => "floor".to_owned(),
+            Self::Baseline(Baseline::Bare) => "bare".to_owned(),
         }
     }
 }
@@ -210,6 +213,7 @@ async fn take(
             (rows, clean)
         }
         Turn::Baseline(Baseline::Floor) => (vec![blocking(stock::floor).await?], true),
+        Turn::Baseline(Baseline::Bare) => (vec![blocking(stock::bare).await?], true),
         Turn::Baseline(Baseline::StockCold) => {
             (vec![bed.lab(false, async |lab| stock.cold(lab).await).await?], true)
         }

@@ -113,6 +113,7 @@ pub(super) async fn faults(args: &FaultArgs, lab: &str, global: &Global) -> anyh
         let at = |share: usize| faults.get(faults.len() * share / 100).map(|us| *us as f64 / 1e3);
         row["fault_p50_ms"] = at(50).into();
         row["fault_p99_ms"] = at(99).into();
+        row["fault_max_ms"] = faults.last().map(|us| *us as f64 / 1e3).into();
         row["threads"] = (*threads).into();
         row["faults_timed"] = faults.len().into();
         row["round_trip_ms"] = match args.veth {

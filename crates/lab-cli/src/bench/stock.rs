@@ -26,6 +26,10 @@ use godwit_lab::{
     Lab,
     workload::{LoadReport, Preset, Workload},
 };
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 
 use crate::trial::{ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking, left};
@@ -55,6 +59,33 @@ pub(super) fn floor() -> anyhow::Result<Value> {
     let frozen_ms = begun.elapsed().as_secs_f64() * 1e3;
     container.delete()?;
     Ok(baseline_report("floor", "cold", frozen_ms, None))
+}
+
+/// The bare floor: CRIU's dump and restore of an idle process that is in no container, the sum of both.
+pub(super) fn bare() -> anyhow::Result<Value> {
+    let directory = Scratch::new("bare")?;
+    // The leader of its session, else a dump would need the session's terminal.
+    let mut process = Command::new("setsid");
+    process.args(["sleep", "100000"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut process = process.spawn().context("setsid cannot be run")?;
+    let criu = |verb: &str, more: &[&str]| {
+        let mut command = Command::new("criu");
+        command.env("PATH", path()).arg(verb).arg("--images-dir").arg(&directory.0).args(more);
+        run(&mut command)
+    };
+    let begun = Instant::now();
+    if let Err(error) = criu("dump", &["--tree", &process.id().to_string()]) {
+        process.kill()?;
+        process.wait()?;
+        return Err(error);
+    }
+    // CRIU has ended it. Its number is free for the restored one once it has been waited for.
+    process.wait()?;
+    criu("restore", &["--restore-detached", "--pidfile", "pid"])?;
+    let frozen_ms = begun.elapsed().as_secs_f64() * 1e3;
+    let pid = fs::read_to_string(directory.0.join("pid"))?.trim().parse()?;
+    kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+    Ok(baseline_report("bare", "cold", frozen_ms, None))
 }
 
 /// The fields of a baseline's report: those of ours that it has.

@@ -45,7 +45,7 @@ fn colour(series: &str) -> RGBColor {
         "godwit-cold" => RGBColor(0x56, 0xb4, 0xe9),
         "stock-cold" => RGBColor(0xd5, 0x5e, 0x00),
         "stock-lazy" => RGBColor(0xe6, 0x9f, 0x00),
-        "floor" => RGBColor(0x99, 0x99, 0x99),
+        "floor" | "bare" => RGBColor(0x99, 0x99, 0x99),
         _ => BLACK,
     }
 }
@@ -122,7 +122,7 @@ fn downtime(data: &Data, path: &Path) -> anyhow::Result<bool> {
     let mut ends = Vec::new();
     for (series, points) in &lines {
         let style = colour(series).stroke_width(if series.starts_with("godwit") { 3 } else { 2 });
-        if *series == "floor" {
+        if matches!(*series, "floor" | "bare") {
             chart.draw_series(DashedLineSeries::new(points.iter().copied(), 6, 4, style))?;
         } else {
             chart.draw_series(LineSeries::new(points.iter().copied(), style))?;

@@ -150,9 +150,9 @@ impl Data {
         self.groups.iter().find(|group| group.series == series && group.memory == memory)
     }
 
-    /// The least that freezing and restoring takes on the machine, beside that size.
-    pub(super) fn floor(&self, memory: u64) -> Option<f64> {
-        self.group("floor", memory)?.median("downtime_ms")
+    /// What freezing and restoring takes on the machine by that baseline, beside that size.
+    pub(super) fn floor(&self, baseline: &str, memory: u64) -> Option<f64> {
+        self.group(baseline, memory)?.median("downtime_ms")
     }
 
     /// Memory of the service with this much data, which stock programs do not tell.
@@ -174,6 +174,12 @@ impl Group {
 
     pub(super) fn sum(&self, field: &str) -> u64 {
         self.rows.iter().filter_map(|row| row[field].as_u64()).sum()
+    }
+
+    /// The most of any run ÷ the median.
+    pub(super) fn worst(&self, field: &str) -> Option<f64> {
+        let most = self.rows.iter().filter_map(|row| row[field].as_f64()).max_by(f64::total_cmp)?;
+        Some(most / self.median(field)?)
     }
 
     /// The run whose figure is in the middle, or the lower of the two there.
@@ -229,7 +235,8 @@ pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// What is known comes in this order, and the rest after it.
-const ORDER: [&str; 9] = [
+const ORDER: [&str; 10] = [
+    "bare",
     "floor",
     "godwit",
     "godwit-auto",

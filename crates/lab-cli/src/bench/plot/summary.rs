@@ -26,7 +26,7 @@ pub(super) fn text(data: &Data) -> String {
         );
         for group in data.groups.iter().filter(|group| group.memory == memory) {
             let time = |field| group.median(field).map(output::millis);
-            let floor = data.floor(memory).filter(|_| group.series != "floor");
+            let floor = data.floor("floor", memory).filter(|_| group.series != "floor");
             let cells = [
                 Some(group.series.clone()),
                 Some(match group.failures.len() {
@@ -116,7 +116,7 @@ fn cutovers(data: &Data, page: &mut String) {
 }
 
 /// The figures of each benchmark of a part: field, name, unit.
-const FIGURES: [(&str, &str, &str); 16] = [
+const FIGURES: [(&str, &str, &str); 17] = [
     ("iperf_mb_s", "iperf3", "MB/s"),
     ("pages_mb_s", "pages", "MB/s"),
     ("share_of_iperf", "pages ÷ iperf3", ""),
@@ -125,6 +125,7 @@ const FIGURES: [(&str, &str, &str); 16] = [
     ("stream_mb_s", "one stream, given back", "MB/s"),
     ("fault_p50_ms", "a fault, median", "ms"),
     ("fault_p99_ms", "a fault, 99 of 100", "ms"),
+    ("fault_max_ms", "a fault, the longest", "ms"),
     ("faults_timed", "faults", ""),
     ("populated_pages", "pages scanned", ""),
     ("written_pages", "pages found written", ""),
