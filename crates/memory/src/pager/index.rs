@@ -219,6 +219,11 @@ impl Index {
         self.spaces.get(&space)?.get(&addr).map(|run| run.at(addr))
     }
 
+    /// The pages around this one that lie beside it in the store, too.
+    pub(crate) fn run(&self, space: Space, addr: u64) -> Option<Range> {
+        self.spaces.get(&space)?.get_key_value(&addr).map(|(range, _)| range.clone())
+    }
+
     /// What is known of these pages, in order; the place is the first page's, others follow it.
     pub(crate) fn runs<'a>(
         &'a self,

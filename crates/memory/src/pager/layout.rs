@@ -42,18 +42,30 @@ impl Layout {
         self.by_destination.get(&destination).map(|distance| destination.wrapping_sub(*distance))
     }
 
+    /// The addresses around this one that lack pages which lie beside each other at the source, too.
+    pub(crate) fn run(&self, destination: u64) -> Option<Range> {
+        self.by_destination.get_key_value(&destination).map(|(range, _)| range.clone())
+    }
+
+    /// All addresses that lack pages lie in this.
+    pub(crate) fn span(&self) -> Option<Range> {
+        let (first, last) =
+            (self.by_destination.first_range_value()?, self.by_destination.last_range_value()?);
+        Some(first.0.start..last.0.end)
+    }
+
     /// Every origin that is lacking, in order.
     pub(crate) fn origins(&self) -> impl Iterator<Item = Range> + '_ {
         self.by_origin.iter().map(|(range, _)| range.clone())
     }
 
-    /// Every address that lacks a page, in order, but these. In one pass: there may be thousands of ranges, and the
-    /// service is frozen.
-    pub(crate) fn destinations_but(&self, others: &RangeSet<u64>) -> Vec<Range> {
-        let mut left = Vec::with_capacity(self.by_destination.len());
-        for (range, _) in self.by_destination.iter() {
+    /// Every address in this range that lacks a page, in order, but these.
+    pub(crate) fn destinations_but(&self, within: &Range, others: &RangeSet<u64>) -> Vec<Range> {
+        let mut left = Vec::new();
+        for (range, _) in self.by_destination.overlapping(within) {
+            let range = clip(range, within);
             let mut start = range.start;
-            for other in others.overlapping(range) {
+            for other in others.overlapping(&range) {
                 left.push(start..other.start);
                 start = other.end;
             }
@@ -211,9 +223,18 @@ mod tests {
                 }
                 prop_assert_eq!(layout.is_empty(), model.is_empty());
                 let others: RangeSet<u64> = others.iter().cloned().collect();
-                let left: Vec<_> = layout.destinations_but(&others).iter().flat_map(pages).collect();
-                let wanted: Vec<_> = model.keys().copied().filter(|at| !others.contains(at)).collect();
-                prop_assert_eq!(left, wanted);
+                let within = 5 * P..30 * P;
+                let left: Vec<_> = layout.destinations_but(&within, &others).iter().flat_map(pages).collect();
+                let wanted = model.keys().copied().filter(|at| within.contains(at) && !others.contains(at));
+                prop_assert_eq!(left, wanted.collect::<Vec<_>>());
+                let span = model.first_key_value().zip(model.last_key_value());
+                prop_assert_eq!(layout.span(), span.map(|((first, _), (last, _))| *first..last + P));
+                for (at, origin) in &model {
+                    let run = layout.run(*at).unwrap();
+                    prop_assert!(run.contains(at));
+                    let moves_along = |page: u64| model.get(&page) == Some(&(page - at).wrapping_add(*origin));
+                    prop_assert!(pages(&(*at..run.end)).all(moves_along));
+                }
             }
         }
     }

@@ -145,6 +145,8 @@ impl Userfault {
 pub(crate) enum Protect {
     /// Nothing.
     No,
+    /// Nothing, but the whole call fails with EPERM where writes are not noted.
+    Watched,
     /// Write-protects the pages it returns, in one step with listing them; the whole call fails with EPERM where writes
     /// are not noted.
     Yes,
@@ -203,6 +205,7 @@ impl Scanner {
     ) -> Result<(), Errno> {
         let flags = match protect {
             Protect::No => 0,
+            Protect::Watched => PM_SCAN_CHECK_WPASYNC,
             Protect::Yes => PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
         };
         self.walk(pagemap, range, flags, Wanted::populated(self.absent), each)
@@ -222,7 +225,7 @@ impl Scanner {
         mut each: impl FnMut(Range),
     ) -> Result<(), Errno> {
         let flags = match protect {
-            Protect::No => PM_SCAN_CHECK_WPASYNC,
+            Protect::No | Protect::Watched => PM_SCAN_CHECK_WPASYNC,
             Protect::Yes => PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
         };
         // In this order: what loses its entry between both has been given by the first, or left a mark.

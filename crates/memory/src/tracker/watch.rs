@@ -1,5 +1,7 @@
 //! How writes to one process are noticed, and one scan of its pages.
 
+mod frozen;
+
 use std::fs::File;
 use std::os::fd::AsFd;
 
@@ -160,7 +162,9 @@ impl Watch {
         let private: Vec<&Area> = areas.iter().filter(|area| area.kind == AreaKind::Private).collect();
         let mut pages: Vec<Option<Found>> = private.iter().map(|_| None).collect();
         if let Self::Uffd { userfault, is_alone, refused } = self {
-            if *is_alone {
+            if *is_alone && manner == Manner::Frozen {
+                pages = frozen::scan(&private, &pagemap, scanner);
+            } else if *is_alone {
                 for (area, pages) in private.iter().zip(&mut pages) {
                     *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();
                 }

@@ -185,6 +185,36 @@ fn a_process_reads_right_while_it_is_filled() {
 }
 
 #[test]
+fn a_fault_brings_the_pages_that_lie_beside_it() {
+    let pager = Pager::new();
+    let all = tags(7, BASE, 64, 0);
+    // In the store the second part is not beside the first, of which a page is still to come.
+    pager.put(7, BASE + 36 * P, &all[36..64]);
+    pager.put(7, BASE, &all[..20]);
+    pager.put(7, BASE + 21 * P, &all[21..36]);
+    pager.pending(7, BASE + 20 * P, 1);
+    let child = restored(&pager, 64);
+    let installed_after = |page: u64| {
+        let read = child.ask(Op::Read, BASE + page * P, 1, 0);
+        assert_eq!(read, all[usize::try_from(page).unwrap()..][..1]);
+        let state = pager.client.state().unwrap();
+        (state.faults, state.installed)
+    };
+    assert_eq!(installed_after(5), (1, 16));
+    assert_eq!(installed_after(15), (1, 16));
+    // Up to the page that is not there.
+    assert_eq!(installed_after(17), (2, 20));
+    // Between that page and the other part of the store.
+    assert_eq!(installed_after(30), (3, 31));
+    assert_eq!(installed_after(35), (4, 35));
+    assert_eq!(installed_after(40), (5, 47));
+    pager.put(7, BASE + 20 * P, &all[20..21]);
+    pager.client.push().unwrap();
+    pager.wait_for(&Event::Done);
+    assert_eq!(child.ask(Op::Read, BASE, 64, 0), all);
+}
+
+#[test]
 fn the_push_goes_on_when_late_pages_come() {
     let pager = Pager::new();
     pager.pending(7, BASE, 1000);

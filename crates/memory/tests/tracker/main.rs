@@ -8,6 +8,7 @@
 
 mod child;
 mod direct;
+mod large;
 mod moved;
 mod reading;
 mod registers;

@@ -1,6 +1,7 @@
 //! How a page comes into a process: a fault is answered, or the push puts it there unasked.
 
 use super::super::index::Place;
+use super::super::layout::clip;
 use super::super::uffd::Outcome;
 use super::{LiveId, State, Work, fault};
 use crate::PAGE_SIZE;
@@ -8,6 +9,10 @@ use crate::PAGE_SIZE;
 /// Pages of one UFFDIO_COPY of the push: 128 KiB, which a fault waits for at most: some 80 µs where
 /// memory is copied at 1.6 GB/s.
 const CHUNK: u64 = 32;
+
+/// Bytes of the window around a page that is waited for, out of which its neighbours come with it: 64 KiB, as the
+/// kernel maps around a fault in a file (`fault_around_bytes`). Copying them takes less than the next fault would.
+const AROUND: u64 = 16 * PAGE_SIZE;
 
 /// How an installation went.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,7 +53,10 @@ impl State {
         let space = live.space;
         let place = live.layout.origin(destination).map(|origin| (origin, self.index.get(space, origin)));
         let progress = match place {
-            Some((_, Some(Place::Stored(slot)))) => self.install(id, destination, slot, 1),
+            Some((origin, Some(Place::Stored(slot)))) => {
+                let (before, after) = self.neighbours(id, destination, origin);
+                self.install(id, destination - before * PAGE_SIZE, slot - before, before + after)
+            }
             Some((origin, Some(Place::Pending))) => {
                 let waiters = self.waiting.entry((space, origin)).or_insert_with(|| {
                     self.events.push_back(fault(space, origin));
@@ -75,6 +83,20 @@ impl State {
             Progress::Ended | Progress::Failed => {}
         }
         self.close_if_empty(id);
+    }
+
+    /// How many pages before a page that is waited for, and from it on, lie beside each other in the process, at the source
+    /// and in the store.
+    fn neighbours(&self, id: LiveId, destination: u64, origin: u64) -> (u64, u64) {
+        let window = destination / AROUND * AROUND..destination / AROUND * AROUND + AROUND;
+        let live = self.lives.get(&id);
+        let lacking = live.and_then(|live| Some((live.layout.run(destination)?, live.space)));
+        let runs = lacking.and_then(|(lacking, space)| Some((lacking, self.index.run(space, origin)?)));
+        let Some((lacking, stored)) = runs else { return (0, 1) };
+        let lacking = clip(&lacking, &window);
+        let before = (destination - lacking.start).min(origin - stored.start);
+        let after = (lacking.end - destination).min(stored.end - origin);
+        (before / PAGE_SIZE, after / PAGE_SIZE)
     }
 
     /// UFFDIO_COPY of pages that follow each other in the store and in the process.

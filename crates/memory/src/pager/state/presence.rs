@@ -56,9 +56,12 @@ impl State {
             };
             let tables = i32::try_from(*pid).map_err(|error| cannot(&error))?;
             let tables = Tables::open(tables, *space).map_err(|error| cannot(&error))?;
-            let none = RangeSet::new();
-            let lacking = live.layout.destinations_but(self.in_images.get(space).unwrap_or(&none));
-            let found = tables.first_page(&lacking).map_err(|error| cannot(&error))?;
+            let (none, span) = (RangeSet::new(), live.layout.span().unwrap_or_default());
+            let in_images = self.in_images.get(space).unwrap_or(&none);
+            // What it has is little, and what it lacks are thousands of ranges: the service is frozen.
+            let has = tables.populated(&span).map_err(|error| cannot(&error))?;
+            let lacking = has.iter().flat_map(|range| live.layout.destinations_but(range, in_images));
+            let found = tables.first_page(lacking).map_err(|error| cannot(&error))?;
             live.tables = Some(tables);
             if let Some(address) = found {
                 return Err(foreign(*space, address));
