@@ -113,6 +113,9 @@ fn moves_keep_open_transactions() {
         // The buffers have the whole table.
         assert!(report.shared_bytes > 5_000_000, "{report:?}");
         assert!(report.shared_dump_bytes < 1_000_000, "{report:?}");
+        // Each process has 1.5 MB of its own of the program's data and its libraries', and there are ten.
+        assert!(report.criu.contains("+external-file-pages"), "{report:?}");
+        assert!(report.dump_bytes < 10_000_000, "{report:?}");
     }
     assert_eq!(reader.query("SELECT number FROM seen"), [tier::moves().to_string()]);
     assert_eq!(

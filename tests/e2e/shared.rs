@@ -57,6 +57,7 @@ fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_
         assert!(report.shared_dump_bytes < BYTES / 8, "{mode}: {report:?}");
         assert!(report.dump_bytes < BYTES / 4, "{mode}: it is in the images, too: {report:?}");
         assert!(report.criu.contains("+external-shmem") && report.told_mappings(), "{mode}: {report:?}");
+        assert!(report.criu.contains("+external-file-pages"), "{mode}: {report:?}");
     }
     // No process begins or ends, so that page tables tell all that is written to the anonymous segment.
     let command = ["/shared".to_owned(), MIB.to_string(), "0".to_owned()].into();

@@ -55,6 +55,8 @@ pub const CLIENT: &str = "client";
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Seconds after which a command of godwit is ended: longer than its own time limits.
 const COMMAND_SECONDS: u32 = 90;
+/// The same on nodes that are machines, which may be emulated.
+const MACHINE_SECONDS: u32 = 600;
 /// The environment variable that says with which network backend the tests run: `kernel`, which is also
 /// the default, or `openvswitch`.
 pub const BACKEND_VARIABLE: &str = "GODWIT_TEST_BACKEND";
@@ -256,7 +258,9 @@ impl Bed {
 
     /// A command of godwit for the daemon of a node.
     pub fn command(&self, node: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
-        self.command_within(COMMAND_SECONDS, node, arguments)
+        let has_machines = !self.lab.config().machines.is_empty();
+        let seconds = if has_machines { MACHINE_SECONDS } else { COMMAND_SECONDS };
+        self.command_within(seconds, node, arguments)
     }
 
     /// The same, ended after other than the usual time.

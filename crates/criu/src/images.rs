@@ -32,7 +32,7 @@ pub use doubt::{Unacknowledged, unacknowledged};
 pub use memory::{
     Area, LazyAreas, PageRun, Pagemap, RestoredPages, areas, lazy_areas, page_size, pagemap, restored_pages,
 };
-pub use plain::{LazyPages, make_plain};
+pub use plain::{LazyPages, bring, make_plain};
 pub use rights::{Allowed, excess};
 pub use system_calls::{Refused, RefusedOf};
 

@@ -59,6 +59,11 @@ const SHARED_EXTERNAL: &str = "shmem[SHMID]";
 /// The kind of external resource that our patch external-smaps adds, as `criu --help` names it.
 const MAPPINGS_EXTERNAL: &str = "smaps[]:DIR";
 
+/// Pages that processes have written in private mappings of files, but for executable ones, among the external resources of
+/// a dump: their contents are not in the images, into which [`images::bring`] puts them. It is also the name that our patch
+/// external-file-pages has in `criu --help`; a CRIU without it dumps them.
+pub const EXTERNAL_FILE_PAGES: &str = "file-pages[]";
+
 /// The directory in which a dump finds the mappings of a process in a file named by its PID, in the form of its smaps, among
 /// the external resources. A CRIU without our patch does not look there.
 #[must_use]
@@ -98,6 +103,7 @@ struct Patches {
     tcp_inline: bool,
     shared_external: bool,
     mappings_external: bool,
+    file_pages_external: bool,
 }
 
 /// A CRIU release, `major.minor.sublevel`, with the number of godwit's patches where it has them:
@@ -249,6 +255,15 @@ impl Criu {
         Ok(self.patches().await?.is_some_and(|patches| patches.mappings_external))
     }
 
+    /// Whether a dump can leave out what processes have written in private mappings of files
+    /// ([`EXTERNAL_FILE_PAGES`]), which takes our patch. Asked once per value and its clones.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub async fn file_pages_external(&self) -> Result<bool, CriuError> {
+        Ok(self.patches().await?.is_some_and(|patches| patches.file_pages_external))
+    }
+
     /// Whether a restore maps what is not writable as it was, which takes our patches: all of them, as no option
     /// tells of this one.
     ///
@@ -273,6 +288,7 @@ impl Criu {
             tcp_inline: help.contains(dump::TCP_INLINE_OPTION),
             shared_external: help.contains(SHARED_EXTERNAL),
             mappings_external: help.contains(MAPPINGS_EXTERNAL),
+            file_pages_external: help.contains(EXTERNAL_FILE_PAGES),
         })
     }
 

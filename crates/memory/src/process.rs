@@ -5,6 +5,7 @@
 //! - [`Reader`]: reads much memory in pieces, and tells what vanished meanwhile.
 
 mod maps;
+pub(crate) mod nameless;
 mod read;
 
 use std::fs::{File, Metadata};
@@ -126,6 +127,12 @@ impl Process {
         // CRIU does not call locked areas lazy. Only smaps tells them, and it walks all pages.
         let file = if self.status()?.locked_kib == 0 { "maps" } else { "smaps" };
         self.areas_in(file)
+    }
+
+    /// The same, but areas that are locked, or of huge pages, may not be told from others.
+    pub(crate) fn areas_now(&self) -> Result<Vec<Area>, ProcessError> {
+        self.find_task()?;
+        self.areas_in("maps")
     }
 
     /// The same in a fraction of the time, but areas that are locked cannot be told from others.

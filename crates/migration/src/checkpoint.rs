@@ -20,6 +20,8 @@ pub trait Checkpoint: Send + Sync {
     async fn shared_external(&self) -> Result<bool, CriuError>;
     /// Whether a dump can be told the mappings of processes.
     async fn mappings_external(&self) -> Result<bool, CriuError>;
+    /// Whether what is written in private mappings of files can be moved in another way.
+    async fn file_pages_external(&self) -> Result<bool, CriuError>;
     /// Whether a restore maps what is not writable as it was.
     async fn keeps_rights(&self) -> Result<bool, CriuError>;
     /// Fills the cache of the kernel's features for the next restore.
@@ -61,6 +63,10 @@ impl Checkpoint for Criu {
 
     async fn mappings_external(&self) -> Result<bool, CriuError> {
         Self::mappings_external(self).await
+    }
+
+    async fn file_pages_external(&self) -> Result<bool, CriuError> {
+        Self::file_pages_external(self).await
     }
 
     async fn keeps_rights(&self) -> Result<bool, CriuError> {

@@ -262,6 +262,7 @@ mod tests {
             name: Some("x".into()),
             sealable: true,
             tmpfs: Some(1),
+            process: Some(1),
         };
         let image = ImageData { name: "pages-1.img".into(), offset: 4096, data: Bytes::from_static(b"page") };
         vec![
@@ -286,6 +287,7 @@ mod tests {
                 segments: true,
                 charges: true,
                 tmpfs: true,
+                copied: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

@@ -112,7 +112,8 @@ pub struct Report {
     pub network_namespace: String,
     /// The CRIU that dumped; with `+lazy-pages-external` where our patch had it skip the memory, `+external-shmem` where
     /// one had it skip shared memory, `+tcp-inline` where another one had it put connections into the image of the files,
-    /// `+external-smaps` where it was told the mappings, and `+external-tmpfs` where a tmpfs was left to godwit.
+    /// `+external-smaps` where it was told the mappings, `+external-tmpfs` where a tmpfs was left to godwit, and
+    /// `+external-file-pages` where what processes had written in private mappings of files was.
     pub criu: String,
     /// The CRIU that restored, if it is another; empty as long as it is not known.
     pub criu_there: String,

@@ -23,6 +23,7 @@ const MAP_HUGETLB: u32 = 0x4_0000;
 /// CRIU's kinds of area, `VMA_AREA_*` of its image.h.
 const AREA_VSYSCALL: u32 = 1 << 2;
 const AREA_VDSO: u32 = 1 << 3;
+const AREA_FILE_PRIVATE: u32 = 1 << 6;
 const AREA_VVAR: u32 = 1 << 12;
 const AREA_GUARD: u32 = 1 << 16;
 
@@ -57,6 +58,11 @@ impl Area {
         let wanted = MAP_ANONYMOUS | MAP_PRIVATE;
         self.flags & (wanted | MAP_LOCKED | MAP_HUGETLB) == wanted
             && self.status & (AREA_VDSO | AREA_VVAR | AREA_VSYSCALL) == 0
+    }
+
+    /// Whether a dump can leave out what was written in it ([`EXTERNAL_FILE_PAGES`](crate::EXTERNAL_FILE_PAGES)).
+    fn is_private_file(&self) -> bool {
+        self.status & AREA_FILE_PRIVATE != 0 && self.status & AREA_GUARD == 0
     }
 
     /// Whether it is no area of its own, but pages in others that madvise(2) made inaccessible
@@ -278,6 +284,17 @@ pub fn lazy_areas(images: &Path) -> Result<Vec<LazyAreas>, ImageError> {
         }
     }
     Ok(all)
+}
+
+/// Where a process has mapped files privately, in order.
+pub(super) fn private_files(images: &Path, pid: u32) -> Result<Vec<Range<u64>>, ImageError> {
+    let mut ranges: Vec<_> = areas(images, pid)?
+        .iter()
+        .filter(|area| area.is_private_file())
+        .map(|area| area.start..area.end)
+        .collect();
+    ranges.sort_by_key(|range| range.start);
+    Ok(ranges)
 }
 
 /// The pages that a lazy restore puts in place itself, from the images, process by process.

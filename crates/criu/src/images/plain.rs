@@ -1,10 +1,10 @@
-//! Makes the images of a lazy dump ordinary ones, for a restore where nothing can come later
-//! (userfaultfd is forbidden).
+//! Puts pages into images that a dump has left out: all lazy ones, for a restore where nothing can come later (userfaultfd
+//! is forbidden), or those of private mappings of files ([`EXTERNAL_FILE_PAGES`](crate::EXTERNAL_FILE_PAGES)).
 //!
 //! ```text
 //! pages-N.img of CRIU ─┐
 //!                      ├─▶ by address ─▶ pages-N.img, pagemap-PID.img
-//! lazy pages ──────────┘
+//! pages left out ──────┘
 //! ```
 
 use std::fs::{self, File};
@@ -12,11 +12,11 @@ use std::io::{self, BufWriter, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::ImageError;
-use super::memory::{LazyAreas, PageRun, Pagemap, lazy_areas, page_size, pagemap, pagemap_path, without};
+use super::memory::{PageRun, Pagemap, lazy_areas, page_size, pagemap, pagemap_path, private_files, without};
+use super::{ImageError, process_tree};
 
-/// How much is read and written at once, in bytes.
-const CHUNK: usize = 1 << 20;
+/// How much is read and written at once, in bytes: little of it is needed where few pages are put in.
+const CHUNK: usize = 128 << 10;
 
 /// Where the contents of lazy pages come from. PIDs are those inside the PID namespace.
 pub trait LazyPages {
@@ -44,8 +44,44 @@ pub fn make_plain(images: &Path, pages: &mut impl LazyPages) -> Result<u64, Imag
     let mut added = 0;
     for areas in lazy_areas(images)? {
         if let Some(pagemap) = pagemap(images, areas.pid)? {
-            added += Conversion::begin(images, &areas, &pagemap)?.convert(&areas, &pagemap, pages)?;
+            let conversion = Conversion::begin(images, areas.pid, &pagemap)?;
+            added += conversion.convert(&areas.ranges, &pagemap, (true, pages))?;
         }
+    }
+    Ok(added)
+}
+
+/// Puts the pages of private mappings of files into the images that their pagemaps name and that the dump has left out.
+/// Returns how many pages were put in.
+///
+/// # Errors
+/// One of them is not among these; then the images are of no use.
+pub fn bring(images: &Path, pages: &mut impl LazyPages) -> Result<u64, ImageError> {
+    let mut added = 0;
+    for process in process_tree(images)? {
+        let Some(pagemap) = pagemap(images, process.pid)? else { continue };
+        let is_left_out = |run: &&PageRun| run.lazy && !run.present && !run.in_parent;
+        if !pagemap.runs.iter().any(|run| is_left_out(&run)) {
+            continue;
+        }
+        let files = private_files(images, process.pid)?;
+        let inside = |run: &PageRun| {
+            let at = files.partition_point(|area| area.end <= run.addresses.start);
+            files[at..].first().is_some_and(|area| area.start < run.addresses.end)
+        };
+        let wanted: Vec<_> = pagemap.runs.iter().filter(is_left_out).filter(|run| inside(run)).collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let wanted: Vec<_> = wanted.into_iter().map(|run| run.addresses.clone()).collect();
+        let conversion = Conversion::begin(images, process.pid, &pagemap)?;
+        let brought = conversion.convert(&wanted, &pagemap, (false, pages))?;
+        let due: u64 = wanted.iter().map(|range| (range.end - range.start) / page_size()).sum();
+        if brought != due {
+            let reason = format!("{} of its pages in private mappings of files have not come", due - brought);
+            return Err(ImageError::Damaged { path: pagemap_path(images, process.pid), reason });
+        }
+        added += brought;
     }
     Ok(added)
 }
@@ -63,8 +99,8 @@ struct Conversion {
 }
 
 impl Conversion {
-    fn begin(images: &Path, areas: &LazyAreas, pagemap: &Pagemap) -> Result<Self, ImageError> {
-        let path = pagemap_path(images, areas.pid);
+    fn begin(images: &Path, pid: u32, pagemap: &Pagemap) -> Result<Self, ImageError> {
+        let path = pagemap_path(images, pid);
         if pagemap.runs.iter().any(|run| run.in_parent) {
             let reason = "it refers to the images of an earlier dump".to_owned();
             return Err(ImageError::Damaged { path, reason });
@@ -74,33 +110,24 @@ impl Conversion {
         let from = File::open(&old).map_err(|source| ImageError::Read { path: old.clone(), source })?;
         let to = File::create(&new).map_err(|source| ImageError::Write { path: new.clone(), source })?;
         let to = BufWriter::with_capacity(CHUNK, to);
-        Ok(Self {
-            pid: areas.pid,
-            pagemap: path,
-            old,
-            new,
-            from,
-            to,
-            buffer: vec![0; CHUNK],
-            runs: Vec::new(),
-        })
+        Ok(Self { pid, pagemap: path, old, new, from, to, buffer: vec![0; CHUNK], runs: Vec::new() })
     }
 
     fn convert(
         mut self,
-        areas: &LazyAreas,
+        ranges: &[Range<u64>],
         pagemap: &Pagemap,
-        pages: &mut impl LazyPages,
+        (lazy, pages): (bool, &mut impl LazyPages),
     ) -> Result<u64, ImageError> {
         let present: Vec<_> = pagemap.runs.iter().filter(|run| run.present).collect();
         let taken: Vec<_> = present.iter().map(|run| run.addresses.clone()).collect();
         let mut kept = present.into_iter().peekable();
         let mut added = 0;
-        for gap in areas.ranges.iter().flat_map(|range| without(range, &taken)) {
+        for gap in ranges.iter().flat_map(|range| without(range, &taken)) {
             while let Some(run) = kept.next_if(|run| run.addresses.start < gap.start) {
                 self.keep(run)?;
             }
-            added += self.fill(gap, pages)?;
+            added += self.fill(gap, (lazy, pages))?;
         }
         kept.try_for_each(|run| self.keep(run))?;
 
@@ -130,8 +157,13 @@ impl Conversion {
         Ok(())
     }
 
-    /// Writes the lazy pages in a part of memory of which the old file has none.
-    fn fill(&mut self, mut gap: Range<u64>, pages: &mut impl LazyPages) -> Result<u64, ImageError> {
+    /// Writes the pages in a part of memory of which the old file has none, and says whether they may come later: a lazy
+    /// restore leaves such pages out.
+    fn fill(
+        &mut self,
+        mut gap: Range<u64>,
+        (lazy, pages): (bool, &mut impl LazyPages),
+    ) -> Result<u64, ImageError> {
         let mut added = 0;
         let pid = self.pid;
         let failed = |address| move |source| ImageError::LazyPages { pid, address, source };
@@ -152,8 +184,7 @@ impl Conversion {
             }
             added += (run.end - run.start) / page_size();
             gap.start = run.end;
-            // As CRIU marks them in a dump that is not lazy.
-            self.runs.push(PageRun { addresses: run, present: true, lazy: true, in_parent: false });
+            self.runs.push(PageRun { addresses: run, present: true, lazy, in_parent: false });
         }
         Ok(added)
     }
@@ -267,6 +298,43 @@ mod tests {
         let restored = super::super::restored_pages(images(runs).path()).unwrap();
         let ranges = vec![pages(2..3), pages(12..14), pages(50..52)];
         assert_eq!(restored, [super::super::RestoredPages { pid: PID, ranges }]);
+    }
+
+    #[test]
+    fn pages_of_private_mappings_of_files_are_brought_where_the_dump_has_left_them_out() {
+        let area = |numbers, status| {
+            let Range { start, end } = pages(numbers);
+            Area { start, end, prot: 3, flags: 0x2, status }
+        };
+        // Of files 60 to 70 and 70 to 80; what is lazy elsewhere is the pager's.
+        let areas = [area(10..20, 1), area(50..60, 1), area(60..70, 1 << 6 | 1), area(70..80, 1 << 6 | 1)];
+        let directory = |runs| {
+            let directory = images(runs);
+            std::fs::write(directory.path().join("mm-4.img"), encode_areas(&areas)).unwrap();
+            directory
+        };
+        let all = vec![
+            run(2..3, true),
+            run(15..16, false),
+            run(52..53, true),
+            run(61..63, false),
+            run(66..67, true),
+            run(69..71, false),
+            run(75..76, true),
+        ];
+        let ours = [(15, 1), (61, 161), (62, 162), (64, 164), (69, 169), (70, 170)];
+        let there = directory(all.clone());
+        assert_eq!(bring(there.path(), &mut store(&ours)).unwrap(), 4);
+        let expected = [(2, 2), (52, 52), (61, 161), (62, 162), (66, 66), (69, 169), (70, 170), (75, 75)];
+        assert_eq!(read(there.path()), expected);
+        assert!(pagemap(there.path(), PID).unwrap().unwrap().runs.iter().all(|run| !run.lazy));
+        // Nothing is left out any more.
+        assert_eq!(bring(there.path(), &mut store(&[])).unwrap(), 0);
+        // One is missing, and there may be more than any memory has.
+        let error = bring(directory(all).path(), &mut store(&ours[..5])).unwrap_err().to_string();
+        assert!(error.contains("pagemap-4.img") && error.contains("1 of its pages"), "{error}");
+        let endless = directory(vec![run(61..1 << 40, false)]);
+        assert!(bring(endless.path(), &mut store(&ours)).is_err());
     }
 
     #[test]

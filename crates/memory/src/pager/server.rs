@@ -53,6 +53,9 @@ const PATIENCE: u32 = 8;
 /// forks or unmaps is on its way out of the system call.
 const BACKOFF: Duration = Duration::from_millis(1);
 
+/// How long the push leaves the processors and the lock to a service that faults, after each chunk.
+const AFTER_FAULT: Duration = Duration::from_millis(1);
+
 #[derive(Debug)]
 struct Shared {
     turnstile: Mutex<()>,
@@ -453,8 +456,9 @@ impl Server {
     }
 }
 
-/// The push thread. While the service faults, it lets others run after each chunk: where there are few processors they
-/// would wait for it, milliseconds each time. A lower priority would be worse, as who answers faults waits for its lock.
+/// The push thread. While the service faults, it waits after each chunk: where there are few processors others would wait
+/// for it, milliseconds each time, and a fault brings nearly as much. A lower priority would be worse, as who answers faults
+/// waits for its lock.
 fn push(shared: &Shared) {
     let mut faults = 0;
     loop {
@@ -470,7 +474,7 @@ fn push(shared: &Shared) {
                 let now = state.faults();
                 drop(state);
                 if std::mem::replace(&mut faults, now) != now {
-                    std::thread::yield_now();
+                    std::thread::sleep(AFTER_FAULT);
                 }
             }
             Work::Wait => drop(shared.changed.wait(state)),

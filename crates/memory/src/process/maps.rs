@@ -28,6 +28,8 @@ pub struct Area {
 pub enum AreaKind {
     /// Private anonymous memory that CRIU calls lazy: the page mover.
     Private,
+    /// A private mapping of a file: CRIU, or whoever puts them into its images.
+    PrivateFile,
     /// CRIU, or nobody because it is the kernel's or a file's.
     Other,
 }
@@ -91,9 +93,13 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Area>, &str> {
     let mut skipped = false;
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let kept_by_criu = flags.split_whitespace().any(|flag| flag == "lo" || flag == "ht");
-            if let (true, false, Some(area)) = (kept_by_criu, skipped, areas.last_mut()) {
-                area.kind = AreaKind::Other;
+            let has = |wanted| flags.split_whitespace().any(|flag| flag == wanted);
+            if let (false, Some(area)) = (skipped, areas.last_mut()) {
+                area.kind = match area.kind {
+                    AreaKind::Private if has("lo") || has("ht") => AreaKind::Other,
+                    AreaKind::PrivateFile if has("ht") => AreaKind::Other,
+                    kind => kind,
+                };
             }
             continue;
         }
@@ -124,13 +130,17 @@ fn parse_line(line: &str) -> Option<Area> {
     let &[read, write, execute, sharing] = permissions else { return None };
     let (_offset, device, inode) = (words.next()?, words.next()?, words.next()?);
     let name = words.next().unwrap_or("").trim_start();
-    let private = sharing == b'p' && device == "00:00" && inode == "0" && is_anonymous(name);
+    let kind = match (sharing == b'p', inode == "0") {
+        (true, true) if device == "00:00" && is_anonymous(name) => AreaKind::Private,
+        (true, false) => AreaKind::PrivateFile,
+        _ => AreaKind::Other,
+    };
     Some(Area {
         range,
         readable: read == b'r',
         writable: write == b'w',
         executable: execute == b'x',
-        kind: if private { AreaKind::Private } else { AreaKind::Other },
+        kind,
         is_vdso: name == "[vdso]",
     })
 }

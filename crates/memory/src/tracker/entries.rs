@@ -11,6 +11,8 @@ use crate::{PAGE_SIZE, Range};
 const SOFT_DIRTY: u64 = 1 << 55;
 /// Set beside [`SWAPPED`] from Linux 6.15 on.
 const GUARD: u64 = 1 << 58;
+/// The page is a file's, or shared anonymous memory.
+const FILE: u64 = 1 << 61;
 const SWAPPED: u64 = 1 << 62;
 const PRESENT: u64 = 1 << 63;
 
@@ -20,6 +22,23 @@ const BLOCK: usize = 64 * 1024;
 /// Gives the populated pages of a range in ascending order, each with whether its soft-dirty bit is
 /// set. Pages of the zero page count as populated: they cannot be told from others here.
 pub(super) fn pages(pagemap: &File, range: &Range, mut each: impl FnMut(Range, bool)) -> Result<(), Errno> {
+    walk(pagemap, range, |page, entry| {
+        if let Some(dirty) = soft_dirty(entry) {
+            each(page, dirty);
+        }
+    })
+}
+
+/// Gives the pages of a private mapping of a file that are no pages of the file.
+pub(crate) fn copied(pagemap: &File, range: &Range, mut each: impl FnMut(Range)) -> Result<(), Errno> {
+    walk(pagemap, range, |page, entry| {
+        if soft_dirty(entry).is_some() && entry & FILE == 0 {
+            each(page);
+        }
+    })
+}
+
+fn walk(pagemap: &File, range: &Range, mut each: impl FnMut(Range, u64)) -> Result<(), Errno> {
     let mut block = vec![0; BLOCK];
     let mut address = range.start;
     while address < range.end {
@@ -34,9 +53,7 @@ pub(super) fn pages(pagemap: &File, range: &Range, mut each: impl FnMut(Range, b
         }
         let (entries, _) = block[..read].as_chunks::<8>();
         for entry in entries {
-            if let Some(dirty) = soft_dirty(u64::from_ne_bytes(*entry)) {
-                each(address..address + PAGE_SIZE, dirty);
-            }
+            each(address..address + PAGE_SIZE, u64::from_ne_bytes(*entry));
             address += PAGE_SIZE;
         }
     }

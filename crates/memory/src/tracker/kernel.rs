@@ -19,6 +19,7 @@ const UFFDIO_REGISTER_MODE_WP: u64 = 2;
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 2;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
@@ -28,6 +29,9 @@ const PAGE_IS_GUARD: u64 = 1 << 8;
 /// Regions a scan can return at once; more cost one more call. 64 KiB of pages written here and
 /// there per MiB of it.
 const REGIONS: usize = 16 * 1024;
+
+/// The same of what has few.
+const FEW_REGIONS: usize = 256;
 
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -185,12 +189,31 @@ pub(crate) struct Scanner {
 
 impl Scanner {
     pub(super) fn new() -> Self {
-        Self { regions: vec![Region::default(); REGIONS], absent: PAGE_IS_PFNZERO | PAGE_IS_GUARD }
+        Self::with(REGIONS, PAGE_IS_PFNZERO | PAGE_IS_GUARD)
+    }
+
+    fn with(regions: usize, absent: u64) -> Self {
+        Self { regions: vec![Region::default(); regions], absent }
+    }
+
+    /// One for memory of few pages, to which the zero page is a page as any other.
+    pub(crate) fn small() -> Self {
+        Self::with(FEW_REGIONS, PAGE_IS_GUARD)
     }
 
     /// One to which the zero page is a page as any other.
     pub(crate) fn of_all() -> Self {
-        Self { absent: PAGE_IS_GUARD, ..Self::new() }
+        Self::with(REGIONS, PAGE_IS_GUARD)
+    }
+
+    /// Gives the pages of a private mapping of a file that are no pages of the file.
+    pub(crate) fn copied(
+        &mut self,
+        pagemap: BorrowedFd<'_>,
+        range: &Range,
+        mut each: impl FnMut(Range),
+    ) -> Result<(), Errno> {
+        self.walk(pagemap, range, 0, Wanted::populated(self.absent | PAGE_IS_FILE), |pages, _| each(pages))
     }
 
     /// Gives the populated pages of a range in ascending order, each with whether it was written

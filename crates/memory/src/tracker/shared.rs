@@ -22,8 +22,8 @@ use super::events::{Counters, Events};
 use super::inject::{self, InjectError};
 use super::kernel::{Protect, Scanner, Userfault};
 use crate::Range;
+use crate::process::nameless::mappings;
 use crate::process::{Process, ProcessError};
-use crate::shared::mappings;
 
 /// Most counters that are open: each is a descriptor.
 const MOST_COUNTERS: usize = 1024;

@@ -227,6 +227,7 @@ pub(super) async fn accept(
         segments: admitted.segments,
         charges: admitted.output_pipes.is_some(),
         tmpfs: true,
+        copied: true,
     };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {

@@ -1,13 +1,16 @@
-//! A restore without userfaultfd: the pages that have come are written into CRIU's images, and CRIU restores them.
+//! Pages that have come are written into CRIU's images, and CRIU restores them: those of private mappings of files, which
+//! userfaultfd does not take, and all pages where there is no userfaultfd.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use godwit_criu::images::{LazyPages, make_plain};
-use godwit_memory::PAGE_SIZE;
+use godwit_criu::images::{ImageError, LazyPages, bring, make_plain};
 use godwit_memory::pager::{Client, Stored};
+use godwit_memory::shared::Replica;
+use godwit_memory::{PAGE_SIZE, Space};
 
 use super::DestinationError;
 use super::page_receiver::{PageReceiver, PageReceiverError};
@@ -17,15 +20,44 @@ use crate::resources::LocalError;
 pub(super) async fn complete(receiver: &PageReceiver, images: &Path) -> Result<(), DestinationError> {
     let (mut index, client) = receiver.index().await?;
     index.sort_by_key(|stored| (stored.space, stored.addr));
+    let pages = write(images, move |images| make_plain(images, &mut Store { index, client })).await?;
+    tracing::info!(pages, "userfaultfd is not allowed here: the pages are restored as images");
+    Ok(())
+}
+
+/// Puts what processes have written in private mappings of files into the images, where the dump has left it out.
+pub(super) async fn bring_copied(receiver: &PageReceiver, images: &Path) -> Result<(), DestinationError> {
+    let copied = receiver.shared().take_copied()?;
+    write(images, move |images| bring(images, &mut Copied(copied))).await.map(drop)
+}
+
+async fn write(
+    images: &Path,
+    write: impl FnOnce(&Path) -> Result<u64, ImageError> + Send + 'static,
+) -> Result<u64, DestinationError> {
     let directory = images.to_path_buf();
-    let made = tokio::task::spawn_blocking(move || make_plain(&directory, &mut Store { index, client }));
-    let pages = made.await.map_err(PageReceiverError::from)?.map_err(|error| LocalError::Io {
+    let written = tokio::task::spawn_blocking(move || write(&directory)).await;
+    Ok(written.map_err(PageReceiverError::from)?.map_err(|error| LocalError::Io {
         action: "write pages into the images in",
         path: images.to_path_buf(),
         source: io::Error::other(error),
-    })?;
-    tracing::info!(pages, "userfaultfd is not allowed here: the pages are restored as images");
-    Ok(())
+    })?)
+}
+
+/// What processes have written in private mappings of files.
+struct Copied(BTreeMap<Space, Arc<Replica>>);
+
+impl LazyPages for Copied {
+    fn next(&mut self, pid: u32, within: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        self.0.get(&pid).map_or(Ok(None), |replica| replica.next(&within))
+    }
+
+    fn read(&mut self, pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+        match self.0.get(&pid) {
+            Some(replica) => replica.read(address, buffer),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
 }
 
 /// The store as CRIU's images want it read: by process and address.

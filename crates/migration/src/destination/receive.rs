@@ -241,6 +241,7 @@ async fn receive_and_restore(
     let steps = Steps::of(link, admitted);
     let restoring = async {
         let since = Instant::now();
+        plain::bring_copied(receiver, &request.images).await?;
         if admitted.userfaultfd {
             steps.reached(Step::Preparing).await?;
             receiver.know_images(&request.images).await?;

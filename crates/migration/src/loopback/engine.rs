@@ -294,6 +294,10 @@ impl Checkpoint for Checkpointer {
         self.step("mappings_external", || Ok(false))
     }
 
+    async fn file_pages_external(&self) -> Result<bool, CriuError> {
+        self.step("file_pages_external", || Ok(false))
+    }
+
     async fn keeps_rights(&self) -> Result<bool, CriuError> {
         self.step("keeps_rights", || Ok(true))
     }

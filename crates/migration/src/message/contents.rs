@@ -167,6 +167,9 @@ pub struct Accepted {
     /// Whether this node takes files of a tmpfs among the segments, and [`Message::TmpfsBegin`](super::Message::TmpfsBegin).
     #[prost(bool, tag = "47")]
     pub tmpfs: bool,
+    /// Whether this node takes copies of files' pages among the segments, and puts them into the images.
+    #[prost(bool, tag = "48")]
+    pub copied: bool,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,
@@ -178,13 +181,13 @@ pub struct Segments {
     pub all: Vec<SharedSegment>,
 }
 
-/// A segment of shared memory.
+/// A segment of shared memory, or what a process has written in private mappings of files.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SharedSegment {
     /// Whose its pages are on the streams: from [`godwit_memory::shared::FIRST_SPACE`] on.
     #[prost(uint32, tag = "1")]
     pub space: u32,
-    /// By which CRIU knows it at the source; 0 for a file of a tmpfs.
+    /// By which CRIU knows it at the source; 0 for a file of a tmpfs, and for what a process has written.
     #[prost(uint32, tag = "2")]
     pub inode: u32,
     /// Its bytes.
@@ -199,16 +202,20 @@ pub struct SharedSegment {
     /// Of a file in a tmpfs, that one's number in the definition of the container.
     #[prost(uint32, optional, tag = "6")]
     pub tmpfs: Option<u32>,
+    /// Of what a process has written in private mappings of files, that one's PID inside the service. Offsets are addresses.
+    #[prost(uint32, optional, tag = "7")]
+    pub process: Option<u32>,
 }
 
 impl SharedSegment {
     /// How to make it.
     #[must_use]
     pub fn kind(&self) -> Kind {
-        match (&self.name, self.tmpfs) {
-            (_, Some(number)) => Kind::Tmpfs { number },
-            (None, None) => Kind::Anonymous,
-            (Some(name), None) => Kind::Memfd { name: name.clone(), sealable: self.sealable },
+        match (&self.name, self.tmpfs, self.process) {
+            (_, _, Some(process)) => Kind::Copied { process },
+            (_, Some(number), None) => Kind::Tmpfs { number },
+            (None, None, None) => Kind::Anonymous,
+            (Some(name), None, None) => Kind::Memfd { name: name.clone(), sealable: self.sealable },
         }
     }
 
@@ -224,6 +231,7 @@ impl SharedSegment {
                 Self { inode, name: Some(name.clone()), sealable: *sealable, ..own }
             }
             Kind::Tmpfs { number } => Self { tmpfs: Some(*number), ..own },
+            Kind::Copied { process } => Self { process: Some(*process), ..own },
         }
     }
 }

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_criu::{CriuError, DumpOptions, DumpResult, MemoryWay, external_shared};
+use godwit_criu::{CriuError, DumpOptions, DumpResult, EXTERNAL_FILE_PAGES, MemoryWay, external_shared};
 use godwit_memory::PAGE_SIZE;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -18,7 +18,7 @@ use super::answer::Answering;
 use super::deadline::{Deadline, patience};
 use super::files::{send_names, send_round};
 use super::freeze::{Frozen, KernelState, LastFiles, Memory};
-use super::pages::{Names, Pages, Sent, State};
+use super::pages::{Names, Pages, Part, Sent, State};
 use super::precopy::tell_segments;
 use super::recorder::Recorder;
 use super::residual::Residual;
@@ -53,6 +53,8 @@ type Dumping = AbortOnDropHandle<Result<(DumpResult, f64), CriuError>>;
 struct Milestones {
     /// CRIU has let go of the service.
     dumped: CancellationToken,
+    /// Copies of files' pages are at the destination, which puts them into the images.
+    copied: CancellationToken,
     /// All pages are at the destination, but those that stay here.
     arrived: CancellationToken,
     /// The destination has restored the service.
@@ -132,6 +134,11 @@ impl Handing<'_> {
             recorder.report.criu.push_str("+external-tmpfs");
         }
         options.external.extend(inodes.into_iter().map(external_shared));
+        let copied = pages.follows_copied();
+        if copied {
+            options.external.push(EXTERNAL_FILE_PAGES.to_owned());
+            recorder.report.criu.push_str("+external-file-pages");
+        }
         let tcp_inline = options.tcp_inline;
         let dump = self.begin_dump(criu, options);
         self.deadline.awaits("note which pages are still to come");
@@ -145,6 +152,9 @@ impl Handing<'_> {
         let mut residual = Answering::start(residual, streams.take_faults());
         self.deadline.watch_faults(residual.asked(found.populated));
         let milestones = Milestones::default();
+        if !copied {
+            milestones.copied.cancel();
+        }
         let ((pages, sent), ()) = tokio::try_join!(
             self.send_pages(streams, pages, (leave, shared), &mut residual, &milestones),
             self.send_kernel_state(
@@ -188,13 +198,24 @@ impl Handing<'_> {
     ) -> Result<(Pages, Sent), SourceError> {
         let source = self.source;
         let begun = Instant::now();
+        let mut sent = Sent::default();
+        if !milestones.copied.is_cancelled() {
+            // A restore needs them from the beginning on.
+            (pages, _) = source.compare_shared(pages, Part::Copied, true).await?;
+            (pages, sent) = source.send(pages, streams, State::Copied).await?;
+            streams.arrived().await?;
+            milestones.copied.cancel();
+            source.timeline.note("copies of files' pages", begun);
+        }
+        let comparing = Instant::now();
         if shared {
             let all;
-            (pages, all) = source.compare_shared(pages, true).await?;
+            (pages, all) = source.compare_shared(pages, Part::Others, true).await?;
             let what = if all { "compare all shared memory" } else { "compare shared memory" };
-            source.timeline.note(what, begun);
+            source.timeline.note(what, comparing);
         }
-        let (mut pages, mut sent) = source.send(pages, streams, State::Dumping).await?;
+        let (mut pages, more) = source.send(pages, streams, State::Dumping).await?;
+        sent.add(more);
         if leave {
             // What has vanished must be known there before the service goes on, and is on its way
             // ahead of what is pushed.
@@ -260,6 +281,7 @@ impl Handing<'_> {
         let (_, sent) = log.send(link).await?;
         recorder.report.dump_bytes += sent;
         recorder.report.file_bytes += sent;
+        milestones.copied.cancelled().await;
         let files = images.finish().await?;
         recorder.report.dump_bytes += images.bytes();
         drop(images);

@@ -142,7 +142,7 @@ impl Source {
             self.tell_mappings(mappings),
             self.tmpfs(agreed)
         )?;
-        let memory = (self.settle_shared(memory.0, found).await?, memory.1);
+        let memory = (self.settle_shared(memory.0, agreed.copied, found).await?, memory.1);
         if told {
             recorder.report.criu.push_str("+external-smaps");
         }
@@ -184,10 +184,16 @@ impl Source {
         Ok(told > 0)
     }
 
-    /// Looks at the sizes of shared memory once more, and at all of each tmpfs.
-    async fn settle_shared(&self, mut pages: Pages, tmpfs: Vec<Tmpfs>) -> Result<Pages, SourceError> {
+    /// Looks at the sizes of shared memory once more, at which processes there are, and at all of each tmpfs.
+    async fn settle_shared(
+        &self,
+        mut pages: Pages,
+        copied: bool,
+        tmpfs: Vec<Tmpfs>,
+    ) -> Result<Pages, SourceError> {
+        let pids = self.pids().await?;
         let settling = self.jobs.run(move |_| {
-            pages.settle_shared(tmpfs)?;
+            pages.settle_shared(&pids, copied, tmpfs)?;
             Ok::<_, PagesError>(pages)
         });
         Ok(settling.await??)

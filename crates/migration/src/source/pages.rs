@@ -31,7 +31,7 @@ use shared::Shared;
 use stream::{Sending, Stream};
 
 pub(crate) use remaining::{Leaving, Remaining, pages_of};
-pub(crate) use shared::Names;
+pub(crate) use shared::{Names, Part};
 
 const PAGE: usize = 4096;
 
@@ -109,6 +109,8 @@ pub(crate) enum State {
     Running,
     /// It runs, and only its shared memory goes.
     Shared,
+    /// It is frozen, and only its copies of files' pages go.
+    Copied,
     /// It is frozen and CRIU dumps it: pages that CRIU may change meanwhile stay noted.
     Dumping,
     /// It is frozen.
@@ -280,7 +282,7 @@ impl Pages {
         on_progress: &OnProgress<'_>,
     ) -> Result<Sent, PagesError> {
         let (mut todo, ended) = match state {
-            State::Shared => Default::default(),
+            State::Shared | State::Copied => Default::default(),
             _ => (std::mem::take(&mut self.todo), std::mem::take(&mut self.ended)),
         };
         if state == State::Dumping {
@@ -295,8 +297,9 @@ impl Pages {
         let count = self.streams.len();
         let (pacer, retained, key, todo, ended) = (&self.pacer, &self.retained, &self.key, &todo, &ended);
         let shared = &self.shared;
+        let part = if state == State::Copied { Part::Copied } else { Part::All };
         // What was announced is waited for, also where it is what the destination has.
-        let all = matches!(state, State::Dumping | State::Frozen);
+        let all = matches!(state, State::Copied | State::Dumping | State::Frozen);
         let results = std::thread::scope(|scope| {
             let threads: Vec<_> = self
                 .streams
@@ -317,7 +320,7 @@ impl Pages {
                             all,
                             sent: Sent::default(),
                         };
-                        sending.work(todo, ended, shared)?;
+                        sending.work(todo, ended, (shared, part))?;
                         Ok(sending.sent)
                     })
                 })
@@ -331,7 +334,7 @@ impl Pages {
         for result in results {
             total.add(result?);
         }
-        self.shared.sent();
+        self.shared.sent(part);
         Ok(total)
     }
 

@@ -11,7 +11,7 @@ use godwit_memory::tracker::Backend;
 
 use super::dump::name;
 use super::files::{Ahead, Files};
-use super::pages::{Found, Pages, PagesError, Sent, State};
+use super::pages::{Found, Pages, PagesError, Part, Sent, State};
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::reserve::Agreed;
@@ -285,12 +285,12 @@ impl Source {
     ) -> Result<Pages, SourceError> {
         let (pids, tmpfs) = (self.pids().await?, self.tmpfs(agreed).await?);
         let finding = self.jobs.run(move |_| {
-            let segments = pages.find_shared(&pids, agreed.shared, tmpfs)?;
+            let segments = pages.find_shared(&pids, (agreed.shared, agreed.copied), tmpfs)?;
             Ok::<_, PagesError>((pages, segments))
         });
         let (pages, segments) = finding.await??;
         tell_segments(link, segments).await?;
-        Ok(self.compare_shared(pages, false).await?.0)
+        Ok(self.compare_shared(pages, Part::All, false).await?.0)
     }
 
     /// Each tmpfs whose files go over the streams, if that is agreed.
@@ -305,11 +305,12 @@ impl Source {
     pub(super) async fn compare_shared(
         &self,
         mut pages: Pages,
+        part: Part,
         frozen: bool,
     ) -> Result<(Pages, bool), SourceError> {
         let pids = self.pids().await?;
         let scanning = self.jobs.run(move |_| {
-            let all = pages.scan_shared(&pids, frozen)?;
+            let all = pages.scan_shared(&pids, part, frozen)?;
             Ok::<_, PagesError>((pages, all))
         });
         Ok(scanning.await??)

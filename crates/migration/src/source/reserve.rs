@@ -39,6 +39,9 @@ pub(super) struct Agreed {
     pub(super) shared: bool,
     /// Whether files of a tmpfs go over the streams, and their names beside the dump: the destination takes them.
     pub(super) tmpfs: bool,
+    /// Whether pages that processes have written in private mappings of files go over the streams: the destination takes
+    /// them, and CRIU here can leave them to others.
+    pub(super) copied: bool,
     /// Where the destination takes frames for the service.
     pub(super) vtep: Ipv4Addr,
     /// Most bytes of images.
@@ -46,9 +49,9 @@ pub(super) struct Agreed {
 }
 
 impl Agreed {
-    /// Whether shared memory of any kind goes over the streams.
+    /// Whether segments of any kind go over the streams.
     pub(super) fn sends_shared(self) -> bool {
-        self.shared || self.tmpfs
+        self.shared || self.tmpfs || self.copied
     }
 }
 
@@ -126,6 +129,9 @@ impl Source {
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
             shared: streams && accepted.segments && self.local.criu.shared_external().await?,
             tmpfs: streams && accepted.tmpfs,
+            copied: plan.mode != Mode::Cold
+                && accepted.copied
+                && self.local.criu.file_pages_external().await?,
             vtep: self.local.cluster.vtep(&self.destination)?,
             images,
         };

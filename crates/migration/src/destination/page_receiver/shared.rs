@@ -1,5 +1,6 @@
 //! Shared memory of an arriving service: the streams' pages are written straight into what its processes will map, and
-//! into the files of its tmpfs, which get their names in the end.
+//! into the files of its tmpfs, which get their names in the end. What processes have written in private mappings of files
+//! is held in the same way, by address, until it is put into CRIU's images.
 //!
 //! Where the service has a memory limit, a process in its cgroup is charged for the pages ([`Filler`]): without a limit the
 //! daemon is, which is quicker.
@@ -94,6 +95,9 @@ impl Shared {
                     "a segment of shared memory in the space of a process",
                 ));
             }
+            if told.process.is_some() && (told.tmpfs.is_some() || told.name.is_some()) {
+                return Err(PageReceiverError::Protocol("a segment of a process and of others"));
+            }
             let segment = match held.remove(&told.space) {
                 Some(before) if before.told == told => before,
                 Some(before) if before.is_resized(&told) => {
@@ -107,7 +111,8 @@ impl Shared {
                     let of = told.tmpfs.and_then(|number| tmpfs.get(usize::try_from(number).ok()?));
                     let replica = Replica::new(&told.kind(), told.size, of.map(PathBuf::as_path));
                     let replica = replica.map_err(PageReceiverError::Shared)?;
-                    if filler.is_some() {
+                    // CRIU's restore has the service charged for copies.
+                    if filler.is_some() && !replica.keeps_zeros() {
                         replica.charge_to(filler.as_ref()).map_err(PageReceiverError::Shared)?;
                     }
                     Arc::new(Held { told, replica: Arc::new(replica), allocated: AtomicU64::new(0) })
@@ -142,12 +147,29 @@ impl Shared {
         Box::new(TmpfsFiles { shared: self.clone(), number })
     }
 
+    /// What processes have written in private mappings of files, by their PID, which is not held any more.
+    pub(crate) fn take_copied(&self) -> Result<BTreeMap<Space, Arc<Replica>>, PageReceiverError> {
+        let mut copied = BTreeMap::new();
+        let mut segmented = self.lock();
+        for (space, held) in std::mem::take(&mut segmented.held) {
+            let Some(process) = held.told.process else {
+                drop(segmented.held.insert(space, held));
+                continue;
+            };
+            if copied.insert(process, Arc::clone(&held.replica)).is_some() {
+                return Err(PageReceiverError::Protocol("copies of files' pages of one process twice"));
+            }
+        }
+        Ok(copied)
+    }
+
     /// Makes those in no tmpfs known to CRIU in a directory that is not there yet.
     pub(crate) fn link_in(&self, directory: &Path) -> Result<(), PageReceiverError> {
         let link = || {
             std::fs::create_dir(directory)?;
             let segmented = self.lock();
-            let mut mapped = segmented.held.values().filter(|held| held.told.tmpfs.is_none());
+            let mapped = segmented.held.values();
+            let mut mapped = mapped.filter(|held| held.told.tmpfs.is_none() && held.told.process.is_none());
             mapped.try_for_each(|held| {
                 symlink(held.replica.path(), directory.join(held.told.inode.to_string()))
             })
@@ -162,6 +184,13 @@ impl Shared {
         let held = held.ok_or(PageReceiverError::Protocol("pages of a segment that it did not name"))?;
         for Run { range, kind, data } in runs {
             match kind {
+                Kind::Zero if held.replica.keeps_zeros() => {
+                    let bytes = self.bytes().saturating_add(range.end - range.start);
+                    if bytes > most {
+                        return Err(PageReceiverError::TooMuch { bytes, most });
+                    }
+                    held.replica.clear(&range)
+                }
                 Kind::Zero => held.replica.clear(&range),
                 Kind::Data => held.replica.write(range.start, &data),
                 Kind::Retained | Kind::Delta => {
@@ -218,6 +247,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use godwit_memory::PAGE_SIZE;
+    use godwit_memory::shared::ADDRESSES;
 
     use super::*;
 
@@ -271,6 +301,38 @@ mod tests {
         }
         let error = shared.store(batch(0, 0, Kind::Data), 4095).unwrap_err();
         assert!(matches!(error, PageReceiverError::TooMuch { bytes: 4096, most: 4095 }), "{error}");
+    }
+
+    #[test]
+    fn copies_of_files_pages_keep_their_zeros_and_are_taken_by_process() {
+        let of =
+            |space, process| SharedSegment { process: Some(process), inode: 0, ..segment(space, ADDRESSES) };
+        let shared = Shared::default();
+        for bad in [
+            SharedSegment { size: 4096, ..of(0, 9) },
+            SharedSegment { tmpfs: Some(0), ..of(0, 9) },
+            SharedSegment { name: Some("x".into()), ..of(0, 9) },
+        ] {
+            assert!(shared.make(named(std::slice::from_ref(&bad)), &["/dev/shm".into()]).is_err(), "{bad:?}");
+        }
+        shared.make(named(&[of(0, 9), of(1, 10)]), &[]).unwrap();
+        shared.store(batch(0, 5, Kind::Data), 1 << 20).unwrap();
+        shared.store(batch(0, 6, Kind::Zero), 1 << 20).unwrap();
+        // Zeros take memory here, so that they are bounded before they are written.
+        let runs = vec![Run { range: 0..1 << 50, kind: Kind::Zero, data: Vec::new().into() }];
+        let error = shared.store(Batch { space: FIRST_SPACE, runs }, 1 << 20).unwrap_err();
+        assert!(matches!(error, PageReceiverError::TooMuch { .. }), "{error}");
+        assert_eq!(shared.bytes(), 8192);
+        let work = tempfile::tempdir().unwrap();
+        shared.link_in(&work.path().join("shared")).unwrap();
+        assert_eq!(std::fs::read_dir(work.path().join("shared")).unwrap().count(), 0);
+        let copied = shared.take_copied().unwrap();
+        assert_eq!(copied.keys().copied().collect::<Vec<_>>(), [9, 10]);
+        assert_eq!(copied[&9].next(&(0..ADDRESSES)).unwrap(), Some(5 * PAGE_SIZE..7 * PAGE_SIZE));
+        assert_eq!(copied[&10].next(&(0..ADDRESSES)).unwrap(), None);
+        assert!(shared.store(batch(0, 5, Kind::Data), 1 << 20).is_err(), "they are held no more");
+        shared.make(named(&[of(2, 9), of(3, 9)]), &[]).unwrap();
+        assert!(shared.take_copied().is_err(), "two of one process");
     }
 
     #[test]

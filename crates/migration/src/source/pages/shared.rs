@@ -5,6 +5,9 @@
 //! ([`godwit_memory::shared`] says why). That takes 0.2 s to 0.4 s of a processor for each GiB; each stream looks at its own
 //! pages. Where the tracker is certain of what was written since the scan before, only that is compared.
 //!
+//! So are the pages that a process has written in private mappings of files ([`Part::Copied`]): a restore needs all of
+//! them before it begins.
+//!
 //! Files of a tmpfs are segments, too: the large ones. Their names, and all else that is in it, cross while the service
 //! is frozen ([`Names`]): what is created, renamed and removed before needs no care.
 
@@ -17,6 +20,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use godwit_engine::{Tmpfs, tree};
 use godwit_memory::batch::{Builder, is_zero};
+use godwit_memory::process::ProcessError;
 use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
@@ -42,8 +46,40 @@ const LEAST_FILE: u64 = 64 << 10;
 /// to the service.
 const MOST_IN_SMALL: u64 = 4 << 20;
 
-/// By which a segment is recognised: the tmpfs it is in, if it is in one, and its inode.
-type Identity = (Option<u32>, u64);
+/// Most processes whose copies of files' pages are followed.
+const MOST_PROCESSES: usize = 256;
+
+/// By which a segment is recognised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Identity {
+    /// The inode of memory without a name.
+    Memory(u64),
+    /// Of a file of a tmpfs: that one's number, and the inode.
+    File(u32, u64),
+    /// Whose copies: its PID and start time.
+    Copied(Space, Option<u64>),
+}
+
+/// Which of the segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All.
+    All,
+    /// Pages that processes have written in private mappings of files.
+    Copied,
+    /// All others.
+    Others,
+}
+
+impl Part {
+    fn has(self, followed: &Followed) -> bool {
+        match self {
+            Self::All => true,
+            Self::Copied => followed.is_copied(),
+            Self::Others => !followed.is_copied(),
+        }
+    }
+}
 
 /// Most bytes of all paths in a tmpfs.
 const MOST_IN_PATHS: u64 = 16 << 20;
@@ -102,12 +138,20 @@ pub(super) struct Shared {
     begun: Space,
     /// Whether no page tables are to be made for it.
     spares_tables: bool,
+    /// Whether copies of files' pages are followed, of all processes.
+    copied: bool,
 }
 
 impl Shared {
     /// Pages that are noted and not sent.
     pub(super) fn todo_pages(&self) -> u64 {
         self.segments.values().map(|followed| pages_of(&followed.data)).sum()
+    }
+
+    /// Those of a part.
+    pub(super) fn segments_of(&self, part: Part) -> impl Iterator<Item = (Space, &Followed)> {
+        let all = self.segments.iter().map(|(space, followed)| (*space, followed));
+        all.filter(move |(_, followed)| part.has(followed))
     }
 
     /// What the last scan found of them.
@@ -117,9 +161,9 @@ impl Shared {
         self.segments.values().map(of).sum::<u64>() / PAGE_SIZE
     }
 
-    /// All that is noted has been sent.
-    pub(super) fn sent(&mut self) {
-        for followed in self.segments.values_mut() {
+    /// All that is noted of this part has been sent.
+    pub(super) fn sent(&mut self, part: Part) {
+        for followed in self.segments.values_mut().filter(|followed| part.has(followed)) {
             followed.data.clear();
             followed.zero.clear();
         }
@@ -139,11 +183,36 @@ impl Shared {
     /// Follows these segments that are in no tmpfs, the largest first if there are too many, and no others.
     fn follow(&mut self, mut found: BTreeMap<Identity, Segment>) -> Changed {
         let changed = self.keep(|followed| {
-            let Some(now) = found.remove(&identity(&followed.segment)) else { return followed.is_in_tmpfs() };
+            let Some(now) = found.remove(&identity(&followed.segment)) else {
+                return followed.is_in_tmpfs() || followed.is_copied();
+            };
             now.size() == followed.segment.size() && now.kind() == followed.segment.kind()
         });
-        self.begin(found, MOST);
+        let copied = self.segments.values().filter(|followed| followed.is_copied()).count();
+        self.begin(found, MOST + copied);
         changed
+    }
+
+    /// Follows the copies that all these processes have of files' pages, or of none of them.
+    fn follow_copied(&mut self, pids: &[i32]) -> Result<Changed, PagesError> {
+        self.copied = pids.len() <= MOST_PROCESSES;
+        let pids: BTreeSet<i32> = pids.iter().copied().filter(|_| self.copied).collect();
+        let mut known = BTreeSet::new();
+        let changed = self.keep(|followed| {
+            let pid = followed.segment.writer().filter(|pid| pids.contains(pid));
+            known.extend(pid);
+            !followed.is_copied() || pid.is_some()
+        });
+        let mut found = BTreeMap::new();
+        for pid in pids.difference(&known) {
+            match Segment::copied(*pid) {
+                Ok(segment) => drop(found.insert(identity(&segment), segment)),
+                Err(ProcessError::Gone { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.begin(found, usize::MAX);
+        Ok(changed)
     }
 
     /// Keeps what fulfils this.
@@ -165,7 +234,7 @@ impl Shared {
     /// Begins to follow the largest of these, until there are so many in all.
     fn begin(&mut self, found: BTreeMap<Identity, Segment>, most: usize) {
         let mut new: Vec<_> = found.into_values().collect();
-        new.sort_by_key(|segment| std::cmp::Reverse(segment.allocated().unwrap_or(0)));
+        new.sort_by_cached_key(|segment| std::cmp::Reverse(segment.allocated().unwrap_or(0)));
         for segment in new.into_iter().take(most.saturating_sub(self.segments.len())) {
             let Some(space) = FIRST_SPACE.checked_add(self.begun) else { break };
             self.begun += 1;
@@ -253,6 +322,15 @@ impl Followed {
         self.segment.kind().tmpfs().is_some()
     }
 
+    fn is_copied(&self) -> bool {
+        matches!(self.segment.kind(), Kind::Copied { .. })
+    }
+
+    /// Whether it may have gone since it was found, as long as the service runs: the next look tells.
+    fn may_be_gone(&self) -> bool {
+        self.is_in_tmpfs() || self.is_copied()
+    }
+
     /// This is it now, perhaps of another size; or another file, where the service has mounted another filesystem: what
     /// differs will be found.
     fn is_now(&mut self, now: Segment) {
@@ -269,7 +347,11 @@ impl Followed {
 }
 
 fn identity(segment: &Segment) -> Identity {
-    (segment.kind().tmpfs(), segment.inode())
+    match segment.kind() {
+        Kind::Anonymous | Kind::Memfd { .. } => Identity::Memory(segment.inode()),
+        Kind::Tmpfs { number } => Identity::File(*number, segment.inode()),
+        Kind::Copied { process } => Identity::Copied(*process, segment.start_time()),
+    }
 }
 
 /// Looks at all names of a tmpfs, and finds its large files. None if there are too many names.
@@ -310,27 +392,40 @@ impl Pages {
         self.shared.spares_tables = true;
     }
 
-    /// Looks for the segments that these processes share, if they are to be sent, and in these tmpfs; what is to be told to
-    /// the destination, if that has changed.
+    /// Looks for the segments that these processes share, if they are to be sent, for their copies of files' pages, and in
+    /// these tmpfs; what is to be told to the destination, if that has changed.
     pub(crate) fn find_shared(
         &mut self,
         pids: &[i32],
-        segments: bool,
+        (segments, copied): (bool, bool),
         tmpfs: Vec<Tmpfs>,
     ) -> Result<Option<Segments>, PagesError> {
         let found = if segments { shared::find(pids)? } else { BTreeMap::new() };
         let found = found.into_values().map(|segment| (identity(&segment), segment)).collect();
         let changed = self.shared.follow(found);
         self.forget(changed);
+        if copied {
+            let changed = self.shared.follow_copied(pids)?;
+            self.forget(changed);
+        }
         let changed = self.shared.follow_tmpfs(tmpfs, false);
         self.forget(changed);
         self.tracker.watch_shared(&self.shared.watchable(), pids);
         Ok(self.tell())
     }
 
-    /// Follows no segment of processes any more that has another size than it was announced with, and looks at these tmpfs
-    /// once more. The service is frozen.
-    pub(crate) fn settle_shared(&mut self, tmpfs: Vec<Tmpfs>) -> Result<(), PagesError> {
+    /// Follows no segment of processes any more that has another size than it was announced with, and looks at the
+    /// processes and at these tmpfs once more. The service is frozen.
+    pub(crate) fn settle_shared(
+        &mut self,
+        pids: &[i32],
+        copied: bool,
+        tmpfs: Vec<Tmpfs>,
+    ) -> Result<(), PagesError> {
+        if copied {
+            let changed = self.shared.follow_copied(pids)?;
+            self.forget(changed);
+        }
         let mut failed = None;
         let changed = self.shared.keep(|followed| {
             followed.is_in_tmpfs()
@@ -377,8 +472,14 @@ impl Pages {
 
     /// By which CRIU knows those that are followed and are in no tmpfs.
     pub(crate) fn shared_inodes(&self) -> Vec<u64> {
-        let mapped = self.shared.segments.values().filter(|followed| !followed.is_in_tmpfs());
+        let mapped = self.shared.segments.values();
+        let mapped = mapped.filter(|followed| !followed.is_in_tmpfs() && !followed.is_copied());
         mapped.map(|followed| followed.segment.inode()).collect()
+    }
+
+    /// Whether the copies of files' pages are followed that there are: CRIU is to leave them out.
+    pub(crate) fn follows_copied(&self) -> bool {
+        self.shared.copied
     }
 
     /// Where each tmpfs that is followed is mounted, and its key, for CRIU.
@@ -392,22 +493,22 @@ impl Pages {
         all.map(|FollowedTmpfs { tmpfs, items }| Names { number: tmpfs.number, items }).collect()
     }
 
-    /// Notes what of the segments differs from what was sent. `pids` are the processes that there are, listed after
+    /// Notes what of these segments differs from what was sent. `pids` are the processes that there are, listed after
     /// [`Pages::find_shared`]; `frozen` says that none of them can run until after the scan. Whether all had to be
     /// compared.
-    pub(crate) fn scan_shared(&mut self, pids: &[i32], frozen: bool) -> Result<bool, PagesError> {
+    pub(crate) fn scan_shared(&mut self, pids: &[i32], part: Part, frozen: bool) -> Result<bool, PagesError> {
         let failed = |source| PagesError::Shared { action: "read", source };
         // Before anything is read: what is written from now on is for the next scan.
-        let written = self.tracker.shared(pids, frozen);
+        let written = if part == Part::Copied { None } else { self.tracker.shared(pids, frozen) };
         let watchable = self.shared.watchable();
-        let mut all = false;
-        for (space, followed) in &mut self.shared.segments {
+        let (mut all, mut to_compare) = (false, Vec::new());
+        for (space, followed) in self.shared.segments.iter_mut().filter(|(_, followed)| part.has(followed)) {
             if followed.segment.kind().tmpfs().is_some_and(|number| self.shared.unfit.contains(&number)) {
                 continue;
             }
             let populated = match followed.segment.populated() {
-                // It has gone, or somebody has a lease: the next look tells.
-                Err(_) if followed.is_in_tmpfs() && !frozen => continue,
+                // Or somebody has a lease.
+                Err(_) if followed.may_be_gone() && !frozen => continue,
                 populated => populated.map_err(failed)?,
             };
             let now: RangeSet<u64> = populated.iter().cloned().collect();
@@ -418,9 +519,9 @@ impl Pages {
                 followed.zero.iter().flat_map(|range| now.gaps(range).collect::<Vec<_>>()).collect();
             followed.populated = populated;
             let inode = followed.segment.inode();
-            let told = written.as_ref().filter(|_| followed.scanned && !followed.is_in_tmpfs());
+            let told = written.as_ref().filter(|_| followed.scanned && !followed.may_be_gone());
             let known = told.and_then(|written| written.get(&inode));
-            let to_compare = match known {
+            let ranges = match known {
                 Some(written) => {
                     let written: RangeSet<u64> = written.iter().cloned().collect();
                     // What was to be sent still is, whatever was written since.
@@ -428,66 +529,98 @@ impl Pages {
                     written.iter().flat_map(|range| within(&now, range)).collect()
                 }
                 None => {
-                    all |= !followed.is_in_tmpfs() && watchable.contains(&inode);
+                    all |= !followed.may_be_gone() && watchable.contains(&inode);
                     followed.data.clear();
                     followed.populated.clone()
                 }
             };
             followed.scanned = true;
-            let (count, key, to_compare) = (self.streams.len(), &self.key, &to_compare);
-            let segment = &followed.segment;
-            let results: Vec<_> = std::thread::scope(|scope| {
-                let threads: Vec<_> = (0..)
-                    .zip(&self.streams)
-                    .map(|(index, stream)| {
-                        scope.spawn(move || {
-                            differing(stream, (index, count), key, (*space, segment), to_compare)
-                        })
-                    })
-                    .collect();
-                let join =
-                    |thread: std::thread::ScopedJoinHandle<'_, io::Result<Vec<Range>>>| match thread.join() {
-                        Ok(Err(_)) if followed.is_in_tmpfs() && !frozen => Ok(Vec::new()),
-                        Ok(result) => result.map_err(failed),
-                        Err(panic) => Err(PagesError::of_panic(panic.as_ref())),
-                    };
-                threads.into_iter().map(join).collect()
+            let gives_up = followed.may_be_gone() && !frozen;
+            to_compare.push(Compared {
+                space: *space,
+                segment: Arc::clone(&followed.segment),
+                ranges,
+                gives_up,
             });
-            for ranges in results {
-                followed.data.extend(ranges?);
+        }
+        for (space, ranges) in self.compare(&to_compare)? {
+            if let Some(followed) = self.shared.segments.get_mut(&space) {
+                followed.data.extend(ranges);
             }
         }
         Ok(all)
     }
+
+    /// What of these differs from what was sent. Each stream looks at its own pages.
+    fn compare(&self, to_compare: &[Compared]) -> Result<Vec<(Space, Vec<Range>)>, PagesError> {
+        if to_compare.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (count, key) = (self.streams.len(), &self.key);
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let start = |(index, stream)| {
+                scope.spawn(move || {
+                    let (mut all, mut buffer) = (Vec::new(), vec![0; PIECE]);
+                    for compared in to_compare {
+                        match compared.differing(stream, (index, count), key, &mut buffer) {
+                            Ok(ranges) => all.push((compared.space, ranges)),
+                            Err(_) if compared.gives_up => {}
+                            Err(source) => return Err(PagesError::Shared { action: "read", source }),
+                        }
+                    }
+                    Ok(all)
+                })
+            };
+            let threads: Vec<_> = (0..).zip(&self.streams).map(start).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| Err(PagesError::of_panic(panic.as_ref()))))
+                .collect()
+        });
+        results.into_iter().try_fold(Vec::new(), |mut all, found| {
+            all.extend(found?);
+            Ok(all)
+        })
+    }
 }
 
-/// The pages of a stream, of these, whose content is another than what it sent last.
-fn differing(
-    stream: &Stream,
-    (index, count): (usize, usize),
-    key: &PageKey,
-    (space, segment): (Space, &Segment),
-    to_compare: &[Range],
-) -> io::Result<Vec<Range>> {
-    let mut differing: Vec<Range> = Vec::new();
-    let mut buffer = vec![0; PIECE];
-    for range in to_compare.iter().flat_map(|range| super::stream::shares(range, index, count)) {
-        for start in (range.start..range.end).step_by(PIECE) {
-            let length = usize::try_from(range.end - start).unwrap_or(PIECE).min(PIECE);
-            let piece = &mut buffer[..length];
-            segment.read(start, piece)?;
-            for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
-                if stream.sent(space, address) == hash(key, content) {
-                    continue;
-                }
-                match differing.last_mut() {
-                    Some(Range { end, .. }) if *end == address => *end += PAGE_SIZE,
-                    _ => differing.push(address..address + PAGE_SIZE),
+/// What is to be compared of a segment.
+struct Compared {
+    space: Space,
+    segment: Arc<Segment>,
+    ranges: Vec<Range>,
+    /// Whether it is passed over if it cannot be read.
+    gives_up: bool,
+}
+
+impl Compared {
+    /// The pages of a stream whose content is another than what it sent last.
+    fn differing(
+        &self,
+        stream: &Stream,
+        (index, count): (usize, usize),
+        key: &PageKey,
+        buffer: &mut [u8],
+    ) -> io::Result<Vec<Range>> {
+        let mut differing: Vec<Range> = Vec::new();
+        for range in self.ranges.iter().flat_map(|range| super::stream::shares(range, index, count)) {
+            for start in (range.start..range.end).step_by(PIECE) {
+                let length = usize::try_from(range.end - start).unwrap_or(PIECE).min(PIECE);
+                let piece = &mut buffer[..length];
+                self.segment.read(start, piece)?;
+                for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
+                    if stream.sent(self.space, address) == hash(key, content) {
+                        continue;
+                    }
+                    match differing.last_mut() {
+                        Some(Range { end, .. }) if *end == address => *end += PAGE_SIZE,
+                        _ => differing.push(address..address + PAGE_SIZE),
+                    }
                 }
             }
         }
+        Ok(differing)
     }
-    Ok(differing)
 }
 
 fn hash(key: &PageKey, content: &[u8; PAGE]) -> u128 {
@@ -515,7 +648,7 @@ impl Sending<'_> {
                     let piece = &mut buffer[..length];
                     match followed.segment.read(start, piece) {
                         // The next look tells whether it has gone. What is not sent differs then, too.
-                        Err(_) if followed.is_in_tmpfs() && !self.all => {
+                        Err(_) if followed.may_be_gone() && !self.all => {
                             break;
                         }
                         read => read.map_err(|source| PagesError::Shared { action: "read", source })?,
@@ -526,7 +659,7 @@ impl Sending<'_> {
                         self.note(space, address, hash);
                         self.sent.pages += 1;
                         self.sent.found += u64::from(hash != ZERO);
-                        self.sent.shared += 1;
+                        self.sent.shared += u64::from(!followed.is_copied());
                         batch.page(address, content);
                         if batch.is_full() {
                             self.ship(&mut batch)?;

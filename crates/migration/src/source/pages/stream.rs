@@ -12,7 +12,7 @@ use lru::LruCache;
 use rangemap::RangeSet;
 use tokio::sync::mpsc;
 
-use super::shared::Shared;
+use super::shared::{Part, Shared};
 use super::{Ended, OnProgress, PAGE, PagesError, Sent, Todo, is_empty};
 use crate::failpoint;
 use crate::message::Message;
@@ -103,7 +103,7 @@ impl Sending<'_> {
         &mut self,
         todo: &BTreeMap<Space, Todo>,
         ended: &[Ended],
-        shared: &Shared,
+        (shared, part): (&Shared, Part),
     ) -> Result<(), PagesError> {
         for ended in ended {
             self.end(ended)?;
@@ -129,8 +129,8 @@ impl Sending<'_> {
                 self.ship(&mut batch)?;
             }
         }
-        for (space, followed) in &shared.segments {
-            self.shared(*space, followed)?;
+        for (space, followed) in shared.segments_of(part) {
+            self.shared(space, followed)?;
         }
         Ok(())
     }

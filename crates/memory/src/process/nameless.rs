@@ -1,0 +1,105 @@
+//! Mappings of shared memory that has no name, in the text of `/proc/PID/maps`: shared anonymous memory and memory files.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::Range;
+
+/// What the kernel calls memory that was mapped with `MAP_SHARED | MAP_ANONYMOUS`.
+const ANONYMOUS: &str = "/dev/zero";
+
+/// What it puts before the name of a memory file.
+pub(crate) const MEMFD: &str = "/memfd:";
+
+/// What it puts behind it, as it does with all files that have no name any more.
+pub(crate) const DELETED: &str = " (deleted)";
+
+/// The longest name of a memory file: `NAME_MAX` without what the kernel puts before it.
+pub(crate) const LONGEST_NAME: usize = 249;
+
+/// A mapping of memory that may be a segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    pub(crate) range: Range,
+    /// Where in the memory it begins, bytes.
+    pub(crate) offset: u64,
+    pub(crate) inode: u64,
+    /// Of a memory file; none of anonymous memory.
+    pub(crate) name: Option<String>,
+    /// Whether all who map it share what they write, and nobody executes it.
+    pub(crate) plain: bool,
+}
+
+/// The device of all shared memory without a name; none where the kernel does not tell.
+pub(crate) fn device() -> Option<u64> {
+    static DEVICE: OnceLock<Option<u64>> = OnceLock::new();
+    *DEVICE.get_or_init(|| {
+        let file = memfd_create("godwit", MFdFlags::MFD_CLOEXEC).map(File::from).ok()?;
+        Some(file.metadata().ok()?.dev())
+    })
+}
+
+/// Whether a memory file's name can be told to the destination. In `maps` the kernel writes some characters as numbers, and
+/// what is no UTF-8 was replaced when the text was read.
+pub(crate) fn can_be_told(name: &str) -> bool {
+    !name.contains(['\\', '\u{fffd}']) && name.len() <= LONGEST_NAME
+}
+
+/// The mappings of memory that may be a segment, from the text of `maps`.
+pub(crate) fn mappings(text: &str) -> Vec<Mapping> {
+    let Some(device) = device() else { return Vec::new() };
+    let device = format!("{:02x}:{:02x}", libc::major(device), libc::minor(device));
+    text.lines().filter_map(|line| mapping(line, &device)).collect()
+}
+
+/// One line, as `7f0c000-7f0d000 rw-s 00000000 00:01 4711    /dev/zero (deleted)`.
+fn mapping(line: &str, shared: &str) -> Option<Mapping> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    let &[_, _, execute, sharing] = words.next()?.as_bytes() else { return None };
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (device, inode) = (words.next()?, words.next()?.parse::<u64>().ok()?);
+    let path = words.next()?.trim_start().strip_suffix(DELETED)?;
+    // CRIU knows it by 32 bits.
+    if device != shared || u32::try_from(inode).is_err() {
+        return None;
+    }
+    let name = match path.strip_prefix(MEMFD) {
+        Some(name) => Some(name.to_owned()),
+        None if path == ANONYMOUS => None,
+        None => return None,
+    };
+    let told = name.as_deref().is_none_or(can_be_told);
+    Some(Mapping { range, offset, inode, name, plain: sharing == b's' && execute != b'x' && told })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_only_criu_can_move_is_no_segment() {
+        let text = "\
+7f2000000000-7f2000001000 rw-s 00000000 00:01 5                          /dev/zero (deleted)
+7f2000001000-7f2000002000 r--s 00001000 00:01 6                          /memfd:two words (deleted)
+7f2000002000-7f2000003000 rw-p 00000000 00:01 7                          /memfd:x (deleted)
+7f2000003000-7f2000004000 rwxs 00000000 00:01 8                          /dev/zero (deleted)
+7f2000004000-7f2000005000 rw-s 00000000 00:01 9                          /SYSV00000000 (deleted)
+7f2000005000-7f2000006000 rw-s 00000000 00:1b 10                         /dev/zero (deleted)
+7f2000006000-7f2000007000 rw-s 00000000 00:01 11                         /memfd:a\\012b (deleted)
+7f2000007000-7f2000008000 rw-s 00000000 00:01 4294967296                 /dev/zero (deleted)
+7f2000008000-7f2000009000 rw-p 00000000 00:00 0                          [heap]
+7f2000009000-7f200000a000 rw-p 00000000 00:00 0 
+";
+        let found: Vec<_> = text.lines().filter_map(|line| mapping(line, "00:01")).collect();
+        let plain: Vec<_> = found.iter().map(|mapping| (mapping.inode, mapping.plain)).collect();
+        assert_eq!(plain, [(5, true), (6, true), (7, false), (8, false), (11, false)]);
+        assert_eq!((&found[0].name, found[1].name.as_deref()), (&None, Some("two words")));
+        assert_eq!((&found[1].range, found[1].offset), (&(0x7f20_0000_1000..0x7f20_0000_2000), 0x1000));
+    }
+}
