@@ -5,7 +5,8 @@
  *
  * There are three segments of so many MiB: anonymous memory, a memory file that nobody has open, and one that all have
  * open, and write by pwrite(2), too; its size is sealed. A page belongs to one worker, which knows from its own, private
- * memory how often the page was written. Asked by a byte on port 7000, all workers look at all of their pages; the answer
+ * memory how often the page was written. Each worker has a private mapping of a file, too, of which it has written some
+ * pages, zeros among them, and writes others all the time. Asked by a byte on port 7000, all workers look at all of their pages; the answer
  * is "ok N", N the pages written so far, or what is wrong. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORKERS = 3, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, SEGMENTS = 3, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
+enum { WORKERS = 3, COPIES = 64, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, SEGMENTS = 3, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
 
 /* Of all processes. */
 struct common {
@@ -34,6 +35,7 @@ struct common {
 static struct common *common;
 static unsigned long *segments[SEGMENTS];
 static int opened;
+static unsigned char *copies;
 static unsigned long pages, each_child = 200;
 
 static void fail(const char *what) {
@@ -76,23 +78,66 @@ static void look(unsigned long page, unsigned long version) {
         }
 }
 
+/* What fills a page of a worker's private mapping: of the file, zeros, always the same, or another each time. */
+static int copy_of(int page, unsigned long worker, unsigned long version) {
+    switch (page % 4) {
+    case 0:
+        return 'f';
+    case 1:
+        return 0;
+    case 2:
+        return 'a' + (int)worker;
+    default:
+        return version % 3 == 0 ? 0 : (int)(version % 251);
+    }
+}
+
+static void map_copies(void) {
+    unsigned char page[PAGE];
+    int file = open("/copies", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    memset(page, 'f', sizeof page);
+    for (int number = 0; file >= 0 && number < COPIES; number++)
+        if (write(file, page, sizeof page) != PAGE)
+            fail("write");
+    copies = mmap(NULL, COPIES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    if (file < 0 || copies == MAP_FAILED)
+        fail("copies");
+    close(file);
+}
+
+static void look_at_copies(unsigned long worker, unsigned long version) {
+    for (int at = 0; at < COPIES * PAGE; at++)
+        if (((volatile unsigned char *)copies)[at] != copy_of(at / PAGE, worker, version)) {
+            snprintf(common->wrong, sizeof common->wrong, "byte %d of the copies of worker %lu: %d and not %d", at, worker,
+                     copies[at], copy_of(at / PAGE, worker, version));
+            return;
+        }
+}
+
 static unsigned long chance(unsigned long *seed) {
     *seed = *seed * 6364136223846793005UL + 1442695040888963407UL;
     return *seed >> 33;
 }
 
 static void work(unsigned long worker) {
-    unsigned long *versions = calloc(SEGMENTS * pages, sizeof *versions), seed = worker, done = 0;
+    unsigned long *versions = calloc(SEGMENTS * pages, sizeof *versions), seed = worker, done = 0, version = 0;
     if (versions == NULL || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
         fail("worker");
     for (unsigned long page = worker; page < SEGMENTS * pages; page += WORKERS)
         write_page(page, 0);
+    for (int page = 0; page < COPIES; page++)
+        if (page % 4 != 0)
+            memset(copies + page * PAGE, copy_of(page, worker, version), PAGE);
     atomic_store(&common->written[worker], 1);
     for (;;) {
+        version++;
+        for (int page = 3; page < COPIES; page += 4)
+            memset(copies + page * PAGE, copy_of(page, worker, version), PAGE);
         unsigned long asked = atomic_load(&common->asked);
         if (asked != atomic_load(&common->answered[worker])) {
             for (unsigned long page = worker; page < SEGMENTS * pages; page += WORKERS)
                 look(page, versions[page]);
+            look_at_copies(worker, version);
             int seals = fcntl(opened, F_GET_SEALS);
             if (seals != SEALS)
                 snprintf(common->wrong, sizeof common->wrong, "the memory file's seals are %x", seals);
@@ -137,6 +182,7 @@ int main(int count, char **arguments) {
         return 2;
     }
     common = map(-1, sizeof *common);
+    map_copies();
     segments[0] = map(-1, length);
     for (int segment = 1; segment < SEGMENTS; segment++) {
         int stays_open = segment == SEGMENTS - 1;

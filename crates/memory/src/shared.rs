@@ -5,7 +5,7 @@
 //! source                                              destination
 //! process ──/proc/PID/{map_files,fd}──▶ Segment ──pages──▶ Replica ──its descriptor──▶ CRIU, which maps or opens it
 //! tmpfs ──a file──────────────────────▶ Segment ──pages──▶ Replica, which gets its names there in the end
-//! process ──its own pages of files────▶ Segment ──pages──▶ Replica ──by address──▶ CRIU's images
+//! process ──its own pages of files────▶ Segment ──pages──▶ Copies ──by address──▶ CRIU's images
 //! ```
 //!
 //! Page tables do not tell all that was written to shared memory. A process that wrote and then ended, executed another
@@ -14,6 +14,7 @@
 //! happened, [`Tracker::shared`](crate::tracker::Tracker::shared) says which pages it needs to compare.
 
 mod copied;
+mod copies;
 mod filler;
 mod handle;
 mod replica;
@@ -35,6 +36,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::unistd::{Whence, lseek};
 
 use self::copied::Copied;
+pub use self::copies::Copies;
 pub use self::filler::{Filler, WORD as FILLER, run as fill};
 use self::handle::Handle;
 pub use self::replica::Replica;
@@ -50,6 +52,9 @@ pub const LARGEST: u64 = 1 << 40;
 
 /// The size of a segment whose offsets are addresses: 56 bits, which no user space exceeds.
 pub const ADDRESSES: u64 = 1 << 56;
+
+/// Locked memory is in CRIU's images, into which copies of files' pages are put.
+const MOST_LOCKED_KIB: u64 = 64 << 10;
 
 /// A file of a tmpfs that is larger is followed only if half of it has content: a process that is charged for it maps all.
 const SPARSE: u64 = 16 << 30;
@@ -258,15 +263,19 @@ impl Segment {
         Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new() }))
     }
 
-    /// What this process has written in private mappings of files.
+    /// What this process has written in private mappings of files; none if it has so much locked memory that its images
+    /// should not be written once more.
     ///
     /// # Errors
     /// It has ended, or cannot be examined.
-    pub fn copied(pid: i32) -> Result<Self, ProcessError> {
+    pub fn copied(pid: i32) -> Result<Option<Self>, ProcessError> {
         let process = Process::open(pid)?;
+        if process.status()?.locked_kib > MOST_LOCKED_KIB {
+            return Ok(None);
+        }
         let kind = Kind::Copied { process: process.space() };
         let content = Content::Copied(Copied::of(process));
-        Ok(Self { inode: 0, kind, size: ADDRESSES, content, mapped: OnceLock::new() })
+        Ok(Some(Self { inode: 0, kind, size: ADDRESSES, content, mapped: OnceLock::new() }))
     }
 
     /// When the process began that has written it, if one alone has it: with its PID that names the process.

@@ -12,6 +12,9 @@ use std::io::{self, BufWriter, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+
 use super::memory::{PageRun, Pagemap, lazy_areas, page_size, pagemap, pagemap_path, private_files, without};
 use super::{ImageError, process_tree};
 
@@ -93,6 +96,8 @@ struct Conversion {
     old: PathBuf,
     new: PathBuf,
     from: File,
+    /// Bytes of it that are moved.
+    kept: u64,
     to: BufWriter<File>,
     buffer: Vec<u8>,
     runs: Vec<PageRun>,
@@ -107,10 +112,12 @@ impl Conversion {
         }
         let old = images.join(format!("pages-{}.img", pagemap.pages_id));
         let new = images.join(format!("pages-{}.img.new", pagemap.pages_id));
-        let from = File::open(&old).map_err(|source| ImageError::Read { path: old.clone(), source })?;
+        let from = File::options().read(true).write(true).open(&old);
+        let from = from.map_err(|source| ImageError::Read { path: old.clone(), source })?;
         let to = File::create(&new).map_err(|source| ImageError::Write { path: new.clone(), source })?;
         let to = BufWriter::with_capacity(CHUNK, to);
-        Ok(Self { pid, pagemap: path, old, new, from, to, buffer: vec![0; CHUNK], runs: Vec::new() })
+        let (buffer, runs) = (vec![0; CHUNK], Vec::new());
+        Ok(Self { pid, pagemap: path, old, new, from, kept: 0, to, buffer, runs })
     }
 
     fn convert(
@@ -140,7 +147,7 @@ impl Conversion {
         Ok(added)
     }
 
-    /// Copies the next pages of the old file.
+    /// Moves the next pages of the old file: they do not take memory twice.
     fn keep(&mut self, run: &PageRun) -> Result<(), ImageError> {
         let mut left = run.addresses.end - run.addresses.start;
         while left > 0 {
@@ -149,6 +156,9 @@ impl Conversion {
                 .read_exact(piece)
                 .map_err(|source| ImageError::Read { path: self.old.clone(), source })?;
             left -= length(piece);
+            punch(&self.from, self.kept, length(piece))
+                .map_err(|source| ImageError::Write { path: self.old.clone(), source })?;
+            self.kept += length(piece);
             self.to
                 .write_all(piece)
                 .map_err(|source| ImageError::Write { path: self.new.clone(), source })?;
@@ -187,6 +197,16 @@ impl Conversion {
             self.runs.push(PageRun { addresses: run, present: true, lazy, in_parent: false });
         }
         Ok(added)
+    }
+}
+
+/// Gives back what a part of a file takes, where its filesystem can.
+fn punch(file: &File, start: u64, length: u64) -> io::Result<()> {
+    let number = |number: u64| i64::try_from(number).map_err(io::Error::other);
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    match fallocate(file, mode, number(start)?, number(length)?) {
+        Ok(()) | Err(Errno::EOPNOTSUPP) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -132,7 +132,8 @@ fn parse_line(line: &str) -> Option<Area> {
     let name = words.next().unwrap_or("").trim_start();
     let kind = match (sharing == b'p', inode == "0") {
         (true, true) if device == "00:00" && is_anonymous(name) => AreaKind::Private,
-        (true, false) => AreaKind::PrivateFile,
+        // Huge TLB pages of nobody's file.
+        (true, false) if !name.starts_with("/anon_hugepage") => AreaKind::PrivateFile,
         _ => AreaKind::Other,
     };
     Some(Area {
@@ -183,6 +184,12 @@ mod tests {
 ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
 ";
         assert_eq!(private(other), vec![false; 10]);
+        let files = parse(other).expect("understood").into_iter();
+        let files: Vec<_> = files.filter(|area| area.kind == AreaKind::PrivateFile).collect();
+        assert_eq!(
+            files.iter().map(|area| area.range.start).collect::<Vec<_>>(),
+            [0x55d0_bf00_0000, 0x7f20_0000_1000]
+        );
     }
 
     #[test]

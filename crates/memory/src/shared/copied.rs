@@ -96,7 +96,7 @@ mod tests {
 
     use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-    use super::super::{ADDRESSES, Kind, Replica, Segment};
+    use super::super::{ADDRESSES, Segment};
     use super::*;
 
     #[test]
@@ -117,7 +117,7 @@ mod tests {
             at
         };
         let [data, code] = [ProtFlags::empty(), ProtFlags::PROT_EXEC].map(map);
-        let segment = Segment::copied(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let segment = Segment::copied(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap();
         assert_eq!(segment.size(), ADDRESSES);
         assert!(segment.start_time().is_some() && segment.has_its_size().unwrap());
         assert_eq!(segment.writer(), i32::try_from(std::process::id()).ok());
@@ -138,25 +138,5 @@ mod tests {
             // SAFETY: nothing points to it.
             unsafe { munmap(at, length.get()).unwrap() };
         }
-    }
-
-    #[test]
-    fn a_replica_of_copies_keeps_zeros_and_holes_apart() {
-        let kind = Kind::Copied { process: 7 };
-        assert!(Replica::new(&kind, PAGE_SIZE, None).is_err());
-        let replica = Replica::new(&kind, ADDRESSES, None).unwrap();
-        let high = 0x7fff_0000_0000;
-        replica.write(high, &[5; 2 * PAGE]).unwrap();
-        replica.clear(&(high + PAGE_SIZE..high + 40 * PAGE_SIZE)).unwrap();
-        replica.write(PAGE_SIZE, &[6; PAGE]).unwrap();
-        assert_eq!(replica.next(&(0..ADDRESSES)).unwrap(), Some(PAGE_SIZE..2 * PAGE_SIZE));
-        assert_eq!(replica.next(&(2 * PAGE_SIZE..high)).unwrap(), None);
-        let part = high + PAGE_SIZE..high + 9 * PAGE_SIZE;
-        assert_eq!(replica.next(&part).unwrap(), Some(part));
-        assert_eq!(replica.next(&(high..ADDRESSES)).unwrap(), Some(high..high + 40 * PAGE_SIZE));
-        let mut buffer = [1; 2 * PAGE];
-        replica.read(high, &mut buffer).unwrap();
-        assert!(buffer == [[5; PAGE], [0; PAGE]].concat()[..]);
-        assert!(replica.write(ADDRESSES, &[1; PAGE]).is_err());
     }
 }

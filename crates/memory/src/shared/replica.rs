@@ -13,19 +13,13 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use nix::unistd::{Whence, ftruncate};
+use nix::unistd::ftruncate;
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, futimens};
 
 use super::filler::Filling;
-use super::{ADDRESSES, Filler, Kind, LARGEST, seek};
+use super::{Filler, Kind, LARGEST};
 use crate::process::nameless::LONGEST_NAME;
 use crate::{PAGE_SIZE, Range};
-
-/// The name of a memory file with copies of a file's pages.
-const COPIES: &str = "godwit-copies";
-
-/// What is written at once where zeros are.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A segment on its way into processes that do not exist yet.
 #[derive(Debug)]
@@ -36,8 +30,6 @@ pub struct Replica {
     modified: Mutex<Option<(i64, u32)>>,
     /// Where it is written, if another process is charged for it.
     filling: RwLock<Option<Filling>>,
-    /// Whether pages of zeros are pages, too: a file's page may lie beneath them.
-    keeps_zeros: bool,
 }
 
 impl Replica {
@@ -47,8 +39,7 @@ impl Replica {
     /// # Errors
     /// The kernel refuses, or the size or name is none that a segment can have.
     pub fn new(kind: &Kind, size: u64, tmpfs: Option<&Path>) -> io::Result<Self> {
-        let keeps_zeros = matches!(kind, Kind::Copied { .. });
-        let length = if keeps_zeros { is_addresses(size)? } else { is_size(size)? };
+        let length = is_size(size)?;
         let file = match kind {
             Kind::Anonymous => anonymous(size)?,
             Kind::Memfd { name, sealable } => {
@@ -61,11 +52,7 @@ impl Replica {
                 ftruncate(&file, length)?;
                 file
             }
-            Kind::Copied { .. } => {
-                let file = File::from(memfd_create(COPIES, MFdFlags::MFD_CLOEXEC)?);
-                ftruncate(&file, length)?;
-                file
-            }
+            Kind::Copied { .. } => return Err(io::Error::other("copies of pages are no file")),
             Kind::Tmpfs { .. } => {
                 let directory =
                     tmpfs.ok_or_else(|| io::Error::other("a file of a tmpfs that is not there"))?;
@@ -76,8 +63,7 @@ impl Replica {
                 file
             }
         };
-        let (modified, filling) = (Mutex::new(None), RwLock::new(None));
-        Ok(Self { file, size: size.into(), modified, filling, keeps_zeros })
+        Ok(Self { file, size: size.into(), modified: Mutex::new(None), filling: RwLock::new(None) })
     }
 
     /// Gives one of a tmpfs another size. Nothing may be written to it meanwhile.
@@ -148,20 +134,12 @@ impl Replica {
         self.set_modified()
     }
 
-    /// These pages read as zero from now on. They take no memory, unless they are [copies](Kind::Copied), as which they are
-    /// still [there](Self::next).
+    /// These pages read as zero from now on, and take no memory.
     ///
     /// # Errors
-    /// They are not within it, or there is no memory.
+    /// They are not within it.
     pub fn clear(&self, range: &Range) -> io::Result<()> {
         let Range { start, .. } = self.within(range)?;
-        if self.keeps_zeros {
-            let pages = (range.start..range.end).step_by(ZEROS.len());
-            return pages.map(|page| (page, range.end - page)).try_for_each(|(page, left)| {
-                let length = usize::try_from(left).unwrap_or(usize::MAX).min(ZEROS.len());
-                self.file.write_all_at(&ZEROS[..length], page)
-            });
-        }
         let number = |number: u64| i64::try_from(number).map_err(io::Error::other);
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&self.file, mode, number(start)?, number(range.end - start)?)?;
@@ -179,31 +157,6 @@ impl Replica {
         Ok(range.start..range.end.min(size))
     }
 
-    /// Whether what is cleared takes memory.
-    #[must_use]
-    pub fn keeps_zeros(&self) -> bool {
-        self.keeps_zeros
-    }
-
-    /// The first pages in this range that were written, or cleared where that [takes memory](Self::keeps_zeros).
-    ///
-    /// # Errors
-    /// The kernel does not tell.
-    pub fn next(&self, within: &Range) -> io::Result<Option<Range>> {
-        let found = seek(&self.file, within.start, Whence::SeekData)?;
-        let Some(start) = found.filter(|start| *start < within.end) else { return Ok(None) };
-        let end = seek(&self.file, start, Whence::SeekHole)?.unwrap_or(within.end);
-        Ok(Some(start / PAGE_SIZE * PAGE_SIZE..end.next_multiple_of(PAGE_SIZE).min(within.end)))
-    }
-
-    /// Reads pages from this offset on.
-    ///
-    /// # Errors
-    /// They are not within it.
-    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
-    }
-
     /// What it takes of the machine's memory, bytes.
     ///
     /// # Errors
@@ -216,14 +169,6 @@ impl Replica {
     #[must_use]
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
-    }
-}
-
-/// The size of what has addresses as offsets, as the kernel takes it.
-fn is_addresses(size: u64) -> io::Result<i64> {
-    match size {
-        ADDRESSES => i64::try_from(size).map_err(io::Error::other),
-        _ => Err(io::Error::other(format!("copies of pages in {size} bytes of addresses are not taken"))),
     }
 }
 

@@ -163,7 +163,7 @@ impl Watch {
         let mut pages: Vec<Option<Found>> = private.iter().map(|_| None).collect();
         if let Self::Uffd { userfault, is_alone, refused } = self {
             if *is_alone && manner == Manner::Frozen {
-                pages = frozen::scan(&private, &pagemap, scanner);
+                pages = frozen::scan(&private, (process, &pagemap), scanner);
             } else if *is_alone {
                 for (area, pages) in private.iter().zip(&mut pages) {
                     *pages = pages_of(scanner, &pagemap, &area.range, Protect::Yes, false).ok();

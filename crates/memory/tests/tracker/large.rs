@@ -10,6 +10,8 @@ use crate::replica::Replica;
 const PAGE: usize = 4096;
 /// Bytes of the mappings: some pieces, and more than there are pieces of that size.
 const SIZES: [usize; 2] = [200 << 20, 64 << 30];
+/// Of the first, so much is there that several threads look.
+const FILLED: usize = 160 << 20;
 /// No piece ends elsewhere than at a multiple of this.
 const PIECE: usize = 32 << 20;
 
@@ -35,6 +37,7 @@ fn what_was_written_at_the_ends_of_pieces_is_found_once_it_is_frozen() {
     let child = Child::fork(|| {
         // SAFETY: pages of the mappings, to which there are no references.
         let write = |at: *mut u8, place: usize, value: u8| unsafe { at.add(place).write_volatile(value) };
+        (0..FILLED).step_by(PAGE).for_each(|place| write(areas[0].0, place, 1));
         for (at, size) in areas {
             places(size).for_each(|place| write(at, place, 1));
         }

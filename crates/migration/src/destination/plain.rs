@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use godwit_criu::images::{ImageError, LazyPages, bring, make_plain};
 use godwit_memory::pager::{Client, Stored};
-use godwit_memory::shared::Replica;
+use godwit_memory::shared::Copies;
 use godwit_memory::{PAGE_SIZE, Space};
 
 use super::DestinationError;
@@ -45,16 +45,16 @@ async fn write(
 }
 
 /// What processes have written in private mappings of files.
-struct Copied(BTreeMap<Space, Arc<Replica>>);
+struct Copied(BTreeMap<Space, Arc<Copies>>);
 
 impl LazyPages for Copied {
     fn next(&mut self, pid: u32, within: Range<u64>) -> io::Result<Option<Range<u64>>> {
-        self.0.get(&pid).map_or(Ok(None), |replica| replica.next(&within))
+        Ok(self.0.get(&pid).and_then(|copies| copies.next(&within)))
     }
 
     fn read(&mut self, pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
         match self.0.get(&pid) {
-            Some(replica) => replica.read(address, buffer),
+            Some(copies) => copies.take(address, buffer),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }

@@ -389,7 +389,8 @@ async fn receive_while_running(
                 link.send(Message::PendingEnd).await?;
             }
             Message::Segments(segments) => {
-                if !segments.all.is_empty() && admitted.service.memory_bytes != 0 {
+                let is_charged = segments.all.iter().any(|segment| segment.process.is_none());
+                if is_charged && admitted.service.memory_bytes != 0 {
                     charge(local, receiver, begun).await?;
                 }
                 receiver.shared().make(segments, tmpfs)?;

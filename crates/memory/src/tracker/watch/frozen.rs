@@ -8,7 +8,7 @@ use super::super::kernel::{Protect, Scanner};
 use super::super::ranges;
 use super::{Found, pages_of};
 use crate::Range;
-use crate::process::Area;
+use crate::process::{Area, Process};
 
 /// What one thread looks at before it takes the next, bytes: a third of a millisecond.
 const PIECE: u64 = 32 << 20;
@@ -16,12 +16,17 @@ const PIECE: u64 = 32 << 20;
 /// Most pieces of an area: one of terabytes has pages in few places, and the kernel passes over the others at once.
 const MOST_PIECES: u64 = 256;
 
-/// Most threads: what is gained is soon less than what a thread costs.
-const MOST_THREADS: usize = 8;
+/// Memory that is worth a thread of its own, KiB; and the most threads.
+const WORTH_KIB: u64 = 64 << 10;
+const MOST_THREADS: u64 = 8;
 
 /// The pages of each of these areas, in the same order; none of one that is not watched as a whole. Nothing is protected:
 /// the process does not run.
-pub(super) fn scan(areas: &[&Area], pagemap: &File, scanner: &mut Scanner) -> Vec<Option<Found>> {
+pub(super) fn scan(
+    areas: &[&Area],
+    (process, pagemap): (&Process, &File),
+    scanner: &mut Scanner,
+) -> Vec<Option<Found>> {
     let pieces: Vec<(usize, Range)> = areas
         .iter()
         .enumerate()
@@ -31,9 +36,10 @@ pub(super) fn scan(areas: &[&Area], pagemap: &File, scanner: &mut Scanner) -> Ve
             starts.map(move |start| (area, start..range.end.min(start.saturating_add(most))))
         })
         .collect();
-    let bytes: u64 = pieces.iter().map(|(_, piece)| piece.end - piece.start).sum();
-    let processors = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-    let threads = processors.min(usize::try_from(bytes / PIECE).unwrap_or(usize::MAX));
+    // What its mappings span tells little.
+    let memory_kib = process.status().map_or(0, |status| status.anonymous_kib);
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    let threads = processors.min(memory_kib / WORTH_KIB).min(MOST_THREADS);
     let left = Mutex::new(pieces.into_iter().enumerate());
     let work = |scanner: &mut Scanner| {
         let mut done = Vec::new();
@@ -44,7 +50,9 @@ pub(super) fn scan(areas: &[&Area], pagemap: &File, scanner: &mut Scanner) -> Ve
         }
     };
     let mut done = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(&mut Scanner::new()))).collect();
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, || work(&mut Scanner::new())).ok();
+        // Where there can be none, this one does all.
+        let others: Vec<_> = (1..threads).map_while(start).collect();
         let mut done = work(scanner);
         for other in others {
             // A panic is passed on.

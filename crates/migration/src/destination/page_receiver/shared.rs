@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_engine::tree;
-use godwit_memory::Space;
 use godwit_memory::batch::{Batch, Kind, Run};
-use godwit_memory::shared::{FIRST_SPACE, Filler, Replica};
+use godwit_memory::shared::{ADDRESSES, Copies, FIRST_SPACE, Filler, Replica};
+use godwit_memory::{Range, Space};
 
 use super::PageReceiverError;
 use crate::message::{Segments, SharedSegment};
@@ -41,9 +41,59 @@ struct Segmented {
 #[derive(Debug)]
 struct Held {
     told: SharedSegment,
-    replica: Arc<Replica>,
+    place: Place,
     /// Bytes of memory that it took when it was last written to.
     allocated: AtomicU64,
+}
+
+/// Where its pages are.
+#[derive(Debug, Clone)]
+enum Place {
+    Replica(Arc<Replica>),
+    Copies(Arc<Copies>),
+}
+
+impl Place {
+    fn new(told: &SharedSegment, tmpfs: &[PathBuf]) -> io::Result<Self> {
+        if told.process.is_some() {
+            return match told.size {
+                ADDRESSES => Ok(Self::Copies(Arc::new(Copies::new()?))),
+                size => Err(io::Error::other(format!("copies of pages in {size} bytes of addresses"))),
+            };
+        }
+        let of = told.tmpfs.and_then(|number| tmpfs.get(usize::try_from(number).ok()?));
+        Ok(Self::Replica(Arc::new(Replica::new(&told.kind(), told.size, of.map(PathBuf::as_path))?)))
+    }
+
+    /// What it takes of the machine's memory, bytes.
+    fn bytes(&self) -> io::Result<u64> {
+        match self {
+            Self::Replica(replica) => replica.allocated(),
+            Self::Copies(copies) => Ok(copies.bytes()),
+        }
+    }
+
+    /// Copies are charged to the service when CRIU restores them.
+    fn charge_to(&self, filler: Option<&Arc<Filler>>) -> io::Result<()> {
+        match self {
+            Self::Replica(replica) => replica.charge_to(filler),
+            Self::Copies(_) => Ok(()),
+        }
+    }
+
+    fn clear(&self, range: &Range) -> io::Result<()> {
+        match self {
+            Self::Replica(replica) => replica.clear(range),
+            Self::Copies(copies) => copies.clear(range),
+        }
+    }
+
+    fn write(&self, offset: u64, pages: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Replica(replica) => replica.write(offset, pages),
+            Self::Copies(copies) => copies.write(offset, pages),
+        }
+    }
 }
 
 /// Whether the pages of this space are shared memory.
@@ -75,7 +125,7 @@ impl Shared {
         };
         let Some(filler) = filler else { return Ok(()) };
         // The streams must not find that it has gone.
-        let charged = held.iter().try_for_each(|held| held.replica.charge_to(None));
+        let charged = held.iter().try_for_each(|held| held.place.charge_to(None));
         filler.end();
         charged.map_err(PageReceiverError::Shared)
     }
@@ -101,21 +151,20 @@ impl Shared {
             let segment = match held.remove(&told.space) {
                 Some(before) if before.told == told => before,
                 Some(before) if before.is_resized(&told) => {
-                    let replica = Arc::clone(&before.replica);
-                    replica.resize(told.size).map_err(PageReceiverError::Shared)?;
-                    let allocated = replica.allocated().map_err(PageReceiverError::Shared)?.into();
-                    Arc::new(Held { told, replica, allocated })
+                    let place = before.place.clone();
+                    if let Place::Replica(replica) = &place {
+                        replica.resize(told.size).map_err(PageReceiverError::Shared)?;
+                    }
+                    let allocated = place.bytes().map_err(PageReceiverError::Shared)?.into();
+                    Arc::new(Held { told, place, allocated })
                 }
                 Some(_) => return Err(PageReceiverError::Protocol("a segment that has become another")),
                 None => {
-                    let of = told.tmpfs.and_then(|number| tmpfs.get(usize::try_from(number).ok()?));
-                    let replica = Replica::new(&told.kind(), told.size, of.map(PathBuf::as_path));
-                    let replica = replica.map_err(PageReceiverError::Shared)?;
-                    // CRIU's restore has the service charged for copies.
-                    if filler.is_some() && !replica.keeps_zeros() {
-                        replica.charge_to(filler.as_ref()).map_err(PageReceiverError::Shared)?;
+                    let place = Place::new(&told, tmpfs).map_err(PageReceiverError::Shared)?;
+                    if filler.is_some() {
+                        place.charge_to(filler.as_ref()).map_err(PageReceiverError::Shared)?;
                     }
-                    Arc::new(Held { told, replica: Arc::new(replica), allocated: AtomicU64::new(0) })
+                    Arc::new(Held { told, place, allocated: AtomicU64::new(0) })
                 }
             };
             if now.insert(segment.told.space, segment).is_some() {
@@ -148,15 +197,15 @@ impl Shared {
     }
 
     /// What processes have written in private mappings of files, by their PID, which is not held any more.
-    pub(crate) fn take_copied(&self) -> Result<BTreeMap<Space, Arc<Replica>>, PageReceiverError> {
+    pub(crate) fn take_copied(&self) -> Result<BTreeMap<Space, Arc<Copies>>, PageReceiverError> {
         let mut copied = BTreeMap::new();
         let mut segmented = self.lock();
         for (space, held) in std::mem::take(&mut segmented.held) {
-            let Some(process) = held.told.process else {
+            let (Some(process), Place::Copies(copies)) = (held.told.process, &held.place) else {
                 drop(segmented.held.insert(space, held));
                 continue;
             };
-            if copied.insert(process, Arc::clone(&held.replica)).is_some() {
+            if copied.insert(process, Arc::clone(copies)).is_some() {
                 return Err(PageReceiverError::Protocol("copies of files' pages of one process twice"));
             }
         }
@@ -168,10 +217,13 @@ impl Shared {
         let link = || {
             std::fs::create_dir(directory)?;
             let segmented = self.lock();
-            let mapped = segmented.held.values();
-            let mut mapped = mapped.filter(|held| held.told.tmpfs.is_none() && held.told.process.is_none());
-            mapped.try_for_each(|held| {
-                symlink(held.replica.path(), directory.join(held.told.inode.to_string()))
+            segmented.held.values().filter(|held| held.told.tmpfs.is_none()).try_for_each(|held| match &held
+                .place
+            {
+                Place::Replica(replica) => {
+                    symlink(replica.path(), directory.join(held.told.inode.to_string()))
+                }
+                Place::Copies(_) => Ok(()),
             })
         };
         link().map_err(|source| PageReceiverError::Directory { directory: directory.to_owned(), source })
@@ -184,22 +236,15 @@ impl Shared {
         let held = held.ok_or(PageReceiverError::Protocol("pages of a segment that it did not name"))?;
         for Run { range, kind, data } in runs {
             match kind {
-                Kind::Zero if held.replica.keeps_zeros() => {
-                    let bytes = self.bytes().saturating_add(range.end - range.start);
-                    if bytes > most {
-                        return Err(PageReceiverError::TooMuch { bytes, most });
-                    }
-                    held.replica.clear(&range)
-                }
-                Kind::Zero => held.replica.clear(&range),
-                Kind::Data => held.replica.write(range.start, &data),
+                Kind::Zero => held.place.clear(&range),
+                Kind::Data => held.place.write(range.start, &data),
                 Kind::Retained | Kind::Delta => {
                     return Err(PageReceiverError::Protocol("pages of shared memory by their name"));
                 }
             }
             .map_err(PageReceiverError::Shared)?;
         }
-        let allocated = held.replica.allocated().map_err(PageReceiverError::Shared)?;
+        let allocated = held.place.bytes().map_err(PageReceiverError::Shared)?;
         held.allocated.store(allocated, Ordering::Relaxed);
         let bytes = self.bytes();
         if bytes > most { Err(PageReceiverError::TooMuch { bytes, most }) } else { Ok(()) }
@@ -223,7 +268,10 @@ struct TmpfsFiles {
 impl TmpfsFiles {
     fn replica(&self, space: Space) -> Option<Arc<Replica>> {
         let held = self.shared.lock().held.get(&space).cloned()?;
-        (held.told.tmpfs == Some(self.number)).then(|| Arc::clone(&held.replica))
+        match &held.place {
+            Place::Replica(replica) if held.told.tmpfs == Some(self.number) => Some(Arc::clone(replica)),
+            _ => None,
+        }
     }
 }
 
@@ -247,7 +295,6 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use godwit_memory::PAGE_SIZE;
-    use godwit_memory::shared::ADDRESSES;
 
     use super::*;
 
@@ -318,18 +365,19 @@ mod tests {
         shared.make(named(&[of(0, 9), of(1, 10)]), &[]).unwrap();
         shared.store(batch(0, 5, Kind::Data), 1 << 20).unwrap();
         shared.store(batch(0, 6, Kind::Zero), 1 << 20).unwrap();
-        // Zeros take memory here, so that they are bounded before they are written.
-        let runs = vec![Run { range: 0..1 << 50, kind: Kind::Zero, data: Vec::new().into() }];
-        let error = shared.store(Batch { space: FIRST_SPACE, runs }, 1 << 20).unwrap_err();
-        assert!(matches!(error, PageReceiverError::TooMuch { .. }), "{error}");
-        assert_eq!(shared.bytes(), 8192);
+        // Zeros take no memory, however many there are.
+        let runs = vec![Run { range: 1 << 40..1 << 50, kind: Kind::Zero, data: Vec::new().into() }];
+        shared.store(Batch { space: FIRST_SPACE, runs }, 1 << 20).unwrap();
+        assert_eq!(shared.bytes(), 4096);
+        let error = shared.store(batch(0, 7, Kind::Data), 8191).unwrap_err();
+        assert!(matches!(error, PageReceiverError::TooMuch { bytes: 8192, most: 8191 }), "{error}");
         let work = tempfile::tempdir().unwrap();
         shared.link_in(&work.path().join("shared")).unwrap();
         assert_eq!(std::fs::read_dir(work.path().join("shared")).unwrap().count(), 0);
         let copied = shared.take_copied().unwrap();
         assert_eq!(copied.keys().copied().collect::<Vec<_>>(), [9, 10]);
-        assert_eq!(copied[&9].next(&(0..ADDRESSES)).unwrap(), Some(5 * PAGE_SIZE..7 * PAGE_SIZE));
-        assert_eq!(copied[&10].next(&(0..ADDRESSES)).unwrap(), None);
+        assert_eq!(copied[&9].next(&(0..ADDRESSES)), Some(5 * PAGE_SIZE..8 * PAGE_SIZE));
+        assert_eq!(copied[&10].next(&(0..ADDRESSES)), None);
         assert!(shared.store(batch(0, 5, Kind::Data), 1 << 20).is_err(), "they are held no more");
         shared.make(named(&[of(2, 9), of(3, 9)]), &[]).unwrap();
         assert!(shared.take_copied().is_err(), "two of one process");

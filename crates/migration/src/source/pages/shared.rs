@@ -195,23 +195,25 @@ impl Shared {
 
     /// Follows the copies that all these processes have of files' pages, or of none of them.
     fn follow_copied(&mut self, pids: &[i32]) -> Result<Changed, PagesError> {
-        self.copied = pids.len() <= MOST_PROCESSES;
-        let pids: BTreeSet<i32> = pids.iter().copied().filter(|_| self.copied).collect();
-        let mut known = BTreeSet::new();
-        let changed = self.keep(|followed| {
-            let pid = followed.segment.writer().filter(|pid| pids.contains(pid));
-            known.extend(pid);
-            !followed.is_copied() || pid.is_some()
-        });
-        let mut found = BTreeMap::new();
-        for pid in pids.difference(&known) {
+        let live: BTreeSet<i32> =
+            self.segments.values().filter_map(|followed| followed.segment.writer()).collect();
+        let (mut found, mut all) = (BTreeMap::new(), pids.len() <= MOST_PROCESSES);
+        for pid in pids.iter().filter(|pid| !live.contains(pid)) {
             match Segment::copied(*pid) {
-                Ok(segment) => drop(found.insert(identity(&segment), segment)),
+                Ok(Some(segment)) => drop(found.insert(identity(&segment), segment)),
+                Ok(None) => all = false,
                 Err(ProcessError::Gone { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        self.begin(found, usize::MAX);
+        self.copied = all;
+        let changed = self.keep(|followed| {
+            let writer = followed.segment.writer().filter(|pid| all && pids.contains(pid));
+            !followed.is_copied() || writer.is_some()
+        });
+        if all {
+            self.begin(found, usize::MAX);
+        }
         Ok(changed)
     }
 
@@ -609,7 +611,7 @@ impl Compared {
                 let piece = &mut buffer[..length];
                 self.segment.read(start, piece)?;
                 for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
-                    if stream.sent(self.space, address) == hash(key, content) {
+                    if stream.sent(self.space, address) == hash(key, self.segment.kind(), content) {
                         continue;
                     }
                     match differing.last_mut() {
@@ -623,8 +625,12 @@ impl Compared {
     }
 }
 
-fn hash(key: &PageKey, content: &[u8; PAGE]) -> u128 {
-    if is_zero(content) { ZERO } else { key.hash(content) }
+/// The hash of a page of a segment. What the destination has nothing of is zero, unless a file's page may lie beneath.
+fn hash(key: &PageKey, kind: &Kind, content: &[u8; PAGE]) -> u128 {
+    match kind {
+        Kind::Anonymous | Kind::Memfd { .. } | Kind::Tmpfs { .. } if is_zero(content) => ZERO,
+        _ => key.hash(content),
+    }
 }
 
 impl Sending<'_> {
@@ -655,7 +661,7 @@ impl Sending<'_> {
                     }
                     for (address, content) in (start..).step_by(PAGE).zip(piece.as_chunks::<PAGE>().0) {
                         // Of what goes, whatever it was at the scan.
-                        let hash = hash(self.key, content);
+                        let hash = hash(self.key, followed.segment.kind(), content);
                         self.note(space, address, hash);
                         self.sent.pages += 1;
                         self.sent.found += u64::from(hash != ZERO);
