@@ -78,11 +78,12 @@ static void look(unsigned long page, unsigned long version) {
         }
 }
 
-/* What fills a page of a worker's private mapping: of the file, zeros, always the same, or another each time. */
+/* What fills a page of a worker's private mapping: of the file (every other such page is written, and given back beside
+ * one of zeros), zeros, always the same, or another each time. */
 static int copy_of(int page, unsigned long worker, unsigned long version) {
     switch (page % 4) {
     case 0:
-        return 'f';
+        return page % 8 == 4 && version % 64 < 32 ? 'g' : 'f';
     case 1:
         return 0;
     case 2:
@@ -126,13 +127,19 @@ static void work(unsigned long worker) {
     for (unsigned long page = worker; page < SEGMENTS * pages; page += WORKERS)
         write_page(page, 0);
     for (int page = 0; page < COPIES; page++)
-        if (page % 4 != 0)
+        if (page % 8 != 0)
             memset(copies + page * PAGE, copy_of(page, worker, version), PAGE);
     atomic_store(&common->written[worker], 1);
     for (;;) {
         version++;
         for (int page = 3; page < COPIES; page += 4)
             memset(copies + page * PAGE, copy_of(page, worker, version), PAGE);
+        for (int page = 4; page < COPIES && version % 32 == 0; page += 8) {
+            if (version % 64 != 0)
+                madvise(copies + page * PAGE, PAGE, MADV_DONTNEED);
+            else
+                memset(copies + page * PAGE, copy_of(page, worker, version), PAGE);
+        }
         unsigned long asked = atomic_load(&common->asked);
         if (asked != atomic_load(&common->answered[worker])) {
             for (unsigned long page = worker; page < SEGMENTS * pages; page += WORKERS)

@@ -197,6 +197,11 @@ impl Builder {
         if is_zero(content) {
             return self.run(address / PAGE_SIZE, 1, Kind::Zero);
         }
+        self.whole_page(address, content);
+    }
+
+    /// Adds one page with its content, also one that is all zeroes: of those that are not there it is told apart.
+    pub fn whole_page(&mut self, address: u64, content: &[u8; PAGE]) {
         self.buffer.extend_from_slice(content);
         self.sum.update(&xxh3_128(content).to_le_bytes());
         self.pages += 1;

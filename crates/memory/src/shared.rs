@@ -53,9 +53,6 @@ pub const LARGEST: u64 = 1 << 40;
 /// The size of a segment whose offsets are addresses: 56 bits, which no user space exceeds.
 pub const ADDRESSES: u64 = 1 << 56;
 
-/// Locked memory is in CRIU's images, into which copies of files' pages are put.
-const MOST_LOCKED_KIB: u64 = 64 << 10;
-
 /// A file of a tmpfs that is larger is followed only if half of it has content: a process that is charged for it maps all.
 const SPARSE: u64 = 16 << 30;
 
@@ -263,19 +260,15 @@ impl Segment {
         Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new() }))
     }
 
-    /// What this process has written in private mappings of files; none if it has so much locked memory that its images
-    /// should not be written once more.
+    /// What this process has written in private mappings of files.
     ///
     /// # Errors
     /// It has ended, or cannot be examined.
-    pub fn copied(pid: i32) -> Result<Option<Self>, ProcessError> {
+    pub fn copied(pid: i32) -> Result<Self, ProcessError> {
         let process = Process::open(pid)?;
-        if process.status()?.locked_kib > MOST_LOCKED_KIB {
-            return Ok(None);
-        }
         let kind = Kind::Copied { process: process.space() };
         let content = Content::Copied(Copied::of(process));
-        Ok(Some(Self { inode: 0, kind, size: ADDRESSES, content, mapped: OnceLock::new() }))
+        Ok(Self { inode: 0, kind, size: ADDRESSES, content, mapped: OnceLock::new() })
     }
 
     /// When the process began that has written it, if one alone has it: with its PID that names the process.
@@ -293,6 +286,15 @@ impl Segment {
         match &self.content {
             Content::Copied(copied) => copied.pid(),
             Content::Open(_) | Content::Closed(_) => None,
+        }
+    }
+
+    /// What that process has locked, KiB.
+    #[must_use]
+    pub fn locked_kib(&self) -> u64 {
+        match &self.content {
+            Content::Copied(copied) => copied.locked_kib(),
+            Content::Open(_) | Content::Closed(_) => 0,
         }
     }
 

@@ -133,7 +133,7 @@ fn parse_line(line: &str) -> Option<Area> {
     let kind = match (sharing == b'p', inode == "0") {
         (true, true) if device == "00:00" && is_anonymous(name) => AreaKind::Private,
         // Huge TLB pages of nobody's file.
-        (true, false) if !name.starts_with("/anon_hugepage") => AreaKind::PrivateFile,
+        (true, false) if name != "/anon_hugepage (deleted)" => AreaKind::PrivateFile,
         _ => AreaKind::Other,
     };
     Some(Area {

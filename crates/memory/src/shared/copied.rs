@@ -33,6 +33,11 @@ impl Copied {
         (!self.process.has_ended()).then(|| self.process.pid())
     }
 
+    /// What it has locked; nothing once it has ended.
+    pub(super) fn locked_kib(&self) -> u64 {
+        self.process.status().map_or(0, |status| status.locked_kib)
+    }
+
     pub(super) fn start_time(&self) -> u64 {
         self.process.start_time()
     }
@@ -117,7 +122,7 @@ mod tests {
             at
         };
         let [data, code] = [ProtFlags::empty(), ProtFlags::PROT_EXEC].map(map);
-        let segment = Segment::copied(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap();
+        let segment = Segment::copied(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert_eq!(segment.size(), ADDRESSES);
         assert!(segment.start_time().is_some() && segment.has_its_size().unwrap());
         assert_eq!(segment.writer(), i32::try_from(std::process::id()).ok());

@@ -1,15 +1,14 @@
-//! The destination's side of what a process has written in private mappings of files: pages by address, of which each is
-//! known to have come, until they are put into CRIU's images.
+//! The destination's side of what a process has written in private mappings of files: pages by address, zeros among them,
+//! until they are put into CRIU's images. Whatever is not here has not come, or is gone.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use rangemap::RangeSet;
 
 use super::ADDRESSES;
 use crate::{PAGE_SIZE, Range};
@@ -17,23 +16,18 @@ use crate::{PAGE_SIZE, Range};
 /// [`PAGE_SIZE`] for lengths.
 const PAGE: usize = 4096;
 
-/// Most ranges of zeros: each takes memory here, and none where it comes from.
-const MOST_ZEROS: usize = 1 << 16;
-
 /// The pages of one process.
 #[derive(Debug)]
 pub struct Copies {
-    /// In the order in which they came first, so that a page takes a page, however large those of shared memory are.
+    /// In the order in which they came first: by their addresses each would take a huge page, where shared memory has such.
     file: File,
     pages: Mutex<Pages>,
 }
 
 #[derive(Debug, Default)]
 struct Pages {
-    /// Where those with content are in the file, in pages.
+    /// Where each is in the file, in pages.
     slots: BTreeMap<u64, u64>,
-    /// Those that are zero, or that the process has no more.
-    zeros: RangeSet<u64>,
     /// Slots that are free again, below the first that was never used.
     free: Vec<u64>,
     next: u64,
@@ -50,7 +44,7 @@ impl Copies {
     }
 
     fn lock(&self) -> MutexGuard<'_, Pages> {
-        // It is changed in single steps.
+        // A slot is noted once its page is in it.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -72,54 +66,44 @@ impl Copies {
             self.file.write_all_at(page, slot * PAGE_SIZE)?;
             pages.slots.insert(address, slot);
         }
-        pages.zeros.remove(range);
         Ok(())
     }
 
-    /// These pages have come as zeros, or are gone.
+    /// These pages are gone.
     ///
     /// # Errors
-    /// They are no pages of an address space, or there are more ranges of them than any process has.
-    pub fn clear(&self, range: &Range) -> io::Result<()> {
+    /// They are no pages of an address space.
+    pub fn forget(&self, range: &Range) -> io::Result<()> {
         let range = within(range)?;
         let mut pages = self.lock();
-        let had: Vec<u64> = pages.slots.range(range.clone()).map(|(address, _)| *address).collect();
+        let had: Vec<u64> = pages.slots.range(range).map(|(address, _)| *address).collect();
         for address in had {
             let slot = pages.slots.remove(&address);
             pages.free.extend(slot);
         }
-        pages.zeros.insert(range);
-        match pages.zeros.len() {
-            ranges if ranges > MOST_ZEROS => Err(io::Error::other("too many ranges of zeros")),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
-    /// What their contents take, bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.lock().next * PAGE_SIZE
+    /// What they take of the machine's memory, bytes.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn allocated(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * 512)
     }
 
-    /// The first pages in this range that have come, as many as lie side by side.
+    /// The first pages in this range that are here, as many as lie side by side.
     #[must_use]
     pub fn next(&self, within: &Range) -> Option<Range> {
+        if within.is_empty() {
+            return None;
+        }
         let pages = self.lock();
-        let with_content =
-            |from: u64| pages.slots.range(from..within.end).next().map(|(address, _)| *address);
-        let of_zeros = |from: u64| {
-            let zeros = pages.zeros.overlapping(from..within.end).next();
-            zeros.map(|range| range.start.max(from)..range.end.min(within.end))
-        };
-        let (content, zeros) = (with_content(within.start), of_zeros(within.start));
-        let start = content.into_iter().chain(zeros.map(|range| range.start)).min()?;
-        let mut end = start;
-        while end < within.end {
-            end = match (pages.slots.contains_key(&end), pages.zeros.get(&end)) {
-                (true, _) => end + PAGE_SIZE,
-                (false, Some(zeros)) => zeros.end.min(within.end),
-                (false, None) => break,
-            };
+        let mut addresses = pages.slots.range(within.clone()).map(|(address, _)| *address);
+        let start = addresses.next()?;
+        let mut end = start + PAGE_SIZE;
+        while addresses.next() == Some(end) {
+            end += PAGE_SIZE;
         }
         Some(start..end)
     }
@@ -127,20 +111,30 @@ impl Copies {
     /// Takes pages from this address on: they are here no more.
     ///
     /// # Errors
-    /// One of them has not come, or the kernel cannot read it.
+    /// One of them is not here, or the kernel cannot read it.
     pub fn take(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
         let mut pages = self.lock();
-        for (address, page) in (address..).step_by(PAGE).zip(buffer.as_chunks_mut::<PAGE>().0) {
-            match pages.slots.remove(&address) {
-                Some(slot) => {
-                    self.file.read_exact_at(page, slot * PAGE_SIZE)?;
-                    let number = |number: u64| i64::try_from(number).map_err(io::Error::other);
-                    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-                    fallocate(&self.file, mode, number(slot * PAGE_SIZE)?, number(PAGE_SIZE)?)?;
-                }
-                None if pages.zeros.contains(&address) => page.fill(0),
-                None => return Err(io::Error::other(format!("the page at {address:#x} has not come"))),
+        let mut done = 0;
+        while done < buffer.len() {
+            let mut slot_of = |page: usize| pages.slots.remove(&(address + page as u64));
+            let Some(slot) = slot_of(done) else {
+                let page = address + done as u64;
+                return Err(io::Error::other(format!("the page at {page:#x} has not come")));
+            };
+            // Those that came together lie together.
+            let mut end = done + PAGE;
+            while end < buffer.len()
+                && pages.slots.get(&(address + end as u64)) == Some(&(slot + ((end - done) / PAGE) as u64))
+            {
+                pages.slots.remove(&(address + end as u64));
+                end += PAGE;
             }
+            let number = |number: u64| i64::try_from(number).map_err(io::Error::other);
+            let (at, length) = (slot * PAGE_SIZE, (end - done) as u64);
+            self.file.read_exact_at(&mut buffer[done..end], at)?;
+            let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            fallocate(&self.file, mode, number(at)?, number(length)?)?;
+            done = end;
         }
         Ok(())
     }
@@ -158,8 +152,6 @@ fn within(range: &Range) -> io::Result<Range> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     const P: u64 = PAGE_SIZE;
@@ -169,40 +161,47 @@ mod tests {
         let copies = Copies::new().unwrap();
         let high = 0x7fff_0000_0000;
         copies.write(high, &[5; 2 * PAGE]).unwrap();
-        copies.clear(&(high + P..high + 40 * P)).unwrap();
+        copies.write(high + P, &[[0; PAGE], [0; PAGE], [8; PAGE]].concat()).unwrap();
         copies.write(P, &[6; PAGE]).unwrap();
         copies.write(high + 3 * P, &[7; PAGE]).unwrap();
-        let all = 0..ADDRESSES;
-        assert_eq!(copies.next(&all), Some(P..2 * P));
+        assert_eq!(copies.next(&(0..ADDRESSES)), Some(P..2 * P));
         assert_eq!(copies.next(&(2 * P..high)), None);
-        let part = high + P..high + 9 * P;
-        assert_eq!(copies.next(&part), Some(part));
-        assert_eq!(copies.next(&(high..ADDRESSES)), Some(high..high + 40 * P));
-        assert_eq!(copies.bytes(), 3 * P, "zeros take none, and what they free is used again");
+        assert_eq!(copies.next(&(high + P..high + 3 * P)), Some(high + P..high + 3 * P));
+        assert_eq!(copies.next(&(high..ADDRESSES)), Some(high..high + 4 * P));
+        assert_eq!(copies.next(&(high + P..high + P)), None, "nothing is in an empty range");
         let mut buffer = [1; 4 * PAGE];
         copies.take(high, &mut buffer).unwrap();
         assert!(buffer == [[5; PAGE], [0; PAGE], [0; PAGE], [7; PAGE]].concat()[..]);
         assert!(copies.take(high, &mut buffer[..PAGE]).is_err(), "it is here no more");
-        assert!(copies.take(high + 40 * P, &mut buffer[..PAGE]).is_err(), "it has not come");
         copies.take(P, &mut buffer[..PAGE]).unwrap();
+        assert_eq!(copies.next(&(0..ADDRESSES)), None);
         let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
         if !huge.is_ok_and(|text| text.contains("[always]") || text.contains("[force]")) {
-            assert_eq!(copies.file.metadata().unwrap().blocks(), 0);
+            assert_eq!(copies.allocated().unwrap(), 0);
         }
+    }
+
+    #[test]
+    fn what_is_gone_is_here_no_more_and_its_place_is_used_again() {
+        let copies = Copies::new().unwrap();
+        copies.write(0, &[1; 8 * PAGE]).unwrap();
+        let before = copies.allocated().unwrap();
+        copies.forget(&(2 * P..ADDRESSES)).unwrap();
+        assert_eq!(copies.next(&(0..ADDRESSES)), Some(0..2 * P));
+        copies.write(1 << 40, &[2; 6 * PAGE]).unwrap();
+        assert_eq!(copies.allocated().unwrap(), before);
+        let mut buffer = [0; 6 * PAGE];
+        copies.take(1 << 40, &mut buffer).unwrap();
+        assert!(buffer == [2; 6 * PAGE]);
+        assert!(copies.take(2 * P, &mut buffer[..PAGE]).is_err());
     }
 
     #[test]
     fn what_no_process_has_is_refused() {
         let copies = Copies::new().unwrap();
         for bad in [ADDRESSES..ADDRESSES + P, 1..P, 0..P + 1, P..P, u64::MAX - P..u64::MAX] {
-            assert!(copies.clear(&bad).is_err(), "{bad:x?}");
+            assert!(copies.forget(&bad).is_err(), "{bad:x?}");
         }
         assert!(copies.write(ADDRESSES, &[1; PAGE]).is_err());
-        let clear = |page: u64| copies.clear(&(2 * page * P..(2 * page + 1) * P));
-        assert!((0..MOST_ZEROS as u64).all(|page| clear(page).is_ok()));
-        assert!(clear(MOST_ZEROS as u64).is_err());
-        // All that there could be takes no time.
-        copies.clear(&(0..ADDRESSES)).unwrap();
-        assert_eq!(copies.next(&(5 * P..ADDRESSES)), Some(5 * P..ADDRESSES));
     }
 }

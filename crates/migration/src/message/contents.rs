@@ -203,6 +203,7 @@ pub struct SharedSegment {
     #[prost(uint32, optional, tag = "6")]
     pub tmpfs: Option<u32>,
     /// Of what a process has written in private mappings of files, that one's PID inside the service. Offsets are addresses.
+    /// A run of zeros says of these pages that they are gone: a file's pages may lie beneath.
     #[prost(uint32, optional, tag = "7")]
     pub process: Option<u32>,
 }

@@ -69,7 +69,7 @@ impl Place {
     fn bytes(&self) -> io::Result<u64> {
         match self {
             Self::Replica(replica) => replica.allocated(),
-            Self::Copies(copies) => Ok(copies.bytes()),
+            Self::Copies(copies) => copies.allocated(),
         }
     }
 
@@ -84,7 +84,7 @@ impl Place {
     fn clear(&self, range: &Range) -> io::Result<()> {
         match self {
             Self::Replica(replica) => replica.clear(range),
-            Self::Copies(copies) => copies.clear(range),
+            Self::Copies(copies) => copies.forget(range),
         }
     }
 
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_files_pages_keep_their_zeros_and_are_taken_by_process() {
+    fn copies_of_files_pages_are_taken_by_process() {
         let of =
             |space, process| SharedSegment { process: Some(process), inode: 0, ..segment(space, ADDRESSES) };
         let shared = Shared::default();
@@ -364,20 +364,22 @@ mod tests {
         }
         shared.make(named(&[of(0, 9), of(1, 10)]), &[]).unwrap();
         shared.store(batch(0, 5, Kind::Data), 1 << 20).unwrap();
-        shared.store(batch(0, 6, Kind::Zero), 1 << 20).unwrap();
-        // Zeros take no memory, however many there are.
+        // What is gone takes no memory, however much it is.
         let runs = vec![Run { range: 1 << 40..1 << 50, kind: Kind::Zero, data: Vec::new().into() }];
         shared.store(Batch { space: FIRST_SPACE, runs }, 1 << 20).unwrap();
-        assert_eq!(shared.bytes(), 4096);
-        let error = shared.store(batch(0, 7, Kind::Data), 8191).unwrap_err();
-        assert!(matches!(error, PageReceiverError::TooMuch { bytes: 8192, most: 8191 }), "{error}");
+        shared.store(batch(0, 6, Kind::Data), 1 << 20).unwrap();
+        shared.store(batch(0, 6, Kind::Zero), 1 << 20).unwrap();
+        assert!(matches!(
+            shared.store(batch(1, 7, Kind::Data), 8192).unwrap_err(),
+            PageReceiverError::TooMuch { most: 8192, .. }
+        ));
         let work = tempfile::tempdir().unwrap();
         shared.link_in(&work.path().join("shared")).unwrap();
         assert_eq!(std::fs::read_dir(work.path().join("shared")).unwrap().count(), 0);
         let copied = shared.take_copied().unwrap();
         assert_eq!(copied.keys().copied().collect::<Vec<_>>(), [9, 10]);
-        assert_eq!(copied[&9].next(&(0..ADDRESSES)), Some(5 * PAGE_SIZE..8 * PAGE_SIZE));
-        assert_eq!(copied[&10].next(&(0..ADDRESSES)), None);
+        assert_eq!(copied[&9].next(&(0..ADDRESSES)), Some(5 * PAGE_SIZE..6 * PAGE_SIZE));
+        assert_eq!(copied[&10].next(&(0..ADDRESSES)), Some(7 * PAGE_SIZE..8 * PAGE_SIZE));
         assert!(shared.store(batch(0, 5, Kind::Data), 1 << 20).is_err(), "they are held no more");
         shared.make(named(&[of(2, 9), of(3, 9)]), &[]).unwrap();
         assert!(shared.take_copied().is_err(), "two of one process");

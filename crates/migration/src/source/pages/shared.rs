@@ -49,6 +49,9 @@ const MOST_IN_SMALL: u64 = 4 << 20;
 /// Most processes whose copies of files' pages are followed.
 const MOST_PROCESSES: usize = 256;
 
+/// Most memory that all of them lock, KiB: it is in CRIU's images, which are written once more with the copies.
+const MOST_LOCKED_KIB: u64 = 64 << 10;
+
 /// By which a segment is recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Identity {
@@ -140,6 +143,8 @@ pub(super) struct Shared {
     spares_tables: bool,
     /// Whether copies of files' pages are followed, of all processes.
     copied: bool,
+    /// Whether they never are: CRIU's images are too large to be written once more.
+    leaves_copied: bool,
 }
 
 impl Shared {
@@ -193,25 +198,34 @@ impl Shared {
         changed
     }
 
-    /// Follows the copies that all these processes have of files' pages, or of none of them.
-    fn follow_copied(&mut self, pids: &[i32]) -> Result<Changed, PagesError> {
-        let live: BTreeSet<i32> =
-            self.segments.values().filter_map(|followed| followed.segment.writer()).collect();
-        let (mut found, mut all) = (BTreeMap::new(), pids.len() <= MOST_PROCESSES);
+    /// Follows the copies that all these processes have of files' pages, or of none of them. What the processes lock is
+    /// looked at as long as the service runs.
+    fn follow_copied(&mut self, pids: &[i32], frozen: bool) -> Result<Changed, PagesError> {
+        let followed = self.segments.values().filter(|followed| followed.is_copied());
+        let live: BTreeSet<i32> = followed.clone().filter_map(|followed| followed.segment.writer()).collect();
+        let mut locked_kib = 0_u64;
+        if !frozen {
+            locked_kib = followed.map(|followed| followed.segment.locked_kib()).sum();
+        }
+        let mut found = BTreeMap::new();
         for pid in pids.iter().filter(|pid| !live.contains(pid)) {
             match Segment::copied(*pid) {
-                Ok(Some(segment)) => drop(found.insert(identity(&segment), segment)),
-                Ok(None) => all = false,
+                Ok(segment) => {
+                    locked_kib += segment.locked_kib();
+                    found.insert(identity(&segment), segment);
+                }
                 Err(ProcessError::Gone { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        self.copied = all;
+        self.leaves_copied |= locked_kib > MOST_LOCKED_KIB;
+        self.copied = !self.leaves_copied && pids.len() <= MOST_PROCESSES;
+        let follows = self.copied;
         let changed = self.keep(|followed| {
-            let writer = followed.segment.writer().filter(|pid| all && pids.contains(pid));
+            let writer = followed.segment.writer().filter(|pid| follows && pids.contains(pid));
             !followed.is_copied() || writer.is_some()
         });
-        if all {
+        if follows {
             self.begin(found, usize::MAX);
         }
         Ok(changed)
@@ -407,7 +421,7 @@ impl Pages {
         let changed = self.shared.follow(found);
         self.forget(changed);
         if copied {
-            let changed = self.shared.follow_copied(pids)?;
+            let changed = self.shared.follow_copied(pids, false)?;
             self.forget(changed);
         }
         let changed = self.shared.follow_tmpfs(tmpfs, false);
@@ -425,7 +439,7 @@ impl Pages {
         tmpfs: Vec<Tmpfs>,
     ) -> Result<(), PagesError> {
         if copied {
-            let changed = self.shared.follow_copied(pids)?;
+            let changed = self.shared.follow_copied(pids, true)?;
             self.forget(changed);
         }
         let mut failed = None;
@@ -666,7 +680,10 @@ impl Sending<'_> {
                         self.sent.pages += 1;
                         self.sent.found += u64::from(hash != ZERO);
                         self.sent.shared += u64::from(!followed.is_copied());
-                        batch.page(address, content);
+                        match followed.is_copied() {
+                            true => batch.whole_page(address, content),
+                            false => batch.page(address, content),
+                        }
                         if batch.is_full() {
                             self.ship(&mut batch)?;
                         }
