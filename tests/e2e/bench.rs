@@ -24,13 +24,13 @@ fn modes_and_baselines_take_turns_and_are_drawn() {
     let (lab, directory) = (format!("bench{}", std::process::id()), tempfile::tempdir().unwrap());
     let moves = directory.path().join("moves.jsonl");
     let how = ["--name", &lab, "--memory", "8MiB", "--rate", "500", "--runs", "1", "--return"];
-    let what = ["--mode", "cold,precopy", "--baseline", "floor,stock-cold"];
+    let what = ["--mode", "cold,precopy", "--baseline", "floor,bare,stock-cold"];
     bench(&[&["migrate"], &how[..], &what[..]].concat(), &moves);
 
     let rows = lines(&moves);
     let series: Vec<_> = rows.iter().map(|row| row["series"].as_str().unwrap()).collect();
     let godwit = ["godwit-cold", "godwit-cold-return", "godwit-precopy", "godwit-precopy-return"];
-    assert_eq!(series, [&godwit[..], &["floor", "stock-cold"]].concat());
+    assert_eq!(series, [&godwit[..], &["floor", "bare", "stock-cold"]].concat());
     for row in &rows {
         assert_eq!((&row["outcome"], &row["lost_ops"]), (&"moved".into(), &0.into()), "{row}");
         assert_eq!((&row["memory"], &row["rate"], &row["run"]), (&(8 << 20).into(), &500.into(), &1.into()));
@@ -73,6 +73,7 @@ fn parts_are_measured_beside_iperf_and_no_page_is_lost() {
     let [row] = &lines(&file)[..] else { panic!("one line is due") };
     assert_eq!((&row["series"], &row["wrong_pages"]), (&"faults".into(), &0.into()), "{row}");
     assert!(row["iperf_mb_s"].as_f64() > Some(0.0) && row["pages_mb_s"].as_f64() > Some(0.0), "{row}");
+    assert!(row["fault_max_ms"].as_f64() >= row["fault_p99_ms"].as_f64(), "{row}");
 
     bench(&["streams", "--name", &lab, "--memory", "16MiB", "--runs", "1"], &file);
     let [plain, tls] = &lines(&file)[..] else { panic!("two lines are due") };

@@ -81,10 +81,10 @@ pub(super) fn bare() -> anyhow::Result<Value> {
     }
     // CRIU has ended it. Its number is free for the restored one once it has been waited for.
     process.wait()?;
-    criu("restore", &["--restore-detached", "--pidfile", "pid"])?;
+    criu("restore", &["--restore-detached"])?;
     let frozen_ms = begun.elapsed().as_secs_f64() * 1e3;
-    let pid = fs::read_to_string(directory.0.join("pid"))?.trim().parse()?;
-    kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+    // Restored, it has the number that it had.
+    kill(Pid::from_raw(i32::try_from(process.id())?), Signal::SIGKILL)?;
     Ok(baseline_report("bare", "cold", frozen_ms, None))
 }
 
