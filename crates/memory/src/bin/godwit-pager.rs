@@ -79,10 +79,15 @@ fn main() -> ExitCode {
     let server = start_log(&arguments).and_then(|()| {
         // First the guard, which must not hold the store's memory when the pager is gone.
         let guard = Guard::start(&arguments.directory).map_err(|error| error_chain(&error))?;
-        let server = Server::bind(&arguments.directory, arguments.max_bytes);
-        Ok((server.map_err(|error| error_chain(&error))?, guard))
+        match Server::bind(&arguments.directory, arguments.max_bytes) {
+            Ok(server) => Ok((server, guard)),
+            Err(error) => {
+                guard.let_go();
+                Err(error_chain(&error))
+            }
+        }
     });
-    let (server, guard) = match server {
+    let (mut server, guard) = match server {
         Ok(server) => server,
         Err(reason) => {
             report(&format!("error: {reason}"));
@@ -93,7 +98,9 @@ fn main() -> ExitCode {
     report("ready");
     match server.run() {
         Ok(()) => {
+            // Before the server's lock is free, which says that the directory can be used again.
             guard.let_go();
+            drop(server);
             ExitCode::SUCCESS
         }
         Err(error) => {

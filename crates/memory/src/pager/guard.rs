@@ -18,6 +18,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::Flock;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, kill};
@@ -35,7 +36,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// A guard that sleeps as long as this process lives. Unless it is [let go](Self::let_go), it holds the
 /// userfaultfds when this process ends.
 #[derive(Debug)]
-pub struct Guard(Pid);
+pub struct Guard {
+    pid: Pid,
+    /// In the table of files that both have. Its destructor would unlock it: keep the guard, or let it go.
+    lock: Flock<File>,
+}
 
 impl Guard {
     /// Starts a guard for this process, which must have a single thread. It holds a lock (flock) on
@@ -57,19 +62,20 @@ impl Guard {
                     .and_then(|()| writeln!(lock, "{pid}"))
                     .map_err(|source| PagerError::File { action: "write", path, source })?;
                 // The guard's from here on, in the table that both have.
-                std::mem::forget((lock, guarded));
+                std::mem::forget(guarded);
                 let pid = i32::try_from(pid).map_err(|_| system("start its guard")(Errno::ERANGE.into()))?;
-                Ok(Self(Pid::from_raw(pid)))
+                Ok(Self { pid: Pid::from_raw(pid), lock })
             }
             Err(errno) => Err(system("start its guard")(errno.into())),
         }
     }
 
-    /// Ends the guard: what this process has open closes with it.
+    /// Ends the guard and frees its lock: what this process has open closes with it.
     pub fn let_go(self) {
         // A guard that has ended already is as good.
-        let _ = kill(self.0, Signal::SIGKILL);
-        let _ = waitpid(self.0, None);
+        let _ = kill(self.pid, Signal::SIGKILL);
+        let _ = waitpid(self.pid, None);
+        drop(self.lock);
     }
 }
 

@@ -129,8 +129,9 @@ impl Server {
         })
     }
 
-    /// Serves until the client says that it is over.
-    pub fn run(mut self) -> Result<(), PagerError> {
+    /// Serves until the client says that it is over. The directory's lock is held as long as the server is there: whoever
+    /// finds it free may start another pager, so the guard must be gone by then.
+    pub fn run(&mut self) -> Result<(), PagerError> {
         let system = |action| move |source| PagerError::System { action, source };
         let shared = self.shared.clone();
         let push = std::thread::Builder::new()

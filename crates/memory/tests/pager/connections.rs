@@ -1,12 +1,13 @@
 //! Daemons that come and go, and what is not the protocol.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Instant;
 
 use godwit_memory::pager::{Client, Event, Extent, PagerError, Stored};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
 
 use crate::child::{Op, P};
-use crate::service::{Pager, start, tags};
+use crate::service::{PATIENCE, Pager, start, tags};
 use crate::{BASE, restored};
 
 #[test]
@@ -102,13 +103,23 @@ fn more_than_the_bound_is_refused_and_said() {
 
 #[test]
 fn a_pager_ends_when_it_is_told() {
-    let pager = Pager::new();
+    let mut pager = Pager::new();
     assert!(pager.pid().is_some());
     assert!(matches!(start(pager.path(), 1 << 30), Err(PagerError::Start { .. })));
     pager.put(7, BASE, &[1]);
     pager.client.abandon().unwrap();
     pager.wait_for_end();
-    // The directory can be used again.
+    // The directory can be used again, at once: nothing of the pager is left when its lock is free.
+    for _ in 0..20 {
+        start(pager.path(), 1 << 30).unwrap();
+        pager.reconnect();
+        pager.client.abandon().unwrap();
+        // Without the pauses of `wait_for_end`.
+        let begun = Instant::now();
+        while pager.pid().is_some() {
+            assert!(begun.elapsed().as_millis() < u128::from(PATIENCE), "the pager lives on");
+        }
+    }
     start(pager.path(), 1 << 30).unwrap();
     assert!(pager.pid().is_some());
 }

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::child::P;
 
 /// How long an event may take. It is reached only when something is broken.
-const PATIENCE: u16 = 20_000;
+pub(crate) const PATIENCE: u16 = 20_000;
 
 pub(crate) struct Pager {
     pub(crate) directory: TempDir,

@@ -245,7 +245,7 @@ fn inode(directory: &Path) -> Result<u64, PagerError> {
 impl Pagers for Threads {
     fn start(&self, directory: &Path, bytes: u64) -> Result<(), PagerError> {
         self.step("start", || {
-            let server = Server::bind(directory, bytes)?;
+            let mut server = Server::bind(directory, bytes)?;
             let thread = std::thread::spawn(move || server.run().unwrap());
             self.0.there().pagers.insert(inode(directory)?, thread);
             Ok(())
