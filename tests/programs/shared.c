@@ -3,8 +3,8 @@
  *
  *   server ──fork──▶ WORKERS ──fork──▶ a child that writes one page and ends, for each CHILD pages (200; 0: none)
  *
- * There are three segments of so many MiB: anonymous memory, a memory file that nobody has open, and one that all have
- * open, and write by pwrite(2), too; its size is sealed. A page belongs to one worker, which knows from its own, private
+ * There are four segments of so many MiB: anonymous memory, one of System V, a memory file that nobody has open, and one
+ * that all have open, and write by pwrite(2), too; its size is sealed. A small one of System V has no processes. A page belongs to one worker, which knows from its own, private
  * memory how often the page was written. Each worker has a private mapping of a file, too, of which it has written some
  * pages, zeros among them, and writes others all the time. Asked by a byte on port 7000, all workers look at all of their pages; the answer
  * is "ok N", N the pages written so far, or what is wrong. */
@@ -19,11 +19,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/shm.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { WORKERS = 3, COPIES = 64, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, SEGMENTS = 3, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
+enum { WORKERS = 3, COPIES = 64, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, SEGMENTS = 4, KEY = 0x4711, MODE = 0640, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
 
 /* Of all processes. */
 struct common {
@@ -34,7 +35,7 @@ struct common {
 
 static struct common *common;
 static unsigned long *segments[SEGMENTS];
-static int opened;
+static int opened, system_v;
 static unsigned char *copies;
 static unsigned long pages, each_child = 200;
 
@@ -48,6 +49,18 @@ static void *map(int fd, size_t length) {
     void *at = mmap(NULL, length, PROT_READ | PROT_WRITE, how, fd, 0);
     if (at == MAP_FAILED)
         fail("mmap");
+    return at;
+}
+
+static void *attach(size_t length) {
+    /* So that the identifiers are none that every namespace begins with. */
+    int gone = shmget(IPC_PRIVATE, 1, MODE);
+    if (gone < 0 || shmctl(gone, IPC_RMID, NULL) != 0 || shmget(KEY + 1, PAGE, IPC_CREAT | MODE) < 0)
+        fail("shmget");
+    system_v = shmget(KEY, length, IPC_CREAT | MODE);
+    void *at = system_v < 0 ? (void *)-1 : shmat(system_v, NULL, 0);
+    if (at == (void *)-1)
+        fail("shmat");
     return at;
 }
 
@@ -115,6 +128,15 @@ static void look_at_copies(unsigned long worker, unsigned long version) {
         }
 }
 
+static void look_at_system_v(void) {
+    struct shmid_ds status;
+    if (shmget(KEY, 1, 0) != system_v || shmget(KEY + 1, PAGE, 0) < 0 || shmctl(system_v, IPC_STAT, &status) != 0)
+        snprintf(common->wrong, sizeof common->wrong, "the segments of System V have other names");
+    else if ((status.shm_perm.mode & 0777) != MODE || status.shm_segsz != pages * PAGE || status.shm_nattch < WORKERS)
+        snprintf(common->wrong, sizeof common->wrong, "mode %o, %zu bytes, attached by %lu",
+                 (unsigned int)status.shm_perm.mode, status.shm_segsz, (unsigned long)status.shm_nattch);
+}
+
 static unsigned long chance(unsigned long *seed) {
     *seed = *seed * 6364136223846793005UL + 1442695040888963407UL;
     return *seed >> 33;
@@ -145,6 +167,7 @@ static void work(unsigned long worker) {
             for (unsigned long page = worker; page < SEGMENTS * pages; page += WORKERS)
                 look(page, versions[page]);
             look_at_copies(worker, version);
+            look_at_system_v();
             int seals = fcntl(opened, F_GET_SEALS);
             if (seals != SEALS)
                 snprintf(common->wrong, sizeof common->wrong, "the memory file's seals are %x", seals);
@@ -191,7 +214,8 @@ int main(int count, char **arguments) {
     common = map(-1, sizeof *common);
     map_copies();
     segments[0] = map(-1, length);
-    for (int segment = 1; segment < SEGMENTS; segment++) {
+    segments[1] = attach(length);
+    for (int segment = 2; segment < SEGMENTS; segment++) {
         int stays_open = segment == SEGMENTS - 1;
         opened = memfd_create("shared", stays_open ? MFD_ALLOW_SEALING : 0);
         if (opened < 0 || ftruncate(opened, (off_t)length) != 0)

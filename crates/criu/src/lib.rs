@@ -56,6 +56,9 @@ const SERIES_MARK: &str = "+godwit.";
 /// The kind of external resource that our patch external-shmem adds, as `criu --help` names it.
 const SHARED_EXTERNAL: &str = "shmem[SHMID]";
 
+/// The kind of external resource that our patch external-sysvshm adds, as `criu --help` names it.
+const SYSTEM_V_EXTERNAL: &str = "sysvshm[ID]";
+
 /// The kind of external resource that our patch external-smaps adds, as `criu --help` names it.
 const MAPPINGS_EXTERNAL: &str = "smaps[]:DIR";
 
@@ -75,6 +78,19 @@ pub fn external_mappings_in(directory: &Path) -> String {
 #[must_use]
 pub fn external_shared(inode: u64) -> String {
     format!("shmem[{inode}]")
+}
+
+/// The name of a System V segment with this identifier among the external resources of a dump.
+#[must_use]
+pub fn external_system_v(identifier: u64) -> String {
+    format!("sysvshm[{identifier}]")
+}
+
+/// The IPC namespace that a restore enters, with what is in it already, if it is there, among the external resources. A CRIU
+/// without our patch does not look there.
+#[must_use]
+pub fn external_ipc(namespace: &Path) -> String {
+    format!("ipc[]:{}", namespace.display())
 }
 
 /// The directory in which a restore finds shared memory under its inode at the dump, among the external resources. A CRIU
@@ -102,6 +118,7 @@ struct Patches {
     lazy_external: bool,
     tcp_inline: bool,
     shared_external: bool,
+    system_v_external: bool,
     mappings_external: bool,
     file_pages_external: bool,
 }
@@ -246,6 +263,15 @@ impl Criu {
         Ok(self.patches().await?.is_some_and(|patches| patches.shared_external))
     }
 
+    /// Whether a dump can leave the contents of System V segments to others, and a restore find them in an IPC namespace
+    /// ([`external_ipc`]), which takes our patch. Asked once per value and its clones.
+    ///
+    /// # Errors
+    /// The binary does not start.
+    pub async fn system_v_external(&self) -> Result<bool, CriuError> {
+        Ok(self.patches().await?.is_some_and(|patches| patches.system_v_external))
+    }
+
     /// Whether a dump can be told the mappings of processes ([`external_mappings_in`]), which takes our patch. Asked once
     /// per value and its clones.
     ///
@@ -287,6 +313,7 @@ impl Criu {
             lazy_external: help.contains(lazy::EXTERNAL_OPTION),
             tcp_inline: help.contains(dump::TCP_INLINE_OPTION),
             shared_external: help.contains(SHARED_EXTERNAL),
+            system_v_external: help.contains(SYSTEM_V_EXTERNAL),
             mappings_external: help.contains(MAPPINGS_EXTERNAL),
             file_pages_external: help.contains(EXTERNAL_FILE_PAGES),
         })

@@ -172,6 +172,13 @@ impl RestoreRequest {
         self.images.with_file_name("shared")
     }
 
+    /// Where CRIU finds the IPC namespace in which System V segments are that are not in the images, if there is one: beside
+    /// that shared memory.
+    #[must_use]
+    pub fn ipc_namespace(&self) -> PathBuf {
+        self.shared().join("ipc")
+    }
+
     /// Where the restorer finds the tmpfs of the container's definition that are not in the images, each mounted on a
     /// directory beside them, in the order of their numbers.
     #[must_use]

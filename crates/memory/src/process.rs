@@ -276,6 +276,12 @@ impl Process {
         Ok(File::from(openat(self.directory.as_fd(), path.as_str(), flags, Mode::empty())?))
     }
 
+    /// Its IPC namespace.
+    pub(crate) fn ipc_namespace(&self) -> io::Result<File> {
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        Ok(File::from(openat(self.directory.as_fd(), "ns/ipc", flags, Mode::empty())?))
+    }
+
     /// What the kernel says of each open file whose path begins like this.
     pub(crate) fn each_open_file(
         &self,

@@ -1,9 +1,10 @@
 //! Shared memory of a service as files: shared anonymous mappings, memory files (`memfd_create(2)`) that processes map
-//! or have open, and files in its tmpfs. And, in the same way, what a process has written in private mappings of files.
+//! or have open, attached segments of System V, and files in its tmpfs. And, in the same way, what a process has written in private mappings of files.
 //!
 //! ```text
 //! source                                              destination
 //! process ──/proc/PID/{map_files,fd}──▶ Segment ──pages──▶ Replica ──its descriptor──▶ CRIU, which maps or opens it
+//! attached by shmat(2) ───────────────▶ Segment ──pages──▶ Replica, which is in the IPC namespace that CRIU enters
 //! tmpfs ──a file──────────────────────▶ Segment ──pages──▶ Replica, which gets its names there in the end
 //! process ──its own pages of files────▶ Segment ──pages──▶ Copies ──by address──▶ CRIU's images
 //! ```
@@ -18,6 +19,7 @@ mod copies;
 mod filler;
 mod handle;
 mod replica;
+mod system_v;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -40,7 +42,8 @@ pub use self::copies::Copies;
 pub use self::filler::{Filler, WORD as FILLER, run as fill};
 use self::handle::Handle;
 pub use self::replica::Replica;
-use crate::process::nameless::{DELETED, MEMFD, Mapping, can_be_told, device, mappings};
+pub use self::system_v::IpcNamespace;
+use crate::process::nameless::{DELETED, MEMFD, Mapping, Memory, can_be_told, device, mappings};
 use crate::process::{Process, ProcessError};
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -55,6 +58,9 @@ pub const ADDRESSES: u64 = 1 << 56;
 
 /// A file of a tmpfs that is larger is followed only if half of it has content: a process that is charged for it maps all.
 const SPARSE: u64 = 16 << 30;
+
+/// Smaller segments of System V are left to CRIU: what names them costs more than their pages.
+const LEAST_SYSTEM_V: u64 = 64 << 10;
 
 /// Shared memory of processes that run.
 #[derive(Debug)]
@@ -110,6 +116,11 @@ pub enum Kind {
         /// Whether seals can be added to it.
         sealable: bool,
     },
+    /// By shmget(2).
+    SystemV {
+        /// Its key now, which shmctl(2) takes from it when it is to be removed.
+        key: u32,
+    },
     /// As a file of a tmpfs.
     Tmpfs {
         /// Which of the service's.
@@ -128,20 +139,49 @@ impl Kind {
     pub fn tmpfs(&self) -> Option<u32> {
         match self {
             Self::Tmpfs { number } => Some(*number),
-            Self::Anonymous | Self::Memfd { .. } | Self::Copied { .. } => None,
+            Self::Anonymous | Self::Memfd { .. } | Self::SystemV { .. } | Self::Copied { .. } => None,
         }
     }
 }
 
-/// All segments that these processes map or have open, by their inode. Those that only CRIU can move are left out: memory
-/// of huge TLB pages, of System V, executable memory, memory files that are mapped privately.
+/// All segments that these processes map or have open. Those that only CRIU can move are left out: memory of huge TLB pages,
+/// small segments of System V and those that no process has attached, executable memory, memory files that are mapped
+/// privately.
 ///
 /// # Errors
 /// A process that lives cannot be examined.
-pub fn find(pids: &[i32]) -> Result<BTreeMap<u64, Segment>, ProcessError> {
-    // None of those that are left to CRIU.
-    let mut found: BTreeMap<u64, Option<Segment>> = BTreeMap::new();
-    let mut processes = Vec::new();
+pub fn find(pids: &[i32]) -> Result<Vec<Segment>, ProcessError> {
+    let (mut found, processes) = find_mapped(pids, |_| true)?;
+    // Then those that nobody maps.
+    for process in &processes {
+        process.each_open_file(MEMFD, |path, target, metadata| {
+            if Some(metadata.dev()) == device() {
+                let open = || Segment::opened(path, target, metadata.ino()).ok().flatten();
+                found.entry((false, metadata.ino())).or_insert_with(open);
+            }
+        })?;
+    }
+    Ok(found.into_values().flatten().collect())
+}
+
+/// Those of System V among them.
+///
+/// # Errors
+/// As [`find`].
+pub fn find_system_v(pids: &[i32]) -> Result<Vec<Segment>, ProcessError> {
+    let (found, _) = find_mapped(pids, |mapping| mapping.memory == Memory::SystemV)?;
+    Ok(found.into_values().flatten().collect())
+}
+
+/// By whether they are of System V, and inode or identifier; none where they are left to CRIU.
+type Found = BTreeMap<(bool, u64), Option<Segment>>;
+
+/// The segments that these processes map in mappings that are wanted, and those of the processes that live.
+fn find_mapped(
+    pids: &[i32],
+    wanted: impl Fn(&Mapping) -> bool,
+) -> Result<(Found, Vec<Process>), ProcessError> {
+    let (mut found, mut processes) = (Found::new(), Vec::new());
     for &pid in pids {
         let living = Process::open(pid).and_then(|process| {
             let text = process.text("maps")?;
@@ -151,30 +191,22 @@ pub fn find(pids: &[i32]) -> Result<BTreeMap<u64, Segment>, ProcessError> {
             Err(ProcessError::Gone { .. }) => continue,
             living => living?,
         };
-        for mapping in mappings(&text) {
-            match found.get(&mapping.inode) {
+        for mapping in mappings(&text).into_iter().filter(&wanted) {
+            let identity = (mapping.memory == Memory::SystemV, mapping.inode);
+            match found.get(&identity) {
                 Some(Some(_)) if mapping.plain => {}
                 // It is known, or left to CRIU because of another mapping.
-                Some(_) => drop(found.insert(mapping.inode, None)),
+                Some(_) => drop(found.insert(identity, None)),
                 None => {
                     // One that cannot be opened has gone meanwhile.
                     let segment = mapping.plain.then(|| Segment::mapped(&process, &mapping).ok().flatten());
-                    drop(found.insert(mapping.inode, segment.flatten()));
+                    drop(found.insert(identity, segment.flatten()));
                 }
             }
         }
         processes.push(process);
     }
-    // Then those that nobody maps.
-    for process in &processes {
-        process.each_open_file(MEMFD, |path, target, metadata| {
-            if Some(metadata.dev()) == device() {
-                let open = || Segment::opened(path, target, metadata.ino()).ok().flatten();
-                found.entry(metadata.ino()).or_insert_with(open);
-            }
-        })?;
-    }
-    Ok(found.into_iter().filter_map(|(inode, segment)| Some((inode, segment?))).collect())
+    Ok((found, processes))
 }
 
 /// Bytes that these processes need where each has its own of what they share since a fork, and all that is shared by
@@ -192,14 +224,23 @@ pub fn needed(pids: &[i32]) -> Result<u64, ProcessError> {
         }
     }
     // What cannot be asked has just gone.
-    let shared = find(pids)?.into_values().filter_map(|segment| segment.allocated().ok());
+    let shared = find(pids)?.into_iter().filter_map(|segment| segment.allocated().ok());
     Ok(shared.fold(needed, u64::saturating_add))
 }
 
 impl Segment {
     fn mapped(process: &Process, mapping: &Mapping) -> io::Result<Option<Self>> {
         let Range { start, end } = mapping.range;
-        Self::of(process.open_mapped(start, end)?, mapping.inode, mapping.name.as_deref())
+        let file = process.open_mapped(start, end)?;
+        match &mapping.memory {
+            Memory::Anonymous => Self::of(file, mapping.inode, |_| Ok(Kind::Anonymous)),
+            Memory::File(name) => Self::memory_file(file, mapping.inode, name),
+            Memory::SystemV => {
+                let Some(status) = system_v::status(process, mapping.inode)? else { return Ok(None) };
+                let segment = Self::of(file, mapping.inode, |_| Ok(Kind::SystemV { key: status.key }))?;
+                Ok(segment.filter(|segment| segment.size == status.size && status.size >= LEAST_SYSTEM_V))
+            }
+        }
     }
 
     /// One that a process has open at this path, which is a link to that target.
@@ -209,14 +250,21 @@ impl Segment {
             // Waiting for nobody, whatever it is by now.
             Some(name) => {
                 let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-                Self::of(file, inode, Some(name))
+                Self::memory_file(file, inode, name)
             }
             None => Ok(None),
         }
     }
 
+    fn memory_file(file: File, inode: u64, name: &str) -> io::Result<Option<Self>> {
+        Self::of(file, inode, |file| {
+            let seals = fcntl(file, FcntlArg::F_GET_SEALS)?;
+            Ok(Kind::Memfd { name: name.to_owned(), sealable: seals != F_SEAL_SEAL })
+        })
+    }
+
     /// None if it is no segment, or not the one with this inode.
-    fn of(file: File, inode: u64, name: Option<&str>) -> io::Result<Option<Self>> {
+    fn of(file: File, inode: u64, kind: impl FnOnce(&File) -> io::Result<Kind>) -> io::Result<Option<Self>> {
         let metadata = file.metadata()?;
         // Another file may be there by now.
         let same = Some(metadata.dev()) == device() && metadata.ino() == inode;
@@ -224,14 +272,7 @@ impl Segment {
         if !same || u32::try_from(inode).is_err() || metadata.len() == 0 || metadata.len() > LARGEST {
             return Ok(None);
         }
-        let kind = match name {
-            None => Kind::Anonymous,
-            Some(name) => {
-                let seals = fcntl(&file, FcntlArg::F_GET_SEALS)?;
-                Kind::Memfd { name: name.to_owned(), sealable: seals != F_SEAL_SEAL }
-            }
-        };
-        let (size, content) = (metadata.len(), Content::Open(file));
+        let (kind, size, content) = (kind(&file)?, metadata.len(), Content::Open(file));
         Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new() }))
     }
 
@@ -306,7 +347,7 @@ impl Segment {
         }
     }
 
-    /// Its inode: of what is in no tmpfs and has one, CRIU knows it by this.
+    /// Its inode; of one of System V its identifier. Of what is in no tmpfs and has one, CRIU knows it by this.
     #[must_use]
     pub fn inode(&self) -> u64 {
         self.inode
@@ -385,9 +426,11 @@ impl Segment {
         }
         let file = self.file()?;
         // A file may be cut short by whoever gets hold of it: reading a mapping of it would end this process.
-        // Nobody can do that to anonymous memory.
+        // Nobody can do that to anonymous memory, or to System V's.
         let mapped = match self.kind {
-            Kind::Anonymous => self.mapped.get_or_init(|| Mapped::new(&file, self.size)),
+            Kind::Anonymous | Kind::SystemV { .. } => {
+                self.mapped.get_or_init(|| Mapped::new(&file, self.size))
+            }
             Kind::Memfd { .. } | Kind::Tmpfs { .. } | Kind::Copied { .. } => &None,
         };
         if mapped.as_ref().is_some_and(|mapped| mapped.read(offset, buffer)) {

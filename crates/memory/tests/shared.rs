@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use godwit_memory::PAGE_SIZE;
-use godwit_memory::shared::{Filler, Kind, Replica, Segment, find};
+use godwit_memory::shared::{Filler, IpcNamespace, Kind, Replica, Segment, find, find_system_v};
 use godwit_memory::tracker::{Backend, Tracker, detect};
 
 /// Until what must come about has, on a busy machine, too.
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const PROGRAM: &str = r"
 import ctypes, mmap, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+libc.mmap.restype = libc.mremap.restype = libc.shmat.restype = ctypes.c_void_p
 PAGE = mmap.PAGESIZE
 def fork(work):
     # A child that does something and waits until it is killed with its parent.
@@ -84,7 +84,8 @@ impl Tree {
     }
 
     fn segments(&self) -> BTreeMap<u64, Segment> {
-        find(&self.pids()).unwrap()
+        let found = find(&self.pids()).unwrap();
+        found.into_iter().map(|segment| (segment.inode(), segment)).collect()
     }
 
     /// The only segment.
@@ -360,6 +361,60 @@ impl Cgroup {
         let line = text.lines().find_map(|line| line.strip_prefix("shmem "));
         line.unwrap().parse().unwrap()
     }
+}
+
+/// What a process has of System V, with the sizes of two segments: one that is followed, and one that is too small.
+const SYSTEM_V: &str = "libc.unshare(0x8000000)
+id = libc.shmget(0x4711, ctypes.c_size_t(20 * PAGE - 5), 0o1640)
+at = libc.shmat(id, None, 0)
+ctypes.memset(at + PAGE, 7, 5)
+small = libc.shmat(libc.shmget(0, ctypes.c_size_t(PAGE), 0o1600), None, 0)
+libc.shmget(0x4712, ctypes.c_size_t(20 * PAGE), 0o1600)";
+
+#[test]
+fn an_attached_segment_of_system_v_is_found_with_the_key_that_it_has_now() {
+    let mut tree = Tree::start();
+    tree.does(&format!("exec({SYSTEM_V:?})"));
+    let segment = tree.segment();
+    assert_eq!((segment.kind(), segment.size()), (&Kind::SystemV { key: 0x4711 }, 20 * PAGE_SIZE - 5));
+    assert_eq!(pages(&segment)[1], Some(7));
+    assert_eq!(find_system_v(&tree.pids()).unwrap().len(), 1);
+    tree.does("assert libc.shmctl(id, 0, None) == 0");
+    let removed = tree.segment();
+    assert_eq!((removed.kind(), removed.inode()), (&Kind::SystemV { key: 0 }, segment.inode()));
+    tree.does("libc.shmdt(ctypes.c_void_p(at))");
+    assert!(tree.segments().is_empty(), "it is gone, and what is attached is too small");
+}
+
+#[test]
+fn a_segment_of_system_v_is_made_where_processes_will_find_it() {
+    const SIZE: u64 = 20 * PAGE_SIZE - 5;
+    let namespace = IpcNamespace::new().unwrap();
+    let inside = |program: &str| {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--ipc={}", namespace.path())).args(["python3", "-c"]);
+        let head = PROGRAM.split_once("for line").unwrap().0;
+        assert!(command.arg(format!("{head}{program}")).status().unwrap().success(), "{program}");
+    };
+    let replica = Replica::of_system_v(&namespace, 7 << 15 | 3, 0x4711, SIZE).unwrap();
+    replica.write(PAGE_SIZE, &[7; 8192]).unwrap();
+    replica.write(19 * PAGE_SIZE, &[8; 4096]).unwrap();
+    replica.clear(&(2 * PAGE_SIZE..3 * PAGE_SIZE)).unwrap();
+    inside(
+        "
+id = libc.shmget(0x4711, ctypes.c_size_t(20 * PAGE - 5), 0)
+assert id == 7 << 15 | 3, id
+m = ctypes.string_at(libc.shmat(id, None, 0), 20 * PAGE)
+assert m == bytes(PAGE) + b'\\x07' * PAGE + bytes(17 * PAGE) + b'\\x08' * (PAGE - 5) + bytes(5)
+",
+    );
+    assert!(Replica::of_system_v(&namespace, 7 << 15 | 3, 0, SIZE).is_err(), "it is there");
+    for (identifier, size) in [(u32::MAX, SIZE), (5, 0), (5, u64::MAX)] {
+        assert!(Replica::of_system_v(&namespace, identifier, 0, size).is_err(), "{identifier} {size}");
+    }
+    namespace.remove(7 << 15 | 3).unwrap();
+    inside("assert libc.shmget(0x4711, ctypes.c_size_t(1), 0) == -1");
+    assert!(namespace.remove(7 << 15 | 3).is_err());
 }
 
 impl Drop for Cgroup {

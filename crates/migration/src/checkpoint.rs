@@ -18,6 +18,8 @@ pub trait Checkpoint: Send + Sync {
     async fn tcp_inline(&self) -> Result<bool, CriuError>;
     /// Whether the contents of shared memory can be moved in another way.
     async fn shared_external(&self) -> Result<bool, CriuError>;
+    /// Whether the contents of System V segments can be.
+    async fn system_v_external(&self) -> Result<bool, CriuError>;
     /// Whether a dump can be told the mappings of processes.
     async fn mappings_external(&self) -> Result<bool, CriuError>;
     /// Whether what is written in private mappings of files can be moved in another way.
@@ -59,6 +61,10 @@ impl Checkpoint for Criu {
 
     async fn shared_external(&self) -> Result<bool, CriuError> {
         Self::shared_external(self).await
+    }
+
+    async fn system_v_external(&self) -> Result<bool, CriuError> {
+        Self::system_v_external(self).await
     }
 
     async fn mappings_external(&self) -> Result<bool, CriuError> {

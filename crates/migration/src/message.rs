@@ -263,6 +263,7 @@ mod tests {
             sealable: true,
             tmpfs: Some(1),
             process: Some(1),
+            key: Some(7),
         };
         let image = ImageData { name: "pages-1.img".into(), offset: 4096, data: Bytes::from_static(b"page") };
         vec![
@@ -288,6 +289,7 @@ mod tests {
                 charges: true,
                 tmpfs: true,
                 copied: true,
+                system_v: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

@@ -111,7 +111,7 @@ pub struct Report {
     /// Where the network namespace is at the destination, for a service in one that godwit did not create.
     pub network_namespace: String,
     /// The CRIU that dumped; with `+lazy-pages-external` where our patch had it skip the memory, `+external-shmem` where
-    /// one had it skip shared memory, `+tcp-inline` where another one had it put connections into the image of the files,
+    /// one had it skip shared memory, `+external-sysvshm` where one had it skip that of System V, `+tcp-inline` where another one had it put connections into the image of the files,
     /// `+external-smaps` where it was told the mappings, `+external-tmpfs` where a tmpfs was left to godwit, and
     /// `+external-file-pages` where what processes had written in private mappings of files was.
     pub criu: String,

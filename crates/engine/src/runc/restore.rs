@@ -135,6 +135,7 @@ impl Runc {
             options.push_str("lazy-pages\n");
         }
         options.push_str(&format!("external {}\n", godwit_criu::external_shared_in(&request.shared())));
+        options.push_str(&format!("external {}\n", godwit_criu::external_ipc(&request.ipc_namespace())));
         options.push_str(&tmpfs::criu_options(request));
         fs::write(&criu_config, options).map_err(request.io("write", &criu_config))?;
         files.note_restore_work(&request.work).map_err(request.io("write into", &config.directory))?;

@@ -1,4 +1,5 @@
-//! Mappings of shared memory that has no name, in the text of `/proc/PID/maps`: shared anonymous memory and memory files.
+//! Mappings of shared memory that has no path, in the text of `/proc/PID/maps`: shared anonymous memory, memory files, and
+//! segments of System V.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -10,6 +11,9 @@ use crate::Range;
 
 /// What the kernel calls memory that was mapped with `MAP_SHARED | MAP_ANONYMOUS`.
 const ANONYMOUS: &str = "/dev/zero";
+
+/// What it puts before the key that a segment of System V was made with.
+const SYSTEM_V: &str = "/SYSV";
 
 /// What it puts before the name of a memory file.
 pub(crate) const MEMFD: &str = "/memfd:";
@@ -26,11 +30,22 @@ pub(crate) struct Mapping {
     pub(crate) range: Range,
     /// Where in the memory it begins, bytes.
     pub(crate) offset: u64,
+    /// Of a segment of System V its identifier, which another memory may have as its inode.
     pub(crate) inode: u64,
-    /// Of a memory file; none of anonymous memory.
-    pub(crate) name: Option<String>,
+    pub(crate) memory: Memory,
     /// Whether all who map it share what they write, and nobody executes it.
     pub(crate) plain: bool,
+}
+
+/// How mapped memory was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// By mmap(2).
+    Anonymous,
+    /// By memfd_create(2), with this name.
+    File(String),
+    /// By shmget(2).
+    SystemV,
 }
 
 /// The device of all shared memory without a name; none where the kernel does not tell.
@@ -68,13 +83,15 @@ fn mapping(line: &str, shared: &str) -> Option<Mapping> {
     if device != shared || u32::try_from(inode).is_err() {
         return None;
     }
-    let name = match path.strip_prefix(MEMFD) {
-        Some(name) => Some(name.to_owned()),
-        None if path == ANONYMOUS => None,
-        None => return None,
+    let memory = if path == ANONYMOUS {
+        Memory::Anonymous
+    } else if path.starts_with(SYSTEM_V) {
+        Memory::SystemV
+    } else {
+        Memory::File(path.strip_prefix(MEMFD)?.to_owned())
     };
-    let told = name.as_deref().is_none_or(can_be_told);
-    Some(Mapping { range, offset, inode, name, plain: sharing == b's' && execute != b'x' && told })
+    let told = !matches!(&memory, Memory::File(name) if !can_be_told(name));
+    Some(Mapping { range, offset, inode, memory, plain: sharing == b's' && execute != b'x' && told })
 }
 
 #[cfg(test)]
@@ -89,7 +106,7 @@ mod tests {
 7f2000001000-7f2000002000 r--s 00001000 00:01 6                          /memfd:two words (deleted)
 7f2000002000-7f2000003000 rw-p 00000000 00:01 7                          /memfd:x (deleted)
 7f2000003000-7f2000004000 rwxs 00000000 00:01 8                          /dev/zero (deleted)
-7f2000004000-7f2000005000 rw-s 00000000 00:01 9                          /SYSV00000000 (deleted)
+7f2000004000-7f2000005000 rw-s 00000000 00:01 9                          /SYSV4711beef (deleted)
 7f2000005000-7f2000006000 rw-s 00000000 00:1b 10                         /dev/zero (deleted)
 7f2000006000-7f2000007000 rw-s 00000000 00:01 11                         /memfd:a\\012b (deleted)
 7f2000007000-7f2000008000 rw-s 00000000 00:01 4294967296                 /dev/zero (deleted)
@@ -98,8 +115,10 @@ mod tests {
 ";
         let found: Vec<_> = text.lines().filter_map(|line| mapping(line, "00:01")).collect();
         let plain: Vec<_> = found.iter().map(|mapping| (mapping.inode, mapping.plain)).collect();
-        assert_eq!(plain, [(5, true), (6, true), (7, false), (8, false), (11, false)]);
-        assert_eq!((&found[0].name, found[1].name.as_deref()), (&None, Some("two words")));
+        assert_eq!(plain, [(5, true), (6, true), (7, false), (8, false), (9, true), (11, false)]);
+        let two_words = Memory::File("two words".into());
+        assert_eq!((&found[0].memory, &found[1].memory), (&Memory::Anonymous, &two_words));
+        assert_eq!(found[4].memory, Memory::SystemV);
         assert_eq!((&found[1].range, found[1].offset), (&(0x7f20_0000_1000..0x7f20_0000_2000), 0x1000));
     }
 }

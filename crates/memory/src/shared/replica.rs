@@ -17,7 +17,7 @@ use nix::unistd::ftruncate;
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, futimens};
 
 use super::filler::Filling;
-use super::{Filler, Kind, LARGEST};
+use super::{Filler, IpcNamespace, Kind, LARGEST};
 use crate::process::nameless::LONGEST_NAME;
 use crate::{PAGE_SIZE, Range};
 
@@ -52,6 +52,7 @@ impl Replica {
                 ftruncate(&file, length)?;
                 file
             }
+            Kind::SystemV { .. } => return Err(io::Error::other("a segment of System V in no namespace")),
             Kind::Copied { .. } => return Err(io::Error::other("copies of pages are no file")),
             Kind::Tmpfs { .. } => {
                 let directory =
@@ -63,7 +64,20 @@ impl Replica {
                 file
             }
         };
-        Ok(Self { file, size: size.into(), modified: Mutex::new(None), filling: RwLock::new(None) })
+        Ok(Self::of(file, size))
+    }
+
+    /// Makes an empty segment of System V, with this identifier and key.
+    ///
+    /// # Errors
+    /// The kernel refuses, or the size is none that a segment can have.
+    pub fn of_system_v(namespace: &IpcNamespace, identifier: u32, key: u32, size: u64) -> io::Result<Self> {
+        is_size(size)?;
+        Ok(Self::of(namespace.create(identifier, key, size)?, size))
+    }
+
+    fn of(file: File, size: u64) -> Self {
+        Self { file, size: size.into(), modified: Mutex::new(None), filling: RwLock::new(None) }
     }
 
     /// Gives one of a tmpfs another size. Nothing may be written to it meanwhile.

@@ -22,7 +22,7 @@ use super::events::{Counters, Events};
 use super::inject::{self, InjectError};
 use super::kernel::{Protect, Scanner, Userfault};
 use crate::Range;
-use crate::process::nameless::mappings;
+use crate::process::nameless::{Memory, mappings};
 use crate::process::{Process, ProcessError};
 
 /// Most counters that are open: each is a descriptor.
@@ -180,7 +180,9 @@ impl History {
 
     /// The mappings of the memory, of a text of `maps`.
     fn areas(&self, text: &str) -> impl Iterator<Item = Area> {
-        let found = mappings(text).into_iter().filter(|mapping| self.inodes.contains(&mapping.inode));
+        let found = mappings(text)
+            .into_iter()
+            .filter(|mapping| mapping.memory == Memory::Anonymous && self.inodes.contains(&mapping.inode));
         found.map(|mapping| Area { range: mapping.range, inode: mapping.inode, offset: mapping.offset })
     }
 

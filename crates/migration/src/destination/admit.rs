@@ -51,6 +51,8 @@ pub(super) struct Admitted {
     keeps_rights: bool,
     /// Whether CRIU restores shared memory that comes over the streams.
     segments: bool,
+    /// Whether it restores those of System V.
+    system_v: bool,
     /// The version of the conversation.
     protocol: u32,
     /// The service's output at its source; none where the source does not tell.
@@ -97,18 +99,21 @@ pub(super) async fn admit(
         let ours = local.network.terms();
         reasons.extend(ours.objections(&local.node, theirs, link.node()));
     }
-    let (mut criu, mut tcp_inline, mut keeps_rights, mut segments) = (None, false, false, false);
+    let (mut criu, mut tcp_inline, mut keeps_rights) = (None, false, false);
+    let (mut segments, mut system_v) = (false, false);
     let asking = async {
         tokio::try_join!(
             local.criu.version(),
             local.criu.tcp_inline(),
             local.criu.keeps_rights(),
-            local.criu.shared_external()
+            local.criu.shared_external(),
+            local.criu.system_v_external()
         )
     };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
-        Ok(Ok((version, inline, rights, shared))) => {
-            (criu, tcp_inline, keeps_rights, segments) = (Some(version), inline, rights, shared);
+        Ok(Ok((version, inline, rights, shared, of_system_v))) => {
+            (criu, tcp_inline, keeps_rights) = (Some(version), inline, rights);
+            (segments, system_v) = (shared, of_system_v);
             reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
         }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
@@ -189,6 +194,7 @@ pub(super) async fn admit(
         tcp_inline,
         keeps_rights,
         segments,
+        system_v,
         protocol,
         output_pipes: open.output_pipes.try_into().ok(),
         steps: open.steps,
@@ -228,6 +234,7 @@ pub(super) async fn accept(
         charges: admitted.output_pipes.is_some(),
         tmpfs: true,
         copied: true,
+        system_v: admitted.system_v,
     };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {

@@ -290,6 +290,10 @@ impl Checkpoint for Checkpointer {
         self.step("shared_external", || Ok(false))
     }
 
+    async fn system_v_external(&self) -> Result<bool, CriuError> {
+        self.step("system_v_external", || Ok(false))
+    }
+
     async fn mappings_external(&self) -> Result<bool, CriuError> {
         self.step("mappings_external", || Ok(false))
     }

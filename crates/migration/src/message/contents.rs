@@ -170,6 +170,9 @@ pub struct Accepted {
     /// Whether this node takes copies of files' pages among the segments, and puts them into the images.
     #[prost(bool, tag = "48")]
     pub copied: bool,
+    /// Whether this node takes segments of System V, and its CRIU what came of them.
+    #[prost(bool, tag = "49")]
+    pub system_v: bool,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,
@@ -187,7 +190,7 @@ pub struct SharedSegment {
     /// Whose its pages are on the streams: from [`godwit_memory::shared::FIRST_SPACE`] on.
     #[prost(uint32, tag = "1")]
     pub space: u32,
-    /// By which CRIU knows it at the source; 0 for a file of a tmpfs, and for what a process has written.
+    /// By which CRIU knows it at the source, of a segment of System V the identifier; 0 for a file of a tmpfs, and for what a process has written.
     #[prost(uint32, tag = "2")]
     pub inode: u32,
     /// Its bytes.
@@ -206,17 +209,25 @@ pub struct SharedSegment {
     /// A run of zeros says of these pages that they are gone: a file's pages may lie beneath.
     #[prost(uint32, optional, tag = "7")]
     pub process: Option<u32>,
+    /// The key of a segment of System V.
+    #[prost(uint32, optional, tag = "8")]
+    pub key: Option<u32>,
 }
 
 impl SharedSegment {
     /// How to make it.
     #[must_use]
     pub fn kind(&self) -> Kind {
-        match (&self.name, self.tmpfs, self.process) {
-            (_, _, Some(process)) => Kind::Copied { process },
-            (_, Some(number), None) => Kind::Tmpfs { number },
-            (None, None, None) => Kind::Anonymous,
-            (Some(name), None, None) => Kind::Memfd { name: name.clone(), sealable: self.sealable },
+        if let Some(process) = self.process {
+            Kind::Copied { process }
+        } else if let Some(number) = self.tmpfs {
+            Kind::Tmpfs { number }
+        } else if let Some(key) = self.key {
+            Kind::SystemV { key }
+        } else if let Some(name) = &self.name {
+            Kind::Memfd { name: name.clone(), sealable: self.sealable }
+        } else {
+            Kind::Anonymous
         }
     }
 
@@ -231,6 +242,7 @@ impl SharedSegment {
             Kind::Memfd { name, sealable } => {
                 Self { inode, name: Some(name.clone()), sealable: *sealable, ..own }
             }
+            Kind::SystemV { key } => Self { inode, key: Some(*key), ..own },
             Kind::Tmpfs { number } => Self { tmpfs: Some(*number), ..own },
             Kind::Copied { process } => Self { process: Some(*process), ..own },
         }

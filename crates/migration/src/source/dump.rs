@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_criu::{CriuError, DumpOptions, DumpResult, EXTERNAL_FILE_PAGES, MemoryWay, external_shared};
+use godwit_criu::{CriuError, DumpOptions, DumpResult, EXTERNAL_FILE_PAGES, MemoryWay};
 use godwit_memory::PAGE_SIZE;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -126,14 +126,16 @@ impl Handing<'_> {
         let KernelState { criu, mut options, keep_stopped, shared } = kernel;
         let Memory { mut pages, found, leave } = memory;
         let (segments, names) = (pages.tell(), pages.names());
-        let inodes = pages.shared_inodes();
-        if !inodes.is_empty() {
-            recorder.report.criu.push_str("+external-shmem");
+        for (patch, external) in pages.external_segments() {
+            if !external.is_empty() {
+                recorder.report.criu.push('+');
+                recorder.report.criu.push_str(patch);
+            }
+            options.external.extend(external);
         }
         if !names.is_empty() {
             recorder.report.criu.push_str("+external-tmpfs");
         }
-        options.external.extend(inodes.into_iter().map(external_shared));
         let copied = pages.follows_copied();
         if copied {
             options.external.push(EXTERNAL_FILE_PAGES.to_owned());

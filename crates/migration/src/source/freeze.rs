@@ -8,7 +8,7 @@ use godwit_engine::{DumpTarget, Tmpfs, tree};
 use godwit_memory::mappings;
 
 use super::files::{Log, next_round};
-use super::pages::{Found, Pages, PagesError};
+use super::pages::{Found, Kinds, Pages, PagesError};
 use super::precopy::Copied;
 use super::recorder::Recorder;
 use super::reserve::Agreed;
@@ -142,7 +142,7 @@ impl Source {
             self.tell_mappings(mappings),
             self.tmpfs(agreed)
         )?;
-        let memory = (self.settle_shared(memory.0, agreed.copied, found).await?, memory.1);
+        let memory = (self.settle_shared(memory.0, agreed.kinds, found).await?, memory.1);
         if told {
             recorder.report.criu.push_str("+external-smaps");
         }
@@ -188,12 +188,12 @@ impl Source {
     async fn settle_shared(
         &self,
         mut pages: Pages,
-        copied: bool,
+        kinds: Kinds,
         tmpfs: Vec<Tmpfs>,
     ) -> Result<Pages, SourceError> {
         let pids = self.pids().await?;
         let settling = self.jobs.run(move |_| {
-            pages.settle_shared(&pids, copied, tmpfs)?;
+            pages.settle_shared(&pids, kinds, tmpfs)?;
             Ok::<_, PagesError>(pages)
         });
         Ok(settling.await??)

@@ -31,7 +31,7 @@ use shared::Shared;
 use stream::{Sending, Stream};
 
 pub(crate) use remaining::{Leaving, Remaining, pages_of};
-pub(crate) use shared::{Names, Part};
+pub(crate) use shared::{Kinds, Names, Part};
 
 const PAGE: usize = 4096;
 

@@ -285,7 +285,7 @@ impl Source {
     ) -> Result<Pages, SourceError> {
         let (pids, tmpfs) = (self.pids().await?, self.tmpfs(agreed).await?);
         let finding = self.jobs.run(move |_| {
-            let segments = pages.find_shared(&pids, (agreed.shared, agreed.copied), tmpfs)?;
+            let segments = pages.find_shared(&pids, agreed.kinds, tmpfs)?;
             Ok::<_, PagesError>((pages, segments))
         });
         let (pages, segments) = finding.await??;

@@ -10,7 +10,7 @@ use godwit_engine::tree;
 use godwit_memory::shared;
 
 use super::files::next_round;
-use super::pages::PagesError;
+use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::{Source, SourceError};
@@ -35,13 +35,11 @@ pub(super) struct Agreed {
     pub(super) waits: bool,
     /// Whether connections go into the image of the files: CRIU on both nodes can do that.
     pub(super) tcp_inline: bool,
-    /// Whether shared memory goes over the streams: the destination takes it, and CRIU on both nodes can leave it to others.
-    pub(super) shared: bool,
+    /// Which segments go over the streams: the destination takes them, and CRIU, where it has a part in them, can leave them
+    /// to others.
+    pub(super) kinds: Kinds,
     /// Whether files of a tmpfs go over the streams, and their names beside the dump: the destination takes them.
     pub(super) tmpfs: bool,
-    /// Whether pages that processes have written in private mappings of files go over the streams: the destination takes
-    /// them, and CRIU here can leave them to others.
-    pub(super) copied: bool,
     /// Where the destination takes frames for the service.
     pub(super) vtep: Ipv4Addr,
     /// Most bytes of images.
@@ -51,7 +49,7 @@ pub(super) struct Agreed {
 impl Agreed {
     /// Whether segments of any kind go over the streams.
     pub(super) fn sends_shared(self) -> bool {
-        self.shared || self.tmpfs || self.copied
+        self.kinds.memory || self.kinds.system_v || self.kinds.copied || self.tmpfs
     }
 }
 
@@ -127,11 +125,14 @@ impl Source {
             ahead: accepted.ahead,
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
-            shared: streams && accepted.segments && self.local.criu.shared_external().await?,
+            kinds: Kinds {
+                memory: streams && accepted.segments && self.local.criu.shared_external().await?,
+                system_v: streams && accepted.system_v && self.local.criu.system_v_external().await?,
+                copied: plan.mode != Mode::Cold
+                    && accepted.copied
+                    && self.local.criu.file_pages_external().await?,
+            },
             tmpfs: streams && accepted.tmpfs,
-            copied: plan.mode != Mode::Cold
-                && accepted.copied
-                && self.local.criu.file_pages_external().await?,
             vtep: self.local.cluster.vtep(&self.destination)?,
             images,
         };

@@ -1,5 +1,6 @@
 //! Shared memory of an arriving service: the streams' pages are written straight into what its processes will map, and
-//! into the files of its tmpfs, which get their names in the end. What processes have written in private mappings of files
+//! into the files of its tmpfs, which get their names in the end. Segments of System V are in an IPC namespace that its
+//! processes will have. What processes have written in private mappings of files
 //! is held in the same way, by address, until it is put into CRIU's images.
 //!
 //! Where the service has a memory limit, a process in its cgroup is charged for the pages ([`Filler`]): without a limit the
@@ -8,7 +9,7 @@
 //! It is held here until the restored processes have it, or nobody needs it. Ends this daemon before that, it is gone, and
 //! with it the move.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_engine::tree;
 use godwit_memory::batch::{Batch, Kind, Run};
-use godwit_memory::shared::{ADDRESSES, Copies, FIRST_SPACE, Filler, Replica};
+use godwit_memory::shared::{ADDRESSES, Copies, FIRST_SPACE, Filler, IpcNamespace, Replica};
 use godwit_memory::{Range, Space};
 
 use super::PageReceiverError;
@@ -33,6 +34,8 @@ pub(crate) struct Shared(Arc<Mutex<Segmented>>);
 #[derive(Debug, Default)]
 struct Segmented {
     held: BTreeMap<Space, Arc<Held>>,
+    /// Where those of System V are, once there was one.
+    ipc: Option<IpcNamespace>,
     /// To which they are charged.
     filler: Option<Arc<Filler>>,
 }
@@ -54,12 +57,20 @@ enum Place {
 }
 
 impl Place {
-    fn new(told: &SharedSegment, tmpfs: &[PathBuf]) -> io::Result<Self> {
+    fn new(told: &SharedSegment, tmpfs: &[PathBuf], ipc: &mut Option<IpcNamespace>) -> io::Result<Self> {
         if told.process.is_some() {
             return match told.size {
                 ADDRESSES => Ok(Self::Copies(Arc::new(Copies::new()?))),
                 size => Err(io::Error::other(format!("copies of pages in {size} bytes of addresses"))),
             };
+        }
+        if let Some(key) = told.key {
+            if ipc.is_none() {
+                *ipc = Some(IpcNamespace::new()?);
+            }
+            let Some(ipc) = ipc else { return Err(io::Error::other("no IPC namespace")) };
+            let replica = Replica::of_system_v(ipc, told.inode, key, told.size)?;
+            return Ok(Self::Replica(Arc::new(replica)));
         }
         let of = told.tmpfs.and_then(|number| tmpfs.get(usize::try_from(number).ok()?));
         Ok(Self::Replica(Arc::new(Replica::new(&told.kind(), told.size, of.map(PathBuf::as_path))?)))
@@ -137,7 +148,8 @@ impl Shared {
             return Err(PageReceiverError::Protocol("more segments of shared memory than a service has"));
         }
         let mut segmented = self.lock();
-        let Segmented { held, filler } = &mut *segmented;
+        segmented.give_up_others(&segments)?;
+        let Segmented { held, ipc, filler } = &mut *segmented;
         let mut now = BTreeMap::new();
         for told in segments.all {
             if !is_shared(told.space) {
@@ -145,8 +157,10 @@ impl Shared {
                     "a segment of shared memory in the space of a process",
                 ));
             }
-            if told.process.is_some() && (told.tmpfs.is_some() || told.name.is_some()) {
-                return Err(PageReceiverError::Protocol("a segment of a process and of others"));
+            let kinds =
+                [told.process.is_some(), told.tmpfs.is_some(), told.name.is_some(), told.key.is_some()];
+            if kinds.into_iter().filter(|is| *is).count() > 1 {
+                return Err(PageReceiverError::Protocol("a segment of two kinds"));
             }
             let segment = match held.remove(&told.space) {
                 Some(before) if before.told == told => before,
@@ -160,7 +174,7 @@ impl Shared {
                 }
                 Some(_) => return Err(PageReceiverError::Protocol("a segment that has become another")),
                 None => {
-                    let place = Place::new(&told, tmpfs).map_err(PageReceiverError::Shared)?;
+                    let place = Place::new(&told, tmpfs, ipc).map_err(PageReceiverError::Shared)?;
                     if filler.is_some() {
                         place.charge_to(filler.as_ref()).map_err(PageReceiverError::Shared)?;
                     }
@@ -187,8 +201,11 @@ impl Shared {
     /// The service runs: nothing of them is to come any more, and it alone has them. A file that is open for writing could
     /// neither be executed nor leased.
     pub(crate) fn let_go(&self) {
-        let held = std::mem::take(&mut self.lock().held);
-        drop(held);
+        let before = {
+            let mut segmented = self.lock();
+            (std::mem::take(&mut segmented.held), segmented.ipc.take())
+        };
+        drop(before);
     }
 
     /// The files of one tmpfs, for their names.
@@ -217,9 +234,14 @@ impl Shared {
         let link = || {
             std::fs::create_dir(directory)?;
             let segmented = self.lock();
-            segmented.held.values().filter(|held| held.told.tmpfs.is_none()).try_for_each(|held| match &held
-                .place
-            {
+            if let Some(ipc) = &segmented.ipc {
+                symlink(ipc.path(), directory.join("ipc"))?;
+            }
+            let by_inode = segmented.held.values().filter(|held| {
+                // Those have their names in a tmpfs and in the namespace.
+                held.told.tmpfs.is_none() && held.told.key.is_none()
+            });
+            by_inode.into_iter().try_for_each(|held| match &held.place {
                 Place::Replica(replica) => {
                     symlink(replica.path(), directory.join(held.told.inode.to_string()))
                 }
@@ -248,6 +270,26 @@ impl Shared {
         held.allocated.store(allocated, Ordering::Relaxed);
         let bytes = self.bytes();
         if bytes > most { Err(PageReceiverError::TooMuch { bytes, most }) } else { Ok(()) }
+    }
+}
+
+impl Segmented {
+    /// Gives up those that are not named. One of System V would be found by the service, and keeps its identifier.
+    fn give_up_others(&mut self, named: &Segments) -> Result<(), PageReceiverError> {
+        let named: BTreeSet<Space> = named.all.iter().map(|told| told.space).collect();
+        let mut given_up = Vec::new();
+        self.held.retain(|space, held| {
+            let kept = named.contains(space);
+            if !kept && held.told.key.is_some() {
+                given_up.push(held.told.inode);
+            }
+            kept
+        });
+        let Some(ipc) = &self.ipc else { return Ok(()) };
+        given_up
+            .into_iter()
+            .try_for_each(|identifier| ipc.remove(identifier))
+            .map_err(PageReceiverError::Shared)
     }
 }
 
@@ -348,6 +390,36 @@ mod tests {
         }
         let error = shared.store(batch(0, 0, Kind::Data), 4095).unwrap_err();
         assert!(matches!(error, PageReceiverError::TooMuch { bytes: 4096, most: 4095 }), "{error}");
+    }
+
+    #[test]
+    fn segments_of_system_v_are_in_one_namespace_under_the_identifiers_that_are_named() {
+        let of =
+            |space, identifier| SharedSegment { inode: identifier, key: Some(9), ..segment(space, 8192) };
+        let shared = Shared::default();
+        for bad in [
+            SharedSegment { tmpfs: Some(0), ..of(0, 7) },
+            SharedSegment { name: Some("x".into()), ..of(0, 7) },
+            SharedSegment { process: Some(1), size: ADDRESSES, ..of(0, 7) },
+            of(0, u32::MAX),
+        ] {
+            assert!(shared.make(named(std::slice::from_ref(&bad)), &["/dev/shm".into()]).is_err(), "{bad:?}");
+        }
+        shared.make(named(&[of(0, 7)]), &[]).unwrap();
+        shared.store(batch(0, 1, Kind::Data), 1 << 30).unwrap();
+        // Removed and made again by the service: the identifier, and the key, are free by then.
+        shared.make(named(&[of(1, 7), segment(2, 4096)]), &[]).unwrap();
+        shared.store(batch(1, 0, Kind::Data), 1 << 30).unwrap();
+        let work = tempfile::tempdir().unwrap();
+        let directory = work.path().join("shared");
+        shared.link_in(&directory).unwrap();
+        let names = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
+        // The other is memory whose inode is the same number.
+        assert_eq!(names.collect::<BTreeSet<_>>(), ["7", "ipc"].map(Into::into).into());
+        let namespace = |file: &str| std::fs::metadata(file).unwrap().ino();
+        let ipc = directory.join("ipc");
+        assert_ne!(namespace(ipc.to_str().unwrap()), namespace("/proc/self/ns/ipc"));
+        assert!(shared.make(named(&[of(1, 7), of(3, 7)]), &[]).is_err(), "an identifier twice");
     }
 
     #[test]

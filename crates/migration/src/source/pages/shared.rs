@@ -7,27 +7,26 @@
 //!
 //! So are the pages that a process has written in private mappings of files ([`Part::Copied`]): a restore needs all of
 //! them before it begins.
-//!
-//! Files of a tmpfs are segments, too: the large ones. Their names, and all else that is in it, cross while the service
-//! is frozen ([`Names`]): what is created, renamed and removed before needs no care.
+
+mod tmpfs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use godwit_engine::{Tmpfs, tree};
+use godwit_criu::{external_shared, external_system_v};
+use godwit_engine::Tmpfs;
 use godwit_memory::batch::{Builder, is_zero};
 use godwit_memory::process::ProcessError;
 use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
+use self::tmpfs::FollowedTmpfs;
+pub(crate) use self::tmpfs::Names;
 use super::stream::{Sending, Stream};
 use super::{PAGE, Pages, PagesError, pages_of, within};
-use crate::message::{MOST_TMPFS_NAMES, Segments, SharedSegment};
+use crate::message::{Segments, SharedSegment};
 use crate::page_hash::{PageKey, ZERO};
 
 /// Most segments that are followed: each costs both nodes a descriptor, and CRIU a line of its options.
@@ -39,24 +38,41 @@ const PIECE: usize = 256 * 1024;
 /// Smaller segments are compared in the time that it takes to ask what was written to them.
 const LARGE: u64 = 16 << 20;
 
-/// Smaller files of a tmpfs cross with its names.
-const LEAST_FILE: u64 = 64 << 10;
-
-/// Most bytes of smaller files, or of those that are too many: a tmpfs with more is left to CRIU, which has them charged
-/// to the service.
-const MOST_IN_SMALL: u64 = 4 << 20;
-
 /// Most processes whose copies of files' pages are followed.
 const MOST_PROCESSES: usize = 256;
 
 /// Most memory that all of them lock, KiB: it is in CRIU's images, which are written once more with the copies.
 const MOST_LOCKED_KIB: u64 = 64 << 10;
 
+/// Which kinds of segments go over the streams, besides files of a tmpfs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kinds {
+    /// Shared anonymous memory and memory files.
+    pub(crate) memory: bool,
+    /// Segments of System V.
+    pub(crate) system_v: bool,
+    /// Pages that processes have written in private mappings of files.
+    pub(crate) copied: bool,
+}
+
+impl Kinds {
+    fn has(self, kind: &Kind) -> bool {
+        match kind {
+            Kind::Anonymous | Kind::Memfd { .. } => self.memory,
+            Kind::SystemV { .. } => self.system_v,
+            Kind::Copied { .. } => self.copied,
+            Kind::Tmpfs { .. } => false,
+        }
+    }
+}
+
 /// By which a segment is recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Identity {
     /// The inode of memory without a name.
     Memory(u64),
+    /// The identifier of a segment of System V.
+    SystemV(u64),
     /// Of a file of a tmpfs: that one's number, and the inode.
     File(u32, u64),
     /// Whose copies: its PID and start time.
@@ -82,29 +98,6 @@ impl Part {
             Self::Others => !followed.is_copied(),
         }
     }
-}
-
-/// Most bytes of all paths in a tmpfs.
-const MOST_IN_PATHS: u64 = 16 << 20;
-
-/// Most files of tmpfs among the segments: other segments come first, as only they are left to CRIU otherwise.
-const MOST_FILES: usize = MOST / 2;
-
-/// A tmpfs that is followed.
-#[derive(Debug)]
-struct FollowedTmpfs {
-    tmpfs: Tmpfs,
-    /// Its names, once the service is frozen.
-    items: Vec<Bytes>,
-}
-
-/// The names in a tmpfs that is followed.
-#[derive(Debug)]
-pub(crate) struct Names {
-    /// The tmpfs's number.
-    pub(crate) number: u32,
-    /// Encoded items of a tree.
-    pub(crate) items: Vec<Bytes>,
 }
 
 /// What becomes of segments that were followed: some have another size now than that, and some are followed no more.
@@ -187,11 +180,9 @@ impl Shared {
 
     /// Follows these segments that are in no tmpfs, the largest first if there are too many, and no others.
     fn follow(&mut self, mut found: BTreeMap<Identity, Segment>) -> Changed {
-        let changed = self.keep(|followed| {
-            let Some(now) = found.remove(&identity(&followed.segment)) else {
-                return followed.is_in_tmpfs() || followed.is_copied();
-            };
-            now.size() == followed.segment.size() && now.kind() == followed.segment.kind()
+        let changed = self.keep(|followed| match found.remove(&identity(&followed.segment)) {
+            Some(now) => followed.is_still(now),
+            None => followed.is_in_tmpfs() || followed.is_copied(),
         });
         let copied = self.segments.values().filter(|followed| followed.is_copied()).count();
         self.begin(found, MOST + copied);
@@ -264,73 +255,6 @@ impl Shared {
             self.segments.insert(space, followed);
         }
     }
-
-    /// Follows these tmpfs. As long as the service runs, others stay that were followed: what is in the way now may be over
-    /// by the freeze. One that cannot be followed is left to CRIU.
-    fn follow_tmpfs(&mut self, all: Vec<Tmpfs>, frozen: bool) -> Changed {
-        let (mut looked, mut found) = (Vec::new(), BTreeMap::new());
-        for tmpfs in all {
-            match look_into(&tmpfs, frozen, &mut found) {
-                Ok(Some(snapshot)) => looked.push((tmpfs, snapshot)),
-                Ok(None) => {
-                    tracing::debug!(target = %tmpfs.external.0, "a tmpfs with so many names is left to CRIU")
-                }
-                Err(error) => left_to_criu(&tmpfs, &error),
-            }
-        }
-        let numbers: BTreeSet<_> = looked.iter().map(|(tmpfs, _)| tmpfs.number).collect();
-        let mut before = std::mem::take(&mut self.tmpfs);
-        // However it was before, it is as it is when the service is frozen.
-        before.retain(|_| !frozen);
-        let known: BTreeSet<_> = before.iter().map(|followed| followed.tmpfs.number).collect();
-        before.retain(|followed| !numbers.contains(&followed.tmpfs.number));
-        self.unfit = before.iter().map(|followed| followed.tmpfs.number).collect();
-        let mut changed = self.keep(|followed| {
-            let Some(number) = followed.segment.kind().tmpfs() else { return true };
-            if !numbers.contains(&number) {
-                return known.contains(&number);
-            }
-            match found.remove(&identity(&followed.segment)) {
-                Some(now) => {
-                    followed.is_now(now);
-                    true
-                }
-                // It was perhaps renamed while the names were read.
-                None => !frozen && followed.segment.is_as_it_was(),
-            }
-        });
-        let files = self.segments.values().filter(|followed| followed.is_in_tmpfs()).count();
-        self.begin(found, self.segments.len() + MOST_FILES.saturating_sub(files));
-        self.tmpfs = before;
-        let mut left = BTreeSet::new();
-        for (tmpfs, snapshot) in looked {
-            let elsewhere = self.elsewhere(tmpfs.number);
-            let is_too_much = snapshot.bytes_without(&elsewhere) > MOST_IN_SMALL;
-            let names = match is_too_much && !known.contains(&tmpfs.number) {
-                true => Err(io::Error::other("it has too much in files that are not followed")),
-                false if frozen => names(&snapshot, &elsewhere).map_err(io::Error::other),
-                false => Ok(Vec::new()),
-            };
-            match names {
-                Ok(items) => self.tmpfs.push(FollowedTmpfs { tmpfs, items }),
-                Err(error) => {
-                    left_to_criu(&tmpfs, &error);
-                    left.insert(tmpfs.number);
-                }
-            }
-        }
-        let more = self
-            .keep(|followed| followed.segment.kind().tmpfs().is_none_or(|number| !left.contains(&number)));
-        changed.gone.extend(more.gone);
-        changed.resized.retain(|(space, _)| self.segments.contains_key(space));
-        changed
-    }
-
-    /// The files of a tmpfs that are followed.
-    fn elsewhere(&self, number: u32) -> tree::Elsewhere {
-        let of = self.segments.iter().filter(|(_, of)| of.segment.kind().tmpfs() == Some(number));
-        of.map(|(space, followed)| (followed.segment.inode(), *space)).collect()
-    }
 }
 
 impl Followed {
@@ -345,6 +269,25 @@ impl Followed {
     /// Whether it may have gone since it was found, as long as the service runs: the next look tells.
     fn may_be_gone(&self) -> bool {
         self.is_in_tmpfs() || self.is_copied()
+    }
+
+    /// Whether its inode is that of memory without a name.
+    fn is_memory(&self) -> bool {
+        matches!(self.segment.kind(), Kind::Anonymous | Kind::Memfd { .. })
+    }
+
+    fn is_of_system_v(&self) -> bool {
+        matches!(self.segment.kind(), Kind::SystemV { .. })
+    }
+
+    /// Whether this, which has the same identity, can take its place.
+    fn is_still(&mut self, now: Segment) -> bool {
+        let is_same = now.size() == self.segment.size() && now.kind() == self.segment.kind();
+        // The kernel, or the service, may have given the identifier to another.
+        if is_same && self.is_of_system_v() {
+            self.is_now(now);
+        }
+        is_same
     }
 
     /// This is it now, perhaps of another size; or another file, where the service has mounted another filesystem: what
@@ -362,44 +305,17 @@ impl Followed {
     }
 }
 
+fn by_identity(segments: impl IntoIterator<Item = Segment>) -> BTreeMap<Identity, Segment> {
+    segments.into_iter().map(|segment| (identity(&segment), segment)).collect()
+}
+
 fn identity(segment: &Segment) -> Identity {
     match segment.kind() {
         Kind::Anonymous | Kind::Memfd { .. } => Identity::Memory(segment.inode()),
+        Kind::SystemV { .. } => Identity::SystemV(segment.inode()),
         Kind::Tmpfs { number } => Identity::File(*number, segment.inode()),
         Kind::Copied { process } => Identity::Copied(*process, segment.start_time()),
     }
-}
-
-/// Looks at all names of a tmpfs, and finds its large files. None if there are too many names.
-fn look_into(
-    tmpfs: &Tmpfs,
-    frozen: bool,
-    found: &mut BTreeMap<Identity, Segment>,
-) -> io::Result<Option<tree::Snapshot>> {
-    let root = PathBuf::from(format!("/proc/self/fd/{}", tmpfs.root.as_raw_fd()));
-    let snapshot = tree::Snapshot::scan_at_most(&root, frozen, MOST_TMPFS_NAMES, MOST_IN_PATHS);
-    let Some(snapshot) = snapshot.map_err(io::Error::other)? else { return Ok(None) };
-    let mut segments = Vec::new();
-    for file in snapshot.large_files(LEAST_FILE, MOST_FILES).map_err(io::Error::other)? {
-        let segment = Segment::of_tmpfs(tmpfs.number, &tmpfs.root, &file)?;
-        segments.extend(segment.map(|segment| (identity(&segment), segment)));
-    }
-    found.extend(segments);
-    Ok(Some(snapshot))
-}
-
-/// The names of a tmpfs that nobody changes, with the content of files that is not elsewhere.
-fn names(snapshot: &tree::Snapshot, elsewhere: &tree::Elsewhere) -> Result<Vec<Bytes>, tree::TreeError> {
-    let mut items = Vec::new();
-    tree::send_without(snapshot.root(), &snapshot.everything(), elsewhere, &mut |item: tree::Item| {
-        items.push(item.encode().into());
-        Ok::<_, io::Error>(())
-    })?;
-    Ok(items)
-}
-
-fn left_to_criu(tmpfs: &Tmpfs, error: &io::Error) {
-    tracing::debug!(target = %tmpfs.external.0, error = %crate::error_chain(error), "a tmpfs is left to CRIU");
 }
 
 impl Pages {
@@ -408,19 +324,19 @@ impl Pages {
         self.shared.spares_tables = true;
     }
 
-    /// Looks for the segments that these processes share, if they are to be sent, for their copies of files' pages, and in
-    /// these tmpfs; what is to be told to the destination, if that has changed.
+    /// Looks for the segments of these kinds that these processes have, and in these tmpfs; what is to be told to the
+    /// destination, if that has changed.
     pub(crate) fn find_shared(
         &mut self,
         pids: &[i32],
-        (segments, copied): (bool, bool),
+        kinds: Kinds,
         tmpfs: Vec<Tmpfs>,
     ) -> Result<Option<Segments>, PagesError> {
-        let found = if segments { shared::find(pids)? } else { BTreeMap::new() };
-        let found = found.into_values().map(|segment| (identity(&segment), segment)).collect();
-        let changed = self.shared.follow(found);
+        let found = if kinds.memory || kinds.system_v { shared::find(pids)? } else { Vec::new() };
+        let found = found.into_iter().filter(|segment| kinds.has(segment.kind()));
+        let changed = self.shared.follow(by_identity(found));
         self.forget(changed);
-        if copied {
+        if kinds.copied {
             let changed = self.shared.follow_copied(pids, false)?;
             self.forget(changed);
         }
@@ -435,15 +351,21 @@ impl Pages {
     pub(crate) fn settle_shared(
         &mut self,
         pids: &[i32],
-        copied: bool,
+        kinds: Kinds,
         tmpfs: Vec<Tmpfs>,
     ) -> Result<(), PagesError> {
-        if copied {
+        if kinds.copied {
             let changed = self.shared.follow_copied(pids, true)?;
             self.forget(changed);
         }
+        let of_system_v = self.shared.segments.values().any(Followed::is_of_system_v);
+        let mut found = by_identity(if of_system_v { shared::find_system_v(pids)? } else { Vec::new() });
         let mut failed = None;
         let changed = self.shared.keep(|followed| {
+            if followed.is_of_system_v() {
+                let now = found.remove(&identity(&followed.segment));
+                return now.is_some_and(|now| followed.is_still(now));
+            }
             followed.is_in_tmpfs()
                 || followed.segment.has_its_size().unwrap_or_else(|error| {
                     failed.get_or_insert(error);
@@ -486,11 +408,18 @@ impl Pages {
         Some(now)
     }
 
-    /// By which CRIU knows those that are followed and are in no tmpfs.
-    pub(crate) fn shared_inodes(&self) -> Vec<u64> {
-        let mapped = self.shared.segments.values();
-        let mapped = mapped.filter(|followed| !followed.is_in_tmpfs() && !followed.is_copied());
-        mapped.map(|followed| followed.segment.inode()).collect()
+    /// By what CRIU knows those that are followed and that it is to leave out, by the patch that it does so with. It leaves
+    /// out each whole tmpfs, and all copies.
+    pub(crate) fn external_segments(&self) -> [(&'static str, Vec<String>); 2] {
+        let (mut memory, mut system_v) = (Vec::new(), Vec::new());
+        for segment in self.shared.segments.values().map(|followed| &followed.segment) {
+            match segment.kind() {
+                Kind::Anonymous | Kind::Memfd { .. } => memory.push(external_shared(segment.inode())),
+                Kind::SystemV { .. } => system_v.push(external_system_v(segment.inode())),
+                Kind::Tmpfs { .. } | Kind::Copied { .. } => {}
+            }
+        }
+        [("external-shmem", memory), ("external-sysvshm", system_v)]
     }
 
     /// Whether the copies of files' pages are followed that there are: CRIU is to leave them out.
@@ -535,7 +464,7 @@ impl Pages {
                 followed.zero.iter().flat_map(|range| now.gaps(range).collect::<Vec<_>>()).collect();
             followed.populated = populated;
             let inode = followed.segment.inode();
-            let told = written.as_ref().filter(|_| followed.scanned && !followed.may_be_gone());
+            let told = written.as_ref().filter(|_| followed.scanned && followed.is_memory());
             let known = told.and_then(|written| written.get(&inode));
             let ranges = match known {
                 Some(written) => {
@@ -545,7 +474,7 @@ impl Pages {
                     written.iter().flat_map(|range| within(&now, range)).collect()
                 }
                 None => {
-                    all |= !followed.may_be_gone() && watchable.contains(&inode);
+                    all |= followed.is_memory() && watchable.contains(&inode);
                     followed.data.clear();
                     followed.populated.clone()
                 }
@@ -642,7 +571,8 @@ impl Compared {
 /// The hash of a page of a segment. What the destination has nothing of is zero, unless a file's page may lie beneath.
 fn hash(key: &PageKey, kind: &Kind, content: &[u8; PAGE]) -> u128 {
     match kind {
-        Kind::Anonymous | Kind::Memfd { .. } | Kind::Tmpfs { .. } if is_zero(content) => ZERO,
+        Kind::Copied { .. } => key.hash(content),
+        _ if is_zero(content) => ZERO,
         _ => key.hash(content),
     }
 }
