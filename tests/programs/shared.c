@@ -4,7 +4,8 @@
  *   server ──fork──▶ WORKERS ──fork──▶ a child that writes one page and ends, for each CHILD pages (200; 0: none)
  *
  * There are four segments of so many MiB: anonymous memory, one of System V, a memory file that nobody has open, and one
- * that all have open, and write by pwrite(2), too; its size is sealed. A small one of System V has no processes. A page belongs to one worker, which knows from its own, private
+ * that all have open, and write by pwrite(2), too; its size is sealed. The one of System V has no whole number of pages. A
+ * small one has no processes, and the first worker makes one anew with the same key all the time. A page belongs to one worker, which knows from its own, private
  * memory how often the page was written. Each worker has a private mapping of a file, too, of which it has written some
  * pages, zeros among them, and writes others all the time. Asked by a byte on port 7000, all workers look at all of their pages; the answer
  * is "ok N", N the pages written so far, or what is wrong. */
@@ -24,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORKERS = 3, COPIES = 64, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, SEGMENTS = 4, KEY = 0x4711, MODE = 0640, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
+enum { LESS = 100, NEW = 1 << 20, WORKERS = 3, COPIES = 64, PAGE = 4096, WORDS = PAGE / 8, PORT = 7000, HOT = 64, SEGMENTS = 4, ANEW = 64, KEY = 0x4711, MODE = 0640, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
 
 /* Of all processes. */
 struct common {
@@ -35,7 +36,8 @@ struct common {
 
 static struct common *common;
 static unsigned long *segments[SEGMENTS];
-static int opened, system_v;
+static int opened, system_v, small, new_segment;
+static unsigned char *new_at;
 static unsigned char *copies;
 static unsigned long pages, each_child = 200;
 
@@ -55,13 +57,35 @@ static void *map(int fd, size_t length) {
 static void *attach(size_t length) {
     /* So that the identifiers are none that every namespace begins with. */
     int gone = shmget(IPC_PRIVATE, 1, MODE);
-    if (gone < 0 || shmctl(gone, IPC_RMID, NULL) != 0 || shmget(KEY + 1, PAGE, IPC_CREAT | MODE) < 0)
+    if (gone < 0 || shmctl(gone, IPC_RMID, NULL) != 0)
         fail("shmget");
-    system_v = shmget(KEY, length, IPC_CREAT | MODE);
-    void *at = system_v < 0 ? (void *)-1 : shmat(system_v, NULL, 0);
-    if (at == (void *)-1)
+    small = shmget(KEY + 1, PAGE, IPC_CREAT | MODE);
+    system_v = shmget(KEY, length - LESS, IPC_CREAT | MODE);
+    void *at = shmat(system_v, NULL, 0), *of_small = shmat(small, NULL, 0);
+    if (at == (void *)-1 || of_small == (void *)-1)
         fail("shmat");
+    memset(of_small, 's', PAGE);
+    shmdt(of_small);
     return at;
+}
+
+/* Another one with the same key, filled with this. */
+static void make_anew(unsigned char with) {
+    if (new_at != NULL && (shmctl(new_segment, IPC_RMID, NULL) != 0 || shmdt(new_at) != 0))
+        fail("shmdt");
+    new_segment = shmget(KEY + 2, NEW, IPC_CREAT | IPC_EXCL | MODE);
+    new_at = shmat(new_segment, NULL, 0);
+    if (new_at == (void *)-1)
+        fail("shmat");
+    memset(new_at, with, NEW);
+}
+
+static void look_at_new(unsigned char with) {
+    for (int at = 0; at < NEW; at++)
+        if (((volatile unsigned char *)new_at)[at] != with) {
+            snprintf(common->wrong, sizeof common->wrong, "byte %d of the new segment: %d and not %d", at, new_at[at], with);
+            return;
+        }
 }
 
 static unsigned long *page_at(unsigned long page) { return segments[page / pages] + page % pages * WORDS; }
@@ -130,11 +154,16 @@ static void look_at_copies(unsigned long worker, unsigned long version) {
 
 static void look_at_system_v(void) {
     struct shmid_ds status;
-    if (shmget(KEY, 1, 0) != system_v || shmget(KEY + 1, PAGE, 0) < 0 || shmctl(system_v, IPC_STAT, &status) != 0)
+    unsigned char *of_small = shmat(small, NULL, SHM_RDONLY);
+    if (shmget(KEY, 1, 0) != system_v || shmget(KEY + 1, PAGE, 0) != small || shmctl(system_v, IPC_STAT, &status) != 0)
         snprintf(common->wrong, sizeof common->wrong, "the segments of System V have other names");
-    else if ((status.shm_perm.mode & 0777) != MODE || status.shm_segsz != pages * PAGE || status.shm_nattch < WORKERS)
+    else if ((status.shm_perm.mode & 0777) != MODE || status.shm_segsz != pages * PAGE - LESS ||
+             status.shm_nattch < WORKERS)
         snprintf(common->wrong, sizeof common->wrong, "mode %o, %zu bytes, attached by %lu",
                  (unsigned int)status.shm_perm.mode, status.shm_segsz, (unsigned long)status.shm_nattch);
+    else if (of_small == (void *)-1 || of_small[0] != 's' || of_small[PAGE - 1] != 's')
+        snprintf(common->wrong, sizeof common->wrong, "the small segment is empty");
+    shmdt(of_small);
 }
 
 static unsigned long chance(unsigned long *seed) {
@@ -152,8 +181,12 @@ static void work(unsigned long worker) {
         if (page % 8 != 0)
             memset(copies + page * PAGE, copy_of(page, worker, version), PAGE);
     atomic_store(&common->written[worker], 1);
+    if (worker == 0)
+        make_anew(0);
     for (;;) {
         version++;
+        if (worker == 0 && version % ANEW == 0)
+            make_anew((unsigned char)(version / ANEW));
         for (int page = 3; page < COPIES; page += 4)
             memset(copies + page * PAGE, copy_of(page, worker, version), PAGE);
         for (int page = 4; page < COPIES && version % 32 == 0; page += 8) {
@@ -168,6 +201,8 @@ static void work(unsigned long worker) {
                 look(page, versions[page]);
             look_at_copies(worker, version);
             look_at_system_v();
+            if (worker == 0)
+                look_at_new((unsigned char)(version / ANEW));
             int seals = fcntl(opened, F_GET_SEALS);
             if (seals != SEALS)
                 snprintf(common->wrong, sizeof common->wrong, "the memory file's seals are %x", seals);

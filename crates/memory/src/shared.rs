@@ -206,7 +206,21 @@ fn find_mapped(
         }
         processes.push(process);
     }
+    forget_ambiguous(&mut found);
     Ok((found, processes))
+}
+
+/// Forgets segments of System V with the same key: it has passed from one to another while they were looked for.
+fn forget_ambiguous(found: &mut Found) {
+    let mut keys: BTreeMap<u32, usize> = BTreeMap::new();
+    let key = |segment: &Option<Segment>| match segment.as_ref().map(Segment::kind) {
+        Some(Kind::SystemV { key }) if *key != 0 => Some(*key),
+        _ => None,
+    };
+    for key in found.values().filter_map(key) {
+        *keys.entry(key).or_default() += 1;
+    }
+    found.retain(|_, segment| key(segment).is_none_or(|key| keys.get(&key) == Some(&1)));
 }
 
 /// Bytes that these processes need where each has its own of what they share since a fork, and all that is shared by
@@ -223,9 +237,11 @@ pub fn needed(pids: &[i32]) -> Result<u64, ProcessError> {
             Err(error) => return Err(error),
         }
     }
-    // What cannot be asked has just gone.
-    let shared = find(pids)?.into_iter().filter_map(|segment| segment.allocated().ok());
-    Ok(shared.fold(needed, u64::saturating_add))
+    // What cannot be asked has just gone. Segments of System V need not be attached.
+    let others = find(pids)?.into_iter().filter(|segment| !matches!(segment.kind(), Kind::SystemV { .. }));
+    let shared = others.filter_map(|segment| segment.allocated().ok());
+    let of_system_v = pids.iter().find_map(|pid| system_v::allocated(&Process::open(*pid).ok()?).ok());
+    Ok(shared.chain(of_system_v).fold(needed, u64::saturating_add))
 }
 
 impl Segment {
@@ -235,10 +251,12 @@ impl Segment {
         match &mapping.memory {
             Memory::Anonymous => Self::of(file, mapping.inode, |_| Ok(Kind::Anonymous)),
             Memory::File(name) => Self::memory_file(file, mapping.inode, name),
+            // The kernel is asked about large ones only.
+            Memory::SystemV if file.metadata()?.len() < LEAST_SYSTEM_V => Ok(None),
             Memory::SystemV => {
                 let Some(status) = system_v::status(process, mapping.inode)? else { return Ok(None) };
                 let segment = Self::of(file, mapping.inode, |_| Ok(Kind::SystemV { key: status.key }))?;
-                Ok(segment.filter(|segment| segment.size == status.size && status.size >= LEAST_SYSTEM_V))
+                Ok(segment.filter(|segment| segment.size == status.size))
             }
         }
     }
@@ -359,6 +377,16 @@ impl Segment {
         &self.kind
     }
 
+    /// Whether it is the same memory as this one, which was found with the same inode or identifier: the kernel, or the
+    /// service, may have given the identifier to another. Of what cannot be told it is not.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        match (&self.content, &other.content) {
+            (Content::Open(file), Content::Open(now)) => handle::is_same(file, now).unwrap_or(false),
+            _ => false,
+        }
+    }
+
     /// Its bytes when it was found.
     #[must_use]
     pub fn size(&self) -> u64 {
@@ -415,7 +443,8 @@ impl Segment {
         Ok(populated)
     }
 
-    /// Reads whole pages from this offset on. What lies behind its end, as the rest of the last page does, is zero.
+    /// Reads whole pages from this offset on. What lies behind its end, as the rest of the last page does, is zero, but for
+    /// the rest of the last page of one of System V, which processes have mapped.
     /// They should be [populated](Self::populated): reading others may fill the holes with pages.
     ///
     /// # Errors

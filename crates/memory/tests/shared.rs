@@ -382,8 +382,26 @@ fn an_attached_segment_of_system_v_is_found_with_the_key_that_it_has_now() {
     tree.does("assert libc.shmctl(id, 0, None) == 0");
     let removed = tree.segment();
     assert_eq!((removed.kind(), removed.inode()), (&Kind::SystemV { key: 0 }, segment.inode()));
+    assert!(removed.is(&segment));
+    // What lies behind its end is there for all who have attached it.
+    tree.does("ctypes.memset(at + 20 * PAGE - 5, 9, 5)");
+    let mut last = [0; 4096];
+    removed.read(19 * PAGE_SIZE, &mut last).unwrap();
+    assert_eq!(last[4090..], [0, 9, 9, 9, 9, 9]);
     tree.does("libc.shmdt(ctypes.c_void_p(at))");
     assert!(tree.segments().is_empty(), "it is gone, and what is attached is too small");
+    // Another with its identifier.
+    tree.does("open('/proc/sys/kernel/shm_next_id', 'w').write(str(id))");
+    tree.does("assert libc.shmget(0, ctypes.c_size_t(20 * PAGE - 5), 0o1600) == id");
+    tree.does("at = libc.shmat(id, None, 0)");
+    let other = tree.segment();
+    assert_eq!((other.kind(), other.inode()), (&Kind::SystemV { key: 0 }, segment.inode()));
+    assert!(!other.is(&removed) && other.is(&tree.segment()));
+    let pids = tree.pids();
+    let needed = || godwit_memory::shared::needed(&pids).unwrap();
+    let before = needed();
+    tree.does("ctypes.memset(at, 7, 20 * PAGE); libc.shmdt(ctypes.c_void_p(at))");
+    assert!(tree.segments().is_empty() && needed() >= before + 20 * PAGE_SIZE, "it is there, unattached");
 }
 
 #[test]
@@ -405,7 +423,7 @@ fn a_segment_of_system_v_is_made_where_processes_will_find_it() {
 id = libc.shmget(0x4711, ctypes.c_size_t(20 * PAGE - 5), 0)
 assert id == 7 << 15 | 3, id
 m = ctypes.string_at(libc.shmat(id, None, 0), 20 * PAGE)
-assert m == bytes(PAGE) + b'\\x07' * PAGE + bytes(17 * PAGE) + b'\\x08' * (PAGE - 5) + bytes(5)
+assert m == bytes(PAGE) + b'\\x07' * PAGE + bytes(17 * PAGE) + b'\\x08' * PAGE
 ",
     );
     assert!(Replica::of_system_v(&namespace, 7 << 15 | 3, 0, SIZE).is_err(), "it is there");

@@ -29,25 +29,36 @@ pub(super) struct Handle {
     raw: Raw,
 }
 
+/// Whether two open files of one filesystem are the same: an inode's number may be used again, with another generation.
+pub(super) fn is_same(one: &impl AsFd, other: &impl AsFd) -> io::Result<bool> {
+    let (one, other) = (raw(one)?, raw(other)?);
+    let length = usize::try_from(one.length).unwrap_or(LONGEST).min(LONGEST);
+    Ok((one.length, one.kind) == (other.length, other.kind) && one.handle[..length] == other.handle[..length])
+}
+
+/// The kernel's handle of a file, which may be open as a path only.
+fn raw(file: &impl AsFd) -> io::Result<Raw> {
+    let mut raw = Raw { length: 128, kind: 0, handle: [0; LONGEST] };
+    let mut mount = 0;
+    // SAFETY: the handle has the room that its length tells, and all pointers are to what lives here.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            file.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut raw,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    Errno::result(done)?;
+    Ok(raw)
+}
+
 impl Handle {
     /// Of this file, which may be open as a path only.
     pub(super) fn of(filesystem: &Arc<OwnedFd>, file: &impl AsFd) -> io::Result<Self> {
-        let mut raw = Raw { length: 128, kind: 0, handle: [0; LONGEST] };
-        let mut mount = 0;
-        let file = file.as_fd().as_raw_fd();
-        // SAFETY: the handle has the room that its length tells, and all pointers are to what lives here.
-        let done = unsafe {
-            libc::syscall(
-                libc::SYS_name_to_handle_at,
-                file,
-                c"".as_ptr(),
-                &raw mut raw,
-                &raw mut mount,
-                libc::AT_EMPTY_PATH,
-            )
-        };
-        Errno::result(done)?;
-        Ok(Self { filesystem: Arc::clone(filesystem), raw })
+        Ok(Self { filesystem: Arc::clone(filesystem), raw: raw(file)? })
     }
 
     /// Opens it for reading. It has gone where the error is `ESTALE`.

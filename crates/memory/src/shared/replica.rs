@@ -6,13 +6,15 @@ use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use libc::c_void;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::unistd::ftruncate;
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, futimens};
 
@@ -30,7 +32,50 @@ pub struct Replica {
     modified: Mutex<Option<(i64, u32)>>,
     /// Where it is written, if another process is charged for it.
     filling: RwLock<Option<Filling>>,
+    /// Of one that processes map whole, whatever its size: what lies behind its end in the last page.
+    rest: Option<Rest>,
 }
+
+/// The last page of a file, as a mapping: what is written there behind the end does not make the file larger.
+#[derive(Debug)]
+struct Rest(NonNull<c_void>);
+
+// SAFETY: it is written through raw pointers, one writer at a time, and lives as long as the value.
+unsafe impl Send for Rest {}
+// SAFETY: as above: each page is one stream's.
+unsafe impl Sync for Rest {}
+
+impl Rest {
+    fn new(file: &File, size: u64) -> io::Result<Option<Self>> {
+        if size.is_multiple_of(PAGE_SIZE) {
+            return Ok(None);
+        }
+        let offset = i64::try_from(size / PAGE_SIZE * PAGE_SIZE).map_err(io::Error::other)?;
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let at = unsafe { mmap(None, PAGE, access, MapFlags::MAP_SHARED, file, offset)? };
+        Ok(Some(Self(at)))
+    }
+
+    /// Writes the last bytes of the page.
+    fn write(&self, bytes: &[u8]) {
+        let Some(start) = PAGE.get().checked_sub(bytes.len()) else { return };
+        // SAFETY: both are within the page, which nobody else of this process looks at. Nobody can cut the file short.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.as_ptr().cast::<u8>().add(start), bytes.len());
+        }
+    }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this length, and nothing refers to it.
+        let _ = unsafe { munmap(self.0, PAGE.get()) };
+    }
+}
+
+/// [`PAGE_SIZE`] for mappings.
+const PAGE: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4095);
 
 impl Replica {
     /// Makes an empty one, in the way in which the segment was made: one of a tmpfs in this directory of its filesystem,
@@ -64,7 +109,7 @@ impl Replica {
                 file
             }
         };
-        Ok(Self::of(file, size))
+        Ok(Self::of(file, size, None))
     }
 
     /// Makes an empty segment of System V, with this identifier and key.
@@ -73,11 +118,13 @@ impl Replica {
     /// The kernel refuses, or the size is none that a segment can have.
     pub fn of_system_v(namespace: &IpcNamespace, identifier: u32, key: u32, size: u64) -> io::Result<Self> {
         is_size(size)?;
-        Ok(Self::of(namespace.create(identifier, key, size)?, size))
+        let file = namespace.create(identifier, key, size)?;
+        let rest = Rest::new(&file, size)?;
+        Ok(Self::of(file, size, rest))
     }
 
-    fn of(file: File, size: u64) -> Self {
-        Self { file, size: size.into(), modified: Mutex::new(None), filling: RwLock::new(None) }
+    fn of(file: File, size: u64, rest: Option<Rest>) -> Self {
+        Self { file, size: size.into(), modified: Mutex::new(None), filling: RwLock::new(None), rest }
     }
 
     /// Gives one of a tmpfs another size. Nothing may be written to it meanwhile.
@@ -145,6 +192,10 @@ impl Replica {
             Some(filling) => filling.write(offset, &pages[..length]),
             None => self.file.write_all_at(&pages[..length], offset),
         }?;
+        if let Some(rest) = &self.rest {
+            // There is some only behind the end, and the page is there by now.
+            rest.write(&pages[length..]);
+        }
         self.set_modified()
     }
 
@@ -153,10 +204,12 @@ impl Replica {
     /// # Errors
     /// They are not within it.
     pub fn clear(&self, range: &Range) -> io::Result<()> {
-        let Range { start, .. } = self.within(range)?;
+        let Range { start, end } = self.within(range)?;
+        // Else the rest of the last page would stay.
+        let end = if self.rest.is_some() { end.next_multiple_of(PAGE_SIZE) } else { end };
         let number = |number: u64| i64::try_from(number).map_err(io::Error::other);
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        fallocate(&self.file, mode, number(start)?, number(range.end - start)?)?;
+        fallocate(&self.file, mode, number(start)?, number(end - start)?)?;
         self.set_modified()
     }
 

@@ -17,6 +17,21 @@ use crate::process::Process;
 /// Where an identifier is told to the kernel that the next segment is to have.
 const NEXT: &str = "/proc/sys/kernel/shm_next_id";
 
+/// The command of shmctl(2) that asks for [`Info`], from <linux/shm.h>.
+const SHM_INFO: libc::c_int = 14;
+
+/// `struct shm_info` of the same header.
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    used: libc::c_int,
+    total: libc::c_ulong,
+    resident: libc::c_ulong,
+    swapped: libc::c_ulong,
+    attempts: libc::c_ulong,
+    successes: libc::c_ulong,
+}
+
 /// What the kernel says of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Status {
@@ -40,6 +55,17 @@ pub(super) fn status(process: &Process, identifier: u64) -> io::Result<Option<St
             Err(errno) => Err(errno.into()),
         }
     })
+}
+
+/// What all segments of this process's namespace take of the machine's memory, bytes.
+pub(super) fn allocated(process: &Process) -> io::Result<u64> {
+    let pages = inside(&process.ipc_namespace()?, || {
+        let mut info = Info::default();
+        // SAFETY: with this command the kernel writes that structure, whatever shmctl(2) is declared with.
+        Errno::result(unsafe { libc::shmctl(0, SHM_INFO, (&raw mut info).cast()) })?;
+        Ok(info.resident.saturating_add(info.swapped))
+    })?;
+    Ok(pages.saturating_mul(PAGE_SIZE))
 }
 
 /// An IPC namespace for a service whose processes are still to come. Its segments end with it.

@@ -393,7 +393,8 @@ async fn receive_while_running(
                 if is_charged && admitted.service.memory_bytes != 0 {
                     charge(local, receiver, begun).await?;
                 }
-                receiver.shared().make(segments, tmpfs)?;
+                // Giving up a large one takes the kernel a while.
+                off_worker(|| receiver.shared().make(segments, tmpfs))?;
                 link.send(Message::SegmentsMade).await?;
             }
             piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {

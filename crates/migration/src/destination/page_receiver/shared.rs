@@ -419,7 +419,8 @@ mod tests {
         let namespace = |file: &str| std::fs::metadata(file).unwrap().ino();
         let ipc = directory.join("ipc");
         assert_ne!(namespace(ipc.to_str().unwrap()), namespace("/proc/self/ns/ipc"));
-        assert!(shared.make(named(&[of(1, 7), of(3, 7)]), &[]).is_err(), "an identifier twice");
+        let other_key = SharedSegment { key: Some(10), ..of(3, 7) };
+        assert!(shared.make(named(&[of(1, 7), other_key]), &[]).is_err(), "an identifier twice");
     }
 
     #[test]

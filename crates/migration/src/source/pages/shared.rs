@@ -56,7 +56,7 @@ pub(crate) struct Kinds {
 }
 
 impl Kinds {
-    fn has(self, kind: &Kind) -> bool {
+    pub(crate) fn has(self, kind: &Kind) -> bool {
         match kind {
             Kind::Anonymous | Kind::Memfd { .. } => self.memory,
             Kind::SystemV { .. } => self.system_v,
@@ -180,9 +180,14 @@ impl Shared {
 
     /// Follows these segments that are in no tmpfs, the largest first if there are too many, and no others.
     fn follow(&mut self, mut found: BTreeMap<Identity, Segment>) -> Changed {
-        let changed = self.keep(|followed| match found.remove(&identity(&followed.segment)) {
-            Some(now) => followed.is_still(now),
-            None => followed.is_in_tmpfs() || followed.is_copied(),
+        let changed = self.keep(|followed| {
+            let identity = identity(&followed.segment);
+            match found.get(&identity) {
+                // What has become another begins anew.
+                Some(now) if !followed.is_like(now) => false,
+                Some(_) => found.remove(&identity).is_some_and(|now| followed.is_still(now)),
+                None => followed.is_in_tmpfs() || followed.is_copied(),
+            }
         });
         let copied = self.segments.values().filter(|followed| followed.is_copied()).count();
         self.begin(found, MOST + copied);
@@ -280,14 +285,19 @@ impl Followed {
         matches!(self.segment.kind(), Kind::SystemV { .. })
     }
 
-    /// Whether this, which has the same identity, can take its place.
+    /// Whether this, which has the same identity, was made as it was.
+    fn is_like(&self, now: &Segment) -> bool {
+        now.size() == self.segment.size() && now.kind() == self.segment.kind()
+    }
+
+    /// Goes on with this, which has the same identity, if it was made as it was: the kernel, or the service, may have given
+    /// the identifier of a segment of System V to another.
     fn is_still(&mut self, now: Segment) -> bool {
-        let is_same = now.size() == self.segment.size() && now.kind() == self.segment.kind();
-        // The kernel, or the service, may have given the identifier to another.
-        if is_same && self.is_of_system_v() {
+        let is_like = self.is_like(&now);
+        if is_like && self.is_of_system_v() && !self.segment.is(&now) {
             self.is_now(now);
         }
-        is_same
+        is_like
     }
 
     /// This is it now, perhaps of another size; or another file, where the service has mounted another filesystem: what
