@@ -8,6 +8,7 @@ mod at_once;
 mod backends;
 mod bench;
 mod capture;
+mod check;
 mod confinement;
 mod connections;
 mod demo;

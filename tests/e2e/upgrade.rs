@@ -141,7 +141,11 @@ fn a_cluster_of_the_last_release_is_upgraded_node_by_node_under_load() {
     for same in ["state", "pid", "id", "epoch", "address", "mac", "restart", "created_ms", "published"] {
         assert_eq!(after[same], before[same], "{same}");
     }
-    for node in ["b", "a", "c", "b", "c", "a"] {
+    moving.to(&bed, "b");
+    // 0.2.0 cannot be asked.
+    let asked = bed.godwit("b", &["check", "moves", "--to", "a"]);
+    assert!(asked.code == 2 && asked.stdout.contains("node a has an older godwit"), "{asked:?}");
+    for node in ["a", "c", "b", "c", "a"] {
         moving.to(&bed, node);
     }
     // The last one, with the service under load on it.

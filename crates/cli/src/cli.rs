@@ -18,7 +18,7 @@ use crate::{global::Global, verbs};
 Exit codes:
   0    done
   1    not done; standard error says why in one sentence (also: a migration that was aborted)
-  2    the command line was not understood
+  2    the command line was not understood; check: it can move, and there are warnings
   3    migrate: the service was lost, pages that had stayed at its source being gone
   125  run and exec: godwit could not start the command
   130  ended by Ctrl-C
@@ -48,6 +48,7 @@ pub(crate) enum Verb {
     Start(verbs::start::Args),
     Restart(verbs::restart::Args),
     Rm(verbs::rm::Args),
+    Check(verbs::check::Args),
     Migrate(verbs::migrate::Args),
     Cancel(verbs::cancel::Args),
     Resolve(verbs::resolve::Args),
@@ -87,6 +88,7 @@ impl Verb {
             Self::Start(args) => verbs::start::run(args, global).await,
             Self::Restart(args) => verbs::restart::run(args, global).await,
             Self::Rm(args) => verbs::rm::run(args, global).await,
+            Self::Check(args) => verbs::check::run(args, global).await,
             Self::Migrate(args) => verbs::migrate::run(args, global).await,
             Self::Cancel(args) => verbs::cancel::run(args, global).await,
             Self::Resolve(args) => verbs::resolve::run(args, global).await,

@@ -539,3 +539,28 @@ async fn every_verb_has_a_man_page_and_completions_know_them() {
         assert!(finished.stdout.contains("migrate"), "{shell}");
     }
 }
+
+#[tokio::test]
+async fn check_prints_what_is_in_the_way_and_ends_with_what_a_script_can_act_on() {
+    let fake = Fake::start();
+    let can = fake.run(&["check", "redis", "--to", "b"]).await;
+    assert_eq!(can.code, 0, "{can:?}");
+    assert!(can.stdout.starts_with("redis can move from a to b\n  mode           precopy\n"), "{can:?}");
+    let leaves = fake.run(&["check", "redis"]).await;
+    assert!(leaves.stdout.starts_with("redis can leave a\n"), "{leaves:?}");
+    let warned = fake.run(&["check", "slow", "--to", "b"]).await;
+    assert_eq!(warned.code, 2, "{warned:?}");
+    assert!(warned.stdout.ends_with("warning: it writes much\n"), "{warned:?}");
+    let cannot = fake.run(&["check", "stuck", "--to", "b"]).await;
+    assert_eq!(
+        (cannot.code, cannot.stdout.as_str()),
+        (
+            1,
+            "stuck cannot move from a to b:\n  node b: no room\n  process 4711 (worker, PID 7 in the service) has an io_uring open, which CRIU cannot dump\n"
+        )
+    );
+    let json = fake.run(&["--json", "check", "stuck", "--to", "b"]).await;
+    assert_eq!(json.code, 1, "{json:?}");
+    let told: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!((&told["obstacles"][0]["pid"], &told["forecast"]), (&4711.into(), &serde_json::Value::Null));
+}

@@ -16,8 +16,8 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    capture, connections, directory, doctor, exec, images, join, logs, migrate, network_changes, removals,
-    restart,
+    capture, check, connections, directory, doctor, exec, images, join, logs, migrate, network_changes,
+    removals, restart,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -128,6 +128,13 @@ impl NodeApi for NodeService {
     ) -> Result<Response<Self::MigrateStream>, Status> {
         let events = migrate::start_anywhere(&self.0, request.into_inner()).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
+    }
+
+    async fn check_move(
+        &self,
+        request: Request<api::CheckMoveRequest>,
+    ) -> Result<Response<api::CheckMoveResponse>, Status> {
+        Ok(Response::new(check::anywhere(&self.0, request.into_inner()).await?))
     }
 
     async fn cancel(

@@ -17,7 +17,7 @@ use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, cluster, connections, migrate, renew};
+use crate::{capture, check, cluster, connections, migrate, renew};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -187,6 +187,17 @@ impl Peer for PeerService {
         // Not passed on again: two nodes that know different things must not send it in circles.
         let events = migrate::start(&self.0, name, &request).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
+    }
+
+    async fn check_move(
+        &self,
+        request: Request<api::CheckMoveRequest>,
+    ) -> Result<Response<api::CheckMoveResponse>, Status> {
+        let from = caller(&request)?;
+        let request = request.into_inner();
+        let name = request.r#move.as_ref().map(|asked| asked.name.as_str()).unwrap_or_default();
+        self.pass(&from, "check", &service_name(name)?)?;
+        Ok(Response::new(check::here(&self.0, &request).await?))
     }
 
     async fn cancel(

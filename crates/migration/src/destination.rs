@@ -7,7 +7,7 @@
 //! The service's pages come over connections of their own into its [`page_receiver`]. After the commit they
 //! are put in place while the service runs, and those that have stayed at the source follow.
 //!
-//! - [`mod@admit`]: whether it may come.
+//! - [`mod@admit`]: whether it may come; [`ask`]: the same where a source only asks.
 //! - [`receive`]: all that comes, and the restore.
 //! - [`own`]: the service is this node's.
 //! - [`foreign`]: a pager of a version with which this one cannot speak.
@@ -15,6 +15,7 @@
 
 mod admit;
 mod announced;
+mod ask;
 mod foreign;
 mod log;
 mod own;
@@ -146,6 +147,7 @@ pub async fn serve(local: Arc<NodeResources>, mut link: Link) {
     let source = link.node().to_string();
     let further = match link.receive().await {
         Ok(Message::Open(open)) => return migrate(&local, link, open).await,
+        Ok(Message::Ask(open)) => return ask::answer(&local, link, open).await,
         Ok(Message::Join(join)) => {
             let purpose = Purpose::try_from(join.purpose).unwrap_or(Purpose::Unknown);
             local.arrivals.give(&join.migration, &source, FurtherConnection::Stream(purpose, link))

@@ -25,7 +25,7 @@
 //!   service according to that.
 //! - [`resources`]: the node as both ends see it: engine, network, CRIU, pagers, store, journal, and the cluster.
 //!   [`incarnation`]: id and epoch, which it compares before it removes anything of a service.
-//! - [`converge`]: when to stop copying and freeze. [`report`]: what a move came to.
+//! - [`converge`]: when to stop copying and freeze. [`outlook`]: what a move would be like. [`report`]: what a move came to.
 //! - [`retained`]: pages of a service that has left, for when it comes back.
 //! - [`failpoint`]: where a test can make a node die or wait. The module `loopback` (of tests) runs both ends in one
 //!   process, without root, CRIU or a network, and lets each step and connection fail.
@@ -59,6 +59,7 @@ pub mod machine;
 pub mod message;
 pub mod mounts;
 pub mod options;
+pub mod outlook;
 pub(crate) mod page_hash;
 pub(crate) mod page_map;
 pub mod pagers;

@@ -67,6 +67,14 @@ pub enum LinkError {
     },
 }
 
+impl LinkError {
+    /// Whether the other side ended the conversation as agreed.
+    #[must_use]
+    pub fn is_of_closing(&self) -> bool {
+        matches!(self, Self::Broken(error) if error.is_closed())
+    }
+}
+
 /// How far a conversation has come, as seen from this node. Heartbeats do not count: they say that the other
 /// daemon lives, not that it does its work.
 #[derive(Debug, Default)]

@@ -163,6 +163,8 @@ messages! {
         35 LogRotated,
         /// The destination has made the segments of shared memory that were named last.
         37 SegmentsMade,
+        /// All that was sent to measure the link is sent; and has come, in the other direction.
+        41 ProbeEnd,
         /// As `TreeBegin`, of a service that still runs: another round will follow.
         36 TreeAgain,
     }
@@ -201,6 +203,8 @@ messages! {
         39 TmpfsBegin(TmpfsBegin),
         /// What the destination has begun to do.
         34 Step(Reached),
+        /// As `Open`, from a source that only asks whether the service may come: nothing is reserved beyond the answer.
+        40 Ask(Open),
     }
     bytes {
         /// Part of a layer's blob, in order.
@@ -213,6 +217,8 @@ messages! {
         21 OldLogData(Bytes),
         /// An encoded [`godwit_memory::batch::Batch`].
         23 Pages(Bytes),
+        /// Anything, to measure the link.
+        42 Probe(Bytes),
     }
 }
 
@@ -274,6 +280,9 @@ mod tests {
                 migration: "01A".into(),
                 ..Open::default()
             }),
+            Message::Ask(Open { migration: "01A".into(), ..Open::default() }),
+            Message::Probe(Bytes::from_static(b"anything")),
+            Message::ProbeEnd,
             Message::Accepted(Accepted {
                 missing_layers: vec!["sha256:00".into()],
                 userfaultfd: true,

@@ -13,7 +13,7 @@
 //! service continues with its connections. Then the journal's `committed` is written (`serving` where pages stay
 //! behind). From there on nothing is undone.
 //!
-//! - [`plan`]: which mode; [`obstacles`]: what of the service cannot move.
+//! - [`plan`]: which mode; [`obstacles`]: what of the service cannot move. [`check`]: both, and a forecast, without a move.
 //! - [`files`], [`logs`]: changed files and the log, while it runs and at the end.
 //! - [`deadline`]: how long a frozen service waits for the destination.
 //! - [`serve`]: pages that follow after the commit; [`rest`]: what is left to do on this node.
@@ -22,6 +22,7 @@
 
 mod accept_queue;
 mod answer;
+mod check;
 mod commit;
 mod deadline;
 mod dump;
@@ -59,6 +60,7 @@ use crate::report::Report;
 use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::timeline::Timeline;
+pub use check::{Findings, Forecast, LinkFigures, Times};
 use dump::Restored;
 pub use error::SourceError;
 use jobs::Jobs;

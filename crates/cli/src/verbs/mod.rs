@@ -2,6 +2,7 @@
 
 pub(crate) mod cancel;
 pub(crate) mod capture;
+pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod doctor;

@@ -393,6 +393,27 @@ impl Node for Answers {
         }
     }
 
+    async fn check_move(&self, request: Request<v1::CheckMoveRequest>) -> Answer<v1::CheckMoveResponse> {
+        let asked = request.into_inner().r#move.unwrap();
+        let obstacle = v1::Obstacle {
+            pid: 4711,
+            inside: 7,
+            name: "worker".into(),
+            what: "has an io_uring open".into(),
+            why: "which CRIU cannot dump".into(),
+        };
+        let forecast = v1::Forecast { mode: "precopy".into(), memory_bytes: 1 << 20, ..Default::default() };
+        Ok(Response::new(v1::CheckMoveResponse {
+            source: "a".into(),
+            destination: asked.to,
+            obstacles: if asked.name == "stuck" { vec![obstacle] } else { Vec::new() },
+            objections: if asked.name == "stuck" { vec!["node b: no room".into()] } else { Vec::new() },
+            warnings: if asked.name == "slow" { vec!["it writes much".into()] } else { Vec::new() },
+            forecast: (asked.name != "stuck").then_some(forecast),
+            name: asked.name,
+        }))
+    }
+
     async fn cancel(&self, request: Request<ServiceRequest>) -> Answer<CancelResponse> {
         let name = request.into_inner().name;
         self.asked.cancelled.lock().unwrap().push(name.clone());

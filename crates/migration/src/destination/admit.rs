@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
-use godwit_engine::image::Digest;
+use godwit_engine::image::{Digest, Hold};
 use godwit_engine::tree;
 use godwit_engine::{MountKind, OutputPipes};
 use godwit_names::is_name;
@@ -35,6 +36,30 @@ const RESTORE_OVERHEAD: u64 = 32 << 20;
 /// Highest epoch of a service that is taken: more moves than there are milliseconds in thirty years.
 const MAX_EPOCH: u64 = 1 << 40;
 
+/// What the CRIU here can do.
+#[derive(Debug, Clone, Copy, Default)]
+struct Abilities {
+    criu: Option<Version>,
+    tcp_inline: bool,
+    keeps_rights: bool,
+    /// Whether it restores shared memory that comes over the streams.
+    segments: bool,
+    /// Whether it restores segments of System V that do.
+    system_v: bool,
+}
+
+/// An offer that there is no reason against, and what is held for it.
+pub(super) struct Examined {
+    service: Service,
+    protocol: u32,
+    abilities: Abilities,
+    missing: Vec<Layer>,
+    memory: Reservation,
+    place: Place,
+    /// No layer is removed meanwhile.
+    hold: Hold,
+}
+
 /// What an accepted offer holds until it is committed or dropped.
 pub(super) struct Admitted {
     pub(super) service: Service,
@@ -46,13 +71,7 @@ pub(super) struct Admitted {
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
     pub(super) userfaultfd: bool,
-    criu: Option<Version>,
-    tcp_inline: bool,
-    keeps_rights: bool,
-    /// Whether CRIU restores shared memory that comes over the streams.
-    segments: bool,
-    /// Whether it restores those of System V.
-    system_v: bool,
+    abilities: Abilities,
     /// The version of the conversation.
     protocol: u32,
     /// The service's output at its source; none where the source does not tell.
@@ -72,35 +91,31 @@ pub(super) struct Coming {
     pub(super) retained: Option<Arc<Retained>>,
 }
 
-pub(super) async fn admit(
-    local: &Arc<NodeResources>,
-    link: &mut Link,
-    open: Open,
-) -> Result<(Admitted, Coming), DestinationError> {
+/// Looks for every reason against it. What is needed for it is held as long as the result is.
+pub(super) async fn examine(
+    local: &NodeResources,
+    from: &str,
+    open: &Open,
+) -> Result<Examined, DestinationError> {
     let theirs = Versions::offered(open.protocol, open.newest_protocol);
     let Some(protocol) = Versions::OWN.common(theirs) else {
-        return Err(DestinationError::Refused(vec![Versions::OWN.objection(
-            &local.node,
-            theirs,
-            link.node(),
-        )]));
+        return Err(DestinationError::Refused(vec![Versions::OWN.objection(&local.node, theirs, from)]));
     };
     let mut service: Service = serde_json::from_str(&open.service).map_err(DestinationError::Service)?;
-    check_ids(&service, &open)?;
+    check_ids(&service, open)?;
     if open.now_ms != 0 {
         service.tell_by_clock_ahead(now_ms().saturating_sub(open.now_ms));
     }
-    let (place, mut reasons) = match local.cluster.admit(&service, link.node()).await {
+    let (place, mut reasons) = match local.cluster.admit(&service, from).await {
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),
     };
-    reasons.extend(machine_objections(local, &open));
+    reasons.extend(machine_objections(local, open));
     if let Some(theirs) = open.overlay.as_ref().filter(|_| service.network.namespace().is_none()) {
         let ours = local.network.terms();
-        reasons.extend(ours.objections(&local.node, theirs, link.node()));
+        reasons.extend(ours.objections(&local.node, theirs, from));
     }
-    let (mut criu, mut tcp_inline, mut keeps_rights) = (None, false, false);
-    let (mut segments, mut system_v) = (false, false);
+    let mut abilities = Abilities::default();
     let asking = async {
         tokio::try_join!(
             local.criu.version(),
@@ -112,9 +127,14 @@ pub(super) async fn admit(
     };
     match tokio::time::timeout(CRIU_ANSWER, asking).await {
         Ok(Ok((version, inline, rights, shared, of_system_v))) => {
-            (criu, tcp_inline, keeps_rights) = (Some(version), inline, rights);
-            (segments, system_v) = (shared, of_system_v);
-            reasons.extend(open.criu.and_then(|theirs| theirs.objection(link.node(), version, &local.node)));
+            abilities = Abilities {
+                criu: Some(version),
+                tcp_inline: inline,
+                keeps_rights: rights,
+                segments: shared,
+                system_v: of_system_v,
+            };
+            reasons.extend(open.criu.and_then(|theirs| theirs.objection(from, version, &local.node)));
         }
         Ok(Err(error)) => reasons.push(crate::error_chain(&error)),
         Err(_) => reasons.push(format!(
@@ -145,8 +165,8 @@ pub(super) async fn admit(
     }
     // Until the journal names the layers that are here.
     let hold = local.store.hold();
-    let missing = missing_layers(local, &open, &mut reasons)?;
-    reasons.extend(announced::objections(&open));
+    let missing = missing_layers(local, open, &mut reasons)?;
+    reasons.extend(announced::objections(open));
     let disk = announced::disk_bytes(&missing, open.tree_bytes);
     let free = local.store.available_bytes()?;
     if disk > free {
@@ -166,6 +186,25 @@ pub(super) async fn admit(
     let (Some(memory), Some(place), []) = (memory, place, reasons.as_slice()) else {
         return Err(DestinationError::Refused(reasons));
     };
+    Ok(Examined { service, protocol, abilities, missing, memory, place, hold })
+}
+
+impl Examined {
+    /// What a source is told that only asks.
+    pub(super) fn answer(&self, local: &NodeResources, output_pipes: Vec<u64>) -> Accepted {
+        let charges = OutputPipes::try_from(output_pipes).is_ok();
+        answer(self.protocol, local.userfaultfd, self.abilities, (&self.missing, charges))
+    }
+}
+
+/// Admits it, if there is no reason against it.
+pub(super) async fn admit(
+    local: &Arc<NodeResources>,
+    link: &mut Link,
+    open: Open,
+) -> Result<(Admitted, Coming), DestinationError> {
+    let examined = examine(local, link.node(), &open).await?;
+    let Examined { service, protocol, abilities, missing, memory, place, hold } = examined;
     let new = Beginning {
         id: &open.migration,
         role: Role::Destination,
@@ -190,11 +229,7 @@ pub(super) async fn admit(
         source_journal: open.journal,
         memory_bytes: open.memory_bytes,
         userfaultfd,
-        criu,
-        tcp_inline,
-        keeps_rights,
-        segments,
-        system_v,
+        abilities,
         protocol,
         output_pipes: open.output_pipes.try_into().ok(),
         steps: open.steps,
@@ -215,27 +250,11 @@ pub(super) async fn accept(
     retained: Option<&Retained>,
 ) -> Result<(), DestinationError> {
     failpoint::point("destination.reserved").await;
-    let missing_layers = admitted.missing.iter().map(|l| l.digest.clone()).collect();
-    let (userfaultfd, tcp_inline) = (admitted.userfaultfd, admitted.tcp_inline);
     let key = retained.map(|retained| retained.key().bytes().to_vec().into()).unwrap_or_default();
-    let accepted = Accepted {
-        missing_layers,
-        userfaultfd,
-        retained: retained.is_some(),
-        tcp_inline,
-        criu: admitted.criu.map(Into::into),
-        key,
-        ahead: true,
-        most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),
-        // With all pages in images, a CRIU without patches needs less for some services.
-        keeps_rights: admitted.keeps_rights || !userfaultfd,
-        protocol: admitted.protocol,
-        segments: admitted.segments,
-        charges: admitted.output_pipes.is_some(),
-        tmpfs: true,
-        copied: true,
-        system_v: admitted.system_v,
-    };
+    let charges = admitted.output_pipes.is_some();
+    let Admitted { protocol, userfaultfd, abilities, ref missing, .. } = *admitted;
+    let answer = answer(protocol, userfaultfd, abilities, (missing, charges));
+    let accepted = Accepted { retained: retained.is_some(), key, ..answer };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {
         for pages in retained.messages() {
@@ -244,6 +263,33 @@ pub(super) async fn accept(
         link.send(Message::RetainedEnd).await?;
     }
     Ok(())
+}
+
+/// What a source is told of a node that accepts, and has nothing of the service.
+fn answer(
+    protocol: u32,
+    userfaultfd: bool,
+    abilities: Abilities,
+    (missing, charges): (&[Layer], bool),
+) -> Accepted {
+    Accepted {
+        missing_layers: missing.iter().map(|layer| layer.digest.clone()).collect(),
+        userfaultfd,
+        retained: false,
+        tcp_inline: abilities.tcp_inline,
+        criu: abilities.criu.map(Into::into),
+        key: Bytes::new(),
+        ahead: true,
+        most_at_once: obstacles::most_at_once(Path::new("/proc")).unwrap_or(0),
+        // With all pages in images, a CRIU without patches needs less for some services.
+        keeps_rights: abilities.keeps_rights || !userfaultfd,
+        protocol,
+        segments: abilities.segments,
+        charges,
+        tmpfs: true,
+        copied: true,
+        system_v: abilities.system_v,
+    }
 }
 
 /// Longest identity of a journal that is taken, in bytes.

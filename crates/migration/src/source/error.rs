@@ -75,8 +75,10 @@ pub enum SourceError {
 impl SourceError {
     /// Whether it only says that a connection has ended; what is read next says why.
     pub(super) fn is_of_closing(&self) -> bool {
-        if let Self::Link(LinkError::Broken(error)) = self {
-            return error.is_closed();
+        if let Self::Link(error) = self
+            && error.is_of_closing()
+        {
+            return true;
         }
         matches!(
             self,

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_criu::obstacles::{self, Restores, Subject};
+use godwit_criu::obstacles::{self, Obstacle, Restores, Subject};
 use godwit_engine::{ContainerConfig, ContainerStatus};
 
 use super::{Source, SourceError};
@@ -22,14 +22,24 @@ const PAUSE: Duration = Duration::from_millis(50);
 impl Source {
     /// Every reason why the service cannot be moved as it is now, before anything is touched.
     pub(super) async fn check_eligible(&self) -> Result<(), SourceError> {
+        let (mut reasons, obstacles) = self.look_for_obstacles().await?;
+        reasons.extend(obstacles::sentences(&obstacles));
+        if reasons.is_empty() { Ok(()) } else { Err(SourceError::NotEligible(reasons)) }
+    }
+
+    /// The reasons that lie in no process, as sentences; and, where there are none, those that do.
+    pub(super) async fn look_for_obstacles(&self) -> Result<(Vec<String>, Vec<Obstacle>), SourceError> {
         // Pages of its last move may still be on their way into its processes.
-        tokio::select! {
-            settled = self.local.arrivals.settled(&self.service.name) => settled.map_err(|why| {
-                SourceError::NotEligible(vec![format!("service {} cannot leave yet: {why}", self.service.name)])
-            })?,
+        let cannot_leave = tokio::select! {
+            settled = self.local.arrivals.settled(&self.service.name) => settled.err().map(|why| {
+                format!("service {} cannot leave yet: {why}", self.service.name)
+            }),
             why = self.local.waits.unreachable(&self.service.name) => {
-                return Err(SourceError::NotEligible(vec![format!("service {} {why}", self.service.name)]));
+                Some(format!("service {} {why}", self.service.name))
             }
+        };
+        if let Some(reason) = cannot_leave {
+            return Ok((vec![reason], Vec::new()));
         }
         let config = self.local.config(&self.service);
         let mut reasons = Vec::new();
@@ -44,18 +54,19 @@ impl Source {
                 self.service.name
             ));
         }
-        if reasons.is_empty() {
-            reasons = self.obstacles(&config, state.pid).await?;
-        }
-        if reasons.is_empty() { Ok(()) } else { Err(SourceError::NotEligible(reasons)) }
+        let obstacles = match reasons.as_slice() {
+            [] => self.obstacles(&config, state.pid).await?,
+            _ => Vec::new(),
+        };
+        Ok((reasons, obstacles))
     }
 
-    /// Every reason that lies in the service's processes, as sentences.
+    /// Every reason that lies in the service's processes.
     pub(super) async fn obstacles(
         &self,
         config: &ContainerConfig,
         main: u32,
-    ) -> Result<Vec<String>, SourceError> {
+    ) -> Result<Vec<Obstacle>, SourceError> {
         let opened = self.local.network.unix_sockets(&self.service).await?;
         let unix = match opened {
             Ok(sockets) => Some(Arc::new(sockets)),
@@ -84,7 +95,7 @@ impl Source {
             found = Some(still);
             tokio::time::sleep(PAUSE).await;
         }
-        Ok(obstacles::sentences(&found.unwrap_or_default()))
+        Ok(found.unwrap_or_default())
     }
 
     /// Refuses for the destination what it could not restore.
@@ -93,16 +104,25 @@ impl Source {
         config: &ContainerConfig,
         accepted: &Accepted,
     ) -> Result<(), SourceError> {
-        let restores = Restores { most: accepted.most_at_once, keeps_rights: accepted.keeps_rights };
-        if restores.most == 0 {
-            return Ok(());
-        }
-        let processes = self.local.engine.processes(config).await?;
-        let check = move || obstacles::not_restored(Path::new("/proc"), &processes, restores);
-        let found = tokio::task::spawn_blocking(check).await?;
+        let found = self.not_restored(config, accepted).await?;
         if found.is_empty() {
             return Ok(());
         }
         Err(SourceError::Refused { node: self.destination.clone(), reasons: obstacles::sentences(&found) })
+    }
+
+    /// What a destination that has answered so could not restore.
+    pub(super) async fn not_restored(
+        &self,
+        config: &ContainerConfig,
+        accepted: &Accepted,
+    ) -> Result<Vec<Obstacle>, SourceError> {
+        let restores = Restores { most: accepted.most_at_once, keeps_rights: accepted.keeps_rights };
+        if restores.most == 0 {
+            return Ok(Vec::new());
+        }
+        let processes = self.local.engine.processes(config).await?;
+        let check = move || obstacles::not_restored(Path::new("/proc"), &processes, restores);
+        Ok(tokio::task::spawn_blocking(check).await?)
     }
 }

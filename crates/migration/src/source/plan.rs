@@ -37,6 +37,11 @@ impl Plan {
         Ok(self)
     }
 
+    /// Why this mode; empty when the user named it.
+    pub(super) fn why(&self) -> &str {
+        &self.why
+    }
+
     /// Notes the choice in the report.
     pub(super) fn tell(&self, report: &mut Report) {
         report.mode = self.mode.name().into();

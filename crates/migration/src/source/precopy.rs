@@ -377,7 +377,7 @@ impl Source {
     }
 
     /// How long the service is frozen beside its pages and files.
-    async fn fixed(&self) -> Result<Duration, SourceError> {
+    pub(super) async fn fixed(&self) -> Result<Duration, SourceError> {
         let processes = self.local.engine.processes(&self.local.config(&self.service)).await?;
         let connections = match processes.first().map(|pid| connections_of(*pid)) {
             Some(Ok(connections)) => connections,

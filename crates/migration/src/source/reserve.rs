@@ -75,33 +75,78 @@ impl Source {
     ) -> Result<Reserved, SourceError> {
         let report = &mut recorder.report;
         let config = self.local.config(&self.service);
-        let memory = self.local.engine.memory_unshared(&config).await?.max(self.memory_needed().await?);
-        let images = memory + KERNEL_STATE_BYTES;
+        let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
         let started = Instant::now();
         let tree = tree::TreeSender::new(&self.local.layout.upper(&self.service.name));
         let (tree, first) = next_round(tree, false).await?;
         report.pre_dump_ms = ms_since(started);
 
+        let open = self.offer(&config, memory, first.changes.bytes()).await?;
+        if let Some(path) = self.service_there()?.network.namespace() {
+            report.network_namespace = path.to_string_lossy().into_owned();
+        }
+        let layers = open.layers.clone();
+        link.send(Message::Open(open)).await?;
+        let accepted = self.accepted(link, &config).await?;
+        let plan = plan.with(accepted.userfaultfd, &self.destination)?;
+        plan.tell(report);
+        report.criu_there = self.criu_there(&accepted).await?;
+        report.memory_bytes = memory;
+        let agreed = Agreed {
+            ahead: accepted.ahead,
+            waits: !accepted.userfaultfd,
+            tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
+            kinds: self.kinds(&accepted, plan.mode).await?,
+            tmpfs: self.streams(&accepted, plan.mode) && accepted.tmpfs,
+            vtep: self.local.cluster.vtep(&self.destination)?,
+            images: memory + KERNEL_STATE_BYTES,
+        };
+        let visit = match accepted.retained {
+            true => self.learn_retained(link, &accepted.key).await?,
+            false => EarlierVisit::none(),
+        };
+        let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
+        Ok(Reserved { agreed, plan, visit, layers, tree, first })
+    }
+
+    /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.
+    fn streams(&self, accepted: &Accepted, mode: Mode) -> bool {
+        mode != Mode::Cold && (self.service.memory_bytes == 0 || accepted.charges)
+    }
+
+    /// Which segments go over the streams.
+    pub(super) async fn kinds(&self, accepted: &Accepted, mode: Mode) -> Result<Kinds, SourceError> {
+        let (criu, streams) = (&self.local.criu, self.streams(accepted, mode));
+        Ok(Kinds {
+            memory: streams && accepted.segments && criu.shared_external().await?,
+            system_v: streams && accepted.system_v && criu.system_v_external().await?,
+            copied: mode != Mode::Cold && accepted.copied && criu.file_pages_external().await?,
+        })
+    }
+
+    /// What the destination is to know of the service, before it answers.
+    pub(super) async fn offer(
+        &self,
+        config: &ContainerConfig,
+        memory: u64,
+        tree_bytes: u64,
+    ) -> Result<Open, SourceError> {
         let mut layers = Vec::new();
         for digest in &self.service.layers {
             let bytes = self.local.store.open_blob(&digest.parse::<Digest>()?).map_or(0, |(_, bytes)| bytes);
             layers.push(Layer { digest: digest.clone(), bytes });
         }
-        let service = self.service_there()?;
-        if let Some(path) = service.network.namespace() {
-            report.network_namespace = path.to_string_lossy().into_owned();
-        }
-        let service = serde_json::to_string(&service)
+        let service = serde_json::to_string(&self.service_there()?)
             .map_err(|e| SourceError::NotEligible(vec![format!("the service cannot be described: {e}")]))?;
-        link.send(Message::Open(Open {
+        Ok(Open {
             protocol: OLDEST_PROTOCOL_VERSION,
             migration: self.id.clone(),
             service,
             memory_bytes: memory,
-            images_bytes: images,
-            tree_bytes: first.changes.bytes(),
-            layers: layers.clone(),
+            images_bytes: memory + KERNEL_STATE_BYTES,
+            tree_bytes,
+            layers,
             machine: machine(),
             cpu_flags: cpu_flags(),
             streams: u32::try_from(self.options.streams).unwrap_or(1),
@@ -111,37 +156,13 @@ impl Source {
             now_ms: now_ms(),
             steps: true,
             newest_protocol: PROTOCOL_VERSION,
-            output_pipes: self.local.engine.output_pipes(&config).await?.into(),
-        }))
-        .await?;
-        let accepted = self.accepted(link, &config).await?;
-        let plan = plan.with(accepted.userfaultfd, &self.destination)?;
-        plan.tell(report);
-        report.criu_there = self.criu_there(&accepted).await?;
-        report.memory_bytes = memory;
-        // A limit must count what comes over the streams, too.
-        let streams = plan.mode != Mode::Cold && (self.service.memory_bytes == 0 || accepted.charges);
-        let agreed = Agreed {
-            ahead: accepted.ahead,
-            waits: !accepted.userfaultfd,
-            tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
-            kinds: Kinds {
-                memory: streams && accepted.segments && self.local.criu.shared_external().await?,
-                system_v: streams && accepted.system_v && self.local.criu.system_v_external().await?,
-                copied: plan.mode != Mode::Cold
-                    && accepted.copied
-                    && self.local.criu.file_pages_external().await?,
-            },
-            tmpfs: streams && accepted.tmpfs,
-            vtep: self.local.cluster.vtep(&self.destination)?,
-            images,
-        };
-        let visit = match accepted.retained {
-            true => self.learn_retained(link, &accepted.key).await?,
-            false => EarlierVisit::none(),
-        };
-        let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
-        Ok(Reserved { agreed, plan, visit, layers, tree, first })
+            output_pipes: self.local.engine.output_pipes(config).await?.into(),
+        })
+    }
+
+    /// What it needs at the destination, bytes.
+    pub(super) async fn memory(&self, config: &ContainerConfig) -> Result<u64, SourceError> {
+        Ok(self.local.engine.memory_unshared(config).await?.max(self.memory_needed().await?))
     }
 
     /// What its processes and each tmpfs have, whoever was charged for it.
@@ -212,7 +233,7 @@ impl Source {
 }
 
 /// The version of the conversation that a destination has chosen, which can only be one of those `offered`.
-fn chosen(destination: &str, offered: Versions, version: u32) -> Result<u32, LinkError> {
+pub(super) fn chosen(destination: &str, offered: Versions, version: u32) -> Result<u32, LinkError> {
     offered.chosen(version).ok_or_else(|| LinkError::Unexpected {
         node: destination.to_owned(),
         got: "a version of the protocol that was not offered",
@@ -221,7 +242,11 @@ fn chosen(destination: &str, offered: Versions, version: u32) -> Result<u32, Lin
 }
 
 /// The layers that a destination asks for, which can only be the service's.
-fn missing(destination: &str, asked: &[String], layers: &[Layer]) -> Result<Vec<Layer>, LinkError> {
+pub(super) fn missing(
+    destination: &str,
+    asked: &[String],
+    layers: &[Layer],
+) -> Result<Vec<Layer>, LinkError> {
     let of = |digest: &String| layers.iter().find(|layer| layer.digest == *digest).cloned();
     let missing = asked.iter().map(of).collect::<Option<Vec<_>>>();
     missing.ok_or_else(|| LinkError::Unexpected {

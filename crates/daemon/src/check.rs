@@ -1,0 +1,201 @@
+//! Whether a service could move, asked of this node or of the one that has it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::v1 as api;
+use godwit_criu::obstacles::Obstacle;
+use godwit_migration::source::{Findings, Forecast};
+use godwit_migration::{Progress, Source, error_chain};
+use godwit_names::ServiceName;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::convert;
+use crate::directory::elsewhere;
+use crate::node::Node;
+use crate::services::{occupied, owned};
+use crate::status::internal;
+
+/// Most that is taken of a peer of each list, and the longest of its sentences, in bytes.
+const MOST: usize = 4096;
+
+/// Whether a service could move, wherever it is.
+pub(crate) async fn anywhere(
+    node: &Arc<Node>,
+    request: api::CheckMoveRequest,
+) -> Result<api::CheckMoveResponse, Status> {
+    let name = convert::service_name(&asked(&request)?.name)?;
+    let Some((owner, address)) = elsewhere(node, &name)? else { return here(node, &request).await };
+    let answer = node.peers.get_patient(&owner, &address).check_move(request).await?.into_inner();
+    if is_plain(&answer) {
+        return Ok(answer);
+    }
+    Err(Status::internal(format!("node {owner} returned an invalid answer about service {name}")))
+}
+
+/// The move that it is about.
+fn asked(request: &api::CheckMoveRequest) -> Result<&api::MigrateRequest, Status> {
+    request.r#move.as_ref().ok_or_else(|| Status::invalid_argument("the request names no service"))
+}
+
+/// Whether a service of this node could move.
+pub(crate) async fn here(
+    node: &Arc<Node>,
+    request: &api::CheckMoveRequest,
+) -> Result<api::CheckMoveResponse, Status> {
+    let request = asked(request)?;
+    let name: ServiceName = convert::service_name(&request.name)?;
+    let options = convert::options(request).map_err(Status::invalid_argument)?;
+    node.settle(&name).await;
+    let owned = owned(node, &name)?;
+    if owned.exit_code.is_some() {
+        return Err(Status::failed_precondition(format!(
+            "service {name} is stopped; only a service that runs can be moved"
+        )));
+    }
+    if request.to == node.name {
+        return Err(Status::invalid_argument(format!(
+            "service {name} is on node {} already; name another node (`godwit nodes` lists them)",
+            request.to
+        )));
+    }
+    if !request.to.is_empty() && node.member_address(&request.to).map_err(internal)?.is_none() {
+        return Err(Status::not_found(format!(
+            "there is no node {}; `godwit nodes` lists all nodes",
+            request.to
+        )));
+    }
+    // The service must not move, stop or be asked about twice meanwhile; a move that is asked for waits.
+    let occupied = node.occupy(&name).ok_or_else(|| occupied(&name))?;
+    let (progress, _) = watch::channel(Progress::default());
+    let source = Source::new(
+        Arc::clone(node.local()),
+        owned.service,
+        ulid::Ulid::new().to_string(),
+        request.to.clone(),
+        options,
+        progress,
+        CancellationToken::new(),
+    );
+    // In a task of its own: whoever asked may leave, and the tracker must not be left in the service.
+    let checking = tokio::spawn(async move {
+        let findings = source.check().await;
+        drop(occupied);
+        findings
+    });
+    let findings = checking.await.map_err(internal)?;
+    let findings = findings.map_err(|error| {
+        Status::unavailable(format!("service {name} cannot be checked: {}", error_chain(&error)))
+    })?;
+    Ok(response(name.to_string(), node.name.clone(), request.to.clone(), findings))
+}
+
+fn response(name: String, source: String, destination: String, findings: Findings) -> api::CheckMoveResponse {
+    let Findings { obstacles, objections, warnings, forecast } = findings;
+    api::CheckMoveResponse {
+        name,
+        source,
+        destination,
+        obstacles: obstacles.into_iter().map(obstacle).collect(),
+        objections,
+        warnings,
+        forecast: forecast.map(told),
+    }
+}
+
+fn obstacle(found: Obstacle) -> api::Obstacle {
+    let Obstacle { pid, inside, name, what, why } = found;
+    // A process gives itself its name, and chooses those of its files.
+    let plain = |text: String| {
+        text.chars().map(|each| if each.is_control() { '?' } else { each }).collect::<String>()
+    };
+    api::Obstacle { pid, inside, name: plain(name), what: plain(what), why: why.to_owned() }
+}
+
+fn told(forecast: Forecast) -> api::Forecast {
+    let ms = |time: Duration| convert::to_microseconds(time.as_secs_f64() * 1e3);
+    let Forecast {
+        mode,
+        why,
+        memory_bytes,
+        written_bytes_per_second,
+        layer_bytes,
+        file_bytes,
+        link,
+        outlook,
+    } = forecast;
+    api::Forecast {
+        mode: mode.to_owned(),
+        why,
+        memory_bytes,
+        written_bytes_per_second,
+        layer_bytes,
+        file_bytes,
+        round_trip_ms: link.map(|link| ms(link.round_trip)),
+        bandwidth: link.map(|link| link.bandwidth),
+        rounds: outlook.map(|times| times.rounds),
+        wire_bytes: outlook.map(|times| times.bytes),
+        total_ms: outlook.map(|times| ms(times.total)),
+        frozen_ms: outlook.map(|times| ms(times.frozen)),
+    }
+}
+
+/// Whether the words of another node are few enough, and do a terminal no harm.
+fn is_plain(answer: &api::CheckMoveResponse) -> bool {
+    let plain = |text: &String| text.len() <= MOST && !text.chars().any(char::is_control);
+    let lists = [&answer.objections, &answer.warnings];
+    let of_forecast = answer.forecast.iter().flat_map(|forecast| [&forecast.mode, &forecast.why]);
+    let of_obstacles = answer.obstacles.iter().flat_map(|found| [&found.name, &found.what, &found.why]);
+    answer.obstacles.len() <= MOST
+        && lists.iter().all(|list| list.len() <= MOST && list.iter().all(plain))
+        && of_forecast.chain(of_obstacles).all(plain)
+        && [&answer.name, &answer.source, &answer.destination].into_iter().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_node_says_does_a_terminal_no_harm() {
+        let good = api::CheckMoveResponse {
+            name: "web".into(),
+            objections: vec!["it lacks memory".into()],
+            obstacles: vec![api::Obstacle { name: "x".into(), ..Default::default() }],
+            ..Default::default()
+        };
+        assert!(is_plain(&good));
+        let bad = "\u{1b}[2J".to_owned();
+        for worse in [
+            api::CheckMoveResponse { name: bad.clone(), ..good.clone() },
+            api::CheckMoveResponse { warnings: vec![bad.clone()], ..good.clone() },
+            api::CheckMoveResponse { objections: vec!["x".repeat(MOST + 1)], ..good.clone() },
+            api::CheckMoveResponse { warnings: vec![String::new(); MOST + 1], ..good.clone() },
+            api::CheckMoveResponse {
+                obstacles: vec![api::Obstacle { what: bad.clone(), ..Default::default() }],
+                ..good.clone()
+            },
+            api::CheckMoveResponse {
+                forecast: Some(api::Forecast { why: bad.clone(), ..Default::default() }),
+                ..good.clone()
+            },
+        ] {
+            assert!(!is_plain(&worse), "{worse:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_cannot_write_to_the_users_terminal_by_its_name() {
+        let found = Obstacle {
+            pid: 7,
+            inside: 1,
+            name: "a\u{1b}[2J".into(),
+            what: "has /tmp/\n open".into(),
+            why: "close it",
+        };
+        let told = obstacle(found);
+        assert_eq!((told.name.as_str(), told.what.as_str()), ("a?[2J", "has /tmp/? open"));
+    }
+}

@@ -1,0 +1,380 @@
+//! Whether a service could move, and what that would be like, without moving it: its obstacles, the destination's answer,
+//! and a forecast from a second of its writes and a part of a second of the link.
+//!
+//! What a migration checks is checked by the same code. The service runs on; the tracker costs it as much as a round of a
+//! migration does.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use godwit_criu::obstacles::Obstacle;
+use godwit_engine::{ContainerConfig, tree};
+use godwit_memory::tracker::{Backend, TrackError, Tracker};
+use godwit_memory::{PAGE_SIZE, shared};
+
+use super::files::next_round;
+use super::pages::{Kinds, PagesError};
+use super::plan::Plan;
+use super::reserve::{chosen, missing};
+use super::{Source, SourceError};
+use crate::link::Link;
+use crate::message::{Accepted, Layer, Message, Versions};
+use crate::options::Mode;
+use crate::outlook::{Known, Outlook, Sample, Writes, foresee};
+
+/// How long a service that has just come may take to have all of its pages.
+const ARRIVAL: Duration = Duration::from_secs(5);
+
+/// The two samples of what a service writes.
+const SAMPLES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+
+/// For how long the link is filled.
+const PROBING: Duration = Duration::from_millis(300);
+
+/// Sent at once to fill it, bytes.
+const PROBE: usize = 256 << 10;
+
+/// Most that is sent, bytes.
+const MOST_PROBED: usize = 256 << 20;
+
+/// Round trips, of which the shortest counts.
+const ROUND_TRIPS: usize = 3;
+
+/// Shared memory of less than this crosses within what dump and restore take, bytes.
+const NOTICED: u64 = 8 << 20;
+
+/// A frozen time that users of most services notice.
+const LONG: Duration = Duration::from_secs(1);
+
+/// What a check has found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// What of its processes cannot be moved.
+    pub obstacles: Vec<Obstacle>,
+    /// Every other reason why it cannot move, as sentences.
+    pub objections: Vec<String>,
+    /// What does not prevent a move and lengthens it, or makes the forecast worse, as sentences.
+    pub warnings: Vec<String>,
+    /// What a move would be like, of a service that can move.
+    pub forecast: Option<Forecast>,
+}
+
+/// What a move would be like, as far as it can be told.
+#[derive(Debug, Clone)]
+pub struct Forecast {
+    /// How its memory would move.
+    pub mode: &'static str,
+    /// Why so; empty where the user named the mode.
+    pub why: String,
+    /// The memory that it needs, bytes.
+    pub memory_bytes: u64,
+    /// Bytes of pages that it writes in a second; none where the kernel cannot tell.
+    pub written_bytes_per_second: Option<f64>,
+    /// Layers that the destination lacks, bytes.
+    pub layer_bytes: u64,
+    /// Changed files, bytes.
+    pub file_bytes: u64,
+    /// The link, where a destination was named and answered.
+    pub link: Option<LinkFigures>,
+    /// The times, where the link and the writes are known.
+    pub outlook: Option<Times>,
+}
+
+/// What was measured of a link.
+#[derive(Debug, Clone, Copy)]
+pub struct LinkFigures {
+    /// To the destination and back.
+    pub round_trip: Duration,
+    /// Bytes per second.
+    pub bandwidth: f64,
+}
+
+/// The times of a move.
+#[derive(Debug, Clone, Copy)]
+pub struct Times {
+    /// Rounds of copying.
+    pub rounds: u32,
+    /// Bytes that would cross, without compression.
+    pub bytes: u64,
+    /// From the request until the source holds nothing that the destination needs.
+    pub total: Duration,
+    /// The frozen time.
+    pub frozen: Duration,
+}
+
+/// A destination that accepts.
+struct Answered {
+    link: Link,
+    accepted: Accepted,
+    /// What it lacks.
+    layers: Vec<Layer>,
+}
+
+impl Source {
+    /// Finds out whether it could move, and what that would be like. With an empty name as destination nothing is asked of
+    /// another node.
+    ///
+    /// # Errors
+    /// This node cannot find out.
+    pub async fn check(self) -> Result<Findings, SourceError> {
+        let mut findings = Findings::default();
+        let ended = self.find(&mut findings).await;
+        // The tracker must be gone before the service moves.
+        self.jobs.end().await;
+        match ended {
+            Ok(()) => {}
+            Err(SourceError::NotEligible(reasons)) => findings.objections.extend(reasons),
+            Err(SourceError::Refused { node, reasons }) => {
+                findings
+                    .objections
+                    .extend(reasons.into_iter().map(|reason| format!("node {node}: {reason}")));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(findings)
+    }
+
+    async fn find(&self, findings: &mut Findings) -> Result<(), SourceError> {
+        let name = &self.service.name;
+        if tokio::time::timeout(ARRIVAL, self.local.arrivals.settled(name)).await.is_err() {
+            findings.objections.push(format!(
+                "service {name} cannot leave yet: pages of its last move are still on their way"
+            ));
+            return Ok(());
+        }
+        (findings.objections, findings.obstacles) = self.look_for_obstacles().await?;
+        if !findings.objections.is_empty() {
+            return Ok(());
+        }
+        let config = self.local.config(&self.service);
+        let memory = self.memory(&config).await?;
+        let plan = self.plan(memory)?;
+        let tree = tree::TreeSender::new(&self.local.layout.upper(name));
+        let (_, round) = next_round(tree, false).await?;
+        let file_bytes = round.changes.bytes();
+        let answered = match self.destination.as_str() {
+            "" => None,
+            _ => self.ask(&config, (memory, file_bytes), findings).await?,
+        };
+        let plan = match &answered {
+            Some(answered) => plan.with(answered.accepted.userfaultfd, &self.destination)?,
+            None => plan,
+        };
+        // A service that cannot move need not be measured.
+        if !findings.objections.is_empty() || !findings.obstacles.is_empty() {
+            return Ok(());
+        }
+        // A cold move freezes the service for all of its memory, which the forecast counts.
+        if let Some(Answered { accepted, .. }) = &answered
+            && plan.mode != Mode::Cold
+        {
+            let kinds = self.kinds(accepted, plan.mode).await?;
+            self.warn_of_shared_memory(kinds, findings).await?;
+        }
+        let fixed = self.fixed().await?;
+        let (writes, answered) = tokio::join!(self.writes(plan.backend), measure(answered));
+        let (writes, (link, layers)) = (writes?, answered?);
+        let layer_bytes = layers.iter().map(|layer| layer.bytes).sum();
+        if writes.is_none() {
+            findings.warnings.push(format!(
+                "node {} cannot tell which pages are written, so that no time is predicted; `godwit doctor` there says why",
+                self.local.node
+            ));
+        }
+        let times = writes.zip(link).map(|(writes, link)| {
+            let bandwidth = match self.options.max_bandwidth {
+                Some(most) => link.bandwidth.min(most as f64),
+                None => link.bandwidth,
+            };
+            let known = Known {
+                mode: plan.mode,
+                goals: plan.goals,
+                populated: memory / PAGE_SIZE,
+                writes,
+                bandwidth,
+                fixed,
+            };
+            let outlook = foresee(&known);
+            tell_of(&outlook, &plan, findings);
+            times(&outlook, layer_bytes + file_bytes, bandwidth)
+        });
+        findings.forecast = Some(Forecast {
+            mode: plan.mode.name(),
+            why: plan.why().to_owned(),
+            memory_bytes: memory,
+            written_bytes_per_second: writes.map(|writes| writes.bytes_per_second()),
+            layer_bytes,
+            file_bytes,
+            link,
+            outlook: times,
+        });
+        Ok(())
+    }
+
+    /// Asks the destination; none where it refuses or cannot be asked, which is noted.
+    async fn ask(
+        &self,
+        config: &ContainerConfig,
+        (memory, file_bytes): (u64, u64),
+        findings: &mut Findings,
+    ) -> Result<Option<Answered>, SourceError> {
+        let node = &self.destination;
+        let connection = match self.local.cluster.connect(node).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                let why = crate::error_chain(&error);
+                findings.objections.push(format!("node {node} cannot be reached: {why}"));
+                return Ok(None);
+            }
+        };
+        let mut link = Link::new(connection);
+        let offer = self.offer(config, memory, file_bytes).await?;
+        let offered = offer.layers.clone();
+        link.send(Message::Ask(offer)).await?;
+        let accepted = match link.receive().await {
+            Ok(Message::Accepted(accepted)) => accepted,
+            Ok(Message::Refused(refused)) => {
+                let reasons = refused.reasons.into_iter().map(|reason| format!("node {node}: {reason}"));
+                findings.objections.extend(reasons);
+                return Ok(None);
+            }
+            Ok(other) => return Err(link.unexpected(&other, "Accepted or Refused").into()),
+            Err(error) if error.is_of_closing() => {
+                findings.warnings.push(format!(
+                    "node {node} has an older godwit, which cannot be asked before a move: whether it refuses is not known"
+                ));
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        chosen(node, Versions::OWN, accepted.protocol)?;
+        findings.obstacles.extend(self.not_restored(config, &accepted).await?);
+        let layers = missing(node, &accepted.missing_layers, &offered)?;
+        Ok(Some(Answered { link, accepted, layers }))
+    }
+
+    /// Shared memory that CRIU would dump while the service is frozen, and writes to it, which no sample shows.
+    async fn warn_of_shared_memory(&self, kinds: Kinds, findings: &mut Findings) -> Result<(), SourceError> {
+        let pids = self.pids().await?;
+        let finding = self.jobs.run(move |_| {
+            let (mut carried, mut left) = (0_u64, 0_u64);
+            for segment in shared::find(&pids).map_err(PagesError::from)? {
+                // One that cannot be asked has just gone.
+                let bytes = segment.allocated().unwrap_or(0);
+                let to = if kinds.has(segment.kind()) { &mut carried } else { &mut left };
+                *to = to.saturating_add(bytes);
+            }
+            Ok::<_, PagesError>((carried, left))
+        });
+        let (carried, left) = finding.await??;
+        if left > NOTICED {
+            findings.warnings.push(format!(
+                "{} MiB of shared memory cross while it is frozen, which the forecast does not count: that they move before takes CRIU with our patches on both nodes",
+                left >> 20
+            ));
+        }
+        if carried > NOTICED {
+            findings.warnings.push(format!(
+                "{} MiB are shared memory: what it writes there is not measured, and crosses as well",
+                carried >> 20
+            ));
+        }
+        Ok(())
+    }
+
+    /// What the service writes; none where the kernel cannot tell.
+    async fn writes(&self, backend: Backend) -> Result<Option<Writes>, SourceError> {
+        if backend == Backend::None {
+            return Ok(None);
+        }
+        let (mut tracker, _, _) = self.track(Tracker::new(backend)).await?;
+        let mut samples = [Sample { pages: 0, time: Duration::ZERO }; 2];
+        let mut scanned = Instant::now();
+        for (sample, time) in samples.iter_mut().zip(SAMPLES) {
+            tokio::time::sleep(time).await;
+            let (back, pages, watched) = self.track(tracker).await?;
+            if !watched {
+                return Ok(None);
+            }
+            (tracker, *sample) = (back, Sample { pages, time: scanned.elapsed() });
+            scanned = Instant::now();
+        }
+        let [short, long] = samples;
+        Ok(Some(Writes { short, long }))
+    }
+
+    /// One scan: how many pages were written since the one before, and whether the kernel could tell of all processes.
+    async fn track(&self, mut tracker: Tracker) -> Result<(Tracker, u64, bool), SourceError> {
+        let pids = self.pids().await?;
+        let scanning = self.jobs.run(move |_| {
+            let round = tracker.round(&pids, false)?;
+            let written = round.spaces.iter().flat_map(|space| &space.written);
+            let pages = written.map(|range| (range.end - range.start) / PAGE_SIZE).sum();
+            let watched = round.spaces.iter().all(|space| space.unwatched.is_none());
+            Ok::<_, TrackError>((tracker, pages, watched))
+        });
+        Ok(scanning.await?.map_err(PagesError::from)?)
+    }
+}
+
+/// Says what of a move would be unwelcome.
+fn tell_of(outlook: &Outlook, plan: &Plan, findings: &mut Findings) {
+    let frozen = outlook.frozen.as_millis();
+    if outlook.kept {
+        let limit = plan.goals.max_frozen.unwrap_or_default().as_millis();
+        findings.objections.push(format!(
+            "it would be frozen for {frozen} ms, more than the {limit} ms allowed: allow more (--max-frozen-ms), --allow throttle or --allow postcopy"
+        ));
+    } else if outlook.frozen > LONG {
+        findings.warnings.push(format!(
+            "it would be frozen for {frozen} ms: mode hybrid, or --allow postcopy, lets memory follow after the resume"
+        ));
+    }
+}
+
+fn times(outlook: &Outlook, files: u64, bandwidth: f64) -> Times {
+    let before = Duration::from_secs_f64((files as f64 / bandwidth.max(1.0)).min(1e9));
+    Times {
+        rounds: outlook.rounds,
+        bytes: outlook.pages.saturating_mul(PAGE_SIZE).saturating_add(files),
+        total: before + outlook.copying + outlook.frozen + outlook.following,
+        frozen: outlook.frozen,
+    }
+}
+
+/// Measures the link to a destination that has answered, and lets it go; the layers that the destination lacks.
+async fn measure(answered: Option<Answered>) -> Result<(Option<LinkFigures>, Vec<Layer>), SourceError> {
+    let Some(Answered { mut link, layers, .. }) = answered else { return Ok((None, Vec::new())) };
+    let mut round_trip = Duration::MAX;
+    for _ in 0..ROUND_TRIPS {
+        let begun = Instant::now();
+        probed(&mut link).await?;
+        round_trip = round_trip.min(begun.elapsed());
+    }
+    // Nothing on the way can make it smaller.
+    let mut state = 1_u64;
+    let noise: Bytes = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    })
+    .take(PROBE)
+    .collect();
+    let (begun, mut sent) = (Instant::now(), 0);
+    while begun.elapsed() < PROBING && sent < MOST_PROBED {
+        link.send(Message::Probe(noise.clone())).await?;
+        sent += noise.len();
+    }
+    probed(&mut link).await?;
+    let took = begun.elapsed().saturating_sub(round_trip).max(Duration::from_millis(1));
+    link.close().await;
+    Ok((Some(LinkFigures { round_trip, bandwidth: sent as f64 / took.as_secs_f64() }), layers))
+}
+
+/// Waits until all that was sent has come.
+async fn probed(link: &mut Link) -> Result<(), SourceError> {
+    link.send(Message::ProbeEnd).await?;
+    match link.receive().await? {
+        Message::ProbeEnd => Ok(()),
+        other => Err(link.unexpected(&other, "ProbeEnd").into()),
+    }
+}

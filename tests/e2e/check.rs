@@ -1,0 +1,131 @@
+//! `godwit check`: whether a service could move, and what that would be like, without moving it. Needs root.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::{Ipv4Addr, SocketAddrV4},
+};
+
+use godwit_lab::workload::{Preset, RedisClient, Rootfs, Workload};
+use godwit_tests::{Bed, CLIENT, PATIENCE, Said, compile};
+use serde_json::Value;
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 63);
+const OTHER: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 64);
+/// Data in Redis.
+const FILL: u64 = 32 << 20;
+
+/// What a check prints with `--json`.
+fn told(said: &Said) -> Value {
+    serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+}
+
+/// A list of sentences in it, as one text.
+fn sentences(told: &Value, list: &str) -> String {
+    let all = told[list].as_array().unwrap().iter();
+    all.map(|sentence| sentence.as_str().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_service_that_can_move_is_measured_and_moves_as_was_predicted() {
+    let bed = Bed::up("check");
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &[]);
+    let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
+    data.fill(FILL).unwrap();
+    bed.knows("b", "redis");
+    let mut predicted = Value::Null;
+    // The second node passes the question on.
+    for node in ["a", "b"] {
+        let said = bed.godwit(node, &["--json", "check", "redis", "--to", "b"]);
+        assert_eq!(said.code, 0, "{said:?}");
+        let answer = told(&said);
+        assert_eq!((&answer["source"], &answer["destination"]), (&"a".into(), &"b".into()));
+        predicted = answer["forecast"].clone();
+        assert_eq!(predicted["mode"], "precopy", "{predicted}");
+        let figure = |name: &str| predicted[name].as_f64().unwrap_or_else(|| panic!("{name}: {predicted}"));
+        assert!(figure("memory_bytes") > FILL as f64 && figure("wire_bytes") >= figure("memory_bytes"));
+        assert!(figure("bandwidth") > 1e6 && figure("round_trip_ms") > 0.0, "{predicted}");
+        assert!(figure("frozen_ms") >= 250.0 && figure("total_ms") > figure("frozen_ms"), "{predicted}");
+        assert!(figure("written_bytes_per_second") < 64e6, "nobody writes much: {predicted}");
+    }
+    // It is measured where it is alone.
+    let alone = bed.godwit("a", &["--json", "check", "redis"]);
+    assert_eq!((alone.code, &told(&alone)["forecast"]["bandwidth"]), (0, &Value::Null), "{alone:?}");
+    for (arguments, words) in [
+        (["--to", "a"], "is on node a already"),
+        (["--to", "nowhere"], "there is no node nowhere"),
+        (["--max-frozen-ms", "1"], "cannot leave a"),
+    ] {
+        let said = bed.godwit("a", &[&["check", "redis"], arguments.as_slice()].concat());
+        let text = format!("{}{}", said.stdout, said.stderr);
+        // Without a link no frozen time is predicted, which could be too long.
+        let refused = arguments[0] == "--to";
+        assert_eq!((said.code == 1, text.contains(words)), (refused, refused), "{said:?}");
+    }
+    let short = bed.godwit("a", &["check", "redis", "--to", "b", "--max-frozen-ms", "1"]);
+    assert!(short.code == 1 && short.stdout.contains("more than the 1 ms allowed"), "{short:?}");
+    // The destination's reasons are told before anything is sent.
+    let directory = bed.scratch().join("bound");
+    std::fs::create_dir(&directory).unwrap();
+    let mount = format!("type=bind,src={},dst=/bound", directory.display());
+    bed.run("a", "bound", OTHER, &preset, &["--mount", &mount]);
+    let refused = bed.godwit("a", &["--json", "check", "bound", "--to", "b"]);
+    let objections = sentences(&told(&refused), "objections");
+    assert!(refused.code == 1 && objections.contains("node b: "), "{refused:?}");
+    assert!(objections.contains("--allow-bind"), "{objections}");
+    bed.done("a", &["rm", "--force", "bound"]);
+    // Nothing was left by all that.
+    let events = bed.done("b", &["--json", "events"]);
+    assert!(!events.contains("\"migration\""), "{events}");
+    let report = bed.migrate("redis", "a", "b");
+    data.check_fill(FILL).unwrap();
+    let sent = report.page_bytes as f64 / predicted["wire_bytes"].as_f64().unwrap();
+    assert!((0.5..2.0).contains(&sent), "{sent}: {report:?} {predicted}");
+}
+
+#[test]
+fn each_obstacle_is_named_with_its_process_and_what_is_not_measured_is_a_warning() {
+    let bed = Bed::up("obstacles");
+    let rootfs = bed.scratch().join("root");
+    Rootfs::new(&rootfs).unwrap();
+    compile("queue.c", &rootfs.join("queue"));
+    let command = ["/queue", "7000"].map(str::to_owned).into();
+    let preset = Preset { rootfs, command, env: Vec::new(), user: None, port: 7000 };
+    bed.run("a", "queue", ADDRESS, &preset, &[]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, 7000)));
+    let mut tell = |word: &str| {
+        let mut line = String::new();
+        connection.get_mut().write_all(format!("{word}\n").as_bytes()).unwrap();
+        connection.read_line(&mut line).unwrap();
+        assert_eq!(line, "done\n");
+    };
+    tell("open");
+    let said = bed.godwit("a", &["--json", "check", "queue", "--to", "b"]);
+    let answer = told(&said);
+    let obstacle = &answer["obstacles"][0];
+    assert_eq!((said.code, &answer["forecast"]), (1, &Value::Null), "{answer}");
+    assert_eq!((&obstacle["inside"], &obstacle["name"]), (&1.into(), &"queue".into()), "{answer}");
+    assert_eq!(obstacle["pid"].as_u64(), Some(bed.pid("a", "queue")));
+    assert!(obstacle["what"].as_str().unwrap().contains("/held open"), "{answer}");
+    let shown = bed.godwit("a", &["check", "queue", "--to", "b"]);
+    for words in ["queue cannot move from a to b:\n  process ", "PID 1 in the service", "mq_unlink"] {
+        assert!(shown.code == 1 && shown.stdout.contains(words), "{words}: {shown:?}");
+    }
+    tell("close");
+    tell("remove");
+    assert_eq!(bed.godwit("a", &["check", "queue", "--to", "b"]).code, 0);
+
+    let rootfs = bed.scratch().join("shared");
+    Rootfs::new(&rootfs).unwrap();
+    compile("shared.c", &rootfs.join("shared"));
+    let command = ["/shared", "8"].map(str::to_owned).into();
+    let preset = Preset { rootfs, command, env: Vec::new(), user: None, port: 7000 };
+    bed.run("a", "shared", OTHER, &preset, &[]);
+    drop(bed.connect(SocketAddrV4::new(OTHER, 7000)));
+    let said = bed.godwit("a", &["--json", "check", "shared", "--to", "b"]);
+    let warnings = sentences(&told(&said), "warnings");
+    assert!(said.code == 2 && warnings.contains("MiB are shared memory"), "{said:?}");
+    bed.done("a", &["stop", "--time", "0", "shared"]);
+    let stopped = bed.godwit("a", &["check", "shared", "--to", "b"]);
+    assert!(stopped.code == 1 && stopped.stderr.contains("service shared is stopped"), "{stopped:?}");
+}
