@@ -9,7 +9,6 @@ use godwit_migration::source::{Findings, Forecast};
 use godwit_migration::{Progress, Source, error_chain};
 use godwit_names::ServiceName;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::convert;
@@ -20,6 +19,12 @@ use crate::status::internal;
 
 /// Most that is taken of a peer of each list, and the longest of its sentences, in bytes.
 const MOST: usize = 4096;
+
+/// Most obstacles that are shown, and most sentences of a kind.
+const MOST_SHOWN: usize = 1000;
+
+/// The longest sentence that is passed on, in characters.
+const LONGEST: usize = 1000;
 
 /// Whether a service could move, wherever it is.
 pub(crate) async fn anywhere(
@@ -67,9 +72,12 @@ pub(crate) async fn here(
             request.to
         )));
     }
-    // The service must not move, stop or be asked about twice meanwhile; a move that is asked for waits.
+    // The service must not move, stop or be asked about twice meanwhile. What is asked for waits for some seconds.
     let occupied = node.occupy(&name).ok_or_else(|| occupied(&name))?;
     let (progress, _) = watch::channel(Progress::default());
+    let cancel = node.local().ending.child_token();
+    // Whoever asked may leave: then it ends, and with it what holds the service.
+    let _leaving = cancel.clone().drop_guard();
     let source = Source::new(
         Arc::clone(node.local()),
         owned.service,
@@ -77,30 +85,35 @@ pub(crate) async fn here(
         request.to.clone(),
         options,
         progress,
-        CancellationToken::new(),
+        cancel,
     );
-    // In a task of its own: whoever asked may leave, and the tracker must not be left in the service.
-    let checking = tokio::spawn(async move {
+    // In a task of its own, to its end: the tracker must not be left in the service.
+    let checking = node.checks.spawn(async move {
         let findings = source.check().await;
         drop(occupied);
         findings
     });
     let findings = checking.await.map_err(internal)?;
     let findings = findings.map_err(|error| {
-        Status::unavailable(format!("service {name} cannot be checked: {}", error_chain(&error)))
+        Status::unavailable(format!("service {name} cannot be checked: {}", plain(&error_chain(&error))))
     })?;
     Ok(response(name.to_string(), node.name.clone(), request.to.clone(), findings))
 }
 
 fn response(name: String, source: String, destination: String, findings: Findings) -> api::CheckMoveResponse {
-    let Findings { obstacles, objections, warnings, forecast } = findings;
+    let Findings { obstacles, mut objections, warnings, forecast } = findings;
+    if let Some(more) = obstacles.len().checked_sub(MOST_SHOWN).filter(|more| *more > 0) {
+        objections.push(format!("{more} more obstacles are not shown"));
+    }
+    // The destination's words are among them.
+    let sentences = |all: Vec<String>| all.iter().take(MOST_SHOWN + 1).map(|each| plain(each)).collect();
     api::CheckMoveResponse {
         name,
         source,
         destination,
-        obstacles: obstacles.into_iter().map(obstacle).collect(),
-        objections,
-        warnings,
+        obstacles: obstacles.into_iter().take(MOST_SHOWN).map(obstacle).collect(),
+        objections: sentences(objections),
+        warnings: sentences(warnings),
         forecast: forecast.map(told),
     }
 }
@@ -108,10 +121,12 @@ fn response(name: String, source: String, destination: String, findings: Finding
 fn obstacle(found: Obstacle) -> api::Obstacle {
     let Obstacle { pid, inside, name, what, why } = found;
     // A process gives itself its name, and chooses those of its files.
-    let plain = |text: String| {
-        text.chars().map(|each| if each.is_control() { '?' } else { each }).collect::<String>()
-    };
-    api::Obstacle { pid, inside, name: plain(name), what: plain(what), why: why.to_owned() }
+    api::Obstacle { pid, inside, name: plain(&name), what: plain(&what), why: why.to_owned() }
+}
+
+/// Somebody else's words, as they do a terminal no harm.
+fn plain(text: &str) -> String {
+    text.chars().map(|each| if each.is_control() { '?' } else { each }).take(LONGEST).collect()
 }
 
 fn told(forecast: Forecast) -> api::Forecast {
@@ -197,5 +212,21 @@ mod tests {
         };
         let told = obstacle(found);
         assert_eq!((told.name.as_str(), told.what.as_str()), ("a?[2J", "has /tmp/? open"));
+    }
+
+    #[test]
+    fn the_destinations_words_are_made_harmless_and_few_and_pass_the_node_that_passes_them_on() {
+        let found = |_| Obstacle { pid: 7, inside: 1, name: "x".into(), what: "is".into(), why: "bad" };
+        let bad = "\u{1b}[2J\nweb can move".repeat(1000);
+        let findings = Findings {
+            obstacles: (0..MOST_SHOWN + 7).map(found).collect(),
+            objections: vec![bad.clone()],
+            warnings: vec![bad],
+            forecast: None,
+        };
+        let told = response("web".into(), "a".into(), "b".into(), findings);
+        assert!(is_plain(&told) && told.objections[0].starts_with("?[2J?web can move?"), "{told:?}");
+        assert_eq!((told.obstacles.len(), told.objections[0].len()), (MOST_SHOWN, LONGEST));
+        assert_eq!(told.objections[1], "7 more obstacles are not shown");
     }
 }

@@ -17,6 +17,7 @@ use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::convert;
 use crate::events::Events;
@@ -133,6 +134,8 @@ pub(crate) struct Node {
     pub news: Notify,
     /// Raised when a name is no longer occupied.
     freed: Notify,
+    /// Checks of services, which end before this daemon does: a tracker must not be left in a service.
+    pub checks: TaskTracker,
     means: std::sync::OnceLock<Means>,
     transient: Mutex<Transient>,
 }
@@ -157,6 +160,7 @@ impl Node {
             applying_removals: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
+            checks: TaskTracker::new(),
             means: std::sync::OnceLock::new(),
             transient: Mutex::default(),
         }

@@ -215,6 +215,8 @@ async fn shut_down(node: &Arc<Node>) {
         // An error means that its sender is gone, which is what is waited for.
         while ended.changed().await.is_ok() {}
     }
+    node.checks.close();
+    node.checks.wait().await;
 }
 
 #[cfg(test)]

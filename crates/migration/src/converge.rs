@@ -53,6 +53,9 @@ pub enum Next {
     Keep(Duration),
 }
 
+/// Least share of its CPU that a slowed service keeps, in thousandths.
+pub const SLOWEST: u32 = 125;
+
 /// A page's bytes.
 const PAGE: f64 = 4096.0;
 

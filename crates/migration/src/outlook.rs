@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::converge::{Goals, Next, Round, decide};
+use crate::converge::{Goals, Next, Round, SLOWEST, advice, decide};
 use crate::options::Mode;
 
 /// A page's bytes.
@@ -74,7 +74,7 @@ pub struct Known {
 }
 
 /// What a move would be like.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Outlook {
     /// How the memory would move in the end.
     pub mode: Mode,
@@ -88,8 +88,8 @@ pub struct Outlook {
     pub frozen: Duration,
     /// The time in which the rest follows.
     pub following: Duration,
-    /// Whether the migration would be aborted: it would be frozen longer than is allowed.
-    pub kept: bool,
+    /// Why the migration would be aborted, if it would be frozen longer than is allowed.
+    pub kept: Option<String>,
 }
 
 /// Thinks a move through.
@@ -104,30 +104,24 @@ pub fn foresee(known: &Known) -> Outlook {
         copying: Duration::ZERO,
         frozen: fixed,
         following: Duration::ZERO,
-        kept: false,
+        kept: None,
     };
+    // Of these two the limit is none: they have no rounds that could keep it.
     match mode {
-        Mode::Cold => {
-            let frozen = fixed + crossing(populated);
-            let kept = goals.max_frozen.is_some_and(|limit| frozen > limit);
-            return Outlook { frozen, kept, ..start };
-        }
-        Mode::Postcopy => {
-            let kept = goals.max_frozen.is_some_and(|limit| fixed > limit);
-            return Outlook { following: crossing(populated), kept, ..start };
-        }
+        Mode::Cold => return Outlook { frozen: fixed + crossing(populated), ..start },
+        Mode::Postcopy => return Outlook { following: crossing(populated), ..start },
         Mode::Auto | Mode::Precopy | Mode::Hybrid => {}
     }
     let round = |found_pages, since| Round { found_pages, since, bandwidth: None, files: 0 };
     let mut rounds = vec![round(populated, Duration::ZERO)];
     let mut outlook = Outlook { pages: 0, ..start };
-    let (mut left, mut share) = (populated, 1.0);
+    let (mut left, mut share) = (populated, 1000);
     loop {
         let next = decide(&rounds, fixed, &goals);
         match next {
             Next::Copy | Next::Throttle if outlook.rounds < MOST_ROUNDS => {
                 if next == Next::Throttle {
-                    share /= 2.0;
+                    share = (share / 2).max(SLOWEST);
                 }
                 let took = crossing(left);
                 if let Some(last) = rounds.last_mut() {
@@ -136,10 +130,13 @@ pub fn foresee(known: &Known) -> Outlook {
                 outlook.rounds += 1;
                 outlook.pages = outlook.pages.saturating_add(left);
                 outlook.copying += took;
-                left = whole(known.writes.within(took) * share).min(populated);
+                left = whole(known.writes.within(took) * f64::from(share) / 1e3).min(populated);
                 rounds.push(round(left, took));
             }
-            Next::Keep(frozen) => return Outlook { frozen, kept: true, ..outlook },
+            Next::Keep(frozen) => {
+                let kept = Some(advice(&rounds, frozen, fixed, &goals));
+                return Outlook { frozen, kept, ..outlook };
+            }
             Next::Hybrid | Next::Freeze | Next::Copy | Next::Throttle => {
                 let follows = mode == Mode::Hybrid || next == Next::Hybrid;
                 outlook.pages = outlook.pages.saturating_add(left);
@@ -158,6 +155,7 @@ fn whole(pages: f64) -> u64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -226,16 +224,24 @@ mod tests {
         assert!((slow.pages as f64 / f64::from(1 << 18) - 1.25).abs() < 0.02, "{slow:?}");
         // Twice of it: no round leaves less.
         let fast = foresee(&known(15_000, 60_000));
-        assert!(seconds(fast.frozen) > 8.0 && !fast.kept, "{fast:?}");
+        assert!(seconds(fast.frozen) > 8.0 && fast.kept.is_none(), "{fast:?}");
         let allowed = Goals { postcopy: true, ..goals() };
         let follows = foresee(&Known { goals: allowed, ..known(15_000, 60_000) });
         assert_eq!((follows.mode, follows.frozen), (Mode::Hybrid, FIXED));
         assert!(seconds(follows.following) > 8.0, "{follows:?}");
         let limited = Goals { max_frozen: Some(Duration::from_secs(1)), ..goals() };
-        assert!(foresee(&Known { goals: limited, ..known(15_000, 60_000) }).kept);
-        let slowed = Goals { throttle: true, ..limited };
-        let slowed = foresee(&Known { goals: slowed, ..known(15_000, 60_000) });
-        assert!(!slowed.kept && seconds(slowed.frozen) < 1.0, "{slowed:?}");
+        let kept = foresee(&Known { goals: limited, ..known(15_000, 60_000) }).kept.unwrap();
+        assert!(kept.contains("more than the 1000 ms allowed"), "{kept}");
+        // A cold move keeps no limit.
+        let cold = Known { goals: limited, mode: Mode::Cold, ..known(9, 9) };
+        assert_eq!(foresee(&cold).kept, None);
+        let slow = Goals { throttle: true, ..limited };
+        let slowed = foresee(&Known { goals: slow, ..known(15_000, 60_000) });
+        assert!(slowed.kept.is_none() && seconds(slowed.frozen) < 1.0, "{slowed:?}");
+        // An eighth of its CPU is the least, which is not enough here.
+        assert!(
+            foresee(&Known { goals: slow, bandwidth: GBIT / 20.0, ..known(15_000, 60_000) }).kept.is_some()
+        );
     }
 
     #[test]

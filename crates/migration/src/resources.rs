@@ -306,6 +306,15 @@ impl NodeResources {
             // What comes is worth more than what left.
             self.retention.give_up();
         }
+        self.reserve_of_free(bytes)
+    }
+
+    /// Why there would not be enough memory; none where there may be, once what departed services left is given up.
+    pub(crate) fn lacks(&self, bytes: u64) -> Option<String> {
+        self.reserve_of_free(bytes).err().filter(|_| !self.retention.has_any())
+    }
+
+    fn reserve_of_free(&self, bytes: u64) -> Result<Reservation, String> {
         self.promised.reserve(bytes, available_memory()).map_err(|left| {
             format!(
                 "node {} has {} MiB of memory for services on their way to it and {} MiB are needed",

@@ -199,6 +199,11 @@ impl Retention {
         self.lock().remove(service);
     }
 
+    /// Whether there is any.
+    pub fn has_any(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
     /// Gives up all of it; says whether there was any.
     pub fn give_up(&self) -> bool {
         let mut retained = self.lock();

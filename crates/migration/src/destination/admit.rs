@@ -54,8 +54,8 @@ pub(super) struct Examined {
     protocol: u32,
     abilities: Abilities,
     missing: Vec<Layer>,
-    memory: Reservation,
-    place: Place,
+    /// None where there is a reason against it.
+    place: Option<Place>,
     /// No layer is removed meanwhile.
     hold: Hold,
 }
@@ -91,12 +91,12 @@ pub(super) struct Coming {
     pub(super) retained: Option<Arc<Retained>>,
 }
 
-/// Looks for every reason against it. What is needed for it is held as long as the result is.
-pub(super) async fn examine(
+/// Looks for every reason against it but a lack of memory. What is needed for it is held as long as the result is.
+async fn examine(
     local: &NodeResources,
     from: &str,
     open: &Open,
-) -> Result<Examined, DestinationError> {
+) -> Result<(Examined, Vec<String>), DestinationError> {
     let theirs = Versions::offered(open.protocol, open.newest_protocol);
     let Some(protocol) = Versions::OWN.common(theirs) else {
         return Err(DestinationError::Refused(vec![Versions::OWN.objection(&local.node, theirs, from)]));
@@ -176,7 +176,38 @@ pub(super) async fn examine(
             disk.div_ceil(1 << 20)
         ));
     }
-    let memory = match local.reserve(open.memory_bytes.saturating_add(RESTORE_OVERHEAD)) {
+    Ok((Examined { service, protocol, abilities, missing, place, hold }, reasons))
+}
+
+/// The memory that it needs here, bytes.
+fn memory_needed(open: &Open) -> u64 {
+    open.memory_bytes.saturating_add(RESTORE_OVERHEAD)
+}
+
+/// What a source is told that only asks. Nothing is kept of it.
+pub(super) async fn answer_to_question(
+    local: &NodeResources,
+    from: &str,
+    open: Open,
+) -> Result<Accepted, DestinationError> {
+    let (examined, mut reasons) = examine(local, from, &open).await?;
+    reasons.extend(local.lacks(memory_needed(&open)));
+    if !reasons.is_empty() {
+        return Err(DestinationError::Refused(reasons));
+    }
+    let charges = OutputPipes::try_from(open.output_pipes).is_ok();
+    Ok(answer(examined.protocol, local.userfaultfd, examined.abilities, (&examined.missing, charges)))
+}
+
+/// Admits it, if there is no reason against it.
+pub(super) async fn admit(
+    local: &Arc<NodeResources>,
+    link: &mut Link,
+    open: Open,
+) -> Result<(Admitted, Coming), DestinationError> {
+    let (examined, mut reasons) = examine(local, link.node(), &open).await?;
+    let Examined { service, protocol, abilities, missing, place, hold } = examined;
+    let memory = match local.reserve(memory_needed(&open)) {
         Ok(memory) => Some(memory),
         Err(reason) => {
             reasons.push(reason);
@@ -186,25 +217,6 @@ pub(super) async fn examine(
     let (Some(memory), Some(place), []) = (memory, place, reasons.as_slice()) else {
         return Err(DestinationError::Refused(reasons));
     };
-    Ok(Examined { service, protocol, abilities, missing, memory, place, hold })
-}
-
-impl Examined {
-    /// What a source is told that only asks.
-    pub(super) fn answer(&self, local: &NodeResources, output_pipes: Vec<u64>) -> Accepted {
-        let charges = OutputPipes::try_from(output_pipes).is_ok();
-        answer(self.protocol, local.userfaultfd, self.abilities, (&self.missing, charges))
-    }
-}
-
-/// Admits it, if there is no reason against it.
-pub(super) async fn admit(
-    local: &Arc<NodeResources>,
-    link: &mut Link,
-    open: Open,
-) -> Result<(Admitted, Coming), DestinationError> {
-    let examined = examine(local, link.node(), &open).await?;
-    let Examined { service, protocol, abilities, missing, memory, place, hold } = examined;
     let new = Beginning {
         id: &open.migration,
         role: Role::Destination,

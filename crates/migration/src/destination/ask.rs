@@ -1,6 +1,6 @@
 //! A source asks whether a service may come, and how quick the link is. Nothing is kept here of that.
 
-use super::admit::examine;
+use super::admit::answer_to_question;
 use super::{DestinationError, answer_to_failed};
 use crate::link::Link;
 use crate::message::{Message, Open};
@@ -12,9 +12,7 @@ const MOST_PROBED: usize = 1 << 30;
 /// Answers one question to its end.
 pub(super) async fn answer(local: &NodeResources, mut link: Link, open: Open) {
     let source = link.node().to_string();
-    let examined = examine(local, &source, &open).await;
-    let told = examined.map(|examined| examined.answer(local, open.output_pipes));
-    let ended = match told {
+    let ended = match answer_to_question(local, &source, open).await {
         Ok(accepted) => measured(&mut link, Message::Accepted(accepted)).await,
         Err(error) => link.send(answer_to_failed(&error)).await.map_err(Into::into),
     };

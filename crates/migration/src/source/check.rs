@@ -28,14 +28,23 @@ const ARRIVAL: Duration = Duration::from_secs(5);
 /// The two samples of what a service writes.
 const SAMPLES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// For how long the link is filled.
-const PROBING: Duration = Duration::from_millis(300);
+/// How long the destination may take to answer: it may wait for its CRIU, and for what is ending there.
+const ANSWER: Duration = Duration::from_secs(60);
 
-/// Sent at once to fill it, bytes.
-const PROBE: usize = 256 << 10;
+/// How long the link may take to be measured.
+const MEASURING: Duration = Duration::from_secs(20);
 
-/// Most that is sent, bytes.
-const MOST_PROBED: usize = 256 << 20;
+/// A burst that takes so long, beside the round trip, shows the bandwidth.
+const TELLING: Duration = Duration::from_millis(200);
+
+/// The first burst, bytes: 10 kbit/s carry it before the other side gives the link up. Each one is twice the one before.
+const FIRST_BURST: usize = 4 << 10;
+
+/// The largest burst, bytes.
+const LARGEST_BURST: usize = 128 << 20;
+
+/// Of a burst so much is one message, bytes.
+const PIECE: usize = 256 << 10;
 
 /// Round trips, of which the shortest counts.
 const ROUND_TRIPS: usize = 3;
@@ -118,7 +127,7 @@ impl Source {
     /// This node cannot find out.
     pub async fn check(self) -> Result<Findings, SourceError> {
         let mut findings = Findings::default();
-        let ended = self.find(&mut findings).await;
+        let ended = self.unless_cancelled(self.find(&mut findings)).await;
         // The tracker must be gone before the service moves.
         self.jobs.end().await;
         match ended {
@@ -172,41 +181,47 @@ impl Source {
             self.warn_of_shared_memory(kinds, findings).await?;
         }
         let fixed = self.fixed().await?;
-        let (writes, answered) = tokio::join!(self.writes(plan.backend), measure(answered));
-        let (writes, (link, layers)) = (writes?, answered?);
-        let layer_bytes = layers.iter().map(|layer| layer.bytes).sum();
-        if writes.is_none() {
-            findings.warnings.push(format!(
-                "node {} cannot tell which pages are written, so that no time is predicted; `godwit doctor` there says why",
-                self.local.node
-            ));
-        }
-        let times = writes.zip(link).map(|(writes, link)| {
+        let (layer_bytes, link) = match answered {
+            Some(Answered { link, layers, .. }) => (layers.iter().map(|layer| layer.bytes).sum(), Some(link)),
+            None => (0, None),
+        };
+        let (writes, link) = tokio::join!(self.writes(&plan), measure(link));
+        let (known, warning) = writes?;
+        findings.warnings.extend(warning);
+        let written = |known: Writes| plan.needs_writes().then(|| known.bytes_per_second());
+        let link = match link {
+            Ok(link) => link,
+            Err(why) => {
+                findings
+                    .warnings
+                    .push(format!("the link to node {} cannot be measured: {why}", self.destination));
+                None
+            }
+        };
+        let outlook = known.zip(link).map(|(writes, link)| {
             let bandwidth = match self.options.max_bandwidth {
                 Some(most) => link.bandwidth.min(most as f64),
                 None => link.bandwidth,
             };
-            let known = Known {
-                mode: plan.mode,
-                goals: plan.goals,
-                populated: memory / PAGE_SIZE,
-                writes,
-                bandwidth,
-                fixed,
-            };
-            let outlook = foresee(&known);
-            tell_of(&outlook, &plan, findings);
-            times(&outlook, layer_bytes + file_bytes, bandwidth)
+            let populated = memory / PAGE_SIZE;
+            foresee(&Known { mode: plan.mode, goals: plan.goals, populated, writes, bandwidth, fixed })
         });
+        if let Some(outlook) = &outlook {
+            tell_of(outlook, &plan, findings);
+            if outlook.kept.is_some() {
+                return Ok(());
+            }
+        }
+        let files = layer_bytes + file_bytes;
         findings.forecast = Some(Forecast {
-            mode: plan.mode.name(),
+            mode: outlook.as_ref().map_or(plan.mode, |outlook| outlook.mode).name(),
             why: plan.why().to_owned(),
             memory_bytes: memory,
-            written_bytes_per_second: writes.map(|writes| writes.bytes_per_second()),
+            written_bytes_per_second: known.and_then(written),
             layer_bytes,
             file_bytes,
             link,
-            outlook: times,
+            outlook: outlook.zip(link).map(|(outlook, link)| times(&outlook, files, link.bandwidth)),
         });
         Ok(())
     }
@@ -231,7 +246,11 @@ impl Source {
         let offer = self.offer(config, memory, file_bytes).await?;
         let offered = offer.layers.clone();
         link.send(Message::Ask(offer)).await?;
-        let accepted = match link.receive().await {
+        let Ok(answer) = tokio::time::timeout(ANSWER, link.receive()).await else {
+            findings.objections.push(format!("node {node} did not answer within {} s", ANSWER.as_secs()));
+            return Ok(None);
+        };
+        let accepted = match answer {
             Ok(Message::Accepted(accepted)) => accepted,
             Ok(Message::Refused(refused)) => {
                 let reasons = refused.reasons.into_iter().map(|reason| format!("node {node}: {reason}"));
@@ -241,7 +260,7 @@ impl Source {
             Ok(other) => return Err(link.unexpected(&other, "Accepted or Refused").into()),
             Err(error) if error.is_of_closing() => {
                 findings.warnings.push(format!(
-                    "node {node} has an older godwit, which cannot be asked before a move: whether it refuses is not known"
+                    "node {node} closed the connection without an answer, as an older godwit does: whether it refuses is not known"
                 ));
                 return Ok(None);
             }
@@ -282,36 +301,48 @@ impl Source {
         Ok(())
     }
 
-    /// What the service writes; none where the kernel cannot tell.
-    async fn writes(&self, backend: Backend) -> Result<Option<Writes>, SourceError> {
-        if backend == Backend::None {
-            return Ok(None);
+    /// What the service writes, where that matters; none where the kernel cannot tell, which is noted.
+    async fn writes(&self, plan: &Plan) -> Result<(Option<Writes>, Option<String>), SourceError> {
+        let none = Sample { pages: 0, time: Duration::ZERO };
+        if !plan.needs_writes() {
+            return Ok((Some(Writes { short: none, long: none }), None));
         }
-        let (mut tracker, _, _) = self.track(Tracker::new(backend)).await?;
-        let mut samples = [Sample { pages: 0, time: Duration::ZERO }; 2];
+        if plan.backend == Backend::None {
+            let why = format!(
+                "node {} cannot tell which pages are written, so that no time is predicted; `godwit doctor` there says why",
+                self.local.node
+            );
+            return Ok((None, Some(why)));
+        }
+        let (mut tracker, ..) = self.track(Tracker::new(plan.backend)).await?;
+        let (mut samples, mut unwatched) = ([none; 2], None);
         let mut scanned = Instant::now();
         for (sample, time) in samples.iter_mut().zip(SAMPLES) {
             tokio::time::sleep(time).await;
-            let (back, pages, watched) = self.track(tracker).await?;
-            if !watched {
-                return Ok(None);
-            }
-            (tracker, *sample) = (back, Sample { pages, time: scanned.elapsed() });
+            let pages;
+            (tracker, pages, unwatched) = self.track(tracker).await?;
+            *sample = Sample { pages, time: scanned.elapsed() };
             scanned = Instant::now();
         }
         let [short, long] = samples;
-        Ok(Some(Writes { short, long }))
+        Ok((Some(Writes { short, long }), unwatched))
     }
 
-    /// One scan: how many pages were written since the one before, and whether the kernel could tell of all processes.
-    async fn track(&self, mut tracker: Tracker) -> Result<(Tracker, u64, bool), SourceError> {
+    /// One scan: how many pages were written since the one before, and a process of which that cannot be told.
+    async fn track(&self, mut tracker: Tracker) -> Result<(Tracker, u64, Option<String>), SourceError> {
         let pids = self.pids().await?;
         let scanning = self.jobs.run(move |_| {
             let round = tracker.round(&pids, false)?;
             let written = round.spaces.iter().flat_map(|space| &space.written);
             let pages = written.map(|range| (range.end - range.start) / PAGE_SIZE).sum();
-            let watched = round.spaces.iter().all(|space| space.unwatched.is_none());
-            Ok::<_, TrackError>((tracker, pages, watched))
+            let unwatched = round.spaces.iter().find_map(|space| {
+                let why = space.unwatched.as_ref()?;
+                Some(format!(
+                    "writes of the process with PID {} in the service cannot be noticed: {why}; all of its pages count as written",
+                    space.space
+                ))
+            });
+            Ok::<_, TrackError>((tracker, pages, unwatched))
         });
         Ok(scanning.await?.map_err(PagesError::from)?)
     }
@@ -320,14 +351,18 @@ impl Source {
 /// Says what of a move would be unwelcome.
 fn tell_of(outlook: &Outlook, plan: &Plan, findings: &mut Findings) {
     let frozen = outlook.frozen.as_millis();
-    if outlook.kept {
-        let limit = plan.goals.max_frozen.unwrap_or_default().as_millis();
-        findings.objections.push(format!(
-            "it would be frozen for {frozen} ms, more than the {limit} ms allowed: allow more (--max-frozen-ms), --allow throttle or --allow postcopy"
+    let limit = plan.goals.max_frozen.filter(|limit| outlook.frozen > *limit);
+    if let Some(why) = &outlook.kept {
+        findings.objections.push(why.clone());
+    } else if let Some(limit) = limit {
+        findings.warnings.push(format!(
+            "it would be frozen for {frozen} ms, more than {} ms, which mode {} does not heed",
+            limit.as_millis(),
+            outlook.mode.name()
         ));
     } else if outlook.frozen > LONG {
         findings.warnings.push(format!(
-            "it would be frozen for {frozen} ms: mode hybrid, or --allow postcopy, lets memory follow after the resume"
+            "it would be frozen for {frozen} ms; in mode hybrid, or with --allow postcopy, memory follows after the resume"
         ));
     }
 }
@@ -342,32 +377,48 @@ fn times(outlook: &Outlook, files: u64, bandwidth: f64) -> Times {
     }
 }
 
-/// Measures the link to a destination that has answered, and lets it go; the layers that the destination lacks.
-async fn measure(answered: Option<Answered>) -> Result<(Option<LinkFigures>, Vec<Layer>), SourceError> {
-    let Some(Answered { mut link, layers, .. }) = answered else { return Ok((None, Vec::new())) };
+/// Measures the link to a destination that has answered, and lets it go; else why that cannot be done.
+async fn measure(link: Option<Link>) -> Result<Option<LinkFigures>, String> {
+    let Some(mut link) = link else { return Ok(None) };
+    let measured = match tokio::time::timeout(MEASURING, fill(&mut link)).await {
+        Ok(Ok(figures)) => Ok(Some(figures)),
+        Ok(Err(error)) => Err(crate::error_chain(&error)),
+        Err(_) => Err(format!("that took longer than {} s", MEASURING.as_secs())),
+    };
+    link.close().await;
+    measured
+}
+
+/// Sends bursts that grow until one fills the link for long enough to tell.
+async fn fill(link: &mut Link) -> Result<LinkFigures, SourceError> {
     let mut round_trip = Duration::MAX;
     for _ in 0..ROUND_TRIPS {
         let begun = Instant::now();
-        probed(&mut link).await?;
+        probed(link).await?;
         round_trip = round_trip.min(begun.elapsed());
     }
     // Nothing on the way can make it smaller.
     let mut state = 1_u64;
     let noise: Bytes = std::iter::repeat_with(|| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
+        state.to_be_bytes()[0]
     })
-    .take(PROBE)
+    .take(PIECE)
     .collect();
-    let (begun, mut sent) = (Instant::now(), 0);
-    while begun.elapsed() < PROBING && sent < MOST_PROBED {
-        link.send(Message::Probe(noise.clone())).await?;
-        sent += noise.len();
+    let mut burst = FIRST_BURST;
+    loop {
+        let begun = Instant::now();
+        for sent in (0..burst).step_by(PIECE) {
+            link.send(Message::Probe(noise.slice(..PIECE.min(burst - sent)))).await?;
+        }
+        probed(link).await?;
+        let took = begun.elapsed().saturating_sub(round_trip);
+        if took >= TELLING || burst >= LARGEST_BURST {
+            let seconds = took.max(Duration::from_millis(1)).as_secs_f64();
+            return Ok(LinkFigures { round_trip, bandwidth: burst as f64 / seconds });
+        }
+        burst *= 2;
     }
-    probed(&mut link).await?;
-    let took = begun.elapsed().saturating_sub(round_trip).max(Duration::from_millis(1));
-    link.close().await;
-    Ok((Some(LinkFigures { round_trip, bandwidth: sent as f64 / took.as_secs_f64() }), layers))
 }
 
 /// Waits until all that was sent has come.

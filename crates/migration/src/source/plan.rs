@@ -42,6 +42,11 @@ impl Plan {
         &self.why
     }
 
+    /// Whether what the service writes changes how it moves.
+    pub(super) fn needs_writes(&self) -> bool {
+        matches!(self.mode, Mode::Precopy | Mode::Hybrid)
+    }
+
     /// Notes the choice in the report.
     pub(super) fn tell(&self, report: &mut Report) {
         report.mode = self.mode.name().into();

@@ -47,9 +47,6 @@ const SHARED_PASSES: u32 = 4;
 /// So many pages cross in less time than a sample of them takes.
 const FEW: u64 = 512;
 
-/// Least share of its CPU that a slowed service keeps, in thousandths.
-const SLOWEST: u32 = 125;
-
 const PAGE: f64 = 4096.0;
 
 /// A service that is to be frozen, and what has been sent of it.
@@ -162,7 +159,7 @@ impl Source {
             match next {
                 Next::Copy => {}
                 Next::Throttle => {
-                    rounds.share = (rounds.share / 2).max(SLOWEST);
+                    rounds.share = (rounds.share / 2).max(converge::SLOWEST);
                     self.throttle(rounds.share).await?;
                 }
                 Next::Freeze | Next::Hybrid => {
