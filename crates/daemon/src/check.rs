@@ -13,15 +13,17 @@ use tonic::Status;
 
 use crate::convert;
 use crate::directory::elsewhere;
+use crate::migrate::leaving;
 use crate::node::Node;
-use crate::services::{occupied, owned};
+use crate::services::occupied;
 use crate::status::internal;
 
 /// Most that is taken of a peer of each list, and the longest of its sentences, in bytes.
 const MOST: usize = 4096;
 
-/// Most obstacles that are shown, and most sentences of a kind.
-const MOST_SHOWN: usize = 1000;
+/// Most obstacles that are shown, and most sentences of a kind: with the longest ones an answer stays below the 4 MiB that
+/// another node takes.
+const MOST_SHOWN: usize = 200;
 
 /// The longest sentence that is passed on, in characters.
 const LONGEST: usize = 1000;
@@ -54,24 +56,8 @@ pub(crate) async fn here(
     let name: ServiceName = convert::service_name(&request.name)?;
     let options = convert::options(request).map_err(Status::invalid_argument)?;
     node.settle(&name).await;
-    let owned = owned(node, &name)?;
-    if owned.exit_code.is_some() {
-        return Err(Status::failed_precondition(format!(
-            "service {name} is stopped; only a service that runs can be moved"
-        )));
-    }
-    if request.to == node.name {
-        return Err(Status::invalid_argument(format!(
-            "service {name} is on node {} already; name another node (`godwit nodes` lists them)",
-            request.to
-        )));
-    }
-    if !request.to.is_empty() && node.member_address(&request.to).map_err(internal)?.is_none() {
-        return Err(Status::not_found(format!(
-            "there is no node {}; `godwit nodes` lists all nodes",
-            request.to
-        )));
-    }
+    let to = Some(request.to.as_str()).filter(|to| !to.is_empty());
+    let service = leaving(node, &name, to)?;
     // The service must not move, stop or be asked about twice meanwhile. What is asked for waits for some seconds.
     let occupied = node.occupy(&name).ok_or_else(|| occupied(&name))?;
     let (progress, _) = watch::channel(Progress::default());
@@ -80,7 +66,7 @@ pub(crate) async fn here(
     let _leaving = cancel.clone().drop_guard();
     let source = Source::new(
         Arc::clone(node.local()),
-        owned.service,
+        service,
         ulid::Ulid::new().to_string(),
         request.to.clone(),
         options,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use godwit_api::innermost;
 use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
 use godwit_migration::source::is_committed;
-use godwit_migration::{LocalError, Outcome, Progress, Source, error_chain};
+use godwit_migration::{LocalError, Outcome, Progress, Service, Source, error_chain};
 use godwit_names::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,27 @@ const QUEUE: usize = 64;
 /// Events of a migration for the user who asked.
 pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
 
+/// A service of this node that runs, and may leave it for another node, if one is named.
+pub(crate) fn leaving(node: &Node, name: &ServiceName, to: Option<&str>) -> Result<Service, Status> {
+    let owned = crate::services::owned(node, name)?;
+    if let Some(to) = to {
+        if to == node.name {
+            return Err(Status::invalid_argument(format!(
+                "service {name} is on node {to} already; name another node (`godwit nodes` lists them)"
+            )));
+        }
+        if node.member_address(to).map_err(internal)?.is_none() {
+            return Err(Status::not_found(format!("there is no node {to}; `godwit nodes` lists all nodes")));
+        }
+    }
+    if owned.exit_code.is_some() {
+        return Err(Status::failed_precondition(format!(
+            "service {name} is stopped; only a service that runs can be moved"
+        )));
+    }
+    Ok(owned.service)
+}
+
 /// Starts a migration of a service of this node. It continues even when the stream is not read.
 pub(crate) async fn start(
     node: &Arc<Node>,
@@ -30,25 +51,7 @@ pub(crate) async fn start(
 ) -> Result<Stream, Status> {
     let options = convert::options(request).map_err(Status::invalid_argument)?;
     node.settle(&name).await;
-    let owned = crate::services::owned(node, &name)?;
-    if request.to == node.name {
-        return Err(Status::invalid_argument(format!(
-            "service {name} is on node {} already; name another node (`godwit nodes` lists them)",
-            request.to
-        )));
-    }
-    let known = node.member_address(&request.to).map_err(internal)?;
-    if known.is_none() {
-        return Err(Status::not_found(format!(
-            "there is no node {}; `godwit nodes` lists all nodes",
-            request.to
-        )));
-    }
-    if owned.exit_code.is_some() {
-        return Err(Status::failed_precondition(format!(
-            "service {name} is stopped; only a service that runs can be moved"
-        )));
-    }
+    let service = leaving(node, &name, Some(&request.to))?;
     let id = ulid::Ulid::new().to_string();
     let cancel = CancellationToken::new();
     let (end, ended) = watch::channel(());
@@ -64,7 +67,7 @@ pub(crate) async fn start(
         .map_err(|doing| Status::aborted(format!("service {name} {doing}")))?;
     let source = Source::new(
         Arc::clone(node.local()),
-        owned.service,
+        service,
         id.clone(),
         request.to.clone(),
         options,

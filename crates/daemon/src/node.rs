@@ -239,7 +239,9 @@ impl Node {
             return Err(format!("is on its way to node {} already", other.to));
         }
         if transient.busy.contains_key(name) {
-            return Err("is being started, stopped, removed or plugged in; try again in a moment".into());
+            return Err(
+                "is being started, stopped, removed, checked or plugged in; try again in a moment".into()
+            );
         }
         transient.migrating.insert(name.clone(), migrating);
         Ok(())

@@ -45,7 +45,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
 
 pub(crate) fn occupied(name: &ServiceName) -> Status {
     Status::aborted(format!(
-        "service {name} is being created, started, stopped, removed or migrated; try again when that has ended"
+        "service {name} is being created, started, stopped, removed, checked or migrated; try again when that has ended"
     ))
 }
 

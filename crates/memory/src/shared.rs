@@ -1,5 +1,6 @@
 //! Shared memory of a service as files: shared anonymous mappings, memory files (`memfd_create(2)`) that processes map
-//! or have open, attached segments of System V, and files in its tmpfs. And, in the same way, what a process has written in private mappings of files.
+//! or have open, attached segments of System V, and files in its tmpfs. And, in the same way, what a process has written in
+//! private mappings of files.
 //!
 //! ```text
 //! source                                              destination

@@ -35,7 +35,7 @@ struct Info {
 /// What the kernel says of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Status {
-    /// None of its own is 0.
+    /// 0 where it has none.
     pub(super) key: u32,
     pub(super) size: u64,
 }
