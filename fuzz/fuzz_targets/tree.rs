@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use godwit_engine::tree::{Contents, Data, End, Entry, Item, Limits, Receiver, Remove, Xattr};
+use godwit_engine::tree::{Contents, Data, End, Entry, Hold, Hole, Item, Limits, Receiver, Remove, Xattr};
 use godwit_fuzz::{Scratch, path, way_out};
 use libfuzzer_sys::fuzz_target;
 
@@ -41,10 +41,14 @@ enum Piece<'a> {
         size: Result<u16, u64>,
         /// By which content that came in another way is known.
         content: Option<u8>,
+        /// With what its content begins.
+        begins: Option<Result<u8, ()>>,
         /// Given also where the kind has none.
         stray: bool,
     },
     Data(Result<u16, u64>, &'a [u8]),
+    Hole(Result<u16, u64>, u16),
+    Hold([u8; 3], u8),
     Remove([u8; 3]),
     End(Option<(u64, u64)>),
     Raw(&'a [u8]),
@@ -53,7 +57,7 @@ enum Piece<'a> {
 impl Piece<'_> {
     fn item(&self, entries: u64, bytes: u64) -> Option<Item> {
         Some(match self {
-            Self::Entry { path: at, kind, mode, owner, time, xattrs, link, size, content, stray } => {
+            Self::Entry { path: at, kind, mode, owner, time, xattrs, link, size, content, begins, stray } => {
                 let (kind, only) =
                     (
                         i32::from(kind % 10),
@@ -81,12 +85,18 @@ impl Piece<'_> {
                     hard_link_of: only(link, kind == 8),
                     size: if kind == 1 || *stray { size.map_or_else(|far| far, u64::from) } else { 0 },
                     content: content.map(u32::from).filter(|_| kind == 1 || *stray),
-                    ..Entry::default()
+                    kept: *begins == Some(Err(())),
+                    held: begins.and_then(Result::ok).map(u32::from),
                 })
             }
             Self::Data(offset, bytes) => {
                 Item::Data(Data { offset: offset.map_or_else(|far| far, u64::from), bytes: bytes.to_vec() })
             }
+            Self::Hole(offset, length) => Item::Hole(Hole {
+                offset: offset.map_or_else(|far| far, u64::from),
+                length: u64::from(*length),
+            }),
+            Self::Hold(at, number) => Item::Hold(Hold { path: path(at), number: u32::from(*number) }),
             Self::Remove(at) => Item::Remove(Remove { path: path(at) }),
             Self::End(counts) => {
                 let (entries, bytes) = counts.unwrap_or((entries, bytes));

@@ -15,11 +15,17 @@ use rustix::fs::{CWD, Mode, XattrFlags, makedev, mknodat, setxattr};
 use serde_json::{Value, json};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 60);
+const DATABASE: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 61);
 
-fn ask(connection: &mut BufReader<TcpStream>, request: &str) -> Value {
+fn line(connection: &mut BufReader<TcpStream>, request: &str) -> String {
     connection.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
     let mut line = String::new();
     connection.read_line(&mut line).unwrap();
+    line
+}
+
+fn ask(connection: &mut BufReader<TcpStream>, request: &str) -> Value {
+    let line = line(connection, request);
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{request}: {error}: {line:.200?}"))
 }
 
@@ -96,4 +102,32 @@ fn moves_keep_every_file() {
         before = ask(&mut connection, "describe");
     });
     println!("{} files compared after each move", before.as_object().unwrap().len());
+}
+
+#[test]
+fn of_files_that_are_written_all_the_time_only_blocks_cross_while_the_service_is_frozen() {
+    // The size of the table, of which a few hundred blocks are written in a second.
+    const TABLE: u64 = 64 << 20;
+    let bed = Bed::up("database");
+    let preset = bed.build(Workload::Python);
+    fs::write(preset.rootfs.join("program.py"), include_str!("../programs/database.py")).unwrap();
+    bed.run("a", "database", DATABASE, &preset, &[]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(DATABASE, 7000)));
+    let writes = |answer: &str| answer.trim_end().strip_prefix("right ").map(|writes| writes.parse::<u64>());
+    let mut before = 0;
+    let modes = [("a", "b", "precopy"), ("b", "a", "cold"), ("a", "b", "hybrid"), ("b", "a", "postcopy")];
+    for (from, to, mode) in modes {
+        let report = bed.migrate_so("database", from, to, &["--mode", mode]);
+        let crossed = (report.file_bytes, report.dump_bytes);
+        println!(
+            "{mode}: frozen for {:.0} ms; bytes of files, and while frozen: {crossed:?}",
+            report.frozen_ms
+        );
+        let answer = line(&mut connection, "check");
+        let now = writes(&answer).unwrap_or_else(|| panic!("{mode}: {answer}")).unwrap();
+        assert!(now > before, "{mode}: it wrote nothing");
+        before = now;
+        assert!(report.file_bytes > TABLE, "{mode}: {report:?}");
+        assert!(report.dump_bytes < TABLE / 2, "{mode}: {report:?}");
+    }
 }

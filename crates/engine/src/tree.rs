@@ -19,8 +19,11 @@
 //! flags (`chattr`).
 //!
 //! A file that is written during a round arrives torn, and is sent again in the next one; after a
-//! round of a frozen tree the copy equals the original ([`compare`] says so).
+//! round of a frozen tree the copy equals the original ([`compare`] says so). Of a file that the
+//! receiver has from an earlier round only the blocks that differ cross again
+//! ([`TreeSender::by_blocks`]), also where it has another name now.
 
+mod blocks;
 mod compare;
 mod item;
 mod receive;
@@ -31,8 +34,11 @@ mod writeback;
 #[cfg(test)]
 mod tests;
 
+pub use blocks::BlockHash;
 pub use compare::{Difference, compare};
-pub use item::{Data, DecodeError, End, Entry, Item, Kind, MAX_DATA, MAX_ITEM, Remove, Xattr};
+pub use item::{
+    Data, DecodeError, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MAX_ITEM, MOST_HELD, Remove, Xattr,
+};
 pub use receive::{Contents, Limits, Receiver, Written};
 pub use send::{Elsewhere, Round, Sent, TreeSender, send, send_without};
 pub use snapshot::{Changes, Snapshot};

@@ -299,6 +299,7 @@ mod tests {
                 tmpfs: true,
                 copied: true,
                 system_v: true,
+                parts: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

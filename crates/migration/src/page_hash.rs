@@ -64,7 +64,12 @@ impl PageKey {
 
     /// The hash of a page that is not all zero.
     pub(crate) fn hash(&self, page: &[u8; PAGE]) -> u128 {
-        xxh3_128_with_secret(page, &self.0)
+        self.hash_block(page)
+    }
+
+    /// The hash of a block of a file.
+    pub(crate) fn hash_block(&self, block: &[u8]) -> u128 {
+        xxh3_128_with_secret(block, &self.0)
     }
 }
 

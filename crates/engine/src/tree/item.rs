@@ -1,13 +1,14 @@
 //! The pieces a tree is sent in, as protobuf messages.
 //!
 //! ```text
-//! round = { Remove } { Entry { Data } } End
+//! round = { Hold } { Remove } { Entry { Data | Hole } } End
 //! ```
 //!
 //! An [`Item`] encodes to at most [`MAX_ITEM`] bytes. Parents come before what is in them, the
-//! target of a hard link before the links. `Data` belongs to the `Entry` of a regular file before
-//! it, with rising offsets; what no `Data` covers is a hole. Field numbers are never used again
-//! for something else; a decoder passes over fields it does not know.
+//! target of a hard link before the links. `Data` and `Hole` belong to the `Entry` of a regular
+//! file before them, with rising offsets. What they do not cover is as the content of the file
+//! begins: with that of an earlier round where `Entry` says so, else with holes. Field numbers
+//! are never used again for something else; a decoder passes over fields it does not know.
 
 use prost::Message;
 
@@ -16,6 +17,8 @@ pub const MAX_DATA: usize = 256 << 10;
 /// Most bytes of one encoded [`Item`]: one frame of the data plane. An entry with the most
 /// attributes that are carried (512 KiB) and three longest paths stays well below.
 pub const MAX_ITEM: usize = 1 << 20;
+/// Most files that are held in one round.
+pub const MOST_HELD: u32 = 256;
 
 /// What an [`Entry`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
@@ -97,6 +100,23 @@ pub struct Entry {
     /// Of a regular file whose content comes in another way, the number by which that is known.
     #[prost(uint32, optional, tag = "14")]
     pub content: Option<u32>,
+    /// Of a regular file: its content begins with what the path has, a regular file, cut or grown to `size`.
+    #[prost(bool, tag = "15")]
+    pub kept: bool,
+    /// Of a regular file: its content begins with that of the file that is held under this number, which is used once.
+    #[prost(uint32, optional, tag = "16")]
+    pub held: Option<u32>,
+}
+
+/// The content of a file of an earlier round is needed for another name in this one.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Hold {
+    /// Path of a regular file.
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: Vec<u8>,
+    /// Number by which an [`Entry`] asks for it; below [`MOST_HELD`].
+    #[prost(uint32, tag = "2")]
+    pub number: u32,
 }
 
 /// Bytes of the regular file before it.
@@ -108,6 +128,17 @@ pub struct Data {
     /// 1 to [`MAX_DATA`] bytes.
     #[prost(bytes = "vec", tag = "2")]
     pub bytes: Vec<u8>,
+}
+
+/// A hole in the regular file before it, where the file may have begun with other content.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Hole {
+    /// Where in the file, in bytes.
+    #[prost(uint64, tag = "1")]
+    pub offset: u64,
+    /// Bytes, at least 1.
+    #[prost(uint64, tag = "2")]
+    pub length: u64,
 }
 
 /// A name that is no more, with all below it. No error when it never came.
@@ -138,6 +169,10 @@ pub enum Item {
     Entry(Entry),
     /// Bytes of the file before.
     Data(Data),
+    /// A hole in the file before.
+    Hole(Hole),
+    /// A file is held.
+    Hold(Hold),
     /// The round is complete.
     End(End),
 }
@@ -145,7 +180,7 @@ pub enum Item {
 /// What goes over the wire.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Envelope {
-    #[prost(oneof = "Piece", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "Piece", tags = "1, 2, 3, 4, 5, 6")]
     piece: Option<Piece>,
 }
 
@@ -159,6 +194,10 @@ enum Piece {
     Data(Data),
     #[prost(message, tag = "4")]
     End(End),
+    #[prost(message, tag = "5")]
+    Hole(Hole),
+    #[prost(message, tag = "6")]
+    Hold(Hold),
 }
 
 /// Why bytes are no [`Item`].
@@ -186,6 +225,8 @@ impl Item {
             Self::Remove(remove) => Piece::Remove(remove),
             Self::Entry(entry) => Piece::Entry(entry),
             Self::Data(data) => Piece::Data(data),
+            Self::Hole(hole) => Piece::Hole(hole),
+            Self::Hold(hold) => Piece::Hold(hold),
             Self::End(end) => Piece::End(end),
         };
         Envelope { piece: Some(piece) }.encode_to_vec()
@@ -200,6 +241,8 @@ impl Item {
             Some(Piece::Remove(remove)) => Ok(Self::Remove(remove)),
             Some(Piece::Entry(entry)) => Ok(Self::Entry(entry)),
             Some(Piece::Data(data)) => Ok(Self::Data(data)),
+            Some(Piece::Hole(hole)) => Ok(Self::Hole(hole)),
+            Some(Piece::Hold(hold)) => Ok(Self::Hold(hold)),
             Some(Piece::End(end)) => Ok(Self::End(end)),
             None => Err(DecodeError::Unknown),
         }

@@ -2,12 +2,12 @@
 //!
 //! Each item is checked before it is used; a path is resolved below the root without following
 //! any link (see [`crate::beneath`]). A name that comes again is made anew, except a directory,
-//! which keeps what is in it. Making or removing a name moves its directory's modification time,
+//! which keeps what is in it, and a file that is kept, of which parts are written. Making or removing a name moves its directory's modification time,
 //! so the times of all directories touched are set when the round is over.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Bound;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -15,9 +15,10 @@ use std::path::{Path, PathBuf};
 
 use godwit_criu::images::Device;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
 
-use super::item::{Data, End, Entry, Item, Kind, MAX_DATA, Remove};
-use super::send::MAX_XATTR_TOTAL;
+use super::item::{Data, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MOST_HELD, Remove};
+use super::send::{MAX_XATTR_TOTAL, next_data};
 use super::{TreeError, open_root};
 use crate::beneath::{self, Attributes, MAX_NAME, MAX_PATH, Node, Root, SetFault};
 
@@ -58,7 +59,11 @@ pub struct Receiver {
     names: u64,
     entries: u64,
     bytes: u64,
+    /// Bytes that were written here without having come.
+    copied: u64,
     open: Option<OpenFile>,
+    /// Files that are held for other names, by number.
+    held: BTreeMap<u32, File>,
     /// Modification times that directories shall have in the end.
     directories: BTreeMap<Vec<u8>, (i64, u32)>,
     /// Files that were written.
@@ -101,7 +106,9 @@ impl Receiver {
             names: 0,
             entries: 0,
             bytes: 0,
+            copied: 0,
             open: None,
+            held: BTreeMap::new(),
             directories: BTreeMap::new(),
             files: Vec::new(),
             ended: false,
@@ -122,6 +129,12 @@ impl Receiver {
         }
         match item {
             Item::Data(data) => self.data(&data),
+            Item::Hole(hole) => self.hole(hole),
+            Item::Hold(hold) => {
+                self.close()?;
+                self.count_name()?;
+                self.hold(&hold)
+            }
             Item::Entry(entry) => {
                 self.close()?;
                 self.count_name()?;
@@ -175,18 +188,100 @@ impl Receiver {
             return Err(self.refused(&path, reason));
         }
         self.bytes = self.bytes.saturating_add(length);
-        if self.bytes > self.limits.bytes {
-            return Err(TreeError::Limit {
-                root: self.path.clone(),
-                limit: self.limits.bytes,
-                unit: "bytes",
-            });
-        }
+        check_bytes(&self.path, self.limits, self.bytes, self.copied)?;
         if let Err(error) = open.file.write_all_at(&data.bytes, data.offset) {
             let path = open.path.clone();
             return Err(self.fault("write", &path, error));
         }
         open.position = data.offset + length;
+        Ok(())
+    }
+
+    fn hole(&mut self, Hole { offset, length }: Hole) -> Result<(), TreeError> {
+        let Some(open) = &mut self.open else {
+            return Err(self.refused(b"", "a hole comes without a file"));
+        };
+        let reason = if length == 0 || offset < open.position {
+            Some("its hole is empty or comes twice")
+        } else if offset.checked_add(length).is_none_or(|end| end > open.size) {
+            Some("its hole is beyond its size")
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            let path = open.path.clone();
+            return Err(self.refused(&path, reason));
+        }
+        open.position = offset + length;
+        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        let written = match rustix::fs::fallocate(&open.file, punch, offset, length) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                self.copied = self.copied.saturating_add(length);
+                check_bytes(&self.path, self.limits, self.bytes, self.copied)?;
+                write_zeros(&open.file, offset, length)
+            }
+            punched => punched.map_err(io::Error::from),
+        };
+        written.map_err(|source| {
+            let path = self.open.as_ref().map(|open| open.path.clone()).unwrap_or_default();
+            self.fault("make a hole in", &path, source)
+        })
+    }
+
+    fn hold(&mut self, Hold { path, number }: &Hold) -> Result<(), TreeError> {
+        if *number >= MOST_HELD || self.held.contains_key(number) {
+            return Err(self.refused(path, "it is to be held under a number that is taken or too high"));
+        }
+        if let Err(reason) = beneath::check_path(path) {
+            return Err(self.refused(path, reason));
+        }
+        let (parent_path, name) = beneath::split(path);
+        let parent = self
+            .root
+            .directory(parent_path)
+            .map_err(|error| self.fault("open the directory of", path, error))?;
+        let file = self.open_again(path, parent.as_fd(), name, OFlags::RDONLY)?;
+        self.held.insert(*number, file);
+        Ok(())
+    }
+
+    /// Opens a file of an earlier round.
+    fn open_again(
+        &self,
+        path: &[u8],
+        parent: std::os::fd::BorrowedFd<'_>,
+        name: &[u8],
+        access: OFlags,
+    ) -> Result<File, TreeError> {
+        let flags = access | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
+        let node = self.made(parent, path, name)?;
+        let stat = node.statx().map_err(|error| self.fault("look at", path, error))?;
+        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
+            return Err(self.refused(path, "its content is to be used, and it is no file"));
+        }
+        let opened = rustix::fs::openat(CWD, node.magic(), flags, Mode::empty());
+        Ok(File::from(opened.map_err(|error| self.fault("open", path, error.into()))?))
+    }
+
+    /// Writes the content of a held file into another one, as far as it fits.
+    fn copy(&mut self, path: &[u8], number: u32, file: &File, size: u64) -> Result<(), TreeError> {
+        let Some(held) = self.held.remove(&number) else {
+            return Err(self.refused(path, "it is to begin with a file that is not held"));
+        };
+        let mut position = 0;
+        while position < size {
+            let found = next_data(&held, position, size).map_err(|e| self.fault("find data for", path, e))?;
+            let Some((start, end)) = found else { break };
+            self.copied = self.copied.saturating_add(end - start);
+            check_bytes(&self.path, self.limits, self.bytes, self.copied)?;
+            let copy = || -> io::Result<u64> {
+                (&held).seek(SeekFrom::Start(start))?;
+                (&*file).seek(SeekFrom::Start(start))?;
+                io::copy(&mut (&held).take(end - start), &mut &*file)
+            };
+            copy().map_err(|error| self.fault("copy the content of", path, error))?;
+            position = end;
+        }
         Ok(())
     }
 
@@ -208,6 +303,10 @@ impl Receiver {
         if kind == Kind::HardLink {
             return self.hard_link(&entry, parent.as_fd());
         }
+        if entry.kept {
+            let file = self.open_again(&path, parent.as_fd(), name, OFlags::WRONLY)?;
+            return self.begin(entry, parent.as_fd(), file);
+        }
         self.clear(parent.as_fd(), &path, name)?;
         let make = |this: &Self, result: rustix::io::Result<()>| {
             result.map_err(|error| this.fault("make", &path, error.into()))
@@ -219,12 +318,7 @@ impl Receiver {
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = rustix::fs::openat(&parent, name, flags, Mode::RUSR | Mode::WUSR)
                     .map_err(|error| self.fault("make", &path, error.into()))?;
-                make(self, rustix::fs::ftruncate(&file, entry.size))?;
-                let node = self.made(parent.as_fd(), &path, name)?;
-                let (file, size) = (File::from(file), entry.size);
-                self.open =
-                    Some(OpenFile { path, file, node, attributes: attributes(entry), size, position: 0 });
-                return Ok(());
+                return self.begin(entry, parent.as_fd(), File::from(file));
             }
             (Kind::Symlink, _) => make(self, rustix::fs::symlinkat(&entry.link_target[..], &parent, name))?,
             _ => {
@@ -246,6 +340,24 @@ impl Receiver {
         }
         let node = self.made(parent.as_fd(), &path, name)?;
         self.set(&path, &node, kind, &attributes(entry))
+    }
+
+    /// From here on the content of a file comes.
+    fn begin(
+        &mut self,
+        entry: Entry,
+        parent: std::os::fd::BorrowedFd<'_>,
+        file: File,
+    ) -> Result<(), TreeError> {
+        let (path, size) = (entry.path.clone(), entry.size);
+        rustix::fs::ftruncate(&file, size)
+            .map_err(|error| self.fault("set the size of", &path, error.into()))?;
+        if let Some(number) = entry.held {
+            self.copy(&path, number, &file, size)?;
+        }
+        let node = self.made(parent, &path, beneath::split(&path).1)?;
+        self.open = Some(OpenFile { path, file, node, attributes: attributes(entry), size, position: 0 });
+        Ok(())
     }
 
     /// Gives a file whose content comes in another way its name.
@@ -494,6 +606,24 @@ impl Written {
     }
 }
 
+/// What is written may not be more than was agreed.
+fn check_bytes(root: &Path, limits: Limits, came: u64, copied: u64) -> Result<(), TreeError> {
+    if came.saturating_add(copied) > limits.bytes {
+        return Err(TreeError::Limit { root: root.to_path_buf(), limit: limits.bytes, unit: "bytes" });
+    }
+    Ok(())
+}
+
+fn write_zeros(file: &File, mut offset: u64, mut length: u64) -> io::Result<()> {
+    while length > 0 {
+        let now = usize::try_from(length).unwrap_or(MAX_DATA).min(MAX_DATA);
+        file.write_all_at(&vec![0; now], offset)?;
+        offset += now as u64;
+        length -= now as u64;
+    }
+    Ok(())
+}
+
 /// Checks all that can be checked of an entry by itself.
 fn check(entry: &Entry) -> Result<Kind, &'static str> {
     let kind = Kind::try_from(entry.kind).unwrap_or(Kind::Invalid);
@@ -513,6 +643,12 @@ fn check(entry: &Entry) -> Result<Kind, &'static str> {
     }
     if entry.content.is_some() && kind != Kind::File {
         return Err("its content is to come in another way, and it is no file");
+    }
+    if (entry.kept || entry.held.is_some()) && (kind != Kind::File || entry.content.is_some()) {
+        return Err("it is to begin with the content of a file, and is none itself");
+    }
+    if entry.kept && entry.held.is_some() {
+        return Err("it is to begin with the content of two files");
     }
     if entry.size > 0 && kind != Kind::File || i64::try_from(entry.size).is_err() {
         return Err("its size is out of range");

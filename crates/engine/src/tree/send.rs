@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::item::{Data, End, Entry, Item, Kind, MAX_DATA, Remove, Xattr};
+use super::blocks::{Beginning, Beginnings, BlockHash, Blocks, Known, PIECE};
+use super::item::{Data, End, Entry, Hold, Hole, Item, Kind, Remove, Xattr};
 use super::snapshot::{Changes, Record, Snapshot, has_gone};
 use super::{TreeError, open_root, writeback};
 use crate::beneath::{self, Node, Root};
@@ -41,6 +42,8 @@ pub struct Sent {
 pub struct TreeSender {
     root: PathBuf,
     last: Option<Snapshot>,
+    /// What the receiver has of files, where it takes parts of them.
+    known: Option<Known>,
 }
 
 /// A round that is known but not sent.
@@ -49,13 +52,22 @@ pub struct Round {
     snapshot: Snapshot,
     /// What will be sent.
     pub changes: Changes,
+    /// How many bytes of content that is likely to be.
+    pub likely_bytes: u64,
 }
 
 impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
     #[must_use]
     pub fn new(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), last: None }
+        Self { root: root.to_path_buf(), last: None, known: None }
+    }
+
+    /// Sends only the blocks of files that differ from what the receiver has, from the second round on. For a receiver that
+    /// takes [`Hold`], [`Hole`], and files that begin with what was there.
+    #[must_use]
+    pub fn by_blocks(self, hash: BlockHash) -> Self {
+        Self { known: Some(Known::new(hash)), ..self }
     }
 
     /// Finds what the receiver lacks. `frozen` says that no process writes to the tree until the round
@@ -66,7 +78,9 @@ impl TreeSender {
             Some(last) => snapshot.changes_since(last),
             None => snapshot.everything(),
         };
-        Ok(Round { snapshot, changes })
+        let likely = |path: &[u8], record: &Record| self.known.as_ref()?.likely(path, record);
+        let likely_bytes = changes.bytes_but_for(likely);
+        Ok(Round { snapshot, changes, likely_bytes })
     }
 
     /// Sends a round; after an error the receiver's copy is useless.
@@ -75,8 +89,10 @@ impl TreeSender {
         round: Round,
         sink: &mut impl FnMut(Item) -> Result<(), E>,
     ) -> Result<Sent, TreeError> {
-        let Round { mut snapshot, changes } = round;
-        let sent = send(&self.root, &changes, sink)?;
+        let Round { mut snapshot, changes, .. } = round;
+        let begun = self.known.as_mut().map(|known| known.begin(&snapshot, &changes)).unwrap_or_default();
+        let known = self.known.as_mut().map(|known| (known, begun));
+        let sent = send_all(&self.root, &changes, &Elsewhere::new(), known, sink)?;
         snapshot.unsettle(&sent);
         self.last = Some(snapshot);
         Ok(sent)
@@ -103,15 +119,34 @@ pub fn send_without<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     elsewhere: &Elsewhere,
     sink: &mut impl FnMut(Item) -> Result<(), E>,
 ) -> Result<Sent, TreeError> {
+    send_all(root, changes, elsewhere, None, sink)
+}
+
+fn send_all<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    root: &Path,
+    changes: &Changes,
+    elsewhere: &Elsewhere,
+    known: Option<(&mut Known, Beginnings)>,
+    sink: &mut impl FnMut(Item) -> Result<(), E>,
+) -> Result<Sent, TreeError> {
     let mut sink = |item: Item| {
         sink(item).map_err(|error| TreeError::Sink { root: root.to_path_buf(), source: error.into() })
     };
     let top = open_root(root)?;
+    let (known, begun) = match known {
+        Some((known, begun)) => (Some(known), begun),
+        None => (None, Beginnings::default()),
+    };
+    for (path, number) in begun.held.into_iter().zip(0..) {
+        sink(Item::Hold(Hold { path, number }))?;
+    }
     let mut sender = Sender {
         root,
         top,
         frozen: changes.frozen,
         elsewhere,
+        known,
+        begun: begun.of,
         sent: Sent::default(),
         inodes: HashMap::new(),
         skipped: HashSet::new(),
@@ -133,6 +168,9 @@ struct Sender<'a> {
     top: Root,
     frozen: bool,
     elsewhere: &'a Elsewhere,
+    known: Option<&'a mut Known>,
+    /// With what the content of files begins at the receiver.
+    begun: HashMap<Vec<u8>, Beginning>,
     sent: Sent,
     /// Inodes with several names, and the path each was sent as.
     inodes: HashMap<u64, Vec<u8>>,
@@ -173,11 +211,34 @@ impl Sender<'_> {
             }
             self.inodes.insert(record.inode, path.to_vec());
         }
-        let (size, elsewhere) = (entry.size, entry.content.is_some());
-        sink(Item::Entry(entry))?;
+        if record.file_type != FileType::RegularFile || entry.size == 0 || entry.content.is_some() {
+            sink(Item::Entry(entry))?;
+            self.sent.entries += 1;
+            return Ok(());
+        }
+        let beginning = self.begun.remove(path).unwrap_or_default();
+        let (kept, held) = match &beginning {
+            Beginning::Empty => (false, None),
+            Beginning::Kept(_) => (true, None),
+            Beginning::Held(number, _) => (false, Some(*number)),
+        };
+        let size = entry.size;
+        sink(Item::Entry(Entry { kept, held, ..entry }))?;
         self.sent.entries += 1;
-        if record.file_type == FileType::RegularFile && size > 0 && !elsewhere {
-            self.content(path, &node, size, sink)?;
+        let before = self.sent.bytes;
+        let (blocks, is_whole) = match &beginning {
+            Beginning::Empty => {
+                let blocks = Blocks::none(record.inode, size);
+                (self.content(path, &node, (&Blocks::default(), false), blocks, sink)?, true)
+            }
+            Beginning::Kept(there) | Beginning::Held(_, there) => {
+                let blocks = Blocks::after(there, record.inode, size);
+                (self.content(path, &node, (there, true), blocks, sink)?, false)
+            }
+        };
+        let crossed = (!is_whole).then_some(self.sent.bytes - before);
+        if let (Some(known), Some(blocks)) = (&mut self.known, blocks) {
+            known.keep(path, blocks, crossed);
         }
         Ok(())
     }
@@ -231,18 +292,22 @@ impl Sender<'_> {
             hard_link_of: Vec::new(),
             size: if kind == Kind::File { record.size } else { 0 },
             content: self.elsewhere.get(&record.inode).copied().filter(|_| kind == Kind::File),
+            kept: false,
+            held: None,
         };
         Ok(Some((node, entry, record)))
     }
 
-    /// The bytes of a file up to `size`, holes left out. A file that has shrunk ends early.
+    /// Sends what a file differs in from what is there, and from holes behind that. The blocks that are there then, if all
+    /// of `blocks` are: none of a file that has shrunk meanwhile, which ends early.
     fn content(
         &mut self,
         path: &[u8],
         node: &Node,
-        size: u64,
+        (there, is_there): (&Blocks, bool),
+        mut blocks: Blocks,
         sink: &mut impl FnMut(Item) -> Result<(), TreeError>,
-    ) -> Result<(), TreeError> {
+    ) -> Result<Option<Blocks>, TreeError> {
         let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
         let file = File::from(
             rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())
@@ -251,29 +316,46 @@ impl Sender<'_> {
         if !self.frozen {
             writeback::write_back(&file).map_err(|error| self.fault("write back", path, error))?;
         }
-        let mut position = 0;
-        while position < size {
-            let Some((start, end)) =
-                next_data(&file, position, size).map_err(|error| self.fault("find data in", path, error))?
-            else {
+        let mut reader = Reader::new(file, blocks.size());
+        let mut next = 0;
+        loop {
+            let with_data = reader.next_piece(next).map_err(|e| self.fault("find data in", path, e))?;
+            let Some(number) = with_data.into_iter().chain(there.next_piece(next)).min() else { break };
+            if number.saturating_mul(PIECE) >= blocks.size() {
                 break;
-            };
-            position = start;
-            while position < end {
-                let wanted = usize::try_from(end - position).unwrap_or(MAX_DATA).min(MAX_DATA);
-                let mut bytes = vec![0; wanted];
-                let read =
-                    file.read_at(&mut bytes, position).map_err(|error| self.fault("read", path, error))?;
-                if read == 0 {
-                    return Ok(());
+            }
+            next = number + 1;
+            let piece = reader.read(number).map_err(|error| self.fault("read", path, error))?;
+            let mut hashes = Vec::new();
+            let mut differ: Vec<(u64, u64)> = Vec::new();
+            for (offset, length) in blocks.of_piece(number) {
+                let bytes = piece.bytes(offset, length);
+                let hash = bytes.map(|bytes| self.known.as_ref().map_or(1, |known| known.hash(bytes)));
+                hashes.push(hash);
+                match differ.last_mut() {
+                    _ if there.has((offset, length), hash) => {}
+                    Some((_, end)) if *end == offset => *end += length,
+                    _ => differ.push((offset, offset + length)),
                 }
-                bytes.truncate(read);
-                sink(Item::Data(Data { offset: position, bytes }))?;
-                position += read as u64;
-                self.sent.bytes += read as u64;
+            }
+            for range in differ {
+                for item in piece.items(range) {
+                    match &item {
+                        Item::Data(data) => self.sent.bytes += data.bytes.len() as u64,
+                        _ if is_there => {}
+                        _ => continue,
+                    }
+                    sink(item)?;
+                }
+            }
+            if piece.ends_early {
+                return Ok(None);
+            }
+            if self.known.is_some() && hashes.iter().any(Option::is_some) {
+                blocks.learn(number, hashes);
             }
         }
-        Ok(())
+        Ok(Some(blocks))
     }
 
     fn fault(&self, action: &str, path: &[u8], source: io::Error) -> TreeError {
@@ -283,6 +365,115 @@ impl Sender<'_> {
             path: beneath::display(path),
             source,
         }
+    }
+}
+
+/// Reads a file piece by piece.
+struct Reader {
+    file: File,
+    size: u64,
+    /// The range with data that was found last, and from where on it is the next one.
+    data: Option<(u64, (u64, u64))>,
+}
+
+/// A part of a file, with its data and its holes.
+struct FilePiece {
+    start: u64,
+    buffer: Vec<u8>,
+    /// Ranges with data, by their offsets in the file.
+    data: Vec<(u64, u64)>,
+    /// Whether the file has shrunk below the end of its data.
+    ends_early: bool,
+}
+
+impl Reader {
+    fn new(file: File, size: u64) -> Self {
+        Self { file, size, data: None }
+    }
+
+    fn next_data(&mut self, position: u64) -> io::Result<Option<(u64, u64)>> {
+        match self.data {
+            Some((from, (start, end))) if from <= position && position < end => {
+                return Ok(Some((start.max(position), end)));
+            }
+            _ => {}
+        }
+        let found = next_data(&self.file, position, self.size)?;
+        self.data = found.map(|range| (position, range));
+        Ok(found)
+    }
+
+    /// The number of the first piece with data from this one on.
+    fn next_piece(&mut self, from: u64) -> io::Result<Option<u64>> {
+        let position = from.saturating_mul(PIECE);
+        if position >= self.size {
+            return Ok(None);
+        }
+        Ok(self.next_data(position)?.map(|(start, _)| start / PIECE))
+    }
+
+    fn read(&mut self, number: u64) -> io::Result<FilePiece> {
+        let start = number * PIECE;
+        let end = self.size.min(start + PIECE);
+        let length = usize::try_from(end - start).unwrap_or_default();
+        let mut piece = FilePiece { start, buffer: vec![0; length], data: Vec::new(), ends_early: false };
+        let mut position = start;
+        while position < end && !piece.ends_early {
+            let Some((from, to)) = self.next_data(position)?.filter(|(from, _)| *from < end) else { break };
+            let to = to.min(end);
+            let mut filled = from;
+            while filled < to {
+                let [first, last] = [filled, to].map(|at| usize::try_from(at - start).unwrap_or(length));
+                match self.file.read_at(&mut piece.buffer[first..last], filled)? {
+                    0 => {
+                        piece.ends_early = true;
+                        break;
+                    }
+                    read => filled += read as u64,
+                }
+            }
+            if from < filled {
+                piece.data.push((from, filled));
+            }
+            position = to;
+        }
+        Ok(piece)
+    }
+}
+
+impl FilePiece {
+    /// What is there, if it is not a hole.
+    fn bytes(&self, offset: u64, length: u64) -> Option<&[u8]> {
+        let is_data = self.data.iter().any(|(start, end)| *start < offset + length && offset < *end);
+        is_data.then(|| self.range(offset, offset + length))
+    }
+
+    fn range(&self, start: u64, end: u64) -> &[u8] {
+        let [first, last] =
+            [start, end].map(|at| usize::try_from(at - self.start).unwrap_or(self.buffer.len()));
+        &self.buffer[first..last]
+    }
+
+    /// A range as data and holes.
+    fn items(&self, (start, end): (u64, u64)) -> Vec<Item> {
+        let mut items = Vec::new();
+        let mut position = start;
+        let hole = |offset, end| Item::Hole(Hole { offset, length: end - offset });
+        for (from, to) in &self.data {
+            let (from, to) = ((*from).max(position), (*to).min(end));
+            if from >= to {
+                continue;
+            }
+            if position < from {
+                items.push(hole(position, from));
+            }
+            items.push(Item::Data(Data { offset: from, bytes: self.range(from, to).to_vec() }));
+            position = to;
+        }
+        if position < end {
+            items.push(hole(position, end));
+        }
+        items
     }
 }
 

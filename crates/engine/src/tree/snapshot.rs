@@ -125,11 +125,19 @@ impl Changes {
     /// several names once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
+        self.bytes_but_for(|_, _| None)
+    }
+
+    /// The same, of which some files are likely to cross with so many bytes only.
+    pub(super) fn bytes_but_for(&self, likely: impl Fn(&[u8], &Record) -> Option<u64>) -> u64 {
         let mut counted = HashSet::new();
-        let files = self.changed.values().filter(|record| record.file_type == FileType::RegularFile);
+        let files = self.changed.iter().filter(|(_, record)| record.file_type == FileType::RegularFile);
         files
-            .filter(|record| record.links < 2 || counted.insert(record.inode))
-            .map(|record| record.size.min(record.blocks.saturating_mul(512).max(INLINE_BYTES)))
+            .filter(|(_, record)| record.links < 2 || counted.insert(record.inode))
+            .map(|(path, record)| {
+                let all = record.size.min(record.blocks.saturating_mul(512).max(INLINE_BYTES));
+                likely(path, record).map_or(all, |likely| likely.min(all))
+            })
             .fold(0, u64::saturating_add)
     }
 }
@@ -189,6 +197,11 @@ impl Snapshot {
         let gone = earlier.records.keys().filter(|path| !self.records.contains_key(*path));
         let removed = gone.filter(|path| is_top(path)).cloned().collect();
         Changes { changed, removed, frozen: self.frozen }
+    }
+
+    /// What was found at a path.
+    pub(super) fn record(&self, path: &[u8]) -> Option<&Record> {
+        self.records.get(path)
     }
 
     /// Makes [`Snapshot::changes_since`] this snapshot name again what a send of it could not send

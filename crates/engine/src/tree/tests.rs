@@ -1,6 +1,7 @@
 //! Trees are carried whole, round after round, whatever is in them.
 #![allow(clippy::unwrap_used)]
 
+mod blocks;
 mod elsewhere;
 mod hostile;
 mod rounds;

@@ -301,6 +301,7 @@ fn answer(
         tmpfs: true,
         copied: true,
         system_v: abilities.system_v,
+        parts: true,
     }
 }
 

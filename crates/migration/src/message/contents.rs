@@ -173,6 +173,9 @@ pub struct Accepted {
     /// Whether this node takes segments of System V, and its CRIU what came of them.
     #[prost(bool, tag = "49")]
     pub system_v: bool,
+    /// Whether this node takes parts of files that it has from an earlier round.
+    #[prost(bool, tag = "50")]
+    pub parts: bool,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,

@@ -75,7 +75,7 @@ impl Files {
         let changes = &round.changes;
         // What is as it was is sent again only where it changed a moment before.
         let names = changes.entries().saturating_add(changes.removals()).saturating_mul(NAME);
-        let found = left.saturating_add(changes.bytes()).saturating_add(names);
+        let found = left.saturating_add(round.likely_bytes).saturating_add(names);
         let pays = before.is_none_or(|before| (found as f64) < before as f64 * GAIN);
         if !ahead || found <= LITTLE || !pays {
             return Ok((Self { tree, log, ahead, found: before, bandwidth }, Ahead::Left(found)));

@@ -107,6 +107,13 @@ impl Source {
             false => EarlierVisit::none(),
         };
         let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
+        let tree = match accepted.parts {
+            true => {
+                let key = PageKey::random();
+                tree.by_blocks(tree::BlockHash::new(move |block| key.hash_block(block)))
+            }
+            false => tree,
+        };
         Ok(Reserved { agreed, plan, visit, layers, tree, first })
     }
 

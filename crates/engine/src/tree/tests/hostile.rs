@@ -73,6 +73,22 @@ fn data(offset: u64, bytes: &[u8]) -> Item {
     Item::Data(Data { offset, bytes: bytes.to_vec() })
 }
 
+fn kept(path: &[u8], size: u64) -> Item {
+    Item::Entry(Entry { size, kept: true, ..entry(path, Kind::File) })
+}
+
+fn begun_with(path: &[u8], number: u32, size: u64) -> Item {
+    Item::Entry(Entry { size, held: Some(number), ..entry(path, Kind::File) })
+}
+
+fn hold(path: &[u8], number: u32) -> Item {
+    Item::Hold(Hold { path: path.to_vec(), number })
+}
+
+fn hole(offset: u64, length: u64) -> Item {
+    Item::Hole(Hole { offset, length })
+}
+
 fn remove(path: &[u8]) -> Item {
     Item::Remove(Remove { path: path.to_vec() })
 }
@@ -165,6 +181,53 @@ fn every_broken_rule_is_refused() {
             items.extend((0..5).map(piece));
             items
         }),
+        ("a hole first", vec![hole(0, 1)]),
+        ("a hole in a directory", vec![directory(b"d"), hole(0, 1)]),
+        ("no hole", vec![file(b"f", 9), hole(0, 0)]),
+        ("a hole beyond the size", vec![file(b"f", 9), hole(5, 5)]),
+        ("a hole at no place", vec![file(b"f", 9), hole(u64::MAX, 2)]),
+        ("a hole in what came", vec![file(b"f", 9), data(0, b"1234"), hole(3, 2)]),
+        ("data in a hole", vec![file(b"f", 9), hole(0, 4), data(3, b"1")]),
+        ("kept, and not there", vec![kept(b"f", 9)]),
+        ("kept, and a directory", vec![directory(b"d"), kept(b"d", 9)]),
+        ("kept, and a link", vec![link(b"l", b"../outside/secret"), kept(b"l", 9)]),
+        ("kept through a link", vec![link(b"l", b"../outside"), kept(b"l/secret", 9)]),
+        (
+            "kept, and no file itself",
+            changed(&|entry| {
+                entry.kind = Kind::Directory.into();
+                entry.kept = true;
+            }),
+        ),
+        (
+            "kept, and of a held file",
+            changed(&|entry| {
+                entry.kept = true;
+                entry.held = Some(0);
+            }),
+        ),
+        ("of no held file", vec![begun_with(b"f", 0, 9)]),
+        (
+            "of a held file twice",
+            vec![file(b"f", 9), hold(b"f", 0), begun_with(b"g", 0, 9), begun_with(b"h", 0, 9)],
+        ),
+        ("held, and not there", vec![hold(b"f", 0)]),
+        ("held, and the root", vec![hold(b"", 0)]),
+        ("held, and a directory", vec![directory(b"d"), hold(b"d", 0)]),
+        ("held, and outside", vec![hold(b"../outside/secret", 0)]),
+        ("held, and a link", vec![link(b"l", b"../outside/secret"), hold(b"l", 0)]),
+        ("held through a link", vec![link(b"l", b"../outside"), hold(b"l/secret", 0)]),
+        ("held twice", vec![file(b"f", 9), hold(b"f", 0), hold(b"f", 0)]),
+        ("held under too high a number", vec![file(b"f", 9), hold(b"f", MOST_HELD)]),
+        ("more copied than agreed", {
+            let mut items = vec![file(b"f0", 1 << 19), data(0, &vec![1; MAX_DATA])];
+            for number in 0..4_u32 {
+                let (old, new) = (format!("f{number}"), format!("f{}", number + 1));
+                items.push(hold(old.as_bytes(), number));
+                items.push(begun_with(new.as_bytes(), number, 1 << 19));
+            }
+            items
+        }),
         ("more names than agreed", many(101)),
         ("no end", vec![file(b"f", 0)]),
         ("end with other counts", vec![file(b"f", 0), end(2, 0)]),
@@ -199,6 +262,15 @@ fn a_link_of_any_target_is_made_and_not_followed() {
     target.apply(vec![link(b"l", outside), remove(b"l"), end(1, 0)]).unwrap();
     target.apply(vec![link(b"l", outside), hard_link(b"m", b"l"), file(b"m", 0), end(3, 0)]).unwrap();
     target.assert_outside_untouched();
+}
+
+#[test]
+fn a_fifo_in_the_place_of_a_file_is_not_waited_for() {
+    let fifo = || Item::Entry(entry(b"p", Kind::Fifo));
+    for use_it in [kept(b"p", 9), hold(b"p", 0)] {
+        let error = Target::new().apply(vec![fifo(), use_it]).unwrap_err().to_string();
+        assert!(error.contains("its content is to be used, and it is no file"), "{error}");
+    }
 }
 
 #[test]
@@ -240,6 +312,8 @@ fn any_item() -> impl Strategy<Value = Item> {
             }
             if kind == Kind::File {
                 entry.size = size;
+                entry.kept = size % 3 == 0;
+                entry.held = (size % 3 == 1).then_some(u32::from(odd));
                 if odd {
                     entry.link_target.clear();
                 }
@@ -251,6 +325,8 @@ fn any_item() -> impl Strategy<Value = Item> {
         8 => entry,
         2 => (0..20_u64, prop::collection::vec(any::<u8>(), 0..9)).prop_map(|(offset, bytes)| data(offset, &bytes)),
         2 => any_path().prop_map(|path| remove(&path)),
+        2 => (any_path(), 0..3_u32).prop_map(|(path, number)| hold(&path, number)),
+        1 => (0..20_u64, 0..9_u64).prop_map(|(offset, length)| hole(offset, length)),
         1 => (0..3_u64, 0..3_u64).prop_map(|(entries, bytes)| end(entries, bytes)),
     ]
 }

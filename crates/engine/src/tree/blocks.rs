@@ -1,0 +1,227 @@
+//! What a receiver has of the content of files, block by block, so that only blocks that differ are sent again.
+//!
+//! A block is known by its hash. What the receiver has is what was sent, whatever the file was when it was read; so a
+//! file that was written meanwhile is compared with that, and no time and no inode number is relied on for it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use rustix::fs::FileType;
+
+use super::item::{MAX_DATA, MOST_HELD};
+use super::snapshot::{Changes, Record, Snapshot};
+
+/// Makes the hash of a block. Two blocks with the same hash are taken for equal.
+#[derive(Clone)]
+pub struct BlockHash(Arc<Hash>);
+
+type Hash = dyn Fn(&[u8]) -> u128 + Send + Sync;
+
+/// A file is read in pieces of this size, bytes: a whole number of blocks.
+pub(super) const PIECE: u64 = MAX_DATA as u64;
+
+/// Size of a block of a small file, bytes: a page, as the page cache writes it.
+const SMALLEST_BLOCK: u64 = 4096;
+
+/// A file has larger blocks when it would have more than these.
+const MOST_BLOCKS_OF_ONE: u64 = 256 << 10;
+
+/// All files together; 64 MiB of hashes, enough for 16 GiB of files below 1 GiB. Further files are sent whole.
+const MOST_BLOCKS: u64 = 4 << 20;
+
+/// A smaller file is sent whole, bytes: names and times cost as much.
+const SMALLEST_FILE: u64 = 64 << 10;
+
+/// Stands for a block that is a hole.
+const HOLE: u128 = 0;
+
+/// The blocks that a receiver has of one file.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Blocks {
+    inode: u64,
+    size: u64,
+    block: u64,
+    /// Hashes of the blocks of each piece that is not one hole, by the piece's number.
+    pieces: BTreeMap<u64, Vec<u128>>,
+    /// How many bytes crossed when it was sent last, if not for the first time.
+    crossed: Option<u64>,
+}
+
+/// What a receiver has of all files.
+#[derive(Debug)]
+pub(super) struct Known {
+    hash: BlockHash,
+    files: BTreeMap<Vec<u8>, Blocks>,
+    blocks: u64,
+}
+
+/// With what the content of a file begins at the receiver, before anything of it is sent.
+#[derive(Debug, Default)]
+pub(super) enum Beginning {
+    /// Nothing.
+    #[default]
+    Empty,
+    /// What the path has.
+    Kept(Blocks),
+    /// What the receiver was told to hold under this number.
+    Held(u32, Blocks),
+}
+
+/// Beginnings of a round's files by their paths, and the paths of what is to be held, by number.
+#[derive(Debug, Default)]
+pub(super) struct Beginnings {
+    pub(super) of: HashMap<Vec<u8>, Beginning>,
+    pub(super) held: Vec<Vec<u8>>,
+}
+
+impl BlockHash {
+    /// A function that makes different hashes of different blocks, also where who wrote the blocks wants it otherwise.
+    pub fn new(hash: impl Fn(&[u8]) -> u128 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hash))
+    }
+
+    fn of(&self, block: &[u8]) -> u128 {
+        (self.0)(block).max(HOLE + 1)
+    }
+}
+
+impl fmt::Debug for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BlockHash")
+    }
+}
+
+impl Blocks {
+    /// Of a file of this size, of which nothing has been sent.
+    pub(super) fn none(inode: u64, size: u64) -> Self {
+        let mut block = SMALLEST_BLOCK;
+        while block < PIECE && size / block > MOST_BLOCKS_OF_ONE {
+            block *= 2;
+        }
+        Self { inode, size, block, ..Self::default() }
+    }
+
+    /// The same after `earlier` was there: with its blocks' size.
+    pub(super) fn after(earlier: &Self, inode: u64, size: u64) -> Self {
+        Self { block: earlier.block, ..Self::none(inode, size) }
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The offsets and lengths of the blocks of a piece.
+    pub(super) fn of_piece(&self, piece: u64) -> impl Iterator<Item = (u64, u64)> {
+        let (size, block) = (self.size, self.block);
+        let (start, end) = (piece * PIECE, size.min((piece + 1) * PIECE));
+        (0..)
+            .map(move |number| start + number * block)
+            .take_while(move |offset| *offset < end)
+            .map(move |offset| (offset, block.min(size - offset)))
+    }
+
+    /// The first piece from this one on that is not one hole.
+    pub(super) fn next_piece(&self, from: u64) -> Option<u64> {
+        self.pieces.range(from..).next().map(|(piece, _)| *piece)
+    }
+
+    /// Whether the block at `offset` has this hash, or none for a hole.
+    pub(super) fn has(&self, (offset, length): (u64, u64), hash: Option<u128>) -> bool {
+        if offset >= self.size {
+            return hash.is_none();
+        }
+        let hashes = self.pieces.get(&(offset / PIECE));
+        let found = hashes.and_then(|hashes| hashes.get(usize::try_from(offset % PIECE / self.block).ok()?));
+        self.block.min(self.size - offset) == length && *found.unwrap_or(&HOLE) == hash.unwrap_or(HOLE)
+    }
+
+    /// The receiver has these blocks of a piece, all of them.
+    pub(super) fn learn(&mut self, piece: u64, hashes: Vec<Option<u128>>) {
+        self.pieces.insert(piece, hashes.into_iter().map(|hash| hash.unwrap_or(HOLE)).collect());
+    }
+
+    fn count(&self) -> u64 {
+        self.pieces.values().map(|hashes| hashes.len() as u64).sum()
+    }
+}
+
+impl Known {
+    pub(super) fn new(hash: BlockHash) -> Self {
+        Self { hash, files: BTreeMap::new(), blocks: 0 }
+    }
+
+    pub(super) fn hash(&self, block: &[u8]) -> u128 {
+        self.hash.of(block)
+    }
+
+    /// The receiver has this file now; `crossed` bytes were sent for it.
+    pub(super) fn keep(&mut self, path: &[u8], mut blocks: Blocks, crossed: Option<u64>) {
+        let count = blocks.count();
+        if blocks.size >= SMALLEST_FILE && self.blocks + count <= MOST_BLOCKS {
+            blocks.crossed = crossed;
+            self.blocks += count;
+            self.files.insert(path.to_vec(), blocks);
+        }
+    }
+
+    fn forget(&mut self, path: &[u8]) -> Option<Blocks> {
+        let blocks = self.files.remove(path)?;
+        self.blocks -= blocks.count();
+        Some(blocks)
+    }
+
+    /// With what the files begin that are changed between the last round and this snapshot. What is known of them is
+    /// forgotten, and of all that is not there any more.
+    pub(super) fn begin(&mut self, snapshot: &Snapshot, changes: &Changes) -> Beginnings {
+        let mut begun = Beginnings::default();
+        let by_inode: HashMap<u64, Vec<u8>> =
+            self.files.iter().map(|(path, blocks)| (blocks.inode, path.clone())).collect();
+        let may_begin = |record: &Record| is_file(record) && record.size >= SMALLEST_FILE;
+        // Of a file with several names the first one brings the content.
+        let mut seen = HashSet::new();
+        let files: Vec<(&Vec<u8>, &Record)> = changes
+            .changed
+            .iter()
+            .filter(|(_, record)| may_begin(record) && seen.insert(record.inode))
+            .collect();
+        // First those that the receiver has under another name, which may be in use for another file now.
+        for (path, record) in &files {
+            let Some(was) = by_inode.get(&record.inode).filter(|was| was != path) else { continue };
+            let is_there = snapshot.record(was).is_some_and(|there| there.inode == record.inode);
+            let number = u32::try_from(begun.held.len()).unwrap_or(MOST_HELD);
+            if is_there && !changes.changed.contains_key(was) || number >= MOST_HELD {
+                continue;
+            }
+            if let Some(blocks) = self.forget(was) {
+                begun.held.push(was.clone());
+                begun.of.insert((*path).clone(), Beginning::Held(number, blocks));
+            }
+        }
+        for (path, _) in &files {
+            if !begun.of.contains_key(*path)
+                && let Some(blocks) = self.forget(path)
+            {
+                begun.of.insert((*path).clone(), Beginning::Kept(blocks));
+            }
+        }
+        let is_there =
+            |path: &[u8]| !changes.changed.contains_key(path) && snapshot.record(path).is_some_and(is_file);
+        let gone: Vec<Vec<u8>> = self.files.keys().filter(|path| !is_there(path)).cloned().collect();
+        for path in gone {
+            self.forget(&path);
+        }
+        begun
+    }
+
+    /// How many bytes of the content of a changed file are likely to differ from what the receiver has: as many as
+    /// differed the last time.
+    pub(super) fn likely(&self, path: &[u8], record: &Record) -> Option<u64> {
+        let blocks = self.files.get(path).filter(|_| is_file(record))?;
+        Some(blocks.crossed? + record.size.saturating_sub(blocks.size))
+    }
+}
+
+fn is_file(record: &Record) -> bool {
+    record.file_type == FileType::RegularFile
+}
