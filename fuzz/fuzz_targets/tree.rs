@@ -87,6 +87,7 @@ impl Piece<'_> {
                     content: content.map(u32::from).filter(|_| kind == 1 || *stray),
                     kept: *begins == Some(Err(())),
                     held: begins.and_then(Result::ok).map(u32::from),
+                    ..Entry::default()
                 })
             }
             Self::Data(offset, bytes) => {

@@ -36,9 +36,7 @@ mod tests;
 
 pub use blocks::BlockHash;
 pub use compare::{Difference, compare};
-pub use item::{
-    Data, DecodeError, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MAX_ITEM, MOST_HELD, Remove, Xattr,
-};
+pub use item::{Data, DecodeError, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MAX_ITEM, Remove, Xattr};
 pub use receive::{Contents, Limits, Receiver, Written};
 pub use send::{Elsewhere, Round, Sent, TreeSender, send, send_without};
 pub use snapshot::{Changes, Snapshot};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::fs::FileType;
 
-use super::item::{MAX_DATA, MOST_HELD};
+use super::item::MAX_DATA;
 use super::snapshot::{Changes, Record, Snapshot};
 
 /// Makes the hash of a block. Two blocks with the same hash are taken for equal.
@@ -27,8 +27,15 @@ const SMALLEST_BLOCK: u64 = 4096;
 /// A file has larger blocks when it would have more than these.
 const MOST_BLOCKS_OF_ONE: u64 = 256 << 10;
 
-/// All files together; 64 MiB of hashes, enough for 16 GiB of files below 1 GiB. Further files are sent whole.
+/// Files have larger blocks when all together would have more than these.
 const MOST_BLOCKS: u64 = 4 << 20;
+
+/// Memory for what is known of all files, bytes, more than [`MOST_BLOCKS`] take. Further files are sent whole.
+const MOST_MEMORY: u64 = 128 << 20;
+
+/// What a file takes of it beside its path and its pieces, and a piece beside its hashes, bytes: entries of two maps.
+const FILE_MEMORY: u64 = 256;
+const PIECE_MEMORY: u64 = 64;
 
 /// A smaller file is sent whole, bytes: names and times cost as much.
 const SMALLEST_FILE: u64 = 64 << 10;
@@ -44,8 +51,6 @@ pub(super) struct Blocks {
     block: u64,
     /// Hashes of the blocks of each piece that is not one hole, by the piece's number.
     pieces: BTreeMap<u64, Vec<u128>>,
-    /// How many bytes crossed when it was sent last, if not for the first time.
-    crossed: Option<u64>,
 }
 
 /// What a receiver has of all files.
@@ -53,7 +58,10 @@ pub(super) struct Blocks {
 pub(super) struct Known {
     hash: BlockHash,
     files: BTreeMap<Vec<u8>, Blocks>,
-    blocks: u64,
+    /// Memory that they take, bytes.
+    memory: u64,
+    /// Size of the smallest blocks of files that are new.
+    block: u64,
 }
 
 /// With what the content of a file begins at the receiver, before anything of it is sent.
@@ -81,7 +89,7 @@ impl BlockHash {
         Self(Arc::new(hash))
     }
 
-    fn of(&self, block: &[u8]) -> u128 {
+    pub(super) fn of(&self, block: &[u8]) -> u128 {
         (self.0)(block).max(HOLE + 1)
     }
 }
@@ -93,18 +101,14 @@ impl fmt::Debug for BlockHash {
 }
 
 impl Blocks {
-    /// Of a file of this size, of which nothing has been sent.
-    pub(super) fn none(inode: u64, size: u64) -> Self {
-        let mut block = SMALLEST_BLOCK;
-        while block < PIECE && size / block > MOST_BLOCKS_OF_ONE {
-            block *= 2;
-        }
-        Self { inode, size, block, ..Self::default() }
+    /// Of a file of this size, of which nothing has been sent, in blocks of this size or larger ones.
+    pub(super) fn none(inode: u64, size: u64, block: u64) -> Self {
+        Self { inode, size, block: block_for(size, MOST_BLOCKS_OF_ONE).max(block), pieces: BTreeMap::new() }
     }
 
-    /// The same after `earlier` was there: with its blocks' size.
-    pub(super) fn after(earlier: &Self, inode: u64, size: u64) -> Self {
-        Self { block: earlier.block, ..Self::none(inode, size) }
+    /// The same after this was there: with blocks of its size.
+    pub(super) fn again(&self, inode: u64, size: u64) -> Self {
+        Self { inode, size, block: self.block, pieces: BTreeMap::new() }
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -136,47 +140,76 @@ impl Blocks {
         self.block.min(self.size - offset) == length && *found.unwrap_or(&HOLE) == hash.unwrap_or(HOLE)
     }
 
-    /// The receiver has these blocks of a piece, all of them.
-    pub(super) fn learn(&mut self, piece: u64, hashes: Vec<Option<u128>>) {
-        self.pieces.insert(piece, hashes.into_iter().map(|hash| hash.unwrap_or(HOLE)).collect());
+    /// The receiver has these blocks of a piece, all of them. How much memory that takes, bytes.
+    pub(super) fn learn(&mut self, piece: u64, hashes: Vec<Option<u128>>) -> u64 {
+        let hashes: Vec<u128> = hashes.into_iter().map(|hash| hash.unwrap_or(HOLE)).collect();
+        let memory = piece_memory(&hashes);
+        self.pieces.insert(piece, hashes);
+        memory
     }
 
-    fn count(&self) -> u64 {
-        self.pieces.values().map(|hashes| hashes.len() as u64).sum()
+    fn memory(&self, path: &[u8]) -> u64 {
+        FILE_MEMORY + path.len() as u64 + self.pieces.values().map(|hashes| piece_memory(hashes)).sum::<u64>()
     }
+}
+
+fn piece_memory(hashes: &[u128]) -> u64 {
+    PIECE_MEMORY + size_of_val(hashes) as u64
+}
+
+/// The smallest size of blocks of which so many bytes have no more than these, or a piece.
+fn block_for(bytes: u64, most: u64) -> u64 {
+    let mut block = SMALLEST_BLOCK;
+    while block < PIECE && bytes / block > most {
+        block *= 2;
+    }
+    block
 }
 
 impl Known {
     pub(super) fn new(hash: BlockHash) -> Self {
-        Self { hash, files: BTreeMap::new(), blocks: 0 }
+        Self { hash, files: BTreeMap::new(), memory: 0, block: SMALLEST_BLOCK }
     }
 
-    pub(super) fn hash(&self, block: &[u8]) -> u128 {
-        self.hash.of(block)
+    pub(super) fn hash(&self) -> &BlockHash {
+        &self.hash
     }
 
-    /// The receiver has this file now; `crossed` bytes were sent for it.
-    pub(super) fn keep(&mut self, path: &[u8], mut blocks: Blocks, crossed: Option<u64>) {
-        let count = blocks.count();
-        if blocks.size >= SMALLEST_FILE && self.blocks + count <= MOST_BLOCKS {
-            blocks.crossed = crossed;
-            self.blocks += count;
+    /// Nothing of a file that is new.
+    pub(super) fn none(&self, inode: u64, size: u64) -> Blocks {
+        Blocks::none(inode, size, self.block)
+    }
+
+    /// How much memory there is for one more file, bytes.
+    pub(super) fn room(&self) -> u64 {
+        MOST_MEMORY.saturating_sub(self.memory)
+    }
+
+    /// The receiver has this file now.
+    pub(super) fn keep(&mut self, path: &[u8], blocks: Blocks) {
+        let memory = blocks.memory(path);
+        if blocks.size >= SMALLEST_FILE && memory <= self.room() {
+            self.memory += memory;
             self.files.insert(path.to_vec(), blocks);
         }
     }
 
     fn forget(&mut self, path: &[u8]) -> Option<Blocks> {
         let blocks = self.files.remove(path)?;
-        self.blocks -= blocks.count();
+        self.memory -= blocks.memory(path);
         Some(blocks)
+    }
+
+    fn by_inode(&self) -> HashMap<u64, Vec<u8>> {
+        self.files.iter().map(|(path, blocks)| (blocks.inode, path.clone())).collect()
     }
 
     /// With what the files begin that are changed between the last round and this snapshot. What is known of them is
     /// forgotten, and of all that is not there any more.
     pub(super) fn begin(&mut self, snapshot: &Snapshot, changes: &Changes) -> Beginnings {
         let mut begun = Beginnings::default();
-        let by_inode: HashMap<u64, Vec<u8>> =
-            self.files.iter().map(|(path, blocks)| (blocks.inode, path.clone())).collect();
+        self.block = block_for(snapshot.bytes(), MOST_BLOCKS);
+        let by_inode = self.by_inode();
         let may_begin = |record: &Record| is_file(record) && record.size >= SMALLEST_FILE;
         // Of a file with several names the first one brings the content.
         let mut seen = HashSet::new();
@@ -189,10 +222,10 @@ impl Known {
         for (path, record) in &files {
             let Some(was) = by_inode.get(&record.inode).filter(|was| was != path) else { continue };
             let is_there = snapshot.record(was).is_some_and(|there| there.inode == record.inode);
-            let number = u32::try_from(begun.held.len()).unwrap_or(MOST_HELD);
-            if is_there && !changes.changed.contains_key(was) || number >= MOST_HELD {
+            if is_there && !changes.changed.contains_key(was) {
                 continue;
             }
+            let Ok(number) = u32::try_from(begun.held.len()) else { break };
             if let Some(blocks) = self.forget(was) {
                 begun.held.push(was.clone());
                 begun.of.insert((*path).clone(), Beginning::Held(number, blocks));
@@ -214,11 +247,15 @@ impl Known {
         begun
     }
 
-    /// How many bytes of the content of a changed file are likely to differ from what the receiver has: as many as
-    /// differed the last time.
-    pub(super) fn likely(&self, path: &[u8], record: &Record) -> Option<u64> {
-        let blocks = self.files.get(path).filter(|_| is_file(record))?;
-        Some(blocks.crossed? + record.size.saturating_sub(blocks.size))
+    /// What the receiver has of these changed files, under whatever name.
+    pub(super) fn of_changed(&self, changes: &Changes) -> HashMap<Vec<u8>, Blocks> {
+        let by_inode = self.by_inode();
+        let known = |path: &Vec<u8>, record: &Record| {
+            let named = by_inode.get(&record.inode).and_then(|was| self.files.get(was));
+            named.or_else(|| self.files.get(path)).cloned()
+        };
+        let files = changes.changed.iter().filter(|(_, record)| is_file(record));
+        files.filter_map(|(path, record)| Some((path.clone(), known(path, record)?))).collect()
     }
 }
 

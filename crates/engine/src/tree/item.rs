@@ -17,8 +17,6 @@ pub const MAX_DATA: usize = 256 << 10;
 /// Most bytes of one encoded [`Item`]: one frame of the data plane. An entry with the most
 /// attributes that are carried (512 KiB) and three longest paths stays well below.
 pub const MAX_ITEM: usize = 1 << 20;
-/// Most files that are held in one round.
-pub const MOST_HELD: u32 = 256;
 
 /// What an [`Entry`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
@@ -103,18 +101,18 @@ pub struct Entry {
     /// Of a regular file: its content begins with what the path has, a regular file, cut or grown to `size`.
     #[prost(bool, tag = "15")]
     pub kept: bool,
-    /// Of a regular file: its content begins with that of the file that is held under this number, which is used once.
+    /// Of a regular file: it is the one that is held under this number, cut or grown to `size`. Used once.
     #[prost(uint32, optional, tag = "16")]
     pub held: Option<u32>,
 }
 
-/// The content of a file of an earlier round is needed for another name in this one.
+/// A file of an earlier round will have another name in this one. Until then it has none.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Hold {
     /// Path of a regular file.
     #[prost(bytes = "vec", tag = "1")]
     pub path: Vec<u8>,
-    /// Number by which an [`Entry`] asks for it; below [`MOST_HELD`].
+    /// Number by which an [`Entry`] asks for it.
     #[prost(uint32, tag = "2")]
     pub number: u32,
 }

@@ -7,18 +7,19 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::ops::Bound;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use godwit_criu::images::Device;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::item::{Data, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MOST_HELD, Remove};
-use super::send::{MAX_XATTR_TOTAL, next_data};
+use super::item::{Data, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, Remove};
+use super::send::MAX_XATTR_TOTAL;
 use super::{TreeError, open_root};
 use crate::beneath::{self, Attributes, MAX_NAME, MAX_PATH, Node, Root, SetFault};
 
@@ -28,6 +29,9 @@ const MAX_XATTR_VALUE: usize = 64 << 10;
 const XATTR_NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 /// Access lists, the only ones of the `system` namespace.
 const XATTR_ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// As how many bytes a hole counts: it costs the filesystem as much as a block.
+const HOLE_COSTS: u64 = 4096;
 
 /// What a receiver takes in one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,11 +63,13 @@ pub struct Receiver {
     names: u64,
     entries: u64,
     bytes: u64,
-    /// Bytes that were written here without having come.
-    copied: u64,
+    /// Bytes that are counted as if they had come: of holes.
+    holes: u64,
     open: Option<OpenFile>,
-    /// Files that are held for other names, by number.
-    held: BTreeMap<u32, File>,
+    /// The names at the root of files that are held for others, by number.
+    held: BTreeMap<u32, Vec<u8>>,
+    /// Makes names that no sender knows.
+    random: RandomState,
     /// Modification times that directories shall have in the end.
     directories: BTreeMap<Vec<u8>, (i64, u32)>,
     /// Files that were written.
@@ -106,9 +112,10 @@ impl Receiver {
             names: 0,
             entries: 0,
             bytes: 0,
-            copied: 0,
+            holes: 0,
             open: None,
             held: BTreeMap::new(),
+            random: RandomState::new(),
             directories: BTreeMap::new(),
             files: Vec::new(),
             ended: false,
@@ -126,6 +133,14 @@ impl Receiver {
     pub fn apply(&mut self, item: Item) -> Result<(), TreeError> {
         if self.ended {
             return Err(self.refused(b"", "it comes after the end"));
+        }
+        let is_of_earlier = match &item {
+            Item::Hold(_) | Item::Hole(_) => true,
+            Item::Entry(entry) => entry.kept || entry.held.is_some(),
+            _ => false,
+        };
+        if is_of_earlier && self.contents.is_some() {
+            return Err(self.refused(b"", "it is of an earlier round, and there is only one"));
         }
         match item {
             Item::Data(data) => self.data(&data),
@@ -155,9 +170,14 @@ impl Receiver {
 
     /// Sets what can be set only in the end; an error when the round was not complete. The tree is
     /// in the page cache then, see [`Written::sync`] and [`super::sync`].
-    pub fn finish(self) -> Result<Written, TreeError> {
+    pub fn finish(mut self) -> Result<Written, TreeError> {
         if !self.ended {
             return Err(TreeError::Incomplete { root: self.path });
+        }
+        // What had no name any more when its turn came.
+        for name in std::mem::take(&mut self.held).into_values() {
+            let root = self.root.directory(b"").map_err(|error| self.fault("open", b"", error))?;
+            beneath::remove_tree(root.as_fd(), &name).map_err(|error| self.fault("remove", &name, error))?;
         }
         for (path, mtime) in &self.directories {
             self.root
@@ -188,7 +208,7 @@ impl Receiver {
             return Err(self.refused(&path, reason));
         }
         self.bytes = self.bytes.saturating_add(length);
-        check_bytes(&self.path, self.limits, self.bytes, self.copied)?;
+        check_bytes(&self.path, self.limits, self.bytes, self.holes)?;
         if let Err(error) = open.file.write_all_at(&data.bytes, data.offset) {
             let path = open.path.clone();
             return Err(self.fault("write", &path, error));
@@ -214,13 +234,16 @@ impl Receiver {
         }
         open.position = offset + length;
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        let written = match rustix::fs::fallocate(&open.file, punch, offset, length) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                self.copied = self.copied.saturating_add(length);
-                check_bytes(&self.path, self.limits, self.bytes, self.copied)?;
-                write_zeros(&open.file, offset, length)
-            }
-            punched => punched.map_err(io::Error::from),
+        // A filesystem without holes gets zeros, as many as a sender may send.
+        let has_none =
+            |punched: &rustix::io::Result<()>| matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS));
+        let punched = rustix::fs::fallocate(&open.file, punch, offset, length);
+        let costs = if has_none(&punched) { length.max(HOLE_COSTS) } else { HOLE_COSTS };
+        self.holes = self.holes.saturating_add(costs);
+        check_bytes(&self.path, self.limits, self.bytes, self.holes)?;
+        let written = match has_none(&punched) {
+            true => write_zeros(&open.file, offset, length),
+            false => punched.map_err(io::Error::from),
         };
         written.map_err(|source| {
             let path = self.open.as_ref().map(|open| open.path.clone()).unwrap_or_default();
@@ -228,9 +251,13 @@ impl Receiver {
         })
     }
 
+    /// Takes a file's name away, for another one that comes later.
     fn hold(&mut self, Hold { path, number }: &Hold) -> Result<(), TreeError> {
-        if *number >= MOST_HELD || self.held.contains_key(number) {
-            return Err(self.refused(path, "it is to be held under a number that is taken or too high"));
+        if self.held.contains_key(number) {
+            return Err(self.refused(path, "it is to be held under a number that is taken"));
+        }
+        if path.is_empty() {
+            return Err(self.refused(path, "the root cannot be held"));
         }
         if let Err(reason) = beneath::check_path(path) {
             return Err(self.refused(path, reason));
@@ -240,49 +267,46 @@ impl Receiver {
             .root
             .directory(parent_path)
             .map_err(|error| self.fault("open the directory of", path, error))?;
-        let file = self.open_again(path, parent.as_fd(), name, OFlags::RDONLY)?;
-        self.held.insert(*number, file);
+        self.file_at(path, parent.as_fd(), name)?;
+        let root = self.root.directory(b"").map_err(|error| self.fault("open", b"", error))?;
+        let aside = format!(".godwit-{:016x}", self.random.hash_one(number)).into_bytes();
+        self.touch(parent_path)?;
+        self.touch(b"")?;
+        rustix::fs::renameat_with(&parent, name, &root, &aside[..], RenameFlags::NOREPLACE)
+            .map_err(|error| self.fault("rename", path, error.into()))?;
+        self.held.insert(*number, aside);
         Ok(())
     }
 
-    /// Opens a file of an earlier round.
-    fn open_again(
+    /// Gives a held file its name.
+    fn let_go(
+        &mut self,
+        path: &[u8],
+        number: u32,
+        parent: std::os::fd::BorrowedFd<'_>,
+        name: &[u8],
+    ) -> Result<(), TreeError> {
+        let Some(aside) = self.held.remove(&number) else {
+            return Err(self.refused(path, "it is to be a file that is not held"));
+        };
+        self.clear(parent, path, name)?;
+        let root = self.root.directory(b"").map_err(|error| self.fault("open", b"", error))?;
+        rustix::fs::renameat_with(&root, &aside[..], parent, name, RenameFlags::NOREPLACE)
+            .map_err(|error| self.fault("rename", path, error.into()))
+    }
+
+    /// A regular file of an earlier round.
+    fn file_at(
         &self,
         path: &[u8],
         parent: std::os::fd::BorrowedFd<'_>,
         name: &[u8],
-        access: OFlags,
-    ) -> Result<File, TreeError> {
-        let flags = access | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
+    ) -> Result<Node, TreeError> {
         let node = self.made(parent, path, name)?;
-        let stat = node.statx().map_err(|error| self.fault("look at", path, error))?;
-        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
+        if self.file_type(path, &node)? != FileType::RegularFile {
             return Err(self.refused(path, "its content is to be used, and it is no file"));
         }
-        let opened = rustix::fs::openat(CWD, node.magic(), flags, Mode::empty());
-        Ok(File::from(opened.map_err(|error| self.fault("open", path, error.into()))?))
-    }
-
-    /// Writes the content of a held file into another one, as far as it fits.
-    fn copy(&mut self, path: &[u8], number: u32, file: &File, size: u64) -> Result<(), TreeError> {
-        let Some(held) = self.held.remove(&number) else {
-            return Err(self.refused(path, "it is to begin with a file that is not held"));
-        };
-        let mut position = 0;
-        while position < size {
-            let found = next_data(&held, position, size).map_err(|e| self.fault("find data for", path, e))?;
-            let Some((start, end)) = found else { break };
-            self.copied = self.copied.saturating_add(end - start);
-            check_bytes(&self.path, self.limits, self.bytes, self.copied)?;
-            let copy = || -> io::Result<u64> {
-                (&held).seek(SeekFrom::Start(start))?;
-                (&*file).seek(SeekFrom::Start(start))?;
-                io::copy(&mut (&held).take(end - start), &mut &*file)
-            };
-            copy().map_err(|error| self.fault("copy the content of", path, error))?;
-            position = end;
-        }
-        Ok(())
+        Ok(node)
     }
 
     fn entry(&mut self, entry: Entry) -> Result<(), TreeError> {
@@ -303,9 +327,15 @@ impl Receiver {
         if kind == Kind::HardLink {
             return self.hard_link(&entry, parent.as_fd());
         }
-        if entry.kept {
-            let file = self.open_again(&path, parent.as_fd(), name, OFlags::WRONLY)?;
-            return self.begin(entry, parent.as_fd(), file);
+        if let Some(number) = entry.held {
+            self.let_go(&path, number, parent.as_fd(), name)?;
+        }
+        if entry.kept || entry.held.is_some() {
+            let node = self.file_at(&path, parent.as_fd(), name)?;
+            let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())
+                .map_err(|error| self.fault("open", &path, error.into()))?;
+            return self.begin(entry, parent.as_fd(), File::from(file));
         }
         self.clear(parent.as_fd(), &path, name)?;
         let make = |this: &Self, result: rustix::io::Result<()>| {
@@ -352,9 +382,6 @@ impl Receiver {
         let (path, size) = (entry.path.clone(), entry.size);
         rustix::fs::ftruncate(&file, size)
             .map_err(|error| self.fault("set the size of", &path, error.into()))?;
-        if let Some(number) = entry.held {
-            self.copy(&path, number, &file, size)?;
-        }
         let node = self.made(parent, &path, beneath::split(&path).1)?;
         self.open = Some(OpenFile { path, file, node, attributes: attributes(entry), size, position: 0 });
         Ok(())
@@ -607,8 +634,8 @@ impl Written {
 }
 
 /// What is written may not be more than was agreed.
-fn check_bytes(root: &Path, limits: Limits, came: u64, copied: u64) -> Result<(), TreeError> {
-    if came.saturating_add(copied) > limits.bytes {
+fn check_bytes(root: &Path, limits: Limits, came: u64, holes: u64) -> Result<(), TreeError> {
+    if came.saturating_add(holes) > limits.bytes {
         return Err(TreeError::Limit { root: root.to_path_buf(), limit: limits.bytes, unit: "bytes" });
     }
     Ok(())
@@ -645,10 +672,10 @@ fn check(entry: &Entry) -> Result<Kind, &'static str> {
         return Err("its content is to come in another way, and it is no file");
     }
     if (entry.kept || entry.held.is_some()) && (kind != Kind::File || entry.content.is_some()) {
-        return Err("it is to begin with the content of a file, and is none itself");
+        return Err("it is to be a file of an earlier round, and is no file itself");
     }
     if entry.kept && entry.held.is_some() {
-        return Err("it is to begin with the content of two files");
+        return Err("it is to be two files of an earlier round");
     }
     if entry.size > 0 && kind != Kind::File || i64::try_from(entry.size).is_err() {
         return Err("its size is out of range");

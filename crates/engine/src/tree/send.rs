@@ -52,8 +52,8 @@ pub struct Round {
     snapshot: Snapshot,
     /// What will be sent.
     pub changes: Changes,
-    /// How many bytes of content that is likely to be.
-    pub likely_bytes: u64,
+    /// How many bytes of content the receiver lacks; of a frozen tree at most so many.
+    pub bytes: u64,
 }
 
 impl TreeSender {
@@ -78,9 +78,52 @@ impl TreeSender {
             Some(last) => snapshot.changes_since(last),
             None => snapshot.everything(),
         };
-        let likely = |path: &[u8], record: &Record| self.known.as_ref()?.likely(path, record);
-        let likely_bytes = changes.bytes_but_for(likely);
-        Ok(Round { snapshot, changes, likely_bytes })
+        let bytes = match &self.known {
+            Some(known) if !frozen => self.missing(known, &changes)?,
+            _ => changes.bytes(),
+        };
+        Ok(Round { snapshot, changes, bytes })
+    }
+
+    /// Compares the changed files with what the receiver has: how many bytes of content it lacks.
+    fn missing(&self, known: &Known, changes: &Changes) -> Result<u64, TreeError> {
+        let top = open_root(&self.root)?;
+        let mut missing = HashMap::new();
+        for (path, there) in known.of_changed(changes) {
+            let compared = || -> io::Result<u64> {
+                let node = top.node(&path)?;
+                let stat = node.statx()?;
+                if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
+                    return Ok(stat.stx_size);
+                }
+                let blocks = there.again(stat.stx_ino, stat.stx_size);
+                let mut bytes = 0;
+                let mut comparing =
+                    Comparing { hash: Some(known.hash()), there: &there, is_there: true, room: 0 };
+                let reader = Reader::new(open(&node)?, stat.stx_size);
+                comparing.content(reader, blocks, &mut |item| {
+                    if let Item::Data(data) = item {
+                        bytes += data.bytes.len() as u64;
+                    }
+                    Ok::<_, io::Error>(())
+                })?;
+                Ok(bytes)
+            };
+            match compared() {
+                Ok(bytes) => drop(missing.insert(path, bytes)),
+                // The round itself looks again.
+                Err(error) if has_gone(&error) => {}
+                Err(source) => {
+                    return Err(TreeError::Io {
+                        root: self.root.clone(),
+                        action: "compare".into(),
+                        path: beneath::display(&path),
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(changes.bytes_but_for(|path| missing.get(path).copied()))
     }
 
     /// Sends a round; after an error the receiver's copy is useless.
@@ -225,20 +268,35 @@ impl Sender<'_> {
         let size = entry.size;
         sink(Item::Entry(Entry { kept, held, ..entry }))?;
         self.sent.entries += 1;
-        let before = self.sent.bytes;
-        let (blocks, is_whole) = match &beginning {
-            Beginning::Empty => {
-                let blocks = Blocks::none(record.inode, size);
-                (self.content(path, &node, (&Blocks::default(), false), blocks, sink)?, true)
+        let file = open(&node).map_err(|error| self.fault("open", path, error))?;
+        if !self.frozen {
+            writeback::write_back(&file).map_err(|error| self.fault("write back", path, error))?;
+        }
+        let none = Blocks::default();
+        let (there, is_there, blocks) = match (&beginning, &self.known) {
+            (Beginning::Kept(there) | Beginning::Held(_, there), _) => {
+                (there, true, there.again(record.inode, size))
             }
-            Beginning::Kept(there) | Beginning::Held(_, there) => {
-                let blocks = Blocks::after(there, record.inode, size);
-                (self.content(path, &node, (there, true), blocks, sink)?, false)
-            }
+            (Beginning::Empty, Some(known)) => (&none, false, known.none(record.inode, size)),
+            (Beginning::Empty, None) => (&none, false, Blocks::none(record.inode, size, 0)),
         };
-        let crossed = (!is_whole).then_some(self.sent.bytes - before);
+        let (hash, room) = self.known.as_ref().map_or((None, 0), |known| (Some(known.hash()), known.room()));
+        let mut comparing = Comparing { hash, there, is_there, room };
+        let mut bytes = 0;
+        let blocks = comparing.content(Reader::new(file, size), blocks, &mut |item| {
+            if let Item::Data(data) = &item {
+                bytes += data.bytes.len() as u64;
+            }
+            sink(item).map_err(Fault::Sink)
+        });
+        self.sent.bytes += bytes;
+        let blocks = match blocks {
+            Ok(blocks) => blocks,
+            Err(Fault::Sink(error)) => return Err(error),
+            Err(Fault::Read(error)) => return Err(self.fault("read", path, error)),
+        };
         if let (Some(known), Some(blocks)) = (&mut self.known, blocks) {
-            known.keep(path, blocks, crossed);
+            known.keep(path, blocks);
         }
         Ok(())
     }
@@ -298,66 +356,6 @@ impl Sender<'_> {
         Ok(Some((node, entry, record)))
     }
 
-    /// Sends what a file differs in from what is there, and from holes behind that. The blocks that are there then, if all
-    /// of `blocks` are: none of a file that has shrunk meanwhile, which ends early.
-    fn content(
-        &mut self,
-        path: &[u8],
-        node: &Node,
-        (there, is_there): (&Blocks, bool),
-        mut blocks: Blocks,
-        sink: &mut impl FnMut(Item) -> Result<(), TreeError>,
-    ) -> Result<Option<Blocks>, TreeError> {
-        let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
-        let file = File::from(
-            rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())
-                .map_err(|error| self.fault("open", path, error.into()))?,
-        );
-        if !self.frozen {
-            writeback::write_back(&file).map_err(|error| self.fault("write back", path, error))?;
-        }
-        let mut reader = Reader::new(file, blocks.size());
-        let mut next = 0;
-        loop {
-            let with_data = reader.next_piece(next).map_err(|e| self.fault("find data in", path, e))?;
-            let Some(number) = with_data.into_iter().chain(there.next_piece(next)).min() else { break };
-            if number.saturating_mul(PIECE) >= blocks.size() {
-                break;
-            }
-            next = number + 1;
-            let piece = reader.read(number).map_err(|error| self.fault("read", path, error))?;
-            let mut hashes = Vec::new();
-            let mut differ: Vec<(u64, u64)> = Vec::new();
-            for (offset, length) in blocks.of_piece(number) {
-                let bytes = piece.bytes(offset, length);
-                let hash = bytes.map(|bytes| self.known.as_ref().map_or(1, |known| known.hash(bytes)));
-                hashes.push(hash);
-                match differ.last_mut() {
-                    _ if there.has((offset, length), hash) => {}
-                    Some((_, end)) if *end == offset => *end += length,
-                    _ => differ.push((offset, offset + length)),
-                }
-            }
-            for range in differ {
-                for item in piece.items(range) {
-                    match &item {
-                        Item::Data(data) => self.sent.bytes += data.bytes.len() as u64,
-                        _ if is_there => {}
-                        _ => continue,
-                    }
-                    sink(item)?;
-                }
-            }
-            if piece.ends_early {
-                return Ok(None);
-            }
-            if self.known.is_some() && hashes.iter().any(Option::is_some) {
-                blocks.learn(number, hashes);
-            }
-        }
-        Ok(Some(blocks))
-    }
-
     fn fault(&self, action: &str, path: &[u8], source: io::Error) -> TreeError {
         TreeError::Io {
             root: self.root.to_path_buf(),
@@ -365,6 +363,84 @@ impl Sender<'_> {
             path: beneath::display(path),
             source,
         }
+    }
+}
+
+fn open(node: &Node) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())?))
+}
+
+/// Compares a file with what the receiver has of it.
+struct Comparing<'a> {
+    /// None where nothing is remembered.
+    hash: Option<&'a BlockHash>,
+    there: &'a Blocks,
+    /// Whether the file begins with that, and not with holes.
+    is_there: bool,
+    /// Memory for what is learned of the file, bytes.
+    room: u64,
+}
+
+/// Why the content of a file could not be handed on.
+enum Fault {
+    Read(io::Error),
+    Sink(TreeError),
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Self::Read(error)
+    }
+}
+
+impl Comparing<'_> {
+    /// Hands on what the receiver lacks. The blocks that it has then, if all of `blocks` are known: none of a file that has
+    /// shrunk meanwhile, which ends early, and none that needs more memory than there is.
+    fn content<E: From<io::Error>>(
+        &mut self,
+        mut reader: Reader,
+        mut blocks: Blocks,
+        sink: &mut impl FnMut(Item) -> Result<(), E>,
+    ) -> Result<Option<Blocks>, E> {
+        let mut next = 0;
+        loop {
+            let with_data = reader.next_piece(next)?;
+            let Some(number) = with_data.into_iter().chain(self.there.next_piece(next)).min() else { break };
+            if number.saturating_mul(PIECE) >= blocks.size() {
+                break;
+            }
+            next = number + 1;
+            let piece = reader.read(number)?;
+            let mut hashes = Vec::new();
+            let mut differ: Vec<(u64, u64)> = Vec::new();
+            for (offset, length) in blocks.of_piece(number) {
+                let bytes = piece.bytes(offset, length);
+                let hash = bytes.map(|bytes| self.hash.map_or(1, |hash| hash.of(bytes)));
+                hashes.push(hash);
+                match differ.last_mut() {
+                    _ if self.there.has((offset, length), hash) => {}
+                    Some((_, end)) if *end == offset => *end += length,
+                    _ => differ.push((offset, offset + length)),
+                }
+            }
+            for item in differ.into_iter().flat_map(|range| piece.items(range)) {
+                if self.is_there || matches!(item, Item::Data(_)) {
+                    sink(item)?;
+                }
+            }
+            if piece.ends_early {
+                return Ok(None);
+            }
+            if self.room > 0 && hashes.iter().any(Option::is_some) {
+                self.room = self.room.saturating_sub(blocks.learn(number, hashes));
+                if self.room == 0 {
+                    // It will be known no more: what was learned needs not be kept either.
+                    blocks = blocks.again(0, blocks.size());
+                }
+            }
+        }
+        Ok((self.room > 0).then_some(blocks))
     }
 }
 

@@ -125,18 +125,18 @@ impl Changes {
     /// several names once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes_but_for(|_, _| None)
+        self.bytes_but_for(|_| None)
     }
 
-    /// The same, of which some files are likely to cross with so many bytes only.
-    pub(super) fn bytes_but_for(&self, likely: impl Fn(&[u8], &Record) -> Option<u64>) -> u64 {
+    /// The same, where of some files it is known how many bytes of them are missing.
+    pub(super) fn bytes_but_for(&self, missing: impl Fn(&[u8]) -> Option<u64>) -> u64 {
         let mut counted = HashSet::new();
         let files = self.changed.iter().filter(|(_, record)| record.file_type == FileType::RegularFile);
         files
             .filter(|(_, record)| record.links < 2 || counted.insert(record.inode))
             .map(|(path, record)| {
                 let all = record.size.min(record.blocks.saturating_mul(512).max(INLINE_BYTES));
-                likely(path, record).map_or(all, |likely| likely.min(all))
+                missing(path).unwrap_or(all)
             })
             .fold(0, u64::saturating_add)
     }

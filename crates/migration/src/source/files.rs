@@ -2,7 +2,7 @@
 //! the last one is left for the frozen time.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_engine::tree;
 use tokio::sync::mpsc;
@@ -22,6 +22,9 @@ const NAME: u64 = 512;
 /// A round that finds more than this share of what the one before found does not pay.
 const GAIN: f64 = 0.9;
 
+/// Most further rounds: each reads all changed files.
+const MOST_ROUNDS: u32 = 16;
+
 /// A round that carried less shows the round trip, not the bandwidth.
 const TELLING: u64 = 4 << 20;
 
@@ -33,7 +36,9 @@ pub(super) struct Files {
     ahead: bool,
     /// What the last further round found.
     found: Option<u64>,
+    rounds: u32,
     bandwidth: Option<f64>,
+    comparing: Duration,
 }
 
 /// The log that follows a service.
@@ -51,7 +56,12 @@ pub(super) enum Ahead {
 impl Files {
     /// After the first round of the tree.
     pub(super) fn new(tree: tree::TreeSender, log: Log, ahead: bool) -> Self {
-        Self { tree, log, ahead, found: None, bandwidth: None }
+        Self { tree, log, ahead, found: None, rounds: 0, bandwidth: None, comparing: Duration::ZERO }
+    }
+
+    /// How long the last look at them took: the frozen service waits for another one, which compares them again.
+    pub(super) fn comparing(&self) -> Duration {
+        self.comparing
     }
 
     /// Bytes of files per second that the link carried, where a round has shown it.
@@ -66,19 +76,22 @@ impl Files {
 
     /// While the service runs: sends what has changed since the last round, if that pays.
     pub(super) async fn send_ahead(self, link: &mut Link) -> Result<(Self, Ahead), SourceError> {
-        let Self { tree, log, ahead, found: before, bandwidth } = self;
+        let Self { tree, log, ahead, found: before, rounds, bandwidth, .. } = self;
+        let looking = Instant::now();
         let (tree, log, left, round) = tokio::task::spawn_blocking(move || {
             let (left, round) = (log.0.left()?, tree.next_round(false)?);
             Ok::<_, SourceError>((tree, log, left, round))
         })
         .await??;
+        let comparing = looking.elapsed();
         let changes = &round.changes;
         // What is as it was is sent again only where it changed a moment before.
         let names = changes.entries().saturating_add(changes.removals()).saturating_mul(NAME);
-        let found = left.saturating_add(round.likely_bytes).saturating_add(names);
+        let found = left.saturating_add(round.bytes).saturating_add(names);
         let pays = before.is_none_or(|before| (found as f64) < before as f64 * GAIN);
-        if !ahead || found <= LITTLE || !pays {
-            return Ok((Self { tree, log, ahead, found: before, bandwidth }, Ahead::Left(found)));
+        if !ahead || found <= LITTLE || !pays || rounds >= MOST_ROUNDS {
+            let files = Self { tree, log, ahead, found: before, rounds, bandwidth, comparing };
+            return Ok((files, Ahead::Left(found)));
         }
         let begun = Instant::now();
         let (log, of_log) = log.send(link).await?;
@@ -93,7 +106,8 @@ impl Files {
             true => Some(sent as f64 / begun.elapsed().as_secs_f64()),
             false => bandwidth,
         };
-        Ok((Self { tree, log, ahead, found: Some(found), bandwidth }, Ahead::Sent(sent)))
+        let (found, rounds) = (Some(found), rounds + 1);
+        Ok((Self { tree, log, ahead, found, rounds, bandwidth, comparing }, Ahead::Sent(sent)))
     }
 }
 

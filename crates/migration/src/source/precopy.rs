@@ -72,6 +72,14 @@ struct Rounds {
     share: u32,
 }
 
+impl Rounds {
+    /// How long the service is frozen beside its pages and files, where it would be for so long without comparisons.
+    fn fixed(&self, before: Duration) -> Duration {
+        // What is frozen is compared once more, beside the dump and the restore.
+        before + (self.comparing + self.files.comparing()).saturating_sub(FIXED / 2)
+    }
+}
+
 impl Source {
     /// Connects the streams, and copies while the service runs until a freeze is due.
     pub(super) async fn precopy(
@@ -144,8 +152,7 @@ impl Source {
                 rounds.comparing = comparing.elapsed();
                 found = rounds.pages.with_shared(found);
             }
-            // What is frozen is compared once more, beside the dump and the restore.
-            let fixed = before + rounds.comparing.saturating_sub(FIXED / 2);
+            let fixed = rounds.fixed(before);
             report.pre_dump_ms += ms_since(scanning);
             report.memory_bytes = found.populated * 4096;
             rounds.all.push(Round {
@@ -171,6 +178,7 @@ impl Source {
                             if let Some(last) = rounds.all.last_mut() {
                                 last.files = bytes;
                             }
+                            let fixed = rounds.fixed(before);
                             self.is_worth_it(&rounds, fixed, leave, report)?;
                             if rounds.agreed.sends_shared() && leave {
                                 let pages = (rounds.pages, rounds.agreed);

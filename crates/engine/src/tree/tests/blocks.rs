@@ -20,7 +20,7 @@ fn hash(block: &[u8]) -> u128 {
     hasher.finish().into()
 }
 
-fn sender(pair: &Pair) -> TreeSender {
+pub(super) fn sender(pair: &Pair) -> TreeSender {
     TreeSender::new(&pair.source).by_blocks(BlockHash::new(hash))
 }
 
@@ -197,41 +197,103 @@ fn a_file_that_is_sent_in_part_is_written_in_place() {
 }
 
 #[test]
-fn what_is_likely_to_cross_is_what_crossed() {
+fn it_is_known_how_much_is_missing_before_it_is_sent() {
     let pair = Pair::new();
-    fs::write(pair.source.join("f"), content(1, SIZE)).unwrap();
-    let mut sender = sender(&pair);
-    pair.settle(&mut sender);
-    let mut likely = Vec::new();
-    for byte in 0..3 {
-        write_at(&pair.source.join("f"), 0, &[byte]);
-        likely.push(sender.next_round(true).unwrap().likely_bytes);
-        pair.round(&mut sender, true);
+    for (path, seed) in [("f", 1), ("g", 2)] {
+        fs::write(pair.source.join(path), content(seed, SIZE)).unwrap();
     }
-    assert_eq!(likely[1..], [BLOCK as u64; 2]);
-    write_at(&pair.source.join("f"), SIZE, &[1; 100]);
-    assert_eq!(sender.next_round(true).unwrap().likely_bytes, BLOCK as u64 + 100);
+    let mut sender = sender(&pair);
+    assert_eq!(sender.next_round(false).unwrap().bytes, 2 * SIZE as u64);
+    pair.settle(&mut sender);
+    let mut expect = |what: &str, bytes: usize, change: &Change| {
+        change(&pair.source);
+        let found = sender.next_round(false).unwrap().bytes;
+        assert_eq!(found, bytes as u64, "{what}");
+        assert_eq!(pair.round(&mut sender, false).bytes, found, "{what}");
+    };
+    expect("touched for the first time", BLOCK, &|root| write_at(&root.join("f"), 0, b"x"));
+    expect("written anew", SIZE, &|root| write_at(&root.join("f"), 0, &content(7, SIZE)));
+    expect("another name and a longer end", BLOCK, &|root| {
+        fs::rename(root.join("g"), root.join("h")).unwrap();
+        write_at(&root.join("h"), SIZE, &[1; BLOCK - 5]);
+    });
+    expect("a new one", 100_000, &|root| fs::write(root.join("new"), content(8, 100_000)).unwrap());
 }
 
 #[test]
-fn a_file_that_shrinks_while_it_is_sent_in_part_is_repaired() {
+fn a_file_that_shrinks_while_it_is_sent_is_repaired() {
+    for is_known in [false, true] {
+        let pair = Pair::new();
+        let mut sender = sender(&pair);
+        fs::write(pair.source.join("f"), content(1, SIZE)).unwrap();
+        if is_known {
+            pair.settle(&mut sender);
+            fs::write(pair.source.join("f"), content(2, SIZE)).unwrap();
+        }
+        let round = sender.next_round(false).unwrap();
+        let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap();
+        let mut pieces = 0;
+        sender
+            .send(round, &mut |item: Item| {
+                if matches!(&item, Item::Data(_)) {
+                    // After the first piece was read: of the others all is gone that was found there.
+                    set_len(&pair.source.join("f"), BLOCK + 1);
+                    pieces += 1;
+                }
+                receiver.apply(item)
+            })
+            .unwrap();
+        receiver.finish().unwrap();
+        assert_eq!(pieces, 1);
+        set_len(&pair.source.join("f"), SIZE);
+        pair.round(&mut sender, true);
+        pair.assert_same();
+    }
+}
+
+#[test]
+fn a_large_file_has_large_blocks() {
+    let pair = Pair::new();
+    let file = pair.source.join("f");
+    for place in 0..20 {
+        fs::File::options().create(true).truncate(false).write(true).open(&file).unwrap();
+        write_at(&file, place << 30, &content(place as u64, 10_000));
+    }
+    let mut sender = sender(&pair);
+    pair.settle(&mut sender);
+    // 19 GiB have no more than 256 Ki blocks: each has 128 KiB.
+    write_at(&file, (3 << 30) + 5, b"x");
+    write_at(&file, (7 << 30) + (100 << 10), b"y");
+    let sent = pair.round(&mut sender, true);
+    assert!((12_000..=(128 << 10)).contains(&sent.bytes), "{} bytes", sent.bytes);
+    let mut bytes = [0; 10_000];
+    File::open(pair.copy.join("f")).unwrap().read_exact_at(&mut bytes, 3 << 30).unwrap();
+    assert!(bytes[5] == b'x' && bytes[6..] == content(3, 10_000)[6..]);
+    let length = fs::metadata(&file).unwrap().len();
+    assert_eq!(fs::metadata(pair.copy.join("f")).unwrap().len(), length);
+    let blocks = fs::metadata(pair.copy.join("f")).unwrap().blocks();
+    assert!(blocks * 512 < 1 << 20, "holes were filled: {blocks} blocks");
+}
+
+#[test]
+fn of_a_file_that_is_held_and_has_no_name_in_the_end_nothing_is_left() {
     let pair = Pair::new();
     fs::write(pair.source.join("f"), content(1, SIZE)).unwrap();
     let mut sender = sender(&pair);
     pair.settle(&mut sender);
-    write_at(&pair.source.join("f"), 0, b"x");
+    fs::rename(pair.source.join("f"), pair.source.join("g")).unwrap();
     let round = sender.next_round(false).unwrap();
     let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap();
     sender
         .send(round, &mut |item: Item| {
-            if matches!(&item, Item::Entry(entry) if entry.path == b"f") {
-                set_len(&pair.source.join("f"), BLOCK + 1);
+            if matches!(&item, Item::Hold(_)) {
+                fs::remove_file(pair.source.join("g")).unwrap();
             }
             receiver.apply(item)
         })
         .unwrap();
     receiver.finish().unwrap();
-    set_len(&pair.source.join("f"), SIZE);
+    assert_eq!(fs::read_dir(&pair.copy).unwrap().count(), 0);
     pair.round(&mut sender, true);
     pair.assert_same();
 }
@@ -245,7 +307,11 @@ enum Step {
     Rename(u8, u8),
     Link(u8, u8),
     Remove(u8),
+    /// The directory gets its other name.
+    Turn,
     Round,
+    /// Rounds until nothing is to be sent.
+    Settle,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -257,7 +323,9 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (name.clone(), name.clone()).prop_map(|(from, to)| Step::Rename(from, to)),
         1 => (name.clone(), name.clone()).prop_map(|(from, to)| Step::Link(from, to)),
         1 => name.prop_map(Step::Remove),
+        1 => Just(Step::Turn),
         3 => Just(Step::Round),
+        1 => Just(Step::Settle),
     ]
 }
 
@@ -276,18 +344,26 @@ proptest! {
         for (number, step) in steps.iter().enumerate() {
             // What is not there stays away.
             match step {
-                Step::Write(name, at, length) => {
+                Step::Write(name, at, length) if path(name).parent().unwrap().exists() => {
                     let file = File::options().create(true).truncate(false).write(true).open(path(name)).unwrap();
                     file.write_all_at(&content(number as u64, *length), *at as u64).unwrap();
                 }
                 Step::Resize(name, size) if path(name).exists() => set_len(path(name), *size),
                 Step::Punch(name, at, length) if path(name).exists() => punch(path(name), *at, *length),
-                Step::Rename(from, to) if path(from).exists() => fs::rename(path(from), path(to)).unwrap(),
-                Step::Link(from, to) if path(from).exists() && !path(to).exists() => {
+                Step::Rename(from, to) if path(from).exists() && path(to).parent().unwrap().exists() => fs::rename(path(from), path(to)).unwrap(),
+                Step::Link(from, to)
+                    if path(from).exists() && !path(to).exists() && path(to).parent().unwrap().exists() =>
+                {
                     fs::hard_link(path(from), path(to)).unwrap();
                 }
                 Step::Remove(name) if path(name).exists() => fs::remove_file(path(name)).unwrap(),
+                Step::Turn => {
+                    let names = [pair.source.join("d"), pair.source.join("e")];
+                    let (from, to) = if names[0].exists() { (0, 1) } else { (1, 0) };
+                    fs::rename(&names[from], &names[to]).unwrap();
+                }
                 Step::Round => drop(pair.round(&mut sender, false)),
+                Step::Settle => pair.settle(&mut sender),
                 _ => {}
             }
         }

@@ -107,3 +107,21 @@ fn the_largest_files_are_found_once_each_and_others_are_not() {
     let (all, without) = (snapshot.bytes(), snapshot.bytes_without(&Elsewhere::from([(inode, 1)])));
     assert!(all - without >= 300_000 && without >= 300_000, "{all} {without}");
 }
+
+#[test]
+fn nothing_there_is_of_an_earlier_round() {
+    let entry = || Entry { path: b"f".to_vec(), kind: Kind::File.into(), size: 9, ..Entry::default() };
+    for item in [
+        Item::Hold(Hold { path: b"f".to_vec(), number: 0 }),
+        Item::Hole(Hole { offset: 0, length: 1 }),
+        Item::Entry(Entry { kept: true, ..entry() }),
+        Item::Entry(Entry { held: Some(0), ..entry() }),
+    ] {
+        let pair = Pair::new();
+        let contents = Nameless::new(&pair, 7, b"");
+        let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap().with(Box::new(contents));
+        receiver.apply(Item::Entry(entry())).unwrap();
+        let error = receiver.apply(item).unwrap_err().to_string();
+        assert!(error.contains("it is of an earlier round, and there is only one"), "{error}");
+    }
+}
