@@ -19,20 +19,6 @@ fn told(said: &Said) -> Value {
     serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"))
 }
 
-/// Asks again where the machine was too busy for the two nodes to hear each other.
-fn check(bed: &Bed, node: &str, arguments: &[&str]) -> Said {
-    let words = ["--json", "check"].iter().chain(arguments).copied().collect::<Vec<_>>();
-    let mut said = bed.godwit(node, &words);
-    for _ in 0..3 {
-        let all = format!("{}{}", said.stdout, said.stderr);
-        if ["cannot be measured", "was silent for", "did not answer"].iter().all(|busy| !all.contains(busy)) {
-            break;
-        }
-        said = bed.godwit(node, &words);
-    }
-    said
-}
-
 /// A list of sentences in it, as one text.
 fn sentences(told: &Value, list: &str) -> String {
     let all = told[list].as_array().unwrap().iter();
@@ -50,7 +36,7 @@ fn a_service_that_can_move_is_measured_and_moves_as_was_predicted() {
     let mut predicted = Value::Null;
     // The second node passes the question on.
     for node in ["a", "b"] {
-        let said = check(&bed, node, &["redis", "--to", "b"]);
+        let said = bed.check(node, &["redis", "--to", "b"]);
         assert_eq!(said.code, 0, "{said:?}");
         let answer = told(&said);
         assert_eq!((&answer["source"], &answer["destination"]), (&"a".into(), &"b".into()));
@@ -69,17 +55,17 @@ fn a_service_that_can_move_is_measured_and_moves_as_was_predicted() {
         let said = bed.godwit("a", &["check", "redis", "--to", node]);
         assert!(said.code == 1 && said.stderr.contains(words), "{said:?}");
     }
-    let short = check(&bed, "a", &["redis", "--to", "b", "--max-frozen-ms", "1"]);
+    let short = bed.check("a", &["redis", "--to", "b", "--max-frozen-ms", "1"]);
     let why = sentences(&told(&short), "objections");
     assert!(short.code == 1 && why.contains("more than the 1 ms allowed"), "{short:?}");
-    let cold = check(&bed, "a", &["redis", "--to", "b", "--max-frozen-ms", "1", "--mode", "cold"]);
+    let cold = bed.check("a", &["redis", "--to", "b", "--max-frozen-ms", "1", "--mode", "cold"]);
     assert_eq!((cold.code, &told(&cold)["forecast"]["mode"]), (2, &"cold".into()), "{cold:?}");
     // The destination's reasons are told before anything is sent.
     let directory = bed.scratch().join("bound");
     std::fs::create_dir(&directory).unwrap();
     let mount = format!("type=bind,src={},dst=/bound", directory.display());
     bed.run("a", "bound", OTHER, &preset, &["--mount", &mount]);
-    let refused = check(&bed, "a", &["bound", "--to", "b"]);
+    let refused = bed.check("a", &["bound", "--to", "b"]);
     let objections = sentences(&told(&refused), "objections");
     assert!(refused.code == 1 && objections.contains("node b: "), "{refused:?}");
     assert!(objections.contains("--allow-bind"), "{objections}");
@@ -111,7 +97,7 @@ fn each_obstacle_is_named_with_its_process_and_what_is_not_measured_is_a_warning
         assert_eq!(line, "done\n");
     };
     tell("open");
-    let said = check(&bed, "a", &["queue", "--to", "b"]);
+    let said = bed.check("a", &["queue", "--to", "b"]);
     let answer = told(&said);
     let obstacle = &answer["obstacles"][0];
     assert_eq!((said.code, &answer["forecast"]), (1, &Value::Null), "{answer}");
@@ -124,7 +110,7 @@ fn each_obstacle_is_named_with_its_process_and_what_is_not_measured_is_a_warning
     }
     tell("close");
     tell("remove");
-    assert_eq!(check(&bed, "a", &["queue", "--to", "b"]).code, 0);
+    assert_eq!(bed.check("a", &["queue", "--to", "b"]).code, 0);
 
     let rootfs = bed.scratch().join("shared");
     Rootfs::new(&rootfs).unwrap();
@@ -133,7 +119,7 @@ fn each_obstacle_is_named_with_its_process_and_what_is_not_measured_is_a_warning
     let preset = Preset { rootfs, command, env: Vec::new(), user: None, port: 7000 };
     bed.run("a", "shared", OTHER, &preset, &[]);
     drop(bed.connect(SocketAddrV4::new(OTHER, 7000)));
-    let said = check(&bed, "a", &["shared", "--to", "b"]);
+    let said = bed.check("a", &["shared", "--to", "b"]);
     let warnings = sentences(&told(&said), "warnings");
     assert!(said.code == 2 && warnings.contains("MiB are shared memory"), "{said:?}");
     bed.done("a", &["stop", "--time", "0", "shared"]);

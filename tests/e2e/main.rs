@@ -38,6 +38,7 @@ mod network_faults;
 mod networks;
 mod newcomers;
 mod nginx;
+mod obstacles;
 mod options;
 mod ports;
 mod postgres;

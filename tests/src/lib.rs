@@ -356,6 +356,7 @@ impl Bed {
     /// The service ends on `a`. `check` is called after each move with its number, from 1, and the node that has
     /// the service now.
     pub fn move_to_and_fro(&self, name: &str, mut check: impl FnMut(usize, &str)) -> Moves {
+        self.is_fit(name, "b");
         let mut reports = Vec::new();
         for number in 1..=tier::moves() {
             let (from, to) = if number % 2 == 1 { ("a", "b") } else { ("b", "a") };
@@ -366,6 +367,30 @@ impl Bed {
         let moves = Moves(reports);
         println!("{moves}");
         moves
+    }
+
+    /// `godwit --json check`. Asked again where the machine was too busy for the two nodes to hear each other.
+    pub fn check(&self, node: &str, arguments: &[&str]) -> Said {
+        let words = ["--json", "check"].iter().chain(arguments).copied().collect::<Vec<_>>();
+        let mut said = self.godwit(node, &words);
+        for _ in 0..3 {
+            let all = format!("{}{}", said.stdout, said.stderr);
+            let busy = ["cannot be measured", "was silent for", "did not answer"];
+            if busy.iter().all(|busy| !all.contains(busy)) {
+                break;
+            }
+            said = self.godwit(node, &words);
+        }
+        said
+    }
+
+    /// There is nothing in the way of a service that can move.
+    fn is_fit(&self, name: &str, to: &str) {
+        let said = self.check("a", &[name, "--to", to]);
+        let told: serde_json::Value =
+            serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"));
+        let of = |list: &str| told[list].as_array().map(Vec::len);
+        assert_eq!((of("obstacles"), of("objections")), (Some(0), Some(0)), "a false alarm: {said:?}");
     }
 
     /// A program on the client host, without standard input; it ends with the lab at the latest.

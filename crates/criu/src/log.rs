@@ -29,6 +29,9 @@ const WAITING_CONNECTION: &str = "a unix socket connection waits for the service
                                   closed again, and CRIU cannot dump those; try again when it has";
 const LOOPBACK: &str = "a connection inside the container carried data while it was dumped; try again when \
                         there is less traffic on it";
+const DEVICE: &str = "the service has a device open that CRIU cannot dump; it can move when it has closed it";
+const NESTED: &str =
+    "a process of the service has namespaces of its own; switch the program's own sandbox off";
 const MESSAGE_QUEUE: &str = "the service has a POSIX message queue, which CRIU cannot dump; it can move when it has closed and removed it";
 const RESERVATION: &str = "a process has reserved more memory than this node has; build CRIU with scripts/setup-criu --build-series, whose patch `reservations` restores that, or configure the service to reserve less";
 
@@ -61,7 +64,10 @@ const HINTS: &[(&str, &str)] = &[
          has to keep its main thread",
     ),
     ("found while seizing", TRACED),
-    ("with a pending SIGTRAP", TRACED),
+    (
+        "with a pending SIGTRAP",
+        "a process of the service has a SIGTRAP waiting for it; try again when it has taken it",
+    ),
     (
         "Can't dump corked dgram socket",
         "a UDP or unix datagram socket holds back data (UDP_CORK, MSG_MORE); try again when it is sent",
@@ -76,11 +82,18 @@ const HINTS: &[(&str, &str)] = &[
     ),
     ("mqueue isn't empty", MESSAGE_QUEUE),
     ("path=/mq-", MESSAGE_QUEUE),
+    ("anon_inode:bpf", "the service holds a BPF object, which CRIU cannot dump"),
     ("anon_inode:[bpf", "the service holds a BPF object, which CRIU cannot dump"),
     ("anon_inode:[perf_event]", "the service uses perf events, which CRIU cannot dump"),
     ("anon_inode:[userfaultfd]", "the service uses userfaultfd, which CRIU cannot dump"),
     ("Unknown anon inode", "the service uses a kernel object that CRIU cannot dump"),
+    ("(chr ", DEVICE),
     ("Can't dump file", "the service has a file open whose kind CRIU cannot dump"),
+    (
+        "PIDFD_THREAD",
+        "the service has a pidfd of a thread, which CRIU cannot dump; it can move when it has closed it",
+    ),
+    ("Can't dump nested", NESTED),
     ("SCTP", "the service uses SCTP, which CRIU cannot dump"),
     (
         "In-flight connection (l)",
@@ -198,7 +211,11 @@ mod tests {
             ("Can't find a session leader for 15", "setsid"),
             ("Zombies with threads are not supported", "main thread"),
             ("zombie 16296 (comm ) found while seizing", "traced"),
-            ("Can't dump the 12's thread 12 with a pending SIGTRAP", "traced"),
+            ("Can't dump the 12 thread with a pending SIGTRAP.", "SIGTRAP"),
+            ("Can't dump file 5 of that type [20600] (chr 10:229)", "device"),
+            ("Can't dump file 5 of that type [600] (anon anon_inode:bpf-prog)", "BPF"),
+            ("pidfd: PIDFD_THREAD flag is currently not supported", "closed it"),
+            ("Can't dump nested ipc namespace for 470007", "sandbox"),
             ("inet: Can't dump corked dgram socket 12", "try again"),
             (
                 "Can't restore not-sent send queue data (-1), want (0-1012:4147904:1012): Broken pipe",

@@ -359,7 +359,7 @@ async fn sockets_that_criu_cannot_dump_are_obstacles() {
 async fn processes_in_states_that_criu_cannot_dump_are_obstacles() {
     is_obstacle("headless", "although its main thread has ended", "keep its main thread").await;
     is_obstacle("traced", "is traced by process", "end the debugger").await;
-    is_obstacle("namespace", "is in a uts namespace of its own", "sandbox").await;
+    is_obstacle("namespace", "has a UTS namespace of its own", "sandbox").await;
     is_obstacle("trap", "has a SIGTRAP waiting", "try again").await;
 }
 

@@ -225,7 +225,10 @@ impl Source {
         let prepared = self.send_root(link, recorder, reserved).await?;
         let copied = self.precopy(link, recorder, prepared).await?;
         let frozen = self.freeze(recorder, copied).await?;
-        self.dump_and_send(link, recorder, frozen).await
+        match self.dump_and_send(link, recorder, frozen).await {
+            Err(SourceError::Criu(error)) => Err(self.explained(error).await),
+            ended => ended,
+        }
     }
 
     async fn unless_cancelled<T>(

@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::io::Errno;
@@ -36,6 +36,9 @@ const OUTSIDE: &str =
 const THREAD: &str =
     "and CRIU can dump only those of whole processes; the service can move when it has closed it";
 const CORKED: &str = "and CRIU cannot dump a socket that holds back data; try again when UDP_CORK is off";
+const DEVICE: &str = "which CRIU cannot dump; the service can move when it has closed it";
+const GPU: &str = "and what a GPU holds cannot be dumped; the service can move when it has closed it, or be stopped \
+                   and started anew elsewhere";
 const GHOST: &str = "and one that large does not move along; the service can move when it has closed it";
 
 /// Kinds of anonymous inodes that CRIU can dump, or can with what it may be built with; or of which it must be
@@ -55,6 +58,20 @@ const GOOD_KINDS: [&str; 9] = [
 /// Protocols, as the kernel names them, that CRIU cannot dump.
 const BAD_PROTOCOLS: [&str; 12] =
     ["MPTCP", "MPTCPv6", "SCTP", "SCTPv6", "DCCP", "DCCPv6", "SMC", "SMC6", "ALG", "AF_VSOCK", "XDP", "KCM"];
+
+/// Majors of character devices that CRIU can dump, or can where it is a terminal (`Documentation/admin-guide/devices.txt`):
+/// memory, terminals and their masters, serial lines.
+const GOOD_MAJORS: [u32; 5] = [1, 4, 5, 188, 204];
+const PSEUDO_TERMINALS: std::ops::RangeInclusive<u32> = 128..=143;
+
+/// TUN and autofs, which CRIU can dump among miscellaneous devices.
+const GOOD_DEVICES: [(u32, u32); 2] = [(10, 200), (10, 235)];
+
+/// Majors of GPUs: NVIDIA's own driver, and the kernel's (DRM).
+const GPU_MAJORS: [u32; 2] = [195, 226];
+
+/// Where devices of GPUs are whose majors differ from boot to boot.
+const GPU_PATHS: [&str; 3] = ["/dev/nvidia", "/dev/kfd", "/dev/dri/"];
 
 /// Type of the file system of message queues (`linux/magic.h`).
 const MQUEUE_MAGIC: i64 = 0x1980_0202;
@@ -107,7 +124,7 @@ pub(super) fn obstacles(
         } else {
             None
         };
-        let obstacle = obstacle.or_else(|| ghost(&path, &link));
+        let obstacle = obstacle.or_else(|| on_disk(&path, &link));
         found.extend(
             obstacle.map(|(what, why)| {
                 Obstacle::new(task, format!("has {what} open (descriptor {number})"), why)
@@ -181,18 +198,37 @@ fn mapped_kinds(directory: &Path) -> Vec<String> {
     kinds
 }
 
-/// A deleted file that is open and larger than CRIU is told to take along.
-fn ghost(path: &Path, link: &str) -> Option<(String, &'static str)> {
-    if !link.starts_with('/') || !link.ends_with(" (deleted)") || link.starts_with("/memfd:") {
+/// A device, or a deleted file that is larger than CRIU is told to take along.
+fn on_disk(path: &Path, link: &str) -> Option<(String, &'static str)> {
+    if !link.starts_with('/') || link.starts_with("/memfd:") {
         return None;
     }
     let found = fs::metadata(path).ok()?;
+    let (kind, name) = (found.file_type(), shown(link.trim_end_matches(" (deleted)")));
+    if kind.is_char_device() || kind.is_block_device() {
+        return device(&name, found.rdev(), kind.is_block_device());
+    }
     let bytes = found.blocks() * 512;
-    if !found.is_file() || found.nlink() != 0 || bytes <= GHOST_LIMIT_BYTES.into() {
+    if !kind.is_file() || found.nlink() != 0 || bytes <= GHOST_LIMIT_BYTES.into() {
         return None;
     }
-    let name = shown(link.trim_end_matches(" (deleted)"));
     Some((format!("the deleted file {name} of {} MiB", bytes >> 20), GHOST))
+}
+
+/// A device, unless CRIU can dump it.
+fn device(name: &str, number: u64, is_block: bool) -> Option<(String, &'static str)> {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    if is_block {
+        return Some((format!("the block device {name} ({major}:{minor})"), DEVICE));
+    }
+    let can_be_dumped = GOOD_MAJORS.contains(&major)
+        || PSEUDO_TERMINALS.contains(&major)
+        || GOOD_DEVICES.contains(&(major, minor));
+    if can_be_dumped {
+        return None;
+    }
+    let is_gpu = GPU_MAJORS.contains(&major) || GPU_PATHS.iter().any(|path| name.starts_with(path));
+    Some((format!("the device {name} ({major}:{minor})"), if is_gpu { GPU } else { DEVICE }))
 }
 
 /// The protocol of a socket as the kernel names it.

@@ -16,8 +16,15 @@ const NESTED: &str =
     "and CRIU cannot dump namespaces inside those of the service; switch the program's own sandbox off";
 const TRAP: &str = "and CRIU cannot dump that; try again when it has taken the signal";
 
-/// Namespaces of which all processes of a service must have the same, by their names in `/proc/PID/ns`.
-const SHARED_NAMESPACES: [&str; 6] = ["pid", "user", "ipc", "uts", "time", "cgroup"];
+/// Namespaces of which all processes of a service must have the same: their names in `/proc/PID/ns`, and for people.
+const SHARED_NAMESPACES: [(&str, &str); 6] = [
+    ("pid", "PID"),
+    ("user", "user"),
+    ("ipc", "IPC"),
+    ("uts", "UTS"),
+    ("time", "time"),
+    ("cgroup", "cgroup"),
+];
 
 /// What `/proc/PID/status` says of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +94,8 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         if let Some(main) = of_main
             && let Some(kind) = nested(proc, main, task)
         {
-            add(format!("is in a {kind} namespace of its own"), NESTED);
+            let article = if kind == "IPC" { "an" } else { "a" };
+            add(format!("has {article} {kind} namespace of its own"), NESTED);
         }
     }
     found.extend(leaderless(tasks, main).into_iter().map(|task| {
@@ -123,9 +131,9 @@ fn nested(proc: &Path, main: &Task, task: &Task) -> Option<&'static str> {
     }
     let namespace =
         |task: &Task, kind: &str| fs::read_link(proc.join(task.pid.to_string()).join("ns").join(kind)).ok();
-    SHARED_NAMESPACES
-        .into_iter()
-        .find(|kind| namespace(main, kind).zip(namespace(task, kind)).is_some_and(|(main, own)| main != own))
+    let differs =
+        |kind| namespace(main, kind).zip(namespace(task, kind)).is_some_and(|(main, own)| main != own);
+    SHARED_NAMESPACES.into_iter().find(|(kind, _)| differs(kind)).map(|(_, name)| name)
 }
 
 /// Processes in sessions that a restore cannot make: CRIU makes a session by starting its leader first and

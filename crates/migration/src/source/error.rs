@@ -30,6 +30,16 @@ pub enum SourceError {
     /// CRIU could not dump.
     #[error(transparent)]
     Criu(#[from] godwit_criu::CriuError),
+    /// The same, and it is known what stood in the way.
+    #[error("{}; CRIU said: {reason}; its log is {}", .obstacles.join("; "), .log.display())]
+    Obstructed {
+        /// A sentence for each kind of obstacle.
+        obstacles: Vec<String>,
+        /// The first error in CRIU's log.
+        reason: String,
+        /// CRIU's log.
+        log: std::path::PathBuf,
+    },
     /// CRIU hangs.
     #[error("the dump took longer than {} s", dump::DUMP_LIMIT.as_secs())]
     Slow,

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_criu::obstacles::{self, Obstacle, Restores, Subject};
+use godwit_criu::CriuError;
+use godwit_criu::obstacles::{self, Obstacle, Restores, Subject, UnixSockets};
 use godwit_engine::{ContainerConfig, ContainerStatus};
 
 use super::{Source, SourceError};
@@ -67,24 +68,10 @@ impl Source {
         config: &ContainerConfig,
         main: u32,
     ) -> Result<Vec<Obstacle>, SourceError> {
-        let opened = self.local.network.unix_sockets(&self.service).await?;
-        let unix = match opened {
-            Ok(sockets) => Some(Arc::new(sockets)),
-            Err(error) => {
-                tracing::warn!(service = %self.service.name, %error, "cannot list its unix sockets");
-                None
-            }
-        };
-        let looks_at_memory = !self.local.criu.lazy_external().await?;
+        let unix = self.unix_sockets().await?;
         let mut found = None;
         for _ in 0..CHECKS {
-            let processes = self.local.engine.processes(config).await?;
-            let unix = unix.clone();
-            let check = move || {
-                let proc = Path::new("/proc");
-                Subject { proc, main, processes: &processes, unix: unix.as_deref(), looks_at_memory }.check()
-            };
-            let now = tokio::task::spawn_blocking(check).await?;
+            let now = self.check_once(config, main, unix.clone()).await?;
             let still = match found.take() {
                 None => now,
                 Some(before) => obstacles::still_there(before, &now),
@@ -96,6 +83,52 @@ impl Source {
             tokio::time::sleep(PAUSE).await;
         }
         Ok(found.unwrap_or_default())
+    }
+
+    async fn unix_sockets(&self) -> Result<Option<Arc<UnixSockets>>, SourceError> {
+        Ok(match self.local.network.unix_sockets(&self.service).await? {
+            Ok(sockets) => Some(Arc::new(sockets)),
+            Err(error) => {
+                tracing::warn!(service = %self.service.name, %error, "cannot list its unix sockets");
+                None
+            }
+        })
+    }
+
+    async fn check_once(
+        &self,
+        config: &ContainerConfig,
+        main: u32,
+        unix: Option<Arc<UnixSockets>>,
+    ) -> Result<Vec<Obstacle>, SourceError> {
+        let looks_at_memory = !self.local.criu.lazy_external().await?;
+        let processes = self.local.engine.processes(config).await?;
+        let check = move || {
+            let proc = Path::new("/proc");
+            Subject { proc, main, processes: &processes, unix: unix.as_deref(), looks_at_memory }.check()
+        };
+        Ok(tokio::task::spawn_blocking(check).await?)
+    }
+
+    /// Why CRIU could not dump the service, which is frozen: what came into the way after it was checked, if that is found.
+    pub(super) async fn explained(&self, error: CriuError) -> SourceError {
+        let CriuError::Dump { pid, reason, log, .. } = &error else { return error.into() };
+        let look = async {
+            let unix = self.unix_sockets().await?;
+            self.check_once(&self.local.config(&self.service), *pid, unix).await
+        };
+        match look.await {
+            Ok(found) if !found.is_empty() => SourceError::Obstructed {
+                obstacles: obstacles::sentences(&found),
+                reason: reason.clone(),
+                log: log.clone(),
+            },
+            Ok(_) => error.into(),
+            Err(failed) => {
+                tracing::debug!(service = %self.service.name, %failed, "cannot look for what CRIU could not dump");
+                error.into()
+            }
+        }
     }
 
     /// Refuses for the destination what it could not restore.

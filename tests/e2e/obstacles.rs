@@ -1,0 +1,118 @@
+//! Programs that cannot move: each is named before anything is done, and where one gets so far all the same, the move fails,
+//! the error says what was the cause, and the service runs on. Needs root.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
+};
+
+use godwit_lab::workload::{Preset, Rootfs};
+use godwit_tests::{Bed, compile, hold::Points, victim::Attempt};
+use serde_json::Value;
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 65);
+const PORT: u16 = 7000;
+
+/// Where a move is held that has found nothing in the way.
+const POINT: &str = "source.copied";
+
+/// What the program is told to have, and words of what godwit says of it, before a move and where CRIU met it in one.
+const CASES: [(&str, &str); 30] = [
+    ("io_uring", "has an io_uring open"),
+    ("io_uring mapped", "has an io_uring mapped"),
+    ("queue open", "has the POSIX message queue /held open"),
+    ("queue closed", "has the POSIX message queue /held"),
+    ("perf", "has a perf event open"),
+    ("bpf", "has a BPF object (bpf-prog) open"),
+    ("userfaultfd", "has a userfaultfd open"),
+    ("seccomp notify", "has a kernel object of the kind seccomp notify open"),
+    ("fscontext", "has a kernel object of the kind fscontext open"),
+    ("mptcp", "has a socket of the protocol MPTCP open"),
+    ("vsock", "has a socket of the protocol AF_VSOCK open"),
+    ("xdp", "has a socket of the protocol XDP open"),
+    ("corked", "has a corked UDP socket open"),
+    ("unix data", "has not accepted a connection to its unix socket /waiting, and carries data already"),
+    ("unix closed", "has not accepted a connection to its unix socket /waiting, whose other end has closed"),
+    ("pidfd of a thread", "has a pidfd of a thread open"),
+    ("deleted", "has the deleted file /large of 257 MiB open"),
+    ("character device", "has the device /device (10:229) open"),
+    ("graphics", "has the device /device (226:128) open"),
+    ("block device", "has the block device /device (7:0) open"),
+    ("traced", "is traced by process"),
+    ("headless", "continues in other threads although its main thread has ended"),
+    ("leaderless", LEADERLESS),
+    ("trap", "has a SIGTRAP waiting for it"),
+    ("user namespace", "has a user namespace of its own"),
+    ("PID namespace", NESTED),
+    ("IPC namespace", "has an IPC namespace of its own"),
+    ("UTS namespace", "has a UTS namespace of its own"),
+    ("time namespace", "has a time namespace of its own"),
+    ("cgroup namespace", "has a cgroup namespace of its own"),
+];
+
+/// CRIU dumps that, and cannot restore it.
+const LEADERLESS: &str = "lives on in session";
+/// The tracker of memory meets that before CRIU does.
+const NESTED: &str = "has a PID namespace of its own";
+
+/// The words in a move.
+fn meanwhile(before: &str) -> &str {
+    match before {
+        LEADERLESS => "a process of the service lives on in a session whose leader has ended",
+        NESTED => "it has PID namespaces of its own",
+        before => before,
+    }
+}
+
+fn tell(connection: &mut BufReader<TcpStream>, word: &str) {
+    connection.get_mut().write_all(format!("{word}\n").as_bytes()).unwrap();
+    let mut line = String::new();
+    connection.read_line(&mut line).unwrap();
+    assert_eq!(line, "done\n", "{word}");
+}
+
+#[test]
+fn each_of_them_is_found_before_a_move_and_explained_where_it_appears_in_one() {
+    let mut points = None;
+    let bed = Bed::up_with("cannot-move", |config| points = Some(Points::among(config, &[POINT])));
+    let points = points.unwrap();
+    let rootfs = bed.scratch().join("root");
+    Rootfs::new(&rootfs).unwrap();
+    compile("obstacles.c", &rootfs.join("obstacles"));
+    let command = ["/obstacles".to_owned(), PORT.to_string()].into();
+    let preset = Preset { rootfs, command, env: Vec::new(), user: None, port: PORT };
+    let may = [
+        "--security-opt=seccomp=unconfined",
+        "--cap-add=SYS_ADMIN",
+        "--cap-add=BPF",
+        "--cap-add=PERFMON",
+        "--cap-add=NET_RAW",
+        "--cap-add=MKNOD",
+    ];
+    bed.run("a", "odd", ADDRESS, &preset, &may);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    let mut wrong = Vec::new();
+    for (name, before) in CASES {
+        points.hold(POINT);
+        let attempt = Attempt::begin(&bed, "odd", "a", "b", &["--mode", "precopy"]);
+        points.reached(POINT);
+        tell(&mut connection, name);
+        points.let_go(POINT);
+        let reason = attempt.aborted();
+        if !reason.contains(meanwhile(before)) {
+            wrong.push(format!("{name}, in a move: {reason}"));
+        }
+        let said = bed.check("a", &["odd", "--to", "b"]);
+        let answer: Value = serde_json::from_str(&said.stdout).unwrap();
+        let found: Vec<_> =
+            answer["obstacles"].as_array().unwrap().iter().map(|it| it["what"].as_str().unwrap()).collect();
+        if said.code != 1 || !found.iter().any(|what| what.contains(before)) || found.len() != 1 {
+            wrong.push(format!("{name}, checked: {} {found:?}", said.code));
+        }
+        tell(&mut connection, "end");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // Without them it is the service that it was.
+    bed.migrate("odd", "a", "b");
+    tell(&mut connection, "end");
+}
