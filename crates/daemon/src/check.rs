@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use godwit_api::v1 as api;
 use godwit_criu::obstacles::Obstacle;
+use godwit_migration::needs::version;
 use godwit_migration::source::{Findings, Forecast};
 use godwit_migration::{Progress, Source, error_chain};
 use godwit_names::ServiceName;
@@ -12,7 +13,8 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::convert;
-use crate::directory::elsewhere;
+use crate::directory::{elsewhere, nodes};
+use crate::doctor::CLOCKS_DIFFER_MS;
 use crate::migrate::leaving;
 use crate::node::Node;
 use crate::services::occupied;
@@ -80,10 +82,36 @@ pub(crate) async fn here(
         findings
     });
     let findings = checking.await.map_err(internal)?;
-    let findings = findings.map_err(|error| {
+    let mut findings = findings.map_err(|error| {
         Status::unavailable(format!("service {name} cannot be checked: {}", plain(&error_chain(&error))))
     })?;
+    let nodes = nodes(node).map_err(internal)?;
+    findings.warnings.extend(differences(&nodes, &node.name, &request.to));
     Ok(response(name.to_string(), node.name.clone(), request.to.clone(), findings))
+}
+
+/// In what two nodes differ that a service may notice.
+fn differences(nodes: &[api::NodeInfo], here: &str, there: &str) -> Vec<String> {
+    let of = |name: &str| nodes.iter().find(|node| node.name == name);
+    let Some((ours, theirs)) = of(here).zip(of(there)) else { return Vec::new() };
+    let mut all = Vec::new();
+    let ahead = theirs.clock_ahead_ms.saturating_sub(ours.clock_ahead_ms);
+    if ahead.unsigned_abs() > CLOCKS_DIFFER_MS {
+        let way = if ahead > 0 { "forward" } else { "back" };
+        all.push(format!(
+            "the time of day jumps {way} by {:.0} s for it: the clocks of the nodes differ",
+            ahead.unsigned_abs() as f64 / 1e3
+        ));
+    }
+    if let Some((ours, theirs)) = version(&ours.kernel).zip(version(&theirs.kernel))
+        && theirs < ours
+    {
+        all.push(format!(
+            "node {there} has Linux {}.{}, older than {}.{} on node {here}: where the service uses what that lacks, the restore fails and the service stays",
+            theirs.0, theirs.1, ours.0, ours.1
+        ));
+    }
+    all
 }
 
 fn response(name: String, source: String, destination: String, findings: Findings) -> api::CheckMoveResponse {
@@ -185,6 +213,23 @@ mod tests {
         ] {
             assert!(!is_plain(&worse), "{worse:?}");
         }
+    }
+
+    #[test]
+    fn clocks_and_kernels_that_differ_are_told() {
+        let node = |name: &str, clock_ahead_ms, kernel: &str| api::NodeInfo {
+            name: name.into(),
+            clock_ahead_ms,
+            kernel: kernel.into(),
+            ..Default::default()
+        };
+        let between = |b| differences(&[node("a", 0, "6.12.1"), b], "a", "b");
+        assert_eq!(between(node("b", 900, "6.12.43+deb13")), Vec::<String>::new());
+        assert_eq!(between(node("b", 0, "6.18.2")), Vec::<String>::new());
+        let all = between(node("b", -3_600_000, "6.1.0-30"));
+        assert!(all[0].contains("jumps back by 3600 s"), "{all:?}");
+        assert!(all[1].contains("node b has Linux 6.1, older than 6.12 on node a"), "{all:?}");
+        assert_eq!(differences(&[], "a", ""), Vec::<String>::new());
     }
 
     #[test]

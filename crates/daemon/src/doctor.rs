@@ -44,7 +44,7 @@ const CAPABILITIES: [(u32, &str, &str); 23] = [
 ];
 
 /// Clocks that differ by less, in milliseconds, look the same on a busy network.
-const CLOCKS_DIFFER_MS: u64 = 3_000;
+pub(crate) const CLOCKS_DIFFER_MS: u64 = 3_000;
 
 /// From Linux 6.16 on SO_PASSCRED and SO_PASSSEC are refused for TCP sockets, which older CRIUs take
 /// for an error.

@@ -105,9 +105,90 @@ fn flags_of(text: &str) -> Vec<String> {
         .unwrap_or_default()
 }
 
+/// What GLIBC_TUNABLES can hide from the C library, by its words and the kernel's (glibc's `cpu-tunables.c`).
+const TUNABLES: &[(&str, &str)] = &[
+    ("AVX", "avx"),
+    ("AVX2", "avx2"),
+    ("AVX512BW", "avx512bw"),
+    ("AVX512CD", "avx512cd"),
+    ("AVX512DQ", "avx512dq"),
+    ("AVX512ER", "avx512er"),
+    ("AVX512F", "avx512f"),
+    ("AVX512PF", "avx512pf"),
+    ("AVX512VL", "avx512vl"),
+    ("BMI1", "bmi1"),
+    ("BMI2", "bmi2"),
+    ("ERMS", "erms"),
+    ("FMA", "fma"),
+    ("FMA4", "fma4"),
+    ("FSRM", "fsrm"),
+    ("LZCNT", "abm"),
+    ("MOVBE", "movbe"),
+    ("POPCNT", "popcnt"),
+    ("RTM", "rtm"),
+    ("SSE3", "pni"),
+    ("SSE4_1", "sse4_1"),
+    ("SSE4_2", "sse4_2"),
+    ("SSSE3", "ssse3"),
+    ("XSAVEC", "xsavec"),
+];
+
+/// Of these features, those that a program needs which was started with this environment (`NAME=VALUE`): it may have told
+/// its C library to leave some alone.
+pub(crate) fn needed(flags: Vec<String>, env: &[String]) -> Vec<String> {
+    let tunables = env.iter().find_map(|pair| pair.strip_prefix("GLIBC_TUNABLES="));
+    let masks =
+        tunables.unwrap_or_default().split(':').filter_map(|one| one.strip_prefix("glibc.cpu.hwcaps="));
+    let hidden: Vec<&str> = masks
+        .flat_map(|mask| mask.split(','))
+        .filter_map(|word| TUNABLES.iter().find(|(tunable, _)| word.strip_prefix('-') == Some(tunable)))
+        .map(|(_, flag)| *flag)
+        .collect();
+    flags.into_iter().filter(|flag| !hidden.contains(&flag.as_str())).collect()
+}
+
+/// What to do about features that a destination lacks.
+pub(crate) fn remedy(lacking: &[String]) -> String {
+    let word =
+        |flag: &String| TUNABLES.iter().find(|(_, known)| known == flag).map(|(word, _)| format!("-{word}"));
+    let words: Vec<String> = lacking.iter().filter_map(word).collect();
+    let machines = "give both nodes the same CPU model, where they are virtual machines";
+    if words.len() < lacking.len() {
+        return machines.to_owned();
+    }
+    format!(
+        "if only its C library uses them, start it with GLIBC_TUNABLES=glibc.cpu.hwcaps={} in its environment; or {machines}",
+        words.join(",")
+    )
+}
+
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_c_library_is_told_to_leave_alone_is_not_needed() {
+        let flags = || ["avx2", "avx512f", "sha_ni"].map(str::to_owned).to_vec();
+        let with = |value: &str| needed(flags(), &["A=b".into(), format!("GLIBC_TUNABLES={value}")]);
+        assert_eq!(needed(flags(), &["A=b".into()]), flags());
+        assert_eq!(with("glibc.malloc.check=3:glibc.cpu.hwcaps=-AVX512F,-AVX2"), ["sha_ni"]);
+        for other in ["glibc.cpu.hwcaps=AVX2", "glibc.cpu.hwcaps=-avx2,-SHA_NI", "hwcaps=-AVX2", ""] {
+            assert_eq!(with(other), flags(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_remedy_is_one_that_helps() {
+        let of = |flags: &[&str]| remedy(&flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<_>>());
+        let tunable = of(&["avx512f", "abm"]);
+        assert!(tunable.contains("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-LZCNT in"), "{tunable}");
+        assert!(
+            needed(vec!["avx512f".into()], &["GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-LZCNT".into()])
+                .is_empty()
+        );
+        // Others look at the CPU themselves.
+        assert!(of(&["avx2", "sha_ni"]).starts_with("give both nodes the same CPU model"));
+    }
 
     #[test]
     fn what_only_the_kernel_uses_is_no_reason_to_stay() {

@@ -58,6 +58,7 @@ mod loopback;
 pub mod machine;
 pub mod message;
 pub mod mounts;
+pub mod needs;
 pub mod options;
 pub mod outlook;
 pub(crate) mod page_hash;

@@ -13,7 +13,7 @@ use godwit_names::is_name;
 
 use super::{DestinationError, announced};
 use crate::arrivals::Arrival;
-use crate::cpu::{cpu_flags, is_usable};
+use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
 use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
@@ -111,6 +111,8 @@ async fn examine(
         Err(objections) => (None, objections),
     };
     reasons.extend(machine_objections(local, open));
+    reasons
+        .extend(open.needs.iter().flat_map(|needs| needs.objections(std::path::Path::new("/"), &local.node)));
     if let Some(theirs) = open.overlay.as_ref().filter(|_| service.network.namespace().is_none()) {
         let ours = local.network.terms();
         reasons.extend(ours.objections(&local.node, theirs, from));
@@ -338,7 +340,12 @@ fn machine_objections(local: &NodeResources, open: &Open) -> Vec<String> {
     if lacking.is_empty() {
         return Vec::new();
     }
-    vec![format!("the CPU of node {} lacks {} that the service may use", local.node, lacking.join(", "))]
+    vec![format!(
+        "the CPU of node {} lacks {} that the service may use; {}",
+        local.node,
+        lacking.join(", "),
+        remedy(&lacking)
+    )]
 }
 
 fn missing_layers(

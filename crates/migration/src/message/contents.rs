@@ -6,6 +6,7 @@ use bytes::Bytes;
 use godwit_memory::shared::{Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 
+use crate::needs::KernelNeeds;
 use crate::terms::OverlayTerms;
 use crate::timeline::TimelineThere;
 
@@ -65,6 +66,9 @@ pub struct Open {
     /// restore before the dump; nothing from a node that does not tell.
     #[prost(uint64, repeated, tag = "44")]
     pub output_pipes: Vec<u64>,
+    /// What the service needs of the kernel; nothing from a node that does not tell.
+    #[prost(message, optional, tag = "45")]
+    pub needs: Option<KernelNeeds>,
 }
 
 /// A CRIU: the dump of a newer release cannot be restored by an older one. What godwit's patches add to images is

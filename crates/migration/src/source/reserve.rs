@@ -1,6 +1,7 @@
 //! First: the destination's reservation, and what the two nodes agree on.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::time::Instant;
 
 use godwit_criu::Version;
@@ -14,12 +15,13 @@ use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::{Source, SourceError};
-use crate::cpu::cpu_flags;
+use crate::cpu::{cpu_flags, needed};
 use crate::images::KERNEL_STATE_BYTES;
 use crate::journal::now_ms;
 use crate::link::{Link, LinkError};
 use crate::machine::machine;
 use crate::message::{Accepted, Layer, Message, OLDEST_PROTOCOL_VERSION, Open, PROTOCOL_VERSION, Versions};
+use crate::needs::KernelNeeds;
 use crate::options::Mode;
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::ms_since;
@@ -155,7 +157,7 @@ impl Source {
             tree_bytes,
             layers,
             machine: machine(),
-            cpu_flags: cpu_flags(),
+            cpu_flags: needed(cpu_flags(), &self.service.env),
             streams: u32::try_from(self.options.streams).unwrap_or(1),
             overlay: Some(self.local.network.terms()),
             journal: self.local.journal.identity().to_owned(),
@@ -164,7 +166,14 @@ impl Source {
             steps: true,
             newest_protocol: PROTOCOL_VERSION,
             output_pipes: self.local.engine.output_pipes(config).await?.into(),
+            needs: Some(self.kernel_needs(config).await?),
         })
+    }
+
+    async fn kernel_needs(&self, config: &ContainerConfig) -> Result<KernelNeeds, SourceError> {
+        let (pids, main) =
+            (self.local.engine.processes(config).await?, self.local.engine.state(config).await?.pid);
+        Ok(tokio::task::spawn_blocking(move || KernelNeeds::of(Path::new("/"), &pids, main)).await?)
     }
 
     /// What it needs at the destination, bytes.

@@ -1,0 +1,159 @@
+//! What a service needs of the kernel of the node that it goes to, and where that is not given.
+
+use std::fs;
+use std::path::Path;
+
+/// From this version on, each PID namespace has a limit of its own, which is the highest that there is.
+const OWN_PID_LIMIT: (u32, u32) = (6, 14);
+
+/// The profile of a process that AppArmor does not confine.
+const UNCONFINED: &str = "unconfined";
+
+/// Of another node's name of a profile so much is shown, characters.
+const MOST_PROFILE: usize = 200;
+
+/// Part of `Open`.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct KernelNeeds {
+    /// The highest PID or thread ID inside the service; 0 where it is not known.
+    #[prost(uint32, tag = "1")]
+    pub highest_id: u32,
+    /// The AppArmor profile of its main process; empty where it has none.
+    #[prost(string, tag = "2")]
+    pub apparmor: String,
+}
+
+impl KernelNeeds {
+    /// Those of a service with these processes, by the files below `root`, which is `/`.
+    pub(crate) fn of(root: &Path, pids: &[u32], main: u32) -> Self {
+        let proc = root.join("proc");
+        // What cannot be read is gone.
+        let ids = pids.iter().flat_map(|pid| {
+            let tasks = fs::read_dir(proc.join(pid.to_string()).join("task"));
+            tasks.into_iter().flatten().flatten().filter_map(|task| inside(&task.path().join("status")))
+        });
+        let profile = ["attr/apparmor/current", "attr/current"].into_iter().find_map(|file| {
+            root.join("sys/kernel/security/apparmor").exists().then_some(())?;
+            fs::read_to_string(proc.join(main.to_string()).join(file)).ok()
+        });
+        Self { highest_id: ids.max().unwrap_or(0), apparmor: profile.as_deref().map_or("", named).to_owned() }
+    }
+
+    /// What `node` does not give, by the files below `root` there.
+    pub(crate) fn objections(&self, root: &Path, node: &str) -> Vec<String> {
+        let mut reasons = Vec::new();
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+        let limit: u32 = read("proc/sys/kernel/pid_max").trim().parse().unwrap_or(u32::MAX);
+        let kernel = version(&read("proc/sys/kernel/osrelease"));
+        if kernel.is_some_and(|kernel| kernel < OWN_PID_LIMIT) && self.highest_id >= limit {
+            reasons.push(format!(
+                "the service has a process or thread with PID {}, and node {node} gives none from {limit} on; raise kernel.pid_max there (sysctl(8))",
+                self.highest_id
+            ));
+        }
+        if !self.apparmor.is_empty() {
+            let plain = |c: char| if c.is_control() { '?' } else { c };
+            let shown: String = self.apparmor.chars().map(plain).take(MOST_PROFILE).collect();
+            let securityfs = root.join("sys/kernel/security/apparmor");
+            let loaded = read("sys/kernel/security/apparmor/profiles");
+            if !securityfs.exists() {
+                reasons.push(format!(
+                    "the AppArmor profile {shown} confines the service, and node {node} has no AppArmor; enable it there, or start the service without a profile"
+                ));
+            } else if !loaded.lines().any(|line| named(line) == self.apparmor) {
+                reasons.push(format!(
+                    "the AppArmor profile {shown} confines the service, and is not loaded on node {node}; load it there (apparmor_parser(8))"
+                ));
+            }
+        }
+        reasons
+    }
+}
+
+/// The profile that a line of AppArmor names, without its mode; nothing for no profile.
+fn named(line: &str) -> &str {
+    let line = line.trim_end_matches(['\n', '\0']);
+    let name = line.rsplit_once(" (").map_or(line, |(name, _)| name);
+    if name == UNCONFINED { "" } else { name }
+}
+
+/// The ID of a thread in its innermost PID namespace.
+fn inside(status: &Path) -> Option<u32> {
+    let text = fs::read_to_string(status).ok()?;
+    let ids = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_whitespace().last()?.parse().ok()
+}
+
+/// The first two numbers of a kernel's release.
+#[must_use]
+pub fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A root directory with these files.
+    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    const SOURCE: [(&str, &str); 5] = [
+        ("proc/7/task/7/status", "Name:\tx\nNSpid:\t7\t1\n"),
+        ("proc/7/task/8/status", "Name:\tx\nNSpid:\t8\t40000\n"),
+        ("proc/9/task/9/status", "Name:\tx\nNSpid:\t9\t2\n"),
+        ("proc/7/attr/current", "docker-default (enforce)\n"),
+        ("sys/kernel/security/apparmor/profiles", ""),
+    ];
+
+    #[test]
+    fn the_highest_id_and_the_profile_are_found() {
+        let told = KernelNeeds::of(root(&SOURCE).path(), &[7, 9, 11], 7);
+        assert_eq!((told.highest_id, told.apparmor.as_str()), (40_000, "docker-default"));
+        // Without AppArmor the file is of another module, or has nothing.
+        assert_eq!(KernelNeeds::of(root(&SOURCE[..4]).path(), &[9], 7).apparmor, "");
+        let free = [SOURCE[4], ("proc/7/attr/current", "unconfined\n")];
+        assert_eq!(KernelNeeds::of(root(&free).path(), &[], 7), KernelNeeds::default());
+    }
+
+    #[test]
+    fn an_id_is_refused_where_the_kernel_would_not_give_it() {
+        let objections = |release: &str, limit: &str, highest_id| {
+            let files = [("proc/sys/kernel/osrelease", release), ("proc/sys/kernel/pid_max", limit)];
+            KernelNeeds { highest_id, apparmor: String::new() }.objections(root(&files).path(), "b")
+        };
+        assert_eq!(objections("6.1.0-30-amd64\n", "32768\n", 32_767), Vec::<String>::new());
+        let refused = objections("6.1.0-30-amd64\n", "32768\n", 32_768);
+        assert!(refused[0].contains("PID 32768, and node b gives none from 32768 on; raise kernel.pid_max"));
+        // There each namespace has its own.
+        assert!(objections("6.14.2\n", "32768\n", 40_000).is_empty());
+        assert!(objections("", "", 40_000).is_empty(), "nothing is known");
+    }
+
+    #[test]
+    fn a_profile_must_be_loaded() {
+        let needs = KernelNeeds { highest_id: 1, apparmor: "docker-default".into() };
+        let profiles = "sys/kernel/security/apparmor/profiles";
+        let loaded = root(&[(profiles, "man_filter (enforce)\ndocker-default (enforce)\n")]);
+        assert_eq!(needs.objections(loaded.path(), "b"), Vec::<String>::new());
+        let other = needs.objections(root(&[(profiles, "docker (enforce)\n")]).path(), "b");
+        assert!(other[0].contains("profile docker-default") && other[0].contains("not loaded on node b"));
+        let none = needs.objections(root(&[]).path(), "b");
+        assert!(none[0].contains("node b has no AppArmor"), "{none:?}");
+    }
+
+    #[test]
+    fn a_release_has_two_numbers() {
+        assert_eq!(version("6.12.43+deb13-amd64"), Some((6, 12)));
+        assert_eq!((version("6"), version("x.y"), version("")), (None, None, None));
+    }
+}
