@@ -337,7 +337,8 @@ impl Stand {
             let state = if asked == node { "running" } else { "remote" };
             self.shown(asked, |shown| shown.state == state && shown.node == node);
         }
-        assert_eq!(self.never_runs_twice(), [node], "where it has processes");
+        // Those that were lost with the power are noticed a moment after the service has come, and it is started again.
+        wait_for(&format!("its processes on {node}"), || (self.never_runs_twice() == [node]).then_some(()));
     }
 
     /// The machines with processes of it that are neither stopped nor frozen.

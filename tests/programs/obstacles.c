@@ -263,8 +263,21 @@ static void traced(void)
 	keep();
 }
 
+/* The main thread has ended when it is a zombie. */
 static void *keep_on(void *nothing)
 {
+	char path[64], text[512];
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", getpid());
+	do {
+		int file = open(path, O_RDONLY);
+		must(file);
+		ssize_t length = read(file, text, sizeof(text) - 1);
+		must(length);
+		text[length] = 0;
+		close(file);
+		sched_yield();
+	} while (!strstr(text, ") Z "));
 	keep();
 	return nothing;
 }

@@ -99,7 +99,7 @@ fn differences(nodes: &[api::NodeInfo], here: &str, there: &str) -> Vec<String> 
     if ahead.unsigned_abs() > CLOCKS_DIFFER_MS {
         let way = if ahead > 0 { "forward" } else { "back" };
         all.push(format!(
-            "the time of day jumps {way} by {:.0} s for it: the clocks of the nodes differ",
+            "the time of day jumps {way} by {:.0} s for the service: the clocks of the nodes differ",
             ahead.unsigned_abs() as f64 / 1e3
         ));
     }

@@ -121,45 +121,51 @@ const TUNABLES: &[(&str, &str)] = &[
     ("ERMS", "erms"),
     ("FMA", "fma"),
     ("FMA4", "fma4"),
-    ("FSRM", "fsrm"),
     ("LZCNT", "abm"),
     ("MOVBE", "movbe"),
     ("POPCNT", "popcnt"),
     ("RTM", "rtm"),
-    ("SSE3", "pni"),
     ("SSE4_1", "sse4_1"),
     ("SSE4_2", "sse4_2"),
     ("SSSE3", "ssse3"),
     ("XSAVEC", "xsavec"),
 ];
 
+/// Of these, those for which a C library of before 2.33 has a second word, and looks at that.
+const USABLE: [&str; 7] = ["AVX", "AVX2", "AVX512DQ", "AVX512F", "FMA", "FMA4", "XSAVEC"];
+
+/// The words that hide a feature from any C library that knows GLIBC_TUNABLES; none where nothing does.
+fn words(flag: &str) -> Option<Vec<String>> {
+    let (word, _) = TUNABLES.iter().find(|(_, known)| *known == flag)?;
+    let more = USABLE.contains(word).then(|| format!("-{word}_Usable"));
+    Some(std::iter::once(format!("-{word}")).chain(more).collect())
+}
+
 /// Of these features, those that a program needs which was started with this environment (`NAME=VALUE`): it may have told
 /// its C library to leave some alone.
 pub(crate) fn needed(flags: Vec<String>, env: &[String]) -> Vec<String> {
     let tunables = env.iter().find_map(|pair| pair.strip_prefix("GLIBC_TUNABLES="));
-    let masks =
+    let mut masks =
         tunables.unwrap_or_default().split(':').filter_map(|one| one.strip_prefix("glibc.cpu.hwcaps="));
-    let hidden: Vec<&str> = masks
-        .flat_map(|mask| mask.split(','))
-        .filter_map(|word| TUNABLES.iter().find(|(tunable, _)| word.strip_prefix('-') == Some(tunable)))
-        .map(|(_, flag)| *flag)
-        .collect();
-    flags.into_iter().filter(|flag| !hidden.contains(&flag.as_str())).collect()
+    // Of several the last one counts.
+    let hidden: Vec<&str> = masks.next_back().unwrap_or_default().split(',').collect();
+    let is_hidden = |flag: &String| {
+        words(flag).is_some_and(|words| words.iter().all(|word| hidden.contains(&word.as_str())))
+    };
+    flags.into_iter().filter(|flag| !is_hidden(flag)).collect()
 }
 
 /// What to do about features that a destination lacks.
 pub(crate) fn remedy(lacking: &[String]) -> String {
-    let word =
-        |flag: &String| TUNABLES.iter().find(|(_, known)| known == flag).map(|(word, _)| format!("-{word}"));
-    let words: Vec<String> = lacking.iter().filter_map(word).collect();
     let machines = "give both nodes the same CPU model, where they are virtual machines";
-    if words.len() < lacking.len() {
-        return machines.to_owned();
+    let hiding: Option<Vec<Vec<String>>> = lacking.iter().map(|flag| words(flag)).collect();
+    match hiding {
+        Some(hiding) => format!(
+            "if only its C library (glibc) uses them, start it with GLIBC_TUNABLES=glibc.cpu.hwcaps={} in its environment; or {machines}",
+            hiding.concat().join(",")
+        ),
+        None => machines.to_owned(),
     }
-    format!(
-        "if only its C library uses them, start it with GLIBC_TUNABLES=glibc.cpu.hwcaps={} in its environment; or {machines}",
-        words.join(",")
-    )
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -171,8 +177,17 @@ mod tests {
         let flags = || ["avx2", "avx512f", "sha_ni"].map(str::to_owned).to_vec();
         let with = |value: &str| needed(flags(), &["A=b".into(), format!("GLIBC_TUNABLES={value}")]);
         assert_eq!(needed(flags(), &["A=b".into()]), flags());
-        assert_eq!(with("glibc.malloc.check=3:glibc.cpu.hwcaps=-AVX512F,-AVX2"), ["sha_ni"]);
-        for other in ["glibc.cpu.hwcaps=AVX2", "glibc.cpu.hwcaps=-avx2,-SHA_NI", "hwcaps=-AVX2", ""] {
+        let all = "glibc.cpu.hwcaps=-AVX512F,-AVX512F_Usable,-AVX2,-AVX2_Usable";
+        assert_eq!(with(&format!("glibc.malloc.check=3:{all}")), ["sha_ni"]);
+        for other in [
+            "glibc.cpu.hwcaps=AVX2,AVX2_Usable",
+            // An older C library would use it.
+            "glibc.cpu.hwcaps=-AVX2",
+            "glibc.cpu.hwcaps=-avx2,-avx2_Usable,-SHA_NI",
+            "hwcaps=-AVX2,-AVX2_Usable",
+            &format!("{all}:glibc.cpu.hwcaps="),
+            "",
+        ] {
             assert_eq!(with(other), flags(), "{other}");
         }
     }
@@ -181,11 +196,9 @@ mod tests {
     fn a_remedy_is_one_that_helps() {
         let of = |flags: &[&str]| remedy(&flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<_>>());
         let tunable = of(&["avx512f", "abm"]);
-        assert!(tunable.contains("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-LZCNT in"), "{tunable}");
-        assert!(
-            needed(vec!["avx512f".into()], &["GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-LZCNT".into()])
-                .is_empty()
-        );
+        let value = "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512F_Usable,-LZCNT";
+        assert!(tunable.contains(&format!("{value} in its environment")), "{tunable}");
+        assert!(needed(vec!["avx512f".into(), "abm".into()], &[value.into()]).is_empty());
         // Others look at the CPU themselves.
         assert!(of(&["avx2", "sha_ni"]).starts_with("give both nodes the same CPU model"));
     }

@@ -58,11 +58,11 @@ impl KernelNeeds {
             let loaded = read("sys/kernel/security/apparmor/profiles");
             if !securityfs.exists() {
                 reasons.push(format!(
-                    "the AppArmor profile {shown} confines the service, and node {node} has no AppArmor; enable it there, or start the service without a profile"
+                    "the AppArmor profile {shown} is that of the service, and node {node} has no AppArmor; enable it there, or start the service without a profile"
                 ));
             } else if !loaded.lines().any(|line| named(line) == self.apparmor) {
                 reasons.push(format!(
-                    "the AppArmor profile {shown} confines the service, and is not loaded on node {node}; load it there (apparmor_parser(8))"
+                    "the AppArmor profile {shown} is that of the service, and is not loaded on node {node}; load it there (apparmor_parser(8))"
                 ));
             }
         }
@@ -77,11 +77,13 @@ fn named(line: &str) -> &str {
     if name == UNCONFINED { "" } else { name }
 }
 
-/// The ID of a thread in its innermost PID namespace.
+/// The highest ID that a thread has in its innermost PID namespace: its own, its process group's or its session's.
 fn inside(status: &Path) -> Option<u32> {
     let text = fs::read_to_string(status).ok()?;
-    let ids = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    ids.split_whitespace().last()?.parse().ok()
+    // A restore needs those of leaders that have ended, too.
+    let fields = ["NSpid:", "NSpgid:", "NSsid:"];
+    let ids = text.lines().filter_map(|line| fields.iter().find_map(|field| line.strip_prefix(field)));
+    ids.filter_map(|ids| ids.split_whitespace().last()?.parse().ok()).max()
 }
 
 /// The first two numbers of a kernel's release.
@@ -110,7 +112,7 @@ mod tests {
     const SOURCE: [(&str, &str); 5] = [
         ("proc/7/task/7/status", "Name:\tx\nNSpid:\t7\t1\n"),
         ("proc/7/task/8/status", "Name:\tx\nNSpid:\t8\t40000\n"),
-        ("proc/9/task/9/status", "Name:\tx\nNSpid:\t9\t2\n"),
+        ("proc/9/task/9/status", "Name:\tx\nNSpid:\t9\t2\nNSpgid:\t0\t40001\nNSsid:\t0\t5\n"),
         ("proc/7/attr/current", "docker-default (enforce)\n"),
         ("sys/kernel/security/apparmor/profiles", ""),
     ];
@@ -118,7 +120,7 @@ mod tests {
     #[test]
     fn the_highest_id_and_the_profile_are_found() {
         let told = KernelNeeds::of(root(&SOURCE).path(), &[7, 9, 11], 7);
-        assert_eq!((told.highest_id, told.apparmor.as_str()), (40_000, "docker-default"));
+        assert_eq!((told.highest_id, told.apparmor.as_str()), (40_001, "docker-default"));
         // Without AppArmor the file is of another module, or has nothing.
         assert_eq!(KernelNeeds::of(root(&SOURCE[..4]).path(), &[9], 7).apparmor, "");
         let free = [SOURCE[4], ("proc/7/attr/current", "unconfined\n")];

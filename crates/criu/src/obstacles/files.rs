@@ -10,7 +10,6 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::io::Errno;
@@ -59,13 +58,19 @@ const GOOD_KINDS: [&str; 9] = [
 const BAD_PROTOCOLS: [&str; 12] =
     ["MPTCP", "MPTCPv6", "SCTP", "SCTPv6", "DCCP", "DCCPv6", "SMC", "SMC6", "ALG", "AF_VSOCK", "XDP", "KCM"];
 
-/// Majors of character devices that CRIU can dump, or can where it is a terminal (`Documentation/admin-guide/devices.txt`):
-/// memory, terminals and their masters, serial lines.
-const GOOD_MAJORS: [u32; 5] = [1, 4, 5, 188, 204];
+/// Majors of character devices that CRIU can dump: memory, and serial lines of two kinds.
+const GOOD_MAJORS: [u32; 3] = [1, 188, 204];
+/// Majors of pseudo terminals and of their masters.
 const PSEUDO_TERMINALS: std::ops::RangeInclusive<u32> = 128..=143;
 
-/// TUN and autofs, which CRIU can dump among miscellaneous devices.
-const GOOD_DEVICES: [(u32, u32); 2] = [(10, 200), (10, 235)];
+/// Majors of devices of which CRIU can dump those below this minor: virtual terminals; `tty`, `console` and `ptmx`.
+const GOOD_BELOW: [(u32, u32); 2] = [(4, 64), (5, 3)];
+
+/// autofs, which CRIU can dump among miscellaneous devices.
+const AUTOFS: (u32, u32) = (10, 235);
+
+/// TUN, which CRIU can restore where it has no interface.
+const TUN: (u32, u32) = (10, 200);
 
 /// Majors of GPUs: NVIDIA's own driver, and the kernel's (DRM).
 const GPU_MAJORS: [u32; 2] = [195, 226];
@@ -139,6 +144,11 @@ pub(super) fn obstacles(
             found.push(Obstacle::new(task, format!("has {what} mapped"), why));
         }
     }
+    if let Some((what, why)) = mapped_device(&directory)
+        && !found.iter().any(|obstacle| obstacle.why == why)
+    {
+        found.push(Obstacle::new(task, format!("has {what} mapped"), why));
+    }
     found
 }
 
@@ -203,32 +213,88 @@ fn on_disk(path: &Path, link: &str) -> Option<(String, &'static str)> {
     if !link.starts_with('/') || link.starts_with("/memfd:") {
         return None;
     }
-    let found = fs::metadata(path).ok()?;
-    let (kind, name) = (found.file_type(), shown(link.trim_end_matches(" (deleted)")));
-    if kind.is_char_device() || kind.is_block_device() {
-        return device(&name, found.rdev(), kind.is_block_device());
+    let (found, name) = (stat(path)?, shown(link.trim_end_matches(" (deleted)")));
+    if let Some(number) = found.device {
+        if number == TUN && !found.is_block {
+            return interface(path)
+                .map(|interface| (format!("the network interface {interface} ({name})"), DEVICE));
+        }
+        return device(&name, number, found.is_block);
     }
-    let bytes = found.blocks() * 512;
-    if !kind.is_file() || found.nlink() != 0 || bytes <= GHOST_LIMIT_BYTES.into() {
+    let bytes = found.blocks * 512;
+    if !found.is_file || found.links != 0 || bytes <= GHOST_LIMIT_BYTES.into() {
         return None;
     }
     Some((format!("the deleted file {name} of {} MiB", bytes >> 20), GHOST))
 }
 
+/// What counts of an open file.
+struct Found {
+    is_file: bool,
+    is_block: bool,
+    device: Option<(u32, u32)>,
+    links: u32,
+    blocks: u64,
+}
+
+/// Looks at a file without asking the server of its filesystem, which may be frozen.
+fn stat(path: &Path) -> Option<Found> {
+    let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
+    let fields = rustix::fs::StatxFlags::BASIC_STATS;
+    let found = rustix::fs::statx(rustix::fs::CWD, path, flags, fields).ok()?;
+    let kind = rustix::fs::FileType::from_raw_mode(found.stx_mode.into());
+    Some(Found {
+        is_file: kind.is_file(),
+        is_block: kind.is_block_device(),
+        device: (kind.is_block_device() || kind.is_char_device())
+            .then_some((found.stx_rdev_major, found.stx_rdev_minor)),
+        links: found.stx_nlink,
+        blocks: found.stx_blocks,
+    })
+}
+
+/// The interface of an open TUN device, by its path in `/proc/PID/fd`.
+fn interface(path: &Path) -> Option<String> {
+    let information = path.parent()?.with_file_name("fdinfo").join(path.file_name()?);
+    let text = fs::read_to_string(information).ok()?;
+    let name = text.lines().find_map(|line| line.strip_prefix("iff:"))?.trim();
+    (!name.is_empty()).then(|| shown(name))
+}
+
+/// A device that a process has mapped and CRIU cannot dump.
+fn mapped_device(directory: &Path) -> Option<(String, &'static str)> {
+    let maps = fs::read(directory.join("maps")).unwrap_or_default();
+    let maps = String::from_utf8_lossy(&maps);
+    maps.lines().find_map(|line| {
+        let (range, rest) = line.split_once(' ')?;
+        let name = &rest[rest.find("/dev/")?..];
+        // Most of what is there is no device.
+        let is_none = ["/dev/zero", "/dev/shm/"].iter().any(|other| name.starts_with(other));
+        let found = if is_none { None } else { stat(&directory.join("map_files").join(range)) }?;
+        let (major, minor) = found.device?;
+        let is_gpu = is_gpu(name, major);
+        Some((format!("the device {} ({major}:{minor})", shown(name)), if is_gpu { GPU } else { DEVICE }))
+    })
+}
+
+fn is_gpu(name: &str, major: u32) -> bool {
+    GPU_MAJORS.contains(&major) || GPU_PATHS.iter().any(|path| name.starts_with(path))
+}
+
 /// A device, unless CRIU can dump it.
-fn device(name: &str, number: u64, is_block: bool) -> Option<(String, &'static str)> {
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+fn device(name: &str, (major, minor): (u32, u32), is_block: bool) -> Option<(String, &'static str)> {
     if is_block {
         return Some((format!("the block device {name} ({major}:{minor})"), DEVICE));
     }
     let can_be_dumped = GOOD_MAJORS.contains(&major)
         || PSEUDO_TERMINALS.contains(&major)
-        || GOOD_DEVICES.contains(&(major, minor));
+        || GOOD_BELOW.iter().any(|(good, below)| major == *good && minor < *below)
+        || (major, minor) == AUTOFS;
     if can_be_dumped {
         return None;
     }
-    let is_gpu = GPU_MAJORS.contains(&major) || GPU_PATHS.iter().any(|path| name.starts_with(path));
-    Some((format!("the device {name} ({major}:{minor})"), if is_gpu { GPU } else { DEVICE }))
+    let why = if is_gpu(name, major) { GPU } else { DEVICE };
+    Some((format!("the device {name} ({major}:{minor})"), why))
 }
 
 /// The protocol of a socket as the kernel names it.
@@ -302,5 +368,62 @@ impl Files<'_> {
             0 => Ok(corked != 0),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn devices_that_can_be_dumped_are_passed_over() {
+        for good in [(1, 3), (4, 63), (5, 0), (5, 2), (10, 235), (136, 7), (188, 0)] {
+            assert_eq!(device("/dev/x", good, false), None, "{good:?}");
+        }
+        for bad in [(4, 64), (5, 3), (10, 229)] {
+            assert_eq!(device("/dev/x", bad, false).unwrap().1, DEVICE, "{bad:?}");
+        }
+        assert_eq!(device("/dev/x", (1, 3), true).unwrap().1, DEVICE);
+        for (name, number) in [("/dev/dri/card0", (226, 0)), ("/dev/nvidia-uvm", (511, 0)), ("/x", (195, 0))]
+        {
+            assert_eq!(device(name, number, false).unwrap().1, GPU, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_tun_device_is_an_obstacle_with_an_interface() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |path: &str| directory.path().join(path);
+        fs::create_dir(at("fd")).unwrap();
+        fs::create_dir(at("fdinfo")).unwrap();
+        for (number, text, expected) in
+            [("3", "pos:\t0\niff:\ttun0\n", Some("tun0".to_owned())), ("4", "pos:\t0\niff:\t\n", None)]
+        {
+            fs::write(at("fdinfo").join(number), text).unwrap();
+            assert_eq!(interface(&at("fd").join(number)), expected);
+        }
+        assert_eq!(interface(&at("fd/5")), None);
+    }
+
+    #[test]
+    fn a_mapped_device_is_found_where_no_descriptor_tells() {
+        let directory = tempfile::tempdir().unwrap();
+        let maps = "1000-2000 rw-s 00000000 00:05 7 /dev/zero (deleted)\n\
+                    2000-3000 rw-s 00000000 00:19 8 /dev/shm/segment\n\
+                    3000-4000 r--p 00000000 00:20 9 /opt/dev/file\n";
+        let found = |more: &str| {
+            fs::write(directory.path().join("maps"), format!("{maps}{more}")).unwrap();
+            mapped_device(directory.path()).map(|(what, _)| what)
+        };
+        fs::create_dir(directory.path().join("map_files")).unwrap();
+        symlink("/dev/null", directory.path().join("map_files/2000-3000")).unwrap();
+        symlink(directory.path().join("maps"), directory.path().join("map_files/3000-4000")).unwrap();
+        symlink("/dev/full", directory.path().join("map_files/4000-5000")).unwrap();
+        assert_eq!(found(""), None);
+        let more = "4000-5000 rw-s 00000000 00:05 10 /dev/full\n";
+        assert_eq!(found(more).as_deref(), Some("the device /dev/full (1:7)"));
     }
 }

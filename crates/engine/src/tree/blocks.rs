@@ -33,15 +33,16 @@ const MOST_BLOCKS: u64 = 4 << 20;
 /// Memory for what is known of all files, bytes, more than [`MOST_BLOCKS`] take. Further files are sent whole.
 const MOST_MEMORY: u64 = 128 << 20;
 
-/// What a file takes of it beside its path and its pieces, and a piece beside its hashes, bytes: entries of two maps.
-const FILE_MEMORY: u64 = 256;
+/// What a file takes of it beside its pieces, and a piece beside its hashes, bytes: entries of two maps. Paths are not
+/// counted: the snapshot has them, too.
+const FILE_MEMORY: u64 = 512;
 const PIECE_MEMORY: u64 = 64;
 
 /// A smaller file is sent whole, bytes: names and times cost as much.
 const SMALLEST_FILE: u64 = 64 << 10;
 
-/// Stands for a block that is a hole.
-const HOLE: u128 = 0;
+/// Stands for the hash of a block that is a hole.
+pub(super) const HOLE: u128 = 0;
 
 /// The blocks that a receiver has of one file.
 #[derive(Debug, Clone, Default)]
@@ -50,7 +51,7 @@ pub(super) struct Blocks {
     size: u64,
     block: u64,
     /// Hashes of the blocks of each piece that is not one hole, by the piece's number.
-    pieces: BTreeMap<u64, Vec<u128>>,
+    pieces: BTreeMap<u64, Box<[u128]>>,
 }
 
 /// What a receiver has of all files.
@@ -130,26 +131,25 @@ impl Blocks {
         self.pieces.range(from..).next().map(|(piece, _)| *piece)
     }
 
-    /// Whether the block at `offset` has this hash, or none for a hole.
-    pub(super) fn has(&self, (offset, length): (u64, u64), hash: Option<u128>) -> bool {
+    /// Whether the block at `offset` has this hash.
+    pub(super) fn has(&self, (offset, length): (u64, u64), hash: u128) -> bool {
         if offset >= self.size {
-            return hash.is_none();
+            return hash == HOLE;
         }
         let hashes = self.pieces.get(&(offset / PIECE));
         let found = hashes.and_then(|hashes| hashes.get(usize::try_from(offset % PIECE / self.block).ok()?));
-        self.block.min(self.size - offset) == length && *found.unwrap_or(&HOLE) == hash.unwrap_or(HOLE)
+        self.block.min(self.size - offset) == length && *found.unwrap_or(&HOLE) == hash
     }
 
     /// The receiver has these blocks of a piece, all of them. How much memory that takes, bytes.
-    pub(super) fn learn(&mut self, piece: u64, hashes: Vec<Option<u128>>) -> u64 {
-        let hashes: Vec<u128> = hashes.into_iter().map(|hash| hash.unwrap_or(HOLE)).collect();
+    pub(super) fn learn(&mut self, piece: u64, hashes: Vec<u128>) -> u64 {
         let memory = piece_memory(&hashes);
-        self.pieces.insert(piece, hashes);
+        self.pieces.insert(piece, hashes.into_boxed_slice());
         memory
     }
 
-    fn memory(&self, path: &[u8]) -> u64 {
-        FILE_MEMORY + path.len() as u64 + self.pieces.values().map(|hashes| piece_memory(hashes)).sum::<u64>()
+    fn memory(&self) -> u64 {
+        FILE_MEMORY + self.pieces.values().map(|hashes| piece_memory(hashes)).sum::<u64>()
     }
 }
 
@@ -187,17 +187,16 @@ impl Known {
 
     /// The receiver has this file now.
     pub(super) fn keep(&mut self, path: &[u8], blocks: Blocks) {
-        let memory = blocks.memory(path);
+        let memory = blocks.memory();
         if blocks.size >= SMALLEST_FILE && memory <= self.room() {
             self.memory += memory;
             self.files.insert(path.to_vec(), blocks);
         }
     }
 
-    fn forget(&mut self, path: &[u8]) -> Option<Blocks> {
-        let blocks = self.files.remove(path)?;
-        self.memory -= blocks.memory(path);
-        Some(blocks)
+    /// What a file began with is needed no more.
+    pub(super) fn release(&mut self, blocks: &Blocks) {
+        self.memory = self.memory.saturating_sub(blocks.memory());
     }
 
     fn by_inode(&self) -> HashMap<u64, Vec<u8>> {
@@ -208,7 +207,9 @@ impl Known {
     /// forgotten, and of all that is not there any more.
     pub(super) fn begin(&mut self, snapshot: &Snapshot, changes: &Changes) -> Beginnings {
         let mut begun = Beginnings::default();
-        self.block = block_for(snapshot.bytes(), MOST_BLOCKS);
+        if !changes.frozen {
+            self.block = block_for(snapshot.bytes(), MOST_BLOCKS);
+        }
         let by_inode = self.by_inode();
         let may_begin = |record: &Record| is_file(record) && record.size >= SMALLEST_FILE;
         // Of a file with several names the first one brings the content.
@@ -226,14 +227,14 @@ impl Known {
                 continue;
             }
             let Ok(number) = u32::try_from(begun.held.len()) else { break };
-            if let Some(blocks) = self.forget(was) {
+            if let Some(blocks) = self.files.remove(was) {
                 begun.held.push(was.clone());
                 begun.of.insert((*path).clone(), Beginning::Held(number, blocks));
             }
         }
         for (path, _) in &files {
             if !begun.of.contains_key(*path)
-                && let Some(blocks) = self.forget(path)
+                && let Some(blocks) = self.files.remove(*path)
             {
                 begun.of.insert((*path).clone(), Beginning::Kept(blocks));
             }
@@ -241,21 +242,23 @@ impl Known {
         let is_there =
             |path: &[u8]| !changes.changed.contains_key(path) && snapshot.record(path).is_some_and(is_file);
         let gone: Vec<Vec<u8>> = self.files.keys().filter(|path| !is_there(path)).cloned().collect();
-        for path in gone {
-            self.forget(&path);
+        for blocks in gone.iter().filter_map(|path| self.files.remove(path)).collect::<Vec<_>>() {
+            self.release(&blocks);
         }
         begun
     }
 
-    /// What the receiver has of these changed files, under whatever name.
-    pub(super) fn of_changed(&self, changes: &Changes) -> HashMap<Vec<u8>, Blocks> {
+    /// What the receiver has of these changed files, under whatever name; of one with several names once.
+    pub(super) fn of_changed<'a>(&'a self, changes: &'a Changes) -> Vec<(&'a [u8], &'a Blocks)> {
         let by_inode = self.by_inode();
-        let known = |path: &Vec<u8>, record: &Record| {
-            let named = by_inode.get(&record.inode).and_then(|was| self.files.get(was));
-            named.or_else(|| self.files.get(path)).cloned()
-        };
-        let files = changes.changed.iter().filter(|(_, record)| is_file(record));
-        files.filter_map(|(path, record)| Some((path.clone(), known(path, record)?))).collect()
+        let mut seen = HashSet::new();
+        let files = changes.changed.iter().filter(|(_, record)| is_file(record) && seen.insert(record.inode));
+        files
+            .filter_map(|(path, record)| {
+                let named = by_inode.get(&record.inode).and_then(|was| self.files.get(was));
+                Some((path.as_slice(), named.or_else(|| self.files.get(path))?))
+            })
+            .collect()
     }
 }
 

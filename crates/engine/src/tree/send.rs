@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::blocks::{Beginning, Beginnings, BlockHash, Blocks, Known, PIECE};
+use super::blocks::{Beginning, Beginnings, BlockHash, Blocks, HOLE, Known, PIECE};
 use super::item::{Data, End, Entry, Hold, Hole, Item, Kind, Remove, Xattr};
 use super::snapshot::{Changes, Record, Snapshot, has_gone};
 use super::{TreeError, open_root, writeback};
@@ -91,15 +91,14 @@ impl TreeSender {
         let mut missing = HashMap::new();
         for (path, there) in known.of_changed(changes) {
             let compared = || -> io::Result<u64> {
-                let node = top.node(&path)?;
+                let node = top.node(path)?;
                 let stat = node.statx()?;
                 if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
                     return Ok(stat.stx_size);
                 }
                 let blocks = there.again(stat.stx_ino, stat.stx_size);
                 let mut bytes = 0;
-                let mut comparing =
-                    Comparing { hash: Some(known.hash()), there: &there, is_there: true, room: 0 };
+                let mut comparing = Comparing { hash: Some(known.hash()), there, is_there: true, room: 0 };
                 let reader = Reader::new(open(&node)?, stat.stx_size);
                 comparing.content(reader, blocks, &mut |item| {
                     if let Item::Data(data) = item {
@@ -110,14 +109,14 @@ impl TreeSender {
                 Ok(bytes)
             };
             match compared() {
-                Ok(bytes) => drop(missing.insert(path, bytes)),
+                Ok(bytes) => drop(missing.insert(path.to_vec(), bytes)),
                 // The round itself looks again.
                 Err(error) if has_gone(&error) => {}
                 Err(source) => {
                     return Err(TreeError::Io {
                         root: self.root.clone(),
                         action: "compare".into(),
-                        path: beneath::display(&path),
+                        path: beneath::display(path),
                         source,
                     });
                 }
@@ -201,6 +200,13 @@ fn send_all<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     for (path, record) in &changes.changed {
         sender.path(path, record, &mut sink)?;
     }
+    if let Some(known) = &mut sender.known {
+        for beginning in sender.begun.values() {
+            if let Beginning::Kept(there) | Beginning::Held(_, there) = beginning {
+                known.release(there);
+            }
+        }
+    }
     let sent = sender.sent;
     sink(Item::End(End { entries: sent.entries, bytes: sent.bytes }))?;
     Ok(sent)
@@ -280,7 +286,13 @@ impl Sender<'_> {
             (Beginning::Empty, Some(known)) => (&none, false, known.none(record.inode, size)),
             (Beginning::Empty, None) => (&none, false, Blocks::none(record.inode, size, 0)),
         };
-        let (hash, room) = self.known.as_ref().map_or((None, 0), |known| (Some(known.hash()), known.room()));
+        let (mut hash, mut room) =
+            self.known.as_ref().map_or((None, 0), |known| (Some(known.hash()), known.room()));
+        if self.frozen {
+            // No other round will compare.
+            room = 0;
+            hash = hash.filter(|_| is_there);
+        }
         let mut comparing = Comparing { hash, there, is_there, room };
         let mut bytes = 0;
         let blocks = comparing.content(Reader::new(file, size), blocks, &mut |item| {
@@ -295,8 +307,13 @@ impl Sender<'_> {
             Err(Fault::Sink(error)) => return Err(error),
             Err(Fault::Read(error)) => return Err(self.fault("read", path, error)),
         };
-        if let (Some(known), Some(blocks)) = (&mut self.known, blocks) {
-            known.keep(path, blocks);
+        if let Some(known) = &mut self.known {
+            if let Beginning::Kept(there) | Beginning::Held(_, there) = &beginning {
+                known.release(there);
+            }
+            if let Some(blocks) = blocks {
+                known.keep(path, blocks);
+            }
         }
         Ok(())
     }
@@ -412,11 +429,15 @@ impl Comparing<'_> {
             }
             next = number + 1;
             let piece = reader.read(number)?;
-            let mut hashes = Vec::new();
+            let mut hashes: Vec<u128> = Vec::new();
             let mut differ: Vec<(u64, u64)> = Vec::new();
             for (offset, length) in blocks.of_piece(number) {
-                let bytes = piece.bytes(offset, length);
-                let hash = bytes.map(|bytes| self.hash.map_or(1, |hash| hash.of(bytes)));
+                let hash = match (piece.bytes(offset, length), self.hash) {
+                    (None, _) => HOLE,
+                    (Some(bytes), Some(hash)) => hash.of(bytes),
+                    // It is compared with nothing.
+                    (Some(_), None) => HOLE + 1,
+                };
                 hashes.push(hash);
                 match differ.last_mut() {
                     _ if self.there.has((offset, length), hash) => {}
@@ -432,7 +453,7 @@ impl Comparing<'_> {
             if piece.ends_early {
                 return Ok(None);
             }
-            if self.room > 0 && hashes.iter().any(Option::is_some) {
+            if self.room > 0 && hashes.iter().any(|hash| *hash != HOLE) {
                 self.room = self.room.saturating_sub(blocks.learn(number, hashes));
                 if self.room == 0 {
                     // It will be known no more: what was learned needs not be kept either.

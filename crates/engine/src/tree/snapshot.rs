@@ -130,16 +130,20 @@ impl Changes {
 
     /// The same, where of some files it is known how many bytes of them are missing.
     pub(super) fn bytes_but_for(&self, missing: impl Fn(&[u8]) -> Option<u64>) -> u64 {
-        let mut counted = HashSet::new();
-        let files = self.changed.iter().filter(|(_, record)| record.file_type == FileType::RegularFile);
-        files
-            .filter(|(_, record)| record.links < 2 || counted.insert(record.inode))
-            .map(|(path, record)| {
-                let all = record.size.min(record.blocks.saturating_mul(512).max(INLINE_BYTES));
-                missing(path).unwrap_or(all)
-            })
-            .fold(0, u64::saturating_add)
+        bytes_of(&self.changed, missing)
     }
+}
+
+fn bytes_of(records: &BTreeMap<Vec<u8>, Record>, missing: impl Fn(&[u8]) -> Option<u64>) -> u64 {
+    let mut counted = HashSet::new();
+    let files = records.iter().filter(|(_, record)| record.file_type == FileType::RegularFile);
+    files
+        .filter(|(_, record)| record.links < 2 || counted.insert(record.inode))
+        .map(|(path, record)| {
+            let all = record.size.min(record.blocks.saturating_mul(512).max(INLINE_BYTES));
+            missing(path).unwrap_or(all)
+        })
+        .fold(0, u64::saturating_add)
 }
 
 impl Snapshot {
@@ -223,7 +227,7 @@ impl Snapshot {
     /// Bytes the tree's files take on disk, files with several names counted once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.everything().bytes()
+        bytes_of(&self.records, |_| None)
     }
 
     /// The regular files that take at least so many bytes, not opened (`O_PATH`); at most `most`, the largest. Those with

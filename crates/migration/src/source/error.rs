@@ -31,12 +31,19 @@ pub enum SourceError {
     #[error(transparent)]
     Criu(#[from] godwit_criu::CriuError),
     /// The same, and it is known what stood in the way.
-    #[error("{}; CRIU said: {reason}; its log is {}", .obstacles.join("; "), .log.display())]
+    #[error(
+        "{}; CRIU said: {reason}{}; its log is {}",
+        .obstacles.join("; "),
+        .hint.map(|hint| format!(" ({hint})")).unwrap_or_default(),
+        .log.display()
+    )]
     Obstructed {
         /// A sentence for each kind of obstacle.
         obstacles: Vec<String>,
         /// The first error in CRIU's log.
         reason: String,
+        /// What this means and what to do, when it is a known case.
+        hint: Option<&'static str>,
         /// CRIU's log.
         log: std::path::PathBuf,
     },

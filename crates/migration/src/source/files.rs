@@ -107,6 +107,8 @@ impl Files {
             false => bandwidth,
         };
         let (found, rounds) = (Some(found), rounds + 1);
+        // The next look compares other files.
+        let comparing = Duration::ZERO;
         Ok((Self { tree, log, ahead, found, rounds, bandwidth, comparing }, Ahead::Sent(sent)))
     }
 }

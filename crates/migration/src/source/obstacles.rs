@@ -17,6 +17,8 @@ use crate::message::Accepted;
 
 /// How often to check before a service is refused. One without obstacles is checked once.
 const CHECKS: usize = 6;
+/// How long to look for what CRIU could not dump: the service is frozen meanwhile.
+const LOOK: Duration = Duration::from_millis(300);
 /// Between two checks: there is no event for an obstacle that has passed.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -112,22 +114,25 @@ impl Source {
 
     /// Why CRIU could not dump the service, which is frozen: what came into the way after it was checked, if that is found.
     pub(super) async fn explained(&self, error: CriuError) -> SourceError {
-        let CriuError::Dump { pid, reason, log, .. } = &error else { return error.into() };
+        let CriuError::Dump { pid, reason, hint, log } = &error else { return error.into() };
         let look = async {
             let unix = self.unix_sockets().await?;
             self.check_once(&self.local.config(&self.service), *pid, unix).await
         };
-        match look.await {
-            Ok(found) if !found.is_empty() => SourceError::Obstructed {
+        // A filesystem whose server is frozen, too, may not answer.
+        match tokio::time::timeout(LOOK, look).await {
+            Ok(Ok(found)) if !found.is_empty() => SourceError::Obstructed {
                 obstacles: obstacles::sentences(&found),
                 reason: reason.clone(),
+                hint: *hint,
                 log: log.clone(),
             },
-            Ok(_) => error.into(),
-            Err(failed) => {
+            Ok(Ok(_)) => error.into(),
+            Ok(Err(failed)) => {
                 tracing::debug!(service = %self.service.name, %failed, "cannot look for what CRIU could not dump");
                 error.into()
             }
+            Err(_) => error.into(),
         }
     }
 

@@ -44,6 +44,9 @@ const SAMPLE: Duration = Duration::from_millis(400);
 /// to it meanwhile crosses while it is frozen.
 const SHARED_PASSES: u32 = 4;
 
+/// A comparison of files that took longer than that leaves pages that the last scan has not found.
+const LONG: Duration = Duration::from_millis(100);
+
 /// So many pages cross in less time than a sample of them takes.
 const FEW: u64 = 512;
 
@@ -75,8 +78,8 @@ struct Rounds {
 impl Rounds {
     /// How long the service is frozen beside its pages and files, where it would be for so long without comparisons.
     fn fixed(&self, before: Duration) -> Duration {
-        // What is frozen is compared once more, beside the dump and the restore.
-        before + (self.comparing + self.files.comparing()).saturating_sub(FIXED / 2)
+        // What is frozen is compared once more: both at a time, beside the dump and the restore.
+        before + self.comparing.max(self.files.comparing()).saturating_sub(FIXED / 2)
     }
 }
 
@@ -175,6 +178,9 @@ impl Source {
                     (rounds.files, ahead) = rounds.files.send_ahead(link).await?;
                     match ahead {
                         Ahead::Left(bytes) => {
+                            if rounds.files.comparing() > LONG && !leave {
+                                rounds = self.catch_up(streams, report, rounds).await?;
+                            }
                             if let Some(last) = rounds.all.last_mut() {
                                 last.files = bytes;
                             }
@@ -216,6 +222,30 @@ impl Source {
             rounds = self.send_round(streams, report, rounds).await?;
             failpoint::point("source.copied").await;
         }
+    }
+
+    /// Sends what the service has written while its files were compared, and looks at its memory once more.
+    async fn catch_up(
+        &self,
+        streams: &mut Streams,
+        report: &mut Report,
+        mut rounds: Rounds,
+    ) -> Result<Rounds, SourceError> {
+        for sends in [true, false] {
+            let found;
+            (rounds.pages, found) = self.scan(rounds.pages, false).await?;
+            let found = rounds.pages.with_shared(found);
+            rounds.all.push(Round {
+                found_pages: found.pages,
+                since: found.since,
+                bandwidth: None,
+                files: 0,
+            });
+            if sends {
+                rounds = self.send_round(streams, report, rounds).await?;
+            }
+        }
+        Ok(rounds)
     }
 
     /// Sends what the last scan has found, and waits until it is there.
