@@ -16,6 +16,13 @@ const PORT: u16 = 7000;
 /// Where a move is held that has found nothing in the way.
 const POINT: &str = "source.copied";
 
+/// How many of them any kernel of a distribution has at least.
+const LEAST: usize = 25;
+
+/// What a kernel says of what was left out when it was built, or is switched off.
+const LACKING: [&str; 3] =
+    ["Function not implemented", "Address family not supported", "Protocol not supported"];
+
 /// What the program is told to have, and words of what godwit says of it, before a move and where CRIU met it in one.
 const CASES: [(&str, &str); 30] = [
     ("io_uring", "has an io_uring open"),
@@ -91,7 +98,7 @@ fn each_of_them_is_found_before_a_move_and_explained_where_it_appears_in_one() {
     ];
     bed.run("a", "odd", ADDRESS, &preset, &may);
     let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
-    let mut wrong = Vec::new();
+    let (mut wrong, mut tried) = (Vec::new(), 0);
     for (name, before) in CASES {
         let mut tries = 0..TRIES;
         let reason = loop {
@@ -100,14 +107,22 @@ fn each_of_them_is_found_before_a_move_and_explained_where_it_appears_in_one() {
             points.reached(POINT);
             let made = tell(&mut connection, name);
             points.let_go(POINT);
-            assert_eq!(made, "done", "{name}: this kernel lacks what the test needs");
+            if LACKING.iter().any(|lacking| made.contains(lacking)) {
+                println!("this kernel has no {name}: {made}");
+                attempt.moved();
+                bed.migrate("odd", "b", "a");
+                break None;
+            }
+            assert_eq!(made, "done", "{name}");
             let reason = attempt.aborted();
             let is_busy = BUSY.iter().any(|busy| reason.contains(busy)) && !reason.contains(before);
             if !is_busy || tries.next().is_none() {
-                break reason;
+                break Some(reason);
             }
             assert_eq!(tell(&mut connection, "end"), "done");
         };
+        let Some(reason) = reason else { continue };
+        tried += 1;
         if !reason.contains(meanwhile(before)) {
             wrong.push(format!("{name}, in a move: {reason}"));
         }
@@ -121,6 +136,7 @@ fn each_of_them_is_found_before_a_move_and_explained_where_it_appears_in_one() {
         assert_eq!(tell(&mut connection, "end"), "done");
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(tried >= LEAST, "only {tried} could be tried on this kernel");
     // Without them it is the service that it was.
     bed.migrate("odd", "a", "b");
     assert_eq!(tell(&mut connection, "end"), "done");

@@ -25,11 +25,13 @@
 
 mod blocks;
 mod compare;
+mod content;
 mod item;
 mod receive;
 mod send;
 mod snapshot;
 mod writeback;
+mod written;
 
 #[cfg(test)]
 mod tests;
@@ -37,9 +39,10 @@ mod tests;
 pub use blocks::BlockHash;
 pub use compare::{Difference, compare};
 pub use item::{Data, DecodeError, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MAX_ITEM, Remove, Xattr};
-pub use receive::{Contents, Limits, Receiver, Written};
+pub use receive::{Contents, Limits, Receiver};
 pub use send::{Elsewhere, Round, Sent, TreeSender, send, send_without};
 pub use snapshot::{Changes, Snapshot};
+pub use written::Written;
 
 use std::io;
 use std::path::{Path, PathBuf};

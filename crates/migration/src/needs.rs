@@ -58,11 +58,11 @@ impl KernelNeeds {
             let loaded = read("sys/kernel/security/apparmor/profiles");
             if !securityfs.exists() {
                 reasons.push(format!(
-                    "the AppArmor profile {shown} is that of the service, and node {node} has no AppArmor; enable it there, or start the service without a profile"
+                    "the service runs under the AppArmor profile {shown}, and node {node} has no AppArmor; enable it there, or start the service without a profile"
                 ));
             } else if !loaded.lines().any(|line| named(line) == self.apparmor) {
                 reasons.push(format!(
-                    "the AppArmor profile {shown} is that of the service, and is not loaded on node {node}; load it there (apparmor_parser(8))"
+                    "the service runs under the AppArmor profile {shown}, which is not loaded on node {node}; load it there (apparmor_parser(8))"
                 ));
             }
         }
@@ -148,7 +148,7 @@ mod tests {
         let loaded = root(&[(profiles, "man_filter (enforce)\ndocker-default (enforce)\n")]);
         assert_eq!(needs.objections(loaded.path(), "b"), Vec::<String>::new());
         let other = needs.objections(root(&[(profiles, "docker (enforce)\n")]).path(), "b");
-        assert!(other[0].contains("profile docker-default") && other[0].contains("not loaded on node b"));
+        assert!(other[0].contains("profile docker-default, which is not loaded on node b"), "{other:?}");
         let none = needs.objections(root(&[]).path(), "b");
         assert!(none[0].contains("node b has no AppArmor"), "{none:?}");
     }

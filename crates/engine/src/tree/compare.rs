@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 use super::TreeError;
-use super::send::next_data;
+use super::content::next_data;
 use super::snapshot::{Record, Snapshot};
 use crate::beneath::{self, Links, Root};
 

@@ -5,6 +5,8 @@
 //! which keeps what is in it, and a file that is kept, of which parts are written. Making or removing a name moves its directory's modification time,
 //! so the times of all directories touched are set when the round is over.
 
+mod check;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -15,20 +17,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use godwit_criu::images::Device;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
+use self::check::check;
 use super::item::{Data, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, Remove};
 use super::send::MAX_XATTR_TOTAL;
-use super::{TreeError, open_root};
+use super::{TreeError, Written, open_root};
 use crate::beneath::{self, Attributes, MAX_NAME, MAX_PATH, Node, Root, SetFault};
-
-/// Longest value of an extended attribute, in bytes: the kernel's `XATTR_SIZE_MAX`.
-const MAX_XATTR_VALUE: usize = 64 << 10;
-/// Namespaces of extended attributes that are taken; all that a filesystem below an overlay keeps.
-const XATTR_NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
-/// Access lists, the only ones of the `system` namespace.
-const XATTR_ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// As how many bytes a hole counts: it costs the filesystem as much as a block.
 const HOLE_COSTS: u64 = 4096;
@@ -76,19 +72,6 @@ pub struct Receiver {
     files: Vec<Vec<u8>>,
     ended: bool,
 }
-
-/// What a round has brought: it is in the page cache, and [`Written::sync`] brings it to the disk.
-#[derive(Debug)]
-pub struct Written {
-    path: PathBuf,
-    root: Root,
-    files: Vec<Vec<u8>>,
-    directories: Vec<Vec<u8>>,
-}
-
-/// Of more files and directories all of the filesystem is written: each one that is written alone costs a commit
-/// of its journal.
-const MOST_ALONE: usize = 500;
 
 #[derive(Debug)]
 struct OpenFile {
@@ -190,65 +173,64 @@ impl Receiver {
     }
 
     fn data(&mut self, data: &Data) -> Result<(), TreeError> {
-        let Some(open) = &mut self.open else {
-            return Err(self.refused(b"", "bytes come without a file"));
-        };
         let length = data.bytes.len() as u64;
-        let reason = if data.bytes.is_empty() || data.bytes.len() > MAX_DATA {
-            Some("it holds no bytes or more than 256 KiB")
-        } else if data.offset < open.position {
-            Some("its bytes come twice")
-        } else if data.offset.checked_add(length).is_none_or(|end| end > open.size) {
-            Some("its bytes are beyond its size")
-        } else {
-            None
-        };
-        if let Some(reason) = reason {
-            let path = open.path.clone();
-            return Err(self.refused(&path, reason));
+        let mut open = self.part(data.offset, length)?;
+        if data.bytes.len() > MAX_DATA {
+            return Err(self.refused(&open.path, "a part of its bytes is larger than 256 KiB"));
         }
         self.bytes = self.bytes.saturating_add(length);
-        check_bytes(&self.path, self.limits, self.bytes, self.holes)?;
-        if let Err(error) = open.file.write_all_at(&data.bytes, data.offset) {
-            let path = open.path.clone();
-            return Err(self.fault("write", &path, error));
-        }
+        self.check_bytes()?;
+        open.file
+            .write_all_at(&data.bytes, data.offset)
+            .map_err(|error| self.fault("write", &open.path, error))?;
         open.position = data.offset + length;
+        self.open = Some(open);
         Ok(())
     }
 
     fn hole(&mut self, Hole { offset, length }: Hole) -> Result<(), TreeError> {
-        let Some(open) = &mut self.open else {
-            return Err(self.refused(b"", "a hole comes without a file"));
-        };
-        let reason = if length == 0 || offset < open.position {
-            Some("its hole is empty or comes twice")
-        } else if offset.checked_add(length).is_none_or(|end| end > open.size) {
-            Some("its hole is beyond its size")
-        } else {
-            None
-        };
-        if let Some(reason) = reason {
-            let path = open.path.clone();
-            return Err(self.refused(&path, reason));
-        }
-        open.position = offset + length;
-        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        // A filesystem without holes gets zeros, as many as a sender may send.
-        let has_none =
-            |punched: &rustix::io::Result<()>| matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS));
+        let mut open = self.part(offset, length)?;
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let punched = rustix::fs::fallocate(&open.file, punch, offset, length);
-        let costs = if has_none(&punched) { length.max(HOLE_COSTS) } else { HOLE_COSTS };
+        // A filesystem without holes gets zeros, as many as a sender may send.
+        let has_none = matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS));
+        let costs = if has_none { length.max(HOLE_COSTS) } else { HOLE_COSTS };
         self.holes = self.holes.saturating_add(costs);
-        check_bytes(&self.path, self.limits, self.bytes, self.holes)?;
-        let written = match has_none(&punched) {
+        self.check_bytes()?;
+        match has_none {
             true => write_zeros(&open.file, offset, length),
             false => punched.map_err(io::Error::from),
+        }
+        .map_err(|error| self.fault("make a hole in", &open.path, error))?;
+        open.position = offset + length;
+        self.open = Some(open);
+        Ok(())
+    }
+
+    /// Takes the file that is open, if this may be its next part. After an error it is needed no more.
+    fn part(&mut self, offset: u64, length: u64) -> Result<OpenFile, TreeError> {
+        let Some(open) = self.open.take() else {
+            return Err(self.refused(b"", "a part of a file comes without a file"));
         };
-        written.map_err(|source| {
-            let path = self.open.as_ref().map(|open| open.path.clone()).unwrap_or_default();
-            self.fault("make a hole in", &path, source)
-        })
+        let reason = if length == 0 {
+            "a part of it is empty"
+        } else if offset < open.position {
+            "a part of it comes twice"
+        } else if offset.checked_add(length).is_none_or(|end| end > open.size) {
+            "a part of it is beyond its size"
+        } else {
+            return Ok(open);
+        };
+        Err(self.refused(&open.path, reason))
+    }
+
+    /// What is written may not be more than was agreed.
+    fn check_bytes(&self) -> Result<(), TreeError> {
+        if self.bytes.saturating_add(self.holes) > self.limits.bytes {
+            let limit = self.limits.bytes;
+            return Err(TreeError::Limit { root: self.path.clone(), limit, unit: "bytes" });
+        }
+        Ok(())
     }
 
     /// Takes a file's name away, for another one that comes later.
@@ -588,133 +570,12 @@ impl Receiver {
     }
 }
 
-impl Written {
-    /// Writes what came to the disk, and nothing else: other services' data may take the disk seconds, and a frozen
-    /// service does not wait for them. A service that has been told by fsync(2) that its data are safe must find them
-    /// after a crash of the node it was moved to: call this before the move is committed.
-    pub fn sync(&self) -> Result<(), TreeError> {
-        if self.files.len() + self.directories.len() > MOST_ALONE {
-            return super::sync(&self.path);
-        }
-        // All are on their way before the first is waited for.
-        let mut open = Vec::new();
-        for path in &self.files {
-            if let Some(file) = self.open(path, FileType::RegularFile)? {
-                super::writeback::start(&file).map_err(|error| self.fault(path, error))?;
-                open.push((path, file));
-            }
-        }
-        for path in &self.directories {
-            open.extend(self.open(path, FileType::Directory)?.map(|directory| (path, directory)));
-        }
-        open.iter().try_for_each(|(path, file)| file.sync_all().map_err(|error| self.fault(path, error)))
-    }
-
-    /// Nothing where a later item has put something else in its place, which is written with its directory.
-    fn open(&self, path: &[u8], file_type: FileType) -> Result<Option<File>, TreeError> {
-        let open = || {
-            let Some(node) = self.root.node_if_any(path)? else { return Ok(None) };
-            if FileType::from_raw_mode(node.statx()?.stx_mode.into()) != file_type {
-                return Ok(None);
-            }
-            let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
-            Ok(Some(File::from(rustix::fs::openat(rustix::fs::CWD, node.magic(), flags, Mode::empty())?)))
-        };
-        open().map_err(|error: io::Error| self.fault(path, error))
-    }
-
-    fn fault(&self, path: &[u8], source: io::Error) -> TreeError {
-        TreeError::Io {
-            root: self.path.clone(),
-            action: "write to disk".into(),
-            path: beneath::display(path),
-            source,
-        }
-    }
-}
-
-/// What is written may not be more than was agreed.
-fn check_bytes(root: &Path, limits: Limits, came: u64, holes: u64) -> Result<(), TreeError> {
-    if came.saturating_add(holes) > limits.bytes {
-        return Err(TreeError::Limit { root: root.to_path_buf(), limit: limits.bytes, unit: "bytes" });
-    }
-    Ok(())
-}
-
 fn write_zeros(file: &File, mut offset: u64, mut length: u64) -> io::Result<()> {
     while length > 0 {
         let now = usize::try_from(length).unwrap_or(MAX_DATA).min(MAX_DATA);
         file.write_all_at(&vec![0; now], offset)?;
         offset += now as u64;
         length -= now as u64;
-    }
-    Ok(())
-}
-
-/// Checks all that can be checked of an entry by itself.
-fn check(entry: &Entry) -> Result<Kind, &'static str> {
-    let kind = Kind::try_from(entry.kind).unwrap_or(Kind::Invalid);
-    beneath::check_path(&entry.path)?;
-    if kind == Kind::Invalid {
-        return Err("its kind is unknown");
-    }
-    if entry.path.is_empty() && kind != Kind::Directory {
-        return Err("the root is not a directory");
-    }
-    if entry.mode > 0o7777 || entry.mtime_nanoseconds >= 1_000_000_000 {
-        return Err("its mode or its time is out of range");
-    }
-    // The highest id means "leave as it is" to chown(2).
-    if entry.uid == u32::MAX || entry.gid == u32::MAX {
-        return Err("its owner is out of range");
-    }
-    if entry.content.is_some() && kind != Kind::File {
-        return Err("its content is to come in another way, and it is no file");
-    }
-    if (entry.kept || entry.held.is_some()) && (kind != Kind::File || entry.content.is_some()) {
-        return Err("it is to be a file of an earlier round, and is no file itself");
-    }
-    if entry.kept && entry.held.is_some() {
-        return Err("it is to be two files of an earlier round");
-    }
-    if entry.size > 0 && kind != Kind::File || i64::try_from(entry.size).is_err() {
-        return Err("its size is out of range");
-    }
-    let link = &entry.link_target;
-    if link.is_empty() == (kind == Kind::Symlink) || link.len() > MAX_PATH || link.contains(&0) {
-        return Err("its link target is missing, too long or not allowed");
-    }
-    let target = &entry.hard_link_of;
-    if target.is_empty() == (kind == Kind::HardLink) || *target == entry.path && !target.is_empty() {
-        return Err("its hard link's target is missing or not allowed");
-    }
-    beneath::check_path(target).map_err(|_| "its hard link's target is not a path within the tree")?;
-    let is_device = matches!(kind, Kind::CharacterDevice | Kind::BlockDevice);
-    if !is_device && (entry.rdev_major, entry.rdev_minor) != (0, 0) {
-        return Err("it has a device number but is not a device");
-    }
-    check_xattrs(entry)?;
-    Ok(kind)
-}
-
-fn check_xattrs(entry: &Entry) -> Result<(), &'static str> {
-    let mut total = 0;
-    let mut previous: Option<&[u8]> = None;
-    for xattr in &entry.xattrs {
-        let name = xattr.name.as_slice();
-        let known = XATTR_NAMESPACES.iter().any(|space| name.starts_with(space) && name.len() > space.len())
-            || XATTR_ACCESS_LISTS.contains(&name);
-        if !known || name.len() > MAX_NAME || name.contains(&0) {
-            return Err("the name of an extended attribute is not allowed");
-        }
-        if previous.is_some_and(|previous| previous >= name) {
-            return Err("its extended attributes are not in order");
-        }
-        previous = Some(name);
-        total += name.len() + xattr.value.len();
-        if xattr.value.len() > MAX_XATTR_VALUE || total > MAX_XATTR_TOTAL {
-            return Err("its extended attributes are too large");
-        }
     }
     Ok(())
 }

@@ -6,16 +6,14 @@
 //! times say. (A directory that is renamed away and back leaves its files' times untouched.)
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom};
-use rustix::io::Errno;
+use rustix::fs::FileType;
 
-use super::blocks::{Beginning, Beginnings, BlockHash, Blocks, HOLE, Known, PIECE};
-use super::item::{Data, End, Entry, Hold, Hole, Item, Kind, Remove, Xattr};
+use super::blocks::{Beginning, Beginnings, BlockHash, Blocks, Known};
+use super::content::{Comparing, Reader};
+use super::item::{End, Entry, Hold, Item, Kind, Remove, Xattr};
 use super::snapshot::{Changes, Record, Snapshot, has_gone};
 use super::{TreeError, open_root, writeback};
 use crate::beneath::{self, Node, Root};
@@ -99,7 +97,7 @@ impl TreeSender {
                 let blocks = there.again(stat.stx_ino, stat.stx_size);
                 let mut bytes = 0;
                 let mut comparing = Comparing { hash: Some(known.hash()), there, is_there: true, room: 0 };
-                let reader = Reader::new(open(&node)?, stat.stx_size);
+                let reader = Reader::open(&node, stat.stx_size)?;
                 comparing.content(reader, blocks, &mut |item| {
                     if let Item::Data(data) = item {
                         bytes += data.bytes.len() as u64;
@@ -274,9 +272,9 @@ impl Sender<'_> {
         let size = entry.size;
         sink(Item::Entry(Entry { kept, held, ..entry }))?;
         self.sent.entries += 1;
-        let file = open(&node).map_err(|error| self.fault("open", path, error))?;
+        let reader = Reader::open(&node, size).map_err(|error| self.fault("open", path, error))?;
         if !self.frozen {
-            writeback::write_back(&file).map_err(|error| self.fault("write back", path, error))?;
+            writeback::write_back(reader.file()).map_err(|error| self.fault("write back", path, error))?;
         }
         let none = Blocks::default();
         let (there, is_there, blocks) = match (&beginning, &self.known) {
@@ -295,7 +293,7 @@ impl Sender<'_> {
         }
         let mut comparing = Comparing { hash, there, is_there, room };
         let mut bytes = 0;
-        let blocks = comparing.content(Reader::new(file, size), blocks, &mut |item| {
+        let blocks = comparing.content(reader, blocks, &mut |item| {
             if let Item::Data(data) = &item {
                 bytes += data.bytes.len() as u64;
             }
@@ -383,22 +381,6 @@ impl Sender<'_> {
     }
 }
 
-fn open(node: &Node) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
-    Ok(File::from(rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())?))
-}
-
-/// Compares a file with what the receiver has of it.
-struct Comparing<'a> {
-    /// None where nothing is remembered.
-    hash: Option<&'a BlockHash>,
-    there: &'a Blocks,
-    /// Whether the file begins with that, and not with holes.
-    is_there: bool,
-    /// Memory for what is learned of the file, bytes.
-    room: u64,
-}
-
 /// Why the content of a file could not be handed on.
 enum Fault {
     Read(io::Error),
@@ -409,186 +391,6 @@ impl From<io::Error> for Fault {
     fn from(error: io::Error) -> Self {
         Self::Read(error)
     }
-}
-
-impl Comparing<'_> {
-    /// Hands on what the receiver lacks. The blocks that it has then, if all of `blocks` are known: none of a file that has
-    /// shrunk meanwhile, which ends early, and none that needs more memory than there is.
-    fn content<E: From<io::Error>>(
-        &mut self,
-        mut reader: Reader,
-        mut blocks: Blocks,
-        sink: &mut impl FnMut(Item) -> Result<(), E>,
-    ) -> Result<Option<Blocks>, E> {
-        let mut next = 0;
-        loop {
-            let with_data = reader.next_piece(next)?;
-            let Some(number) = with_data.into_iter().chain(self.there.next_piece(next)).min() else { break };
-            if number.saturating_mul(PIECE) >= blocks.size() {
-                break;
-            }
-            next = number + 1;
-            let piece = reader.read(number)?;
-            let mut hashes: Vec<u128> = Vec::new();
-            let mut differ: Vec<(u64, u64)> = Vec::new();
-            for (offset, length) in blocks.of_piece(number) {
-                let hash = match (piece.bytes(offset, length), self.hash) {
-                    (None, _) => HOLE,
-                    (Some(bytes), Some(hash)) => hash.of(bytes),
-                    // It is compared with nothing.
-                    (Some(_), None) => HOLE + 1,
-                };
-                hashes.push(hash);
-                match differ.last_mut() {
-                    _ if self.there.has((offset, length), hash) => {}
-                    Some((_, end)) if *end == offset => *end += length,
-                    _ => differ.push((offset, offset + length)),
-                }
-            }
-            for item in differ.into_iter().flat_map(|range| piece.items(range)) {
-                if self.is_there || matches!(item, Item::Data(_)) {
-                    sink(item)?;
-                }
-            }
-            if piece.ends_early {
-                return Ok(None);
-            }
-            if self.room > 0 && hashes.iter().any(|hash| *hash != HOLE) {
-                self.room = self.room.saturating_sub(blocks.learn(number, hashes));
-                if self.room == 0 {
-                    // It will be known no more: what was learned needs not be kept either.
-                    blocks = blocks.again(0, blocks.size());
-                }
-            }
-        }
-        Ok((self.room > 0).then_some(blocks))
-    }
-}
-
-/// Reads a file piece by piece.
-struct Reader {
-    file: File,
-    size: u64,
-    /// The range with data that was found last, and from where on it is the next one.
-    data: Option<(u64, (u64, u64))>,
-}
-
-/// A part of a file, with its data and its holes.
-struct FilePiece {
-    start: u64,
-    buffer: Vec<u8>,
-    /// Ranges with data, by their offsets in the file.
-    data: Vec<(u64, u64)>,
-    /// Whether the file has shrunk below the end of its data.
-    ends_early: bool,
-}
-
-impl Reader {
-    fn new(file: File, size: u64) -> Self {
-        Self { file, size, data: None }
-    }
-
-    fn next_data(&mut self, position: u64) -> io::Result<Option<(u64, u64)>> {
-        match self.data {
-            Some((from, (start, end))) if from <= position && position < end => {
-                return Ok(Some((start.max(position), end)));
-            }
-            _ => {}
-        }
-        let found = next_data(&self.file, position, self.size)?;
-        self.data = found.map(|range| (position, range));
-        Ok(found)
-    }
-
-    /// The number of the first piece with data from this one on.
-    fn next_piece(&mut self, from: u64) -> io::Result<Option<u64>> {
-        let position = from.saturating_mul(PIECE);
-        if position >= self.size {
-            return Ok(None);
-        }
-        Ok(self.next_data(position)?.map(|(start, _)| start / PIECE))
-    }
-
-    fn read(&mut self, number: u64) -> io::Result<FilePiece> {
-        let start = number * PIECE;
-        let end = self.size.min(start + PIECE);
-        let length = usize::try_from(end - start).unwrap_or_default();
-        let mut piece = FilePiece { start, buffer: vec![0; length], data: Vec::new(), ends_early: false };
-        let mut position = start;
-        while position < end && !piece.ends_early {
-            let Some((from, to)) = self.next_data(position)?.filter(|(from, _)| *from < end) else { break };
-            let to = to.min(end);
-            let mut filled = from;
-            while filled < to {
-                let [first, last] = [filled, to].map(|at| usize::try_from(at - start).unwrap_or(length));
-                match self.file.read_at(&mut piece.buffer[first..last], filled)? {
-                    0 => {
-                        piece.ends_early = true;
-                        break;
-                    }
-                    read => filled += read as u64,
-                }
-            }
-            if from < filled {
-                piece.data.push((from, filled));
-            }
-            position = to;
-        }
-        Ok(piece)
-    }
-}
-
-impl FilePiece {
-    /// What is there, if it is not a hole.
-    fn bytes(&self, offset: u64, length: u64) -> Option<&[u8]> {
-        let is_data = self.data.iter().any(|(start, end)| *start < offset + length && offset < *end);
-        is_data.then(|| self.range(offset, offset + length))
-    }
-
-    fn range(&self, start: u64, end: u64) -> &[u8] {
-        let [first, last] =
-            [start, end].map(|at| usize::try_from(at - self.start).unwrap_or(self.buffer.len()));
-        &self.buffer[first..last]
-    }
-
-    /// A range as data and holes.
-    fn items(&self, (start, end): (u64, u64)) -> Vec<Item> {
-        let mut items = Vec::new();
-        let mut position = start;
-        let hole = |offset, end| Item::Hole(Hole { offset, length: end - offset });
-        for (from, to) in &self.data {
-            let (from, to) = ((*from).max(position), (*to).min(end));
-            if from >= to {
-                continue;
-            }
-            if position < from {
-                items.push(hole(position, from));
-            }
-            items.push(Item::Data(Data { offset: from, bytes: self.range(from, to).to_vec() }));
-            position = to;
-        }
-        if position < end {
-            items.push(hole(position, end));
-        }
-        items
-    }
-}
-
-/// The next range with data at or after `position` and below `size`.
-pub(super) fn next_data(file: &File, position: u64, size: u64) -> io::Result<Option<(u64, u64)>> {
-    let start = match rustix::fs::seek(file, SeekFrom::Data(position)) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok(None),
-        // A filesystem that knows no holes.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((position, size))),
-        Err(error) => return Err(error.into()),
-    };
-    let end = match rustix::fs::seek(file, SeekFrom::Hole(start)) {
-        Ok(end) => end,
-        Err(Errno::NXIO) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    Ok((start < size).then_some((start, end.min(size))))
 }
 
 /// The kind an inode of this type is sent as.
