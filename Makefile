@@ -21,7 +21,7 @@ RESULTS := bench/results
 
 # Where rustup's own installer puts cargo, for shells that do not have it in their path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
-BINARIES := godwit godwitd godwit-shim godwit-pager godwit-tar godwit-lab godwit-lab-link
+BINARIES := godwit godwitd godwit-shim godwit-runtime godwit-pager godwit-tar godwit-lab godwit-lab-link
 # Of these the ones that users call have a link in PREFIX/bin; programs find each other in LIBEXEC.
 CALLED := godwit godwitd godwit-lab
 LIBEXEC := lib/godwit/bin

@@ -40,6 +40,7 @@ mod newcomers;
 mod nginx;
 mod obstacles;
 mod options;
+mod podman;
 mod ports;
 mod postgres;
 mod python;

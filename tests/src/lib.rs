@@ -22,6 +22,7 @@ pub mod matrix;
 pub mod mqtt;
 pub mod pattern;
 pub mod pcapng;
+pub mod podman;
 pub mod psql;
 pub mod random_faults;
 pub mod release;
@@ -55,6 +56,8 @@ pub const CLIENT: &str = "client";
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Seconds after which a command of godwit is ended: longer than its own time limits.
 const COMMAND_SECONDS: u32 = 90;
+/// The same for a move of a service: gigabytes that are written meanwhile take minutes on a busy machine.
+const MOVE_SECONDS: u32 = 300;
 /// The same on nodes that are machines, which may be emulated.
 const MACHINE_SECONDS: u32 = 600;
 /// The environment variable that says with which network backend the tests run: `kernel`, which is also
@@ -206,7 +209,7 @@ pub fn programs() -> PathBuf {
     if directory.ends_with("deps") {
         directory.pop();
     }
-    for program in ["godwit", "godwitd", "godwit-shim", "godwit-lab", "godwit-lab-link"] {
+    for program in ["godwit", "godwitd", "godwit-shim", "godwit-runtime", "godwit-lab", "godwit-lab-link"] {
         let path = directory.join(program);
         assert!(
             path.is_file(),
@@ -258,9 +261,12 @@ impl Bed {
 
     /// A command of godwit for the daemon of a node.
     pub fn command(&self, node: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
-        let has_machines = !self.lab.config().machines.is_empty();
-        let seconds = if has_machines { MACHINE_SECONDS } else { COMMAND_SECONDS };
-        self.command_within(seconds, node, arguments)
+        self.command_within(self.seconds(COMMAND_SECONDS), node, arguments)
+    }
+
+    /// So many seconds, or as many as a machine may take.
+    fn seconds(&self, usual: u32) -> u32 {
+        if self.lab.config().machines.is_empty() { usual } else { MACHINE_SECONDS }
     }
 
     /// The same, ended after other than the usual time.
@@ -275,7 +281,11 @@ impl Bed {
 
     /// Runs a command of godwit, whatever comes of it.
     pub fn godwit(&self, node: &str, arguments: &[impl AsRef<OsStr>]) -> Said {
-        let output = self.command(node, arguments).output().unwrap();
+        Self::said(self.command(node, arguments))
+    }
+
+    fn said(mut command: Command) -> Said {
+        let output = command.output().unwrap();
         Said {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -329,7 +339,8 @@ impl Bed {
     /// The same, with further flags of `godwit migrate`.
     pub fn migrate_so(&self, name: &str, from: &str, to: &str, how: &[&str]) -> Report {
         for _ in 0..TRIES {
-            let said = self.godwit(from, &[&["--json", "migrate", name, "--to", to], how].concat());
+            let words = [&["--json", "migrate", name, "--to", to], how].concat();
+            let said = Self::said(self.command_within(self.seconds(MOVE_SECONDS), from, &words));
             if said.code == 1 && is_busy(&said.report()) {
                 println!("the migration of {name} was aborted, and is tried again: {}", said.report().reason);
                 continue;

@@ -40,6 +40,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     Run(Box<verbs::run::Args>),
+    Adopt(verbs::adopt::Args),
     Ps(verbs::ps::Args),
     Inspect(verbs::inspect::Args),
     Logs(verbs::logs::Args),
@@ -79,6 +80,7 @@ impl Verb {
 
     pub(crate) async fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         match self {
+            Self::Adopt(args) => verbs::adopt::run(args, global).await,
             Self::Run(args) => verbs::run::run(*args, global, &Cli::command()).await,
             Self::Ps(args) => verbs::ps::run(args, global).await,
             Self::Inspect(args) => verbs::inspect::run(args, global).await,

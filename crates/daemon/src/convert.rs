@@ -244,6 +244,8 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
             .map(|limit| api::Ulimit { name: limit.name.clone(), soft: limit.soft, hard: limit.hard })
             .collect(),
         restart: service.restart.to_string(),
+        engine: service.kept.as_ref().map(|kept| kept.keeper.name().to_owned()).unwrap_or_default(),
+        container_id: service.kept.as_ref().map(|kept| kept.id.clone()).unwrap_or_default(),
         ..api::Service::default()
     }
 }

@@ -57,8 +57,11 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
     };
     let config = node.local().config(&service.service);
     let path = service.service.env.iter().find_map(|pair| pair.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
-    rootfs::find_command(&config.rootfs, path, &request.command[0])
-        .map_err(|error| status(Status::invalid_argument, &error))?;
+    // What another engine keeps, that has mounted.
+    if config.kept.is_none() {
+        rootfs::find_command(&config.rootfs, path, &request.command[0])
+            .map_err(|error| status(Status::invalid_argument, &error))?;
+    }
     let io = node.local().engine.exec(&config, &request).await.map_err(|error| match &error {
         EngineError::Command { .. } => status(Status::invalid_argument, &error),
         _ => status(Status::internal, &error),

@@ -22,6 +22,15 @@ type Entries = Pin<Box<dyn Stream<Item = Result<LogEntry, Status>> + Send>>;
 /// Streams the log of a service of this node.
 pub(crate) async fn stream(node: &Node, request: LogsRequest) -> Result<Entries, Status> {
     let service = owned(node, &convert::service_name(&request.name)?)?;
+    if let Some(kept) = &service.service.kept {
+        return Err(Status::failed_precondition(format!(
+            "the log of service {} is kept by its engine; `{} logs {}` on node {} shows it",
+            request.name,
+            kept.keeper.name(),
+            kept.id,
+            node.name
+        )));
+    }
     let path = Runc::log_path(&node.local().config(&service.service));
     let name = request.name.clone();
     let broken = move |error: std::io::Error| {

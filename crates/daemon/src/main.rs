@@ -17,6 +17,7 @@
 //! node's services again, which have run on with their shims and pagers, and [`serve`] calls
 //! `godwit_migration::recovery`. How pages move, what CRIU does and how the kernel's tables look is not known here.
 
+mod adopt;
 mod capture;
 mod check;
 mod cluster;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_criu::Criu;
+use godwit_engine::podman::Podman;
 use godwit_migration::resources::NodeResources;
 use godwit_migration::{Backoff, Port, Progress, Service};
 use godwit_names::ServiceName;
@@ -80,6 +81,8 @@ struct Transient {
     ending: HashSet<ServiceName>,
     /// Services that are being started again, by id: their state says already that they run.
     starting: HashSet<String>,
+    /// Services of which a task follows what their engine does, by id.
+    following: HashMap<String, Arc<tokio::sync::Mutex<()>>>,
     /// Services whose processes this daemon has seen run, by id.
     seen: HashSet<String>,
     /// Services that wait to be started again, by id.
@@ -98,6 +101,8 @@ pub(crate) struct Means {
     pub networks: Arc<Networks>,
     /// CRIU, for `godwit doctor`.
     pub criu: Criu,
+    /// Podman, for containers that come into godwit's care.
+    pub podman: Podman,
     /// Starts a service again that has ended after so long, if its policy wants that.
     pub by_policy: fn(&Arc<Node>, &Service, Duration),
 }
@@ -189,6 +194,11 @@ impl Node {
     /// Its CRIU.
     pub(crate) fn criu(&self) -> &Criu {
         &self.means().criu
+    }
+
+    /// Its Podman.
+    pub(crate) fn podman(&self) -> &Podman {
+        &self.means().podman
     }
 
     /// Starts a service again that has ended after so long, if its policy wants that.

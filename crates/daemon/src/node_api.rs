@@ -16,8 +16,8 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    capture, check, connections, directory, doctor, exec, images, join, logs, migrate, network_changes,
-    removals, restart,
+    adopt, capture, check, connections, directory, doctor, exec, images, join, logs, migrate,
+    network_changes, removals, restart,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -48,6 +48,13 @@ impl NodeApi for NodeService {
         let node = Arc::clone(&self.0);
         let made = tokio::spawn(async move { services::run(&node, request.into_inner()).await });
         Ok(Response::new(made.await.map_err(internal)??))
+    }
+
+    async fn adopt(&self, request: Request<api::AdoptRequest>) -> Result<Response<api::Service>, Status> {
+        // As above.
+        let node = Arc::clone(&self.0);
+        let adopted = tokio::spawn(async move { adopt::adopt(&node, request.into_inner()).await });
+        Ok(Response::new(adopted.await.map_err(internal)??))
     }
 
     async fn list(&self, request: Request<api::ListRequest>) -> Result<Response<api::ListResponse>, Status> {

@@ -7,6 +7,9 @@
 //!                                    ▲      not yet │ no └─▶ stays stopped, and an event says why
 //!                                    └──────────────┘
 //! ```
+//! The policy of a container that another engine keeps is that engine's: godwit follows it, and gives the container the
+//! service's address again.
+//!
 //! A service is started only by a task that has reserved its name, so that no migration, stop or removal runs beside it;
 //! and only if it is this node's beyond doubt ([`objection`]): it runs on one node at most.
 
@@ -14,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::v1 as api;
+use godwit_engine::EngineError;
 use godwit_migration::{Backoff, LocalError, Service, error_chain};
 use godwit_names::ServiceName;
 use tonic::Status;
@@ -137,8 +141,8 @@ async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), Loca
         local.lay_out_again(&service).await?;
         // Open before the first instruction, so that a program that connects at once gets through.
         local.network.open(&service).await?;
-        local.engine.run(&local.config(&service)).await?;
-        Ok::<_, LocalError>(())
+        let state = local.engine.run(&local.config(&service)).await?;
+        join(node, &service, state.pid).await
     };
     if let Err(error) = begun.await {
         if let Err(error) = node.local().network.close(&service).await {
@@ -158,6 +162,10 @@ async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), Loca
 
 /// Starts a service again that has ended after so long, if its policy wants that, and after a pause.
 pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
+    if service.kept.is_some() {
+        follow_engine(node, service);
+        return;
+    }
     if wanted(node, service).is_none() {
         return;
     }
@@ -171,6 +179,80 @@ pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
         }
     });
 }
+
+/// Gives a service that its engine has started the address that it has, where the engine has made it another network namespace.
+async fn join(node: &Node, service: &Service, pid: u32) -> Result<(), LocalError> {
+    if service.kept.is_none() {
+        return Ok(());
+    }
+    let network = &node.local().network;
+    network.join(service, pid).await?;
+    network.plug(service).await?;
+    network.open(service).await?;
+    Ok(())
+}
+
+/// Waits until the engine that keeps a service's container starts that again, by the engine's own policy or for its user.
+fn follow_engine(node: &Arc<Node>, service: &Service) {
+    let (node, service) = (Arc::clone(node), service.clone());
+    tokio::spawn(async move {
+        let _alone = node.following(&service.id).await;
+        let ended = |owned: &Owned| owned.service.id == service.id && owned.exit_code.is_some();
+        while let Ok(Some(owned)) = node.state.service(&service.name)
+            && ended(&owned)
+        {
+            match follow_once(&node, &owned.service).await {
+                Ok(()) => return,
+                Err(LocalError::Engine(EngineError::NotFound(_))) => {
+                    let reason = "its engine has removed its container";
+                    node.events.tell("service", "died", &service.name, reason);
+                    let code = owned.exit_code.unwrap_or(-1);
+                    if let Err(error) = node.state.set_exit(&owned.service, code, reason) {
+                        tracing::error!(service = %service.name, error = %error_chain(&error), "cannot record that it is gone");
+                    }
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot follow its engine");
+                    tokio::time::sleep(ENGINE_AGAIN).await;
+                }
+            }
+        }
+    });
+}
+
+async fn follow_once(node: &Arc<Node>, service: &Service) -> Result<(), LocalError> {
+    let local = node.local();
+    // A container that has come here is started in this namespace.
+    local.network.plug(service).await?;
+    local.engine.started_again(&local.config(service)).await?;
+    let Some(_occupied) = node.occupy(&service.name) else {
+        // It is being started or removed by godwit.
+        return Err(failed_by("it is in use"));
+    };
+    let Ok(Some(owned)) = node.state.service(&service.name) else { return Ok(()) };
+    if owned.service.id != service.id || owned.service.epoch != service.epoch || owned.exit_code.is_none() {
+        return Ok(());
+    }
+    let state = local.engine.state(&local.config(service)).await?;
+    let mut service = owned.service.clone();
+    service.started_ms = now_ms();
+    join(node, &service, state.pid).await?;
+    let recorded = node.state.set_started(&service, owned.restarts.saturating_add(1));
+    if !recorded.map_err(|error| failed_by(&error_chain(&error)))? {
+        return Err(failed_by("it has changed meanwhile"));
+    }
+    node.watch(&service);
+    node.events.tell("service", "started", &service.name, "by its engine");
+    Ok(())
+}
+
+fn failed_by(reason: &str) -> LocalError {
+    LocalError::Cluster(godwit_migration::ClusterError(reason.to_owned()))
+}
+
+/// How long to wait before an engine is asked again that could not be followed.
+const ENGINE_AGAIN: Duration = Duration::from_secs(1);
 
 /// The service as it is in the state, if it is this life of it, has ended, and its policy wants it to be started.
 fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
-use godwit_engine::{ContainerConfig, ContainerStatus, EngineError, MountKind, rootfs};
+use godwit_engine::{ContainerStatus, EngineError, MountKind, rootfs};
 use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, failpoint, hooks};
 use godwit_names::ServiceName;
 use godwit_network::NetworkError;
@@ -88,7 +88,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
 const TRIES: usize = 8;
 
 /// Reserves a name, addresses and published ports for a new service, until what is returned last is dropped.
-async fn reserve(
+pub(crate) async fn reserve(
     node: &Arc<Node>,
     name: &ServiceName,
     request: &RunRequest,
@@ -247,6 +247,7 @@ fn describe(
         workdir: workdir.map_or_else(|| PathBuf::from("/"), PathBuf::from),
         confinement: convert::confinement(request)?,
         restart: convert::restart(&request.restart)?,
+        kept: None,
         labels: request.labels.clone(),
         created_ms: now,
         started_ms: now,
@@ -276,7 +277,7 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
-    local.make_directories(service, false).map_err(internal)?;
+    local.make_directories(service, false).await.map_err(internal)?;
     local.mount_root(service).map_err(internal)?;
     let root = local.config(service).rootfs;
     let path = service.env.iter().find_map(|pair| pair.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
@@ -427,14 +428,8 @@ pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) 
     // Its watcher records the end, even where it has just ended by itself.
     let _ending = node.ending(&service.name);
     let noted = node.noted(&service.name);
-    send(node, &config, nix::libc::SIGTERM).await?;
-    let code = match tokio::time::timeout(timeout, engine.wait(&config)).await {
-        Ok(code) => code,
-        Err(_) => {
-            send(node, &config, nix::libc::SIGKILL).await?;
-            engine.wait(&config).await
-        }
-    };
+    engine.stop(&config, timeout).await.map_err(internal)?;
+    let code = engine.wait(&config).await;
     match noted {
         // An error means that the sender is gone, which is what is waited for.
         Some(mut noted) => drop(noted.changed().await),
@@ -444,17 +439,6 @@ pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) 
         }
     }
     Ok(())
-}
-
-/// Sends a signal to a service; no error when it has ended.
-async fn send(node: &Node, config: &ContainerConfig, signal: i32) -> Result<(), Status> {
-    let engine = &node.local().engine;
-    let Err(error) = engine.signal(config, signal).await else { return Ok(()) };
-    match engine.state(config).await {
-        Ok(state) if state.status == ContainerStatus::Stopped => Ok(()),
-        Err(EngineError::NotFound(_)) => Ok(()),
-        _ => Err(internal(error)),
-    }
 }
 
 /// Removes a stopped service and all of its files.
@@ -536,6 +520,7 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
             continue;
         }
         let config = node.local().config(&service);
+        node.podman().own(&config)?;
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {
                 let plugged = match node.local().network.plug(&service).await {
@@ -564,6 +549,11 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
                 node.state.forget_restarts(&service)?;
                 node.events.tell("service", "died", &service.name, reason);
                 node.by_policy(&service, Duration::ZERO);
+            }
+            // An engine of others that does not answer is no reason for the services to be without a daemon.
+            Err(error) if service.kept.is_some() => {
+                tracing::error!(service = %service.name, error = %error_chain(&error), "its engine does not tell its state");
+                node.watch(&service);
             }
             Err(error) => return Err(error.into()),
         }

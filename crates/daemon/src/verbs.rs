@@ -31,6 +31,7 @@ pub(crate) enum Who {
 /// The API of users.
 const NODE: &[(&str, Who)] = &[
     ("Run", Who::Operator),
+    ("Adopt", Who::Operator),
     ("List", Who::Operator),
     ("Inspect", Who::Operator),
     ("Connections", Who::Operator),

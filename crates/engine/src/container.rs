@@ -6,6 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_names::ServiceName;
@@ -53,6 +54,35 @@ pub struct User {
     pub groups: Vec<u32>,
 }
 
+/// An engine of others, whose own commands manage the containers that it keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keeper {
+    /// Podman.
+    Podman,
+}
+
+impl Keeper {
+    /// Its name, as users write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Podman => "podman",
+        }
+    }
+}
+
+/// A container that an engine of others keeps, and godwit moves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The engine.
+    pub keeper: Keeper,
+    /// Its ID there, which it has on every node.
+    pub id: String,
+    /// What the engine makes it from on another node, in the engine's own words.
+    pub definition: serde_json::Value,
+}
+
 /// All that is needed to make a container; says nothing of images (see [`crate::image`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerConfig {
@@ -84,6 +114,8 @@ pub struct ContainerConfig {
     pub workdir: PathBuf,
     /// How its processes are held.
     pub confinement: Confinement,
+    /// The engine of others that keeps it, if one does: what is said here of its definition is what godwit knows of it then.
+    pub kept: Option<Kept>,
 }
 
 /// What a container is doing.
@@ -313,6 +345,18 @@ pub enum EngineError {
         /// The last lines it printed, as one line.
         reason: String,
     },
+    /// The engine that is to keep it, or keeps it, cannot do with it what is asked.
+    #[error("{keeper} cannot {action} container {name}: {reason}")]
+    Keeper {
+        /// The engine's name.
+        keeper: &'static str,
+        /// What it was asked to do.
+        action: &'static str,
+        /// Container.
+        name: ServiceName,
+        /// What it said, or what speaks against it.
+        reason: String,
+    },
     /// Commands from outside run in the container, and would be lost by a dump.
     #[error("container {name} has {commands} further commands running in it; wait until they have ended")]
     Occupied {
@@ -358,14 +402,54 @@ pub enum EngineError {
 /// the container by name and do what is left to do.
 #[async_trait]
 pub trait Engine: Send + Sync {
-    /// Creates the container and starts its main process; on error nothing is left behind.
+    /// Every reason why this node's engine cannot take a container that is on its way here.
+    async fn objections(&self, _config: &ContainerConfig) -> Vec<String> {
+        Vec::new()
+    }
+    /// Makes the directory for the changed files of a container that is on its way here.
+    async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let path = self.changed_files(config)?;
+        let failed = |source| io_error(&config.name, format!("create {}", path.display()), source);
+        std::fs::create_dir_all(&path).map_err(failed)
+    }
+    /// The directory with the files that the container has changed: the upper one of its root filesystem.
+    fn changed_files(&self, config: &ContainerConfig) -> Result<PathBuf, EngineError> {
+        Ok(config.rootfs.with_file_name("upper"))
+    }
+    /// Creates the container and starts its main process; on error nothing is left behind. One that another engine keeps is
+    /// there, and is only started.
     async fn run(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError>;
     /// What the container is doing; `NotFound` when the engine does not have it.
     async fn state(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError>;
     /// Resolves when the main process has ended, with its exit code. Survives a restart of the caller.
     async fn wait(&self, config: &ContainerConfig) -> Result<i32, EngineError>;
+    /// Resolves when the engine, by its own policy or because its user wants it, has started a container again that had
+    /// ended.
+    async fn started_again(&self, _config: &ContainerConfig) -> Result<(), EngineError> {
+        std::future::pending().await
+    }
     /// Sends a signal to the main process.
     async fn signal(&self, config: &ContainerConfig, signal: i32) -> Result<(), EngineError>;
+    /// Asks the main process to end by SIGTERM, or the signal that the container has for it, and kills it where it does not
+    /// in that time. No error where it has ended.
+    async fn stop(&self, config: &ContainerConfig, limit: Duration) -> Result<(), EngineError> {
+        if !self.signal_running(config, libc::SIGTERM).await? {
+            return Ok(());
+        }
+        if tokio::time::timeout(limit, self.wait(config)).await.is_err() {
+            self.signal_running(config, libc::SIGKILL).await?;
+        }
+        Ok(())
+    }
+    /// Sends a signal to the main process; false where that has ended.
+    async fn signal_running(&self, config: &ContainerConfig, signal: i32) -> Result<bool, EngineError> {
+        let Err(error) = self.signal(config, signal).await else { return Ok(true) };
+        match self.state(config).await {
+            Ok(state) if state.status == ContainerStatus::Stopped => Ok(false),
+            Err(EngineError::NotFound(_)) => Ok(false),
+            _ => Err(error),
+        }
+    }
     /// Freezes all processes; returns when they are frozen.
     async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// Puts right what a CRIU that was killed in a dump has left in the processes; they are frozen when this returns.
@@ -418,4 +502,8 @@ pub trait Engine: Send + Sync {
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
     /// Bytes that its processes need after a move: what they share since a fork is each one's own there.
     async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
+}
+
+pub(crate) fn io_error(name: &ServiceName, action: String, source: std::io::Error) -> EngineError {
+    EngineError::Io { name: name.clone(), action, source }
 }

@@ -16,7 +16,10 @@
 mod beneath;
 pub mod confinement;
 pub mod container;
+mod engines;
 pub mod image;
+pub mod podman;
+mod processes;
 pub mod rootfs;
 pub mod runc;
 pub mod seccomp;
@@ -26,6 +29,7 @@ pub mod tree;
 pub use confinement::{Confinement, Ulimit};
 pub use container::{
     BegunRestore, COMING_TMPFS_BYTES, ContainerConfig, ContainerState, ContainerStatus, DefinedTmpfs,
-    DumpTarget, Engine, EngineError, ExecIo, ExecRequest, Mount, MountKind, OutputPipes, RestoreRequest,
-    Tmpfs, User,
+    DumpTarget, Engine, EngineError, ExecIo, ExecRequest, Keeper, Kept, Mount, MountKind, OutputPipes,
+    RestoreRequest, Tmpfs, User,
 };
+pub use engines::Engines;

@@ -5,7 +5,8 @@
 //!   └────▶ runc state, exec, delete; the cgroup's freezer and members directly
 //! ```
 //!
-//! All state is on disk: runc's under its root, the rest in the container's directory:
+//! All state is on disk: runc's under its root, the rest in the container's directory, beside the notes of
+//! [`Processes`]:
 //!
 //! | file | what |
 //! |---|---|
@@ -13,24 +14,17 @@
 //! | `container.log`, `.1` | the output, see [`log`] |
 //! | `provided/` | name resolution files, see [`provided`] |
 //! | `runc.log` | runc's messages of the last start |
-//! | `stopped.json` | processes that were stopped when it was frozen, see [`freeze`] |
-//! | `stop-signals.json` | by which signals they were stopped, see [`stop`] |
 //! | `restore.work` | where CRIU worked at the last restore |
 //! | `inventory` | a FIFO for which CRIU waits, see [`restore`] |
 //! | `init.pid`, `shim.lock`, `exit.json` | see `godwit-shim` |
 
-mod cgroup;
-mod freeze;
-mod lifecycle;
+pub(crate) mod lifecycle;
 pub mod log;
-mod process;
 mod provided;
-mod restore;
-mod rights;
+pub(crate) mod restore;
+pub(crate) mod rights;
 mod shim;
 mod spec;
-mod stop;
-mod tmpfs;
 
 use std::ffi::OsString;
 use std::io;
@@ -44,12 +38,13 @@ use tokio::process::Command;
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
-    ExecRequest, MountKind, OutputPipes, RestoreRequest, Tmpfs,
+    ExecRequest, MountKind, OutputPipes, RestoreRequest, Tmpfs, io_error,
 };
+use crate::processes::{Processes, cgroup, process, stop};
 use shim::Files;
 
 /// The key under which runc's restore brings the network namespace.
-const NETWORK_KEY: &str = "extRootNetNS";
+pub(crate) const NETWORK_KEY: &str = "extRootNetNS";
 
 /// Whether this machine has a cgroup controller that can limit the number of a service's processes.
 #[must_use]
@@ -78,6 +73,7 @@ pub struct Runc {
     config: RuncConfig,
     /// `PATH` for runc: CRIU's directory comes before others, as runc takes `criu` from there.
     path_variable: OsString,
+    processes: Processes,
 }
 
 /// What godwit reads of runc's `state.json`: fields that runc has had under these names since its
@@ -90,20 +86,24 @@ struct RuncState {
     start: u64,
 }
 
+/// `PATH` for what starts CRIU: where it finds `criu`, and where CRIU shall look first for the programs that it starts.
+pub(crate) fn path_variable(criu: &Path, programs: Option<&Path>) -> OsString {
+    let mut path_variable = OsString::new();
+    for directory in programs.into_iter().chain(criu.parent()) {
+        path_variable.push(directory);
+        path_variable.push(":");
+    }
+    let own = std::env::var_os("PATH").filter(|path| !path.is_empty());
+    path_variable.push(own.unwrap_or("/usr/sbin:/usr/bin:/sbin:/bin".into()));
+    path_variable
+}
+
 impl Runc {
     /// Containers by these programs.
     pub fn new(config: RuncConfig) -> Self {
-        let mut path_variable = OsString::new();
-        for directory in config.programs.as_deref().into_iter().chain(config.criu.parent()) {
-            path_variable.push(directory);
-            path_variable.push(":");
-        }
-        path_variable.push(
-            std::env::var_os("PATH")
-                .filter(|path| !path.is_empty())
-                .unwrap_or("/usr/sbin:/usr/bin:/sbin:/bin".into()),
-        );
-        Self { config, path_variable }
+        let path_variable = path_variable(&config.criu, config.programs.as_deref());
+        let processes = Processes { criu: config.criu.clone() };
+        Self { config, path_variable, processes }
     }
 
     /// Where runc binds the root filesystem for CRIU while it restores.
@@ -180,7 +180,7 @@ impl Engine for Runc {
         let lives = exit_code.is_none() && process::lives(recorded.pid, recorded.start);
         let status = match lives {
             false => ContainerStatus::Stopped,
-            true if self.cgroup(config)?.is_frozen() => ContainerStatus::Paused,
+            true if self.processes.cgroup(config)?.is_frozen() => ContainerStatus::Paused,
             true => ContainerStatus::Running,
         };
         Ok(ContainerState { status, pid: if lives { recorded.pid } else { 0 }, exit_code })
@@ -228,15 +228,15 @@ impl Engine for Runc {
     }
 
     async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        self.freeze_members(config).await
+        self.processes.freeze(config).await
     }
 
     async fn recover(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        self.recover_from_killed_criu(config).await
+        self.processes.recover(config).await
     }
 
     async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        self.thaw_after_criu(config).await
+        self.processes.thaw(config).await
     }
 
     async fn settle_log(&self, config: &ContainerConfig) -> Result<(), EngineError> {
@@ -250,7 +250,7 @@ impl Engine for Runc {
         if commands > 0 {
             return Err(EngineError::Occupied { name: config.name.clone(), commands });
         }
-        let cgroup = self.cgroup(config)?;
+        let cgroup = self.processes.cgroup(config)?;
         let mut external_mounts = Vec::new();
         for mount in config.mounts.iter().chain(&provided::mounts(config, false)) {
             if let MountKind::Bind { .. } = mount.kind {
@@ -283,14 +283,7 @@ impl Engine for Runc {
     }
 
     async fn tmpfs(&self, config: &ContainerConfig) -> Result<Vec<Tmpfs>, EngineError> {
-        let (pid, members) = (self.main_pid(config).await?, self.members(config)?);
-        let of = config.clone();
-        let finding = tokio::task::spawn_blocking(move || tmpfs::find(&of, pid, &members));
-        finding
-            .await
-            .map_err(io::Error::other)
-            .and_then(|found| found)
-            .map_err(|source| io_error(&config.name, "examine its tmpfs".into(), source))
+        self.processes.tmpfs(config, self.main_pid(config).await?).await
     }
 
     async fn restore_stopped(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError> {
@@ -310,11 +303,11 @@ impl Engine for Runc {
     }
 
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
-        self.continue_members(config, keep_stopped).await
+        self.processes.cont(config, keep_stopped).await
     }
 
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
-        self.stopped_members(config)
+        self.processes.stopped(config)
     }
 
     async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {
@@ -354,59 +347,27 @@ impl Engine for Runc {
     }
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
-        let main = self.main_pid(config).await?;
-        let members = self.members(config)?;
-        let statuses = process::statuses(members.iter().copied())
-            .map_err(|source| io_error(&config.name, "examine its processes".into(), source))?;
-        // A command's first process has its parent outside the container.
-        let from_outside =
-            |status: &&process::ProcessStatus| status.pid != main && !members.contains(&status.parent);
-        Ok(statuses.iter().filter(from_outside).count())
+        self.processes.sessions(config, self.main_pid(config).await?)
     }
 
     async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
-        self.members(config)
+        self.processes.members(config)
     }
 
     async fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError> {
-        self.cgroup(config)?
-            .limit_cpu(millis)
-            .map_err(|source| io_error(&config.name, "limit its CPU".into(), source))
+        self.processes.limit_cpu(config, millis)
     }
 
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
-        let cgroup = self.cgroup(config)?;
-        if let Some(bytes) = cgroup.memory() {
-            return Ok(bytes);
-        }
-        let members = self.members(config)?;
-        if members.is_empty() {
+        if self.processes.members(config)?.is_empty() {
             self.main_pid(config).await?;
         }
-        let statuses = statuses(config, members)?;
-        Ok(statuses.iter().map(|status| status.anonymous_bytes + status.shared_bytes).sum())
+        self.processes.memory(config)
     }
 
     async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
-        let charged = self.memory_current(config).await?;
-        let (members, of) = (self.members(config)?, config.clone());
-        // A service may have thousands of processes.
-        let read = tokio::task::spawn_blocking(move || statuses(&of, members));
-        let statuses = read.await.map_err(|error| {
-            io_error(&config.name, "examine its processes".into(), io::Error::other(error))
-        })??;
-        Ok(process::unshared_bytes(&statuses, charged))
+        self.processes.memory_unshared(config).await
     }
-}
-
-/// What the processes of a container look like now.
-fn statuses(config: &ContainerConfig, members: Vec<u32>) -> Result<Vec<process::ProcessStatus>, EngineError> {
-    process::statuses(members)
-        .map_err(|source| io_error(&config.name, "examine its processes".into(), source))
-}
-
-fn io_error(name: &ServiceName, action: String, source: io::Error) -> EngineError {
-    EngineError::Io { name: name.clone(), action, source }
 }
 
 fn program_error(name: &ServiceName, verb: &str, reason: String) -> EngineError {

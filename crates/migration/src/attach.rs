@@ -35,6 +35,8 @@ pub trait Attach: Send + Sync {
     fn terms(&self) -> OverlayTerms;
     /// Makes the service's place in the network, closed.
     async fn plug(&self, service: &Service) -> Result<(), NetworkError>;
+    /// Takes the network namespace that a process of the service is in, which its engine has made, for the service's own.
+    async fn join(&self, service: &Service, pid: u32) -> Result<(), NetworkError>;
     /// Lets its frames pass from here on.
     async fn open(&self, service: &Service) -> Result<Handed, NetworkError>;
     /// Lets none pass any more.

@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-use godwit_engine::{Confinement, User};
+use godwit_engine::{Confinement, Kept, User};
 use godwit_names::ServiceName;
 use serde::{Deserialize, Serialize};
 
@@ -30,14 +30,18 @@ pub struct Incarnation {
     address: Ipv4Addr,
     more: Vec<Ipv4Addr>,
     network: Attachment,
+    /// Its engine and its ID there, where that is not godwit's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kept: Option<Kept>,
 }
 
 impl Incarnation {
     /// That of a service with the epoch that it has on this node.
     #[must_use]
     pub fn of(service: &Service) -> Self {
-        let Service { id, epoch, address, more, network, .. } = service.clone();
-        Self { id, epoch, address, more, network }
+        let Service { id, epoch, address, more, network, kept, .. } = service.clone();
+        let kept = kept.map(|kept| Kept { definition: serde_json::Value::Null, ..kept });
+        Self { id, epoch, address, more, network, kept }
     }
 
     /// Whether this is the service as it is meant, or an earlier life of it.
@@ -48,13 +52,14 @@ impl Incarnation {
 
     /// A service of this name with as much as clearing it needs.
     pub(crate) fn as_service(&self, name: &ServiceName) -> Service {
-        let Self { id, epoch, address, more, network } = self.clone();
+        let Self { id, epoch, address, more, network, kept } = self.clone();
         Service {
             id,
             epoch,
             address,
             more,
             network,
+            kept,
             name: name.clone(),
             hooks: Hooks::default(),
             image: String::new(),

@@ -300,6 +300,7 @@ mod tests {
                 copied: true,
                 system_v: true,
                 parts: true,
+                keepers: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

@@ -169,9 +169,9 @@ impl NodeResources {
         Again { local: self, id, failed, pauses: AGAIN }
     }
 
-    /// Makes the directories a service needs here. The upper directory only for one that arrives:
+    /// Makes the directories a service needs here. That for changed files only for one that arrives:
     /// the first mount makes it for a new one, with the owner and mode of the image's root.
-    pub fn make_directories(&self, service: &Service, arriving: bool) -> Result<(), LocalError> {
+    pub async fn make_directories(&self, service: &Service, arriving: bool) -> Result<(), LocalError> {
         let create = |path: PathBuf| {
             let made = std::fs::create_dir_all(&path);
             made.map_err(|source| LocalError::Io { action: "create", path, source })
@@ -179,9 +179,9 @@ impl NodeResources {
         let directory = self.layout.service(&service.name);
         create(directory.clone())?;
         Incarnation::of(service).write(&directory)?;
-        let upper = arriving.then(|| self.layout.upper(&service.name));
-        for path in upper.into_iter().chain([self.layout.container(&service.name)]) {
-            create(path)?;
+        create(self.layout.container(&service.name))?;
+        if arriving {
+            self.engine.expect(&self.config(service)).await?;
         }
         Ok(())
     }
@@ -227,8 +227,17 @@ impl NodeResources {
         Ok(here.is_none_or(|here| here == Incarnation::of(service)))
     }
 
-    /// Mounts the root filesystem of a service whose layers are all here.
+    /// The directory with the files that a service has changed.
+    pub fn changed_files(&self, service: &Service) -> Result<PathBuf, LocalError> {
+        Ok(self.engine.changed_files(&self.config(service))?)
+    }
+
+    /// Mounts the root filesystem of a service whose layers are all here. That of a container which another engine keeps is
+    /// mounted by that.
     pub fn mount_root(&self, service: &Service) -> Result<(), LocalError> {
+        if service.kept.is_some() {
+            return Ok(());
+        }
         let mut lower = Vec::new();
         for digest in &service.layers {
             lower.push(self.store.layer_path(&digest.parse::<Digest>()?));
@@ -245,17 +254,19 @@ impl NodeResources {
         {
             return Err(LocalError::InTheWay { path, id: here.id, epoch: here.epoch });
         }
-        let upper = self.layout.upper(&service.name);
+        let upper = self.changed_files(service)?;
         if let Err(source) = std::fs::symlink_metadata(&upper) {
             // Without its changes it would be another service.
             return Err(LocalError::Io { action: "find the service's files in", path: upper, source });
         }
         self.forget_connections(service).await?;
-        self.engine.delete(&self.config(service)).await?;
+        if service.kept.is_none() {
+            self.engine.delete(&self.config(service)).await?;
+        }
         self.standstills.stand_nowhere(service).await?;
         // With the namespace go the sockets of its last life that are still closing, and hold its ports.
         self.network.unplug(service).await?;
-        self.make_directories(service, false)?;
+        self.make_directories(service, false).await?;
         self.mount_root(service)?;
         Ok(self.network.plug(service).await?)
     }

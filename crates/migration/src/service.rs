@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use godwit_engine::rootfs::Overlay as RootOverlay;
-use godwit_engine::{Confinement, ContainerConfig, Mount, User};
+use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, User};
 use godwit_names::ServiceName;
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,10 @@ pub struct Service {
     /// When it is started again after it has ended.
     #[serde(default)]
     pub restart: Restart,
+    /// The engine of others that keeps its container, if one does: that has its root filesystem, its log and its restart
+    /// policy, and `layers`, `mounts` and `restart` say nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Kept>,
     /// `NAME=VALUE` pairs for people.
     pub labels: Vec<String>,
     /// When it was created, milliseconds since the epoch.
@@ -278,6 +282,7 @@ impl Layout {
             user: service.user.clone(),
             workdir: service.workdir.clone(),
             confinement: service.confinement.clone(),
+            kept: service.kept.clone(),
         }
     }
 }
@@ -315,6 +320,7 @@ pub(crate) mod tests {
             workdir: "/data".into(),
             confinement: Confinement::default(),
             restart: Restart::OnFailure(3),
+            kept: None,
             labels: vec!["tier=cache".into()],
             created_ms: 1,
             started_ms: 2,

@@ -199,6 +199,7 @@ fn entry(row: &Row) -> Entry {
         workdir: "/".into(),
         labels: Vec::new(),
         confinement: godwit_engine::Confinement::default(),
+        kept: None,
         restart: godwit_migration::Restart::default(),
         created_ms: 0,
         started_ms: 0,

@@ -73,7 +73,7 @@ pub use filter::Filter;
 pub use foreign::{check_namespace, forget_connections, silence, unsilence};
 pub use guard::{Between, Guard, Guarding};
 pub use host_network::{HostAddress, HostNetwork, HostRoute};
-pub use netns::{enter, enter_blocking};
+pub use netns::{enter, enter_blocking, join as join_namespace};
 pub use networks::Networks;
 pub use overlay::{
     Endpoint, ExistingEndpoint, Handed, Overlay, ServiceEndpoint, admit_newcomers, bar_newcomers, capture,

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -76,6 +76,42 @@ pub(crate) async fn create(path: &Path) -> Result<(), NetworkError> {
         let _ = std::fs::remove_file(path);
     }
     result
+}
+
+/// Mounts the network namespace of a process at `path`, in place of what is there; nothing happens where it is that. Interfaces
+/// made in it from here on have no IPv6, as in one that godwit makes.
+///
+/// # Errors
+/// When the process is gone, has this node's own namespace, or something else lies there.
+pub async fn join(path: &Path, pid: u32) -> Result<(), NetworkError> {
+    let own = PathBuf::from(format!("/proc/{pid}/ns/net"));
+    let identity = |path: &Path| {
+        let metadata = std::fs::metadata(path);
+        metadata
+            .map(|m| (m.dev(), m.ino()))
+            .map_err(NetworkError::system(format!("examine {}", path.display())))
+    };
+    if inspect(path)? == Found::Namespace && identity(path)? == identity(&own)? {
+        return Ok(());
+    }
+    if identity(Path::new("/proc/self/ns/net"))? == identity(&own)? {
+        let failed = NetworkError::system(format!("use the network namespace of process {pid}"));
+        return Err(failed(io::Error::other("it is the node's own")));
+    }
+    remove(path)?;
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)
+            .map_err(NetworkError::system(format!("make the directory {}", directory.display())))?;
+    }
+    File::create(path).map_err(NetworkError::system(format!("make the file {}", path.display())))?;
+    let mounted = mount(Some(&own), path, None::<&str>, MsFlags::MS_BIND, None::<&str>);
+    if let Err(errno) = mounted {
+        // The file is of no use without its mount.
+        let _ = std::fs::remove_file(path);
+        let failed = NetworkError::system(format!("mount the network namespace of process {pid}"));
+        return Err(failed(errno.into()));
+    }
+    enter(path, || set_sysctl("ipv6/conf/default/disable_ipv6", "1")).await?
 }
 
 /// Unmounts a namespace and removes its file; no error when it is gone already. The namespace

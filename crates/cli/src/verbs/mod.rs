@@ -1,5 +1,6 @@
 //! One file per verb: its flags, the request it makes, what it prints; `each.rs` is what several of them do alike.
 
+pub(crate) mod adopt;
 pub(crate) mod cancel;
 pub(crate) mod capture;
 pub(crate) mod check;

@@ -125,6 +125,12 @@ impl Node {
         Some(pause)
     }
 
+    /// The only task that follows the engine of a service, until what is returned is dropped.
+    pub(crate) async fn following(&self, id: &str) -> tokio::sync::OwnedMutexGuard<()> {
+        let alone = Arc::clone(self.transient().following.entry(id.to_owned()).or_default());
+        alone.lock_owned().await
+    }
+
     /// The start that was planned is made now, or will not be.
     pub(crate) fn end_plan(&self, id: &str) {
         self.transient().due.remove(id);
@@ -141,6 +147,7 @@ impl Node {
         transient.seen.remove(id);
         transient.pauses.remove(id);
         transient.due.remove(id);
+        transient.following.remove(id);
     }
 
     /// Whether processes of a service have run here since this daemon was started.

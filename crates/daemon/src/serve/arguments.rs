@@ -54,6 +54,9 @@ pub(crate) struct ServeArgs {
     /// runc
     #[arg(long, default_value = "runc")]
     pub runc: PathBuf,
+    /// Podman, for containers that `godwit adopt` takes, and for those that come here
+    #[arg(long, default_value = "podman", value_name = "PATH")]
+    pub podman: PathBuf,
     /// cgroup below each hierarchy's root under which services live
     #[arg(long, default_value = "/godwit")]
     pub cgroup_parent: String,

@@ -7,7 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use godwit_api::v1::Member;
 use godwit_criu::Criu;
+use godwit_engine::Engines;
 use godwit_engine::image::Store;
+use godwit_engine::podman::{Podman, PodmanConfig};
 use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
 use godwit_migration::arrivals::Arrivals;
@@ -81,6 +83,15 @@ pub(super) async fn build(
         shim: beside_us("godwit-shim")?,
         programs: Some(programs.clone()),
     });
+    let podman = Podman::new(PodmanConfig {
+        podman: args.podman.clone(),
+        runtime: beside_us("godwit-runtime")?,
+        runc: args.runc.clone(),
+        criu: criu_path.clone(),
+        programs: Some(programs.clone()),
+        run: args.run.join("podman"),
+        cgroup_parent: args.cgroup_parent.clone(),
+    });
     let criu = Criu::new(&criu_path).with_programs(Some(programs));
     let criu = match args.criu_patches {
         CriuPatches::Auto => criu,
@@ -111,7 +122,7 @@ pub(super) async fn build(
     let local = NodeResources {
         node: own.name.clone(),
         layout: layout.clone(),
-        engine: Arc::new(engine),
+        engine: Arc::new(Engines { runc: engine, podman: podman.clone() }),
         network: Arc::new(network),
         standstills: Arc::new(Standstills::new(layout, holds)),
         mounts: Arc::new(SystemMounts),
@@ -134,7 +145,7 @@ pub(super) async fn build(
         fatal: tokio::sync::watch::channel(None).0,
         criu: Arc::new(criu.clone()),
     };
-    node.equip(Means { local: Arc::new(local), networks, criu, by_policy: restart::by_policy });
+    node.equip(Means { local: Arc::new(local), networks, criu, podman, by_policy: restart::by_policy });
     Ok(node)
 }
 

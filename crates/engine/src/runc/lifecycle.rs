@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
 
-use super::cgroup::Cgroup;
-use super::process::Handle;
 use super::shim::{self, Files, Started, Starting};
-use super::{Runc, io_error, last_error, message, program_error, provided, restore, spec};
-use crate::container::{ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes};
+use super::{Runc, last_error, message, program_error, provided, restore, spec};
+use crate::container::{
+    ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes, io_error,
+};
 
 /// How long the shim may take to end after its container; then it is killed. It ends in
 /// milliseconds unless its disk hangs.
@@ -27,20 +27,7 @@ const START_LOOK: Duration = Duration::from_millis(5);
 /// How long to wait for the shim before its container is looked at again.
 const SHIM_LOOK: Duration = Duration::from_millis(100);
 
-/// How long killed processes may take to end. Only uninterruptible sleep takes longer than a moment.
-const KILL_LIMIT: Duration = Duration::from_secs(20);
-
 impl Runc {
-    pub(super) fn cgroup(&self, config: &ContainerConfig) -> Result<Cgroup, EngineError> {
-        Cgroup::new(&config.cgroup).map_err(|source| io_error(&config.name, "use its cgroup".into(), source))
-    }
-
-    /// The members of its cgroup.
-    pub(super) fn members(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
-        let members = self.cgroup(config)?.members();
-        members.map_err(|source| io_error(&config.name, "list its processes".into(), source))
-    }
-
     /// Makes the container anew and starts it; on failure nothing is left.
     pub(super) async fn start_new(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
         let Some(first_word) = config.command.first() else {
@@ -85,7 +72,7 @@ impl Runc {
     pub(super) async fn remove(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let name = &config.name;
         let files = Files::new(&config.directory);
-        let cgroup = self.cgroup(config)?;
+        let cgroup = self.processes.cgroup(config)?;
         let io = |action: &str| {
             let action = action.to_owned();
             move |source| io_error(name, action, source)
@@ -103,10 +90,7 @@ impl Runc {
         }
         let begin = Instant::now();
         loop {
-            tokio::time::timeout(KILL_LIMIT, kill_members(&cgroup))
-                .await
-                .unwrap_or_else(|_| Err(io::Error::new(ErrorKind::TimedOut, "a killed process does not end")))
-                .map_err(io("kill its processes"))?;
+            self.processes.kill(config).await?;
             let Some(shim) = files.shim().await.map_err(io("find its shim"))? else { break };
             if begin.elapsed() > SHIM_LIMIT {
                 tracing::warn!(container = %name, "the shim does not end with its container and is killed");
@@ -208,33 +192,6 @@ impl Runc {
     }
 }
 
-/// Kills all members, frozen or not, and waits until there are none.
-async fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
-    loop {
-        let members = cgroup.members()?;
-        if members.is_empty() {
-            return Ok(());
-        }
-        let mut handles = Vec::new();
-        for pid in members {
-            handles.extend(Handle::open(pid)?);
-        }
-        for handle in &handles {
-            handle.kill()?;
-        }
-        // Frozen processes die of a pending SIGKILL when they are thawed, before they run.
-        match cgroup.thaw() {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        for handle in &handles {
-            handle.ended().await?;
-        }
-        // An ended process stays a member until its parent, the shim, has reaped it.
-        tokio::task::yield_now().await;
-    }
-}
-
 /// Unmounts the cgroup trees that a killed CRIU leaves in its work directory.
 fn detach_criu_mounts(files: &Files) -> io::Result<()> {
     let Some(work) = files.restore_work()? else { return Ok(()) };
@@ -249,7 +206,7 @@ fn detach_criu_mounts(files: &Files) -> io::Result<()> {
 }
 
 /// Unmounts everything at a place.
-pub(super) fn detach_all(place: &Path) -> io::Result<()> {
+pub(crate) fn detach_all(place: &Path) -> io::Result<()> {
     loop {
         match umount2(place, MntFlags::MNT_DETACH) {
             Ok(()) => {}

@@ -28,9 +28,10 @@ use rustix::fs::{CWD, FileType, Mode};
 
 use super::lifecycle::detach_all;
 use super::shim::{self, Files, Starting};
-use super::stop::{self, StopSignals};
-use super::{Runc, io_error, last_error, provided, rights, spec, tmpfs};
-use crate::container::{BegunRestore, ContainerState, EngineError, OutputPipes, RestoreRequest};
+use super::{Runc, last_error, provided, rights, spec};
+use crate::container::{BegunRestore, ContainerState, EngineError, OutputPipes, RestoreRequest, io_error};
+use crate::processes::stop::{self, StopSignals};
+use crate::processes::tmpfs;
 
 /// Options for CRIU at a restore that runc cannot give. They overrule what runc asks for.
 ///
@@ -40,30 +41,42 @@ use crate::container::{BegunRestore, ContainerState, EngineError, OutputPipes, R
 const CRIU_CONFIG: &str = "leave-stopped\nmanage-cgroups=ignore\nverbosity=2\n";
 
 /// The file beside the images in which runc's restore looks for the standard streams: pipes are handed over by name.
-pub(super) const DESCRIPTORS: &str = "descriptors.json";
+pub(crate) const DESCRIPTORS: &str = "descriptors.json";
 
 /// The image that CRIU reads first.
-const INVENTORY: &str = "inventory.img";
+pub(crate) const INVENTORY: &str = "inventory.img";
 
 /// Largest inventory: what a FIFO takes at once. CRIU's have 200 bytes.
 const INVENTORY_LIMIT: usize = 4096;
 
 /// What is in [`DESCRIPTORS`].
-pub(super) fn descriptors(pipes: OutputPipes) -> Vec<u8> {
+pub(crate) fn descriptors(pipes: OutputPipes) -> Vec<u8> {
     let [stdout, stderr] = pipes.map(|number| format!("pipe:[{number}]"));
     serde_json::json!(["/dev/null", stdout, stderr]).to_string().into_bytes()
 }
 
+/// Options for CRIU at this restore.
+pub(crate) fn criu_options(request: &RestoreRequest) -> String {
+    let mut options = CRIU_CONFIG.to_owned();
+    if request.lazy_pages {
+        options.push_str("lazy-pages\n");
+    }
+    options.push_str(&format!("external {}\n", godwit_criu::external_shared_in(&request.shared())));
+    options.push_str(&format!("external {}\n", godwit_criu::external_ipc(&request.ipc_namespace())));
+    options.push_str(&tmpfs::criu_options(request));
+    options
+}
+
 impl RestoreRequest {
-    fn log(&self) -> PathBuf {
+    pub(crate) fn log(&self) -> PathBuf {
         self.work.join("restore.log")
     }
 
-    fn refused(&self, reason: impl ToString) -> EngineError {
+    pub(crate) fn refused(&self, reason: impl ToString) -> EngineError {
         EngineError::Restore { name: self.config.name.clone(), reason: reason.to_string(), log: self.log() }
     }
 
-    fn io(&self, action: &str, path: &Path) -> impl FnOnce(io::Error) -> EngineError {
+    pub(crate) fn io(&self, action: &str, path: &Path) -> impl FnOnce(io::Error) -> EngineError {
         let (name, action) = (self.config.name.clone(), format!("{action} {}", path.display()));
         move |source| io_error(&name, action, source)
     }
@@ -75,7 +88,7 @@ impl Runc {
         check(request)?;
         let files = self.lay_out(request).await?;
         let restored = async {
-            let _links = complete(request)?;
+            let _links = complete(request, &request.config.rootfs)?;
             let mut starting = self.spawn_restore(request, &files)?;
             self.restored(request, &files, &mut starting).await
         };
@@ -103,13 +116,11 @@ impl Runc {
     ) -> Result<(File, Starting), EngineError> {
         let root = &request.config.rootfs;
         mount_empty_root(root).map_err(request.io("mount an empty root on", root))?;
-        let (inventory, noted) = (request.images.join(INVENTORY), request.images.join(DESCRIPTORS));
         let gate = Gate::new(&files.inventory()).map_err(request.io("make", &files.inventory()))?;
-        symlink(files.inventory(), &inventory).map_err(request.io("make", &inventory))?;
-        fs::write(&noted, descriptors).map_err(request.io("write", &noted))?;
+        let stand_in = StandIn::put(request, &files.inventory(), descriptors)?;
         let mut starting = self.spawn_restore(request, files)?;
         let gate = tokio::select! {
-            opened = gate.opened() => opened.map_err(request.io("wait until CRIU opens", &inventory))?,
+            opened = gate.opened() => opened.map_err(request.io("wait until CRIU opens", &files.inventory()))?,
             ended = self.restored(request, files, &mut starting) => {
                 return Err(ended.err().unwrap_or_else(|| request.refused("CRIU did not wait for the images")));
             }
@@ -118,9 +129,7 @@ impl Runc {
         let criu_root = self.criu_root(&request.config.name);
         detach_all(&criu_root).map_err(request.io("unmount", &criu_root))?;
         detach_empty_root(root).map_err(request.io("unmount", root))?;
-        for path in [&inventory, &noted] {
-            shim::remove(path).map_err(request.io("remove", path))?;
-        }
+        stand_in.remove(request)?;
         Ok((gate, starting))
     }
 
@@ -130,13 +139,7 @@ impl Runc {
         let criu_config = Files::new(&config.directory).criu_config();
         let files = self.prepare(config, Some(&criu_config)).await?;
         fs::create_dir_all(&request.work).map_err(request.io("create", &request.work))?;
-        let mut options = format!("{CRIU_CONFIG}{}", provided::criu_option(config));
-        if request.lazy_pages {
-            options.push_str("lazy-pages\n");
-        }
-        options.push_str(&format!("external {}\n", godwit_criu::external_shared_in(&request.shared())));
-        options.push_str(&format!("external {}\n", godwit_criu::external_ipc(&request.ipc_namespace())));
-        options.push_str(&tmpfs::criu_options(request));
+        let options = format!("{}{}", criu_options(request), provided::criu_option(config));
         fs::write(&criu_config, options).map_err(request.io("write", &criu_config))?;
         files.note_restore_work(&request.work).map_err(request.io("write into", &config.directory))?;
         Ok(files)
@@ -179,6 +182,29 @@ impl Runc {
     }
 }
 
+/// What runc and CRIU find in the directory of images before there are any.
+#[must_use]
+pub(crate) struct StandIn([PathBuf; 2]);
+
+impl StandIn {
+    /// Puts it there: the way to the FIFO in which the inventory comes, and the standard streams.
+    pub(crate) fn put(
+        request: &RestoreRequest,
+        fifo: &Path,
+        descriptors: &[u8],
+    ) -> Result<Self, EngineError> {
+        let (inventory, noted) = (request.images.join(INVENTORY), request.images.join(DESCRIPTORS));
+        symlink(fifo, &inventory).map_err(request.io("make", &inventory))?;
+        fs::write(&noted, descriptors).map_err(request.io("write", &noted))?;
+        Ok(Self([inventory, noted]))
+    }
+
+    /// Makes room for the images.
+    pub(crate) fn remove(self, request: &RestoreRequest) -> Result<(), EngineError> {
+        self.0.iter().try_for_each(|path| shim::remove(path).map_err(request.io("remove", path)))
+    }
+}
+
 /// Checks images and repairs them.
 fn check(request: &RestoreRequest) -> Result<(), EngineError> {
     godwit_criu::repair::repair(&request.images).map_err(|error| request.refused(error))?;
@@ -189,12 +215,15 @@ fn check(request: &RestoreRequest) -> Result<(), EngineError> {
 }
 
 /// Notes what images say, and gives files names for the time of the restore.
-fn complete(request: &RestoreRequest) -> Result<godwit_criu::repair::Links, EngineError> {
+pub(crate) fn complete(
+    request: &RestoreRequest,
+    root: &Path,
+) -> Result<godwit_criu::repair::Links, EngineError> {
     let config = &request.config;
     let signals = StopSignals::beside(&request.images);
     let signals = signals.noted().map_err(request.io("read", &request.images.join(stop::FILE)))?;
     StopSignals::of(config).note(&signals).map_err(request.io("write into", &config.directory))?;
-    godwit_criu::repair::links(&request.images, &config.rootfs).map_err(|error| request.refused(error))
+    godwit_criu::repair::links(&request.images, root).map_err(|error| request.refused(error))
 }
 
 /// A restore whose CRIU waits for the inventory of the images.
@@ -213,7 +242,7 @@ pub(super) struct Begun {
 impl BegunRestore for Begun {
     fn charge(&self, pid: u32) -> Result<(), EngineError> {
         let config = &self.request.config;
-        let cgroup = self.runc.cgroup(config)?;
+        let cgroup = self.runc.processes.cgroup(config)?;
         cgroup.charge(pid).map_err(|source| {
             io_error(&config.name, format!("put process {pid} into its memory cgroup"), source)
         })
@@ -234,34 +263,44 @@ fn release(
     runc: &Runc,
     request: &RestoreRequest,
     descriptors: &[u8],
-    mut gate: File,
+    gate: File,
 ) -> Result<godwit_criu::repair::Links, EngineError> {
     check(request)?;
+    same_descriptors(request, descriptors)?;
+    let criu_root = runc.criu_root(&request.config.name);
+    bind_root(&request.config.rootfs, &criu_root).map_err(request.io("mount the root on", &criu_root))?;
+    let links = complete(request, &request.config.rootfs)?;
+    hand_over(request, gate)?;
+    Ok(links)
+}
+
+/// Whether the images name the standard streams that runc was told of.
+pub(crate) fn same_descriptors(request: &RestoreRequest, descriptors: &[u8]) -> Result<(), EngineError> {
     let noted = request.images.join(DESCRIPTORS);
     if fs::read(&noted).map_err(request.io("read", &noted))? != descriptors {
         return Err(request.refused("its standard streams are not those that its source had told of"));
     }
-    let criu_root = runc.criu_root(&request.config.name);
-    mount(
-        Some(&request.config.rootfs),
-        &criu_root,
-        None::<&str>,
-        MsFlags::MS_BIND | MsFlags::MS_REC,
-        None::<&str>,
-    )
-    .map_err(|errno| request.io("mount the root on", &criu_root)(errno.into()))?;
-    let links = complete(request)?;
+    Ok(())
+}
+
+/// Shows CRIU a root filesystem.
+pub(crate) fn bind_root(root: &Path, criu_root: &Path) -> io::Result<()> {
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    Ok(mount(Some(root), criu_root, None::<&str>, flags, None::<&str>)?)
+}
+
+/// Lets CRIU go on.
+pub(crate) fn hand_over(request: &RestoreRequest, mut gate: File) -> Result<(), EngineError> {
     let path = request.images.join(INVENTORY);
     let inventory = fs::read(&path).map_err(request.io("read", &path))?;
     if inventory.len() > INVENTORY_LIMIT {
         return Err(request.refused(format!("its inventory has more than {INVENTORY_LIMIT} bytes")));
     }
-    gate.write_all(&inventory).map_err(request.io("hand over", &path))?;
-    Ok(links)
+    gate.write_all(&inventory).map_err(request.io("hand over", &path))
 }
 
 /// The FIFO for which CRIU waits.
-struct Gate {
+pub(crate) struct Gate {
     path: PathBuf,
     /// Open for both, so that whoever opens it for reading does not wait for a writer: it would not be seen.
     both: File,
@@ -269,7 +308,7 @@ struct Gate {
 }
 
 impl Gate {
-    fn new(path: &Path) -> io::Result<Self> {
+    pub(crate) fn new(path: &Path) -> io::Result<Self> {
         rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         let both = OpenOptions::new().read(true).write(true).open(path)?;
         let opened = Inotify::init()?;
@@ -278,7 +317,7 @@ impl Gate {
     }
 
     /// Its end for writing, once somebody reads it.
-    async fn opened(self) -> io::Result<File> {
+    pub(crate) async fn opened(self) -> io::Result<File> {
         let Self { path, both, opened } = self;
         let mut events = opened.into_event_stream([0; 1024])?;
         events.next().await.ok_or(ErrorKind::UnexpectedEof)??;

@@ -6,7 +6,7 @@ use godwit_criu::images::{Allowed, archives, excess};
 use serde_json::Value;
 
 use super::spec;
-use crate::confinement::{ALL, ConfinementError};
+use crate::confinement::ALL;
 use crate::container::{ContainerConfig, EngineError, RestoreRequest};
 use crate::image::devices;
 use crate::seccomp;
@@ -16,12 +16,14 @@ const CAN_MAKE_DEVICES: u64 = 1 << 27;
 
 /// Refuses images that give more than the definition of the container.
 pub(super) fn check(request: &RestoreRequest) -> Result<(), EngineError> {
-    let refused = |reason: String| EngineError::Restore {
-        name: request.config.name.clone(),
-        reason,
-        log: request.work.join("restore.log"),
-    };
-    let allowed = allowed(&request.config).map_err(|error| refused(error.to_string()))?;
+    let spec = spec::config_json(&request.config, &[], &[], None);
+    check_spec(request, &spec.map_err(|error| request.refused(error))?)
+}
+
+/// Refuses images that give more than an OCI description does.
+pub(crate) fn check_spec(request: &RestoreRequest, spec: &Value) -> Result<(), EngineError> {
+    let refused = |reason: String| request.refused(reason);
+    let allowed = allowed(&request.config, spec);
     let mut found = excess(&request.images, &allowed).map_err(|error| refused(error.to_string()))?;
     if allowed.capabilities & CAN_MAKE_DEVICES == 0 {
         for archive in archives(&request.images).map_err(|error| refused(error.to_string()))? {
@@ -41,8 +43,7 @@ pub(super) fn check(request: &RestoreRequest) -> Result<(), EngineError> {
     Err(refused(format!("its images give it more than it was defined with: {}", found.join("; "))))
 }
 
-fn allowed(config: &ContainerConfig) -> Result<Allowed, ConfinementError> {
-    let json = spec::config_json(config, &[], &[], None)?;
+fn allowed(config: &ContainerConfig, json: &Value) -> Allowed {
     let texts = |value: &Value| -> Vec<String> {
         let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
         list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect()
@@ -51,12 +52,12 @@ fn allowed(config: &ContainerConfig) -> Result<Allowed, ConfinementError> {
     let bits = (0u32..).zip(ALL).filter(|(_, name)| held.iter().any(|held| held == *name));
     let standard = |path: &str| config.mounts.iter().any(|mount| mount.target == Path::new(path));
     let filter = &json["linux"]["seccomp"];
-    Ok(Allowed {
+    Allowed {
         capabilities: bits.fold(0, |set, (bit, _)| set | 1 << bit),
         uid: config.user.uid,
         gid: config.user.gid,
         groups: config.user.groups.clone(),
-        no_new_privileges: config.confinement.no_new_privileges,
+        no_new_privileges: json["process"]["noNewPrivileges"] == true,
         refused: filter.is_object().then(|| seccomp::refused(filter)),
         // What this kernel does not have cannot be written to.
         read_only: texts(&json["linux"]["readonlyPaths"])
@@ -64,7 +65,7 @@ fn allowed(config: &ContainerConfig) -> Result<Allowed, ConfinementError> {
             .filter(|path| path.starts_with("/proc/") && Path::new(path).exists())
             .collect(),
         own_proc: standard("/proc") || standard("/sys"),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -90,8 +91,10 @@ mod tests {
             user: User::default(),
             workdir: "/".into(),
             confinement: crate::confinement::Confinement::default(),
+            kept: None,
         };
-        let allowed = allowed(&config).unwrap();
+        let json = spec::config_json(&config, &[], &[], None).unwrap();
+        let allowed = allowed(&config, &json);
         // As /proc/PID/status of a service shows it: with CAP_AUDIT_WRITE.
         assert_eq!(allowed.capabilities, 0xa004_05fb);
         assert!(allowed.read_only.contains(&"/proc/sys".to_owned()));

@@ -17,8 +17,9 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 
-use super::process::Handle;
 use crate::container::OutputPipes;
+use crate::processes::process::Handle;
+use crate::processes::stop;
 
 /// How often to look at a locked file that names no process; a matter of microseconds.
 const LOCK_LOOK: Duration = Duration::from_millis(1);
@@ -128,7 +129,7 @@ impl Files {
     /// Removes what an earlier life of the container left. The log and the lock stay.
     pub(super) fn clear(&self) -> io::Result<()> {
         let stopped = self.directory.join("stopped.json");
-        let signals = self.directory.join(super::stop::FILE);
+        let signals = self.directory.join(stop::FILE);
         let [exit, pid, runc_log, streams] = [self.exit(), self.pid(), self.runc_log(), self.streams()];
         let [inventory, settled] = [self.inventory(), self.settled()];
         for file in [exit, pid, runc_log, streams, self.work_note(), inventory, settled, stopped, signals] {

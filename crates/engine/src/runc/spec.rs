@@ -65,7 +65,7 @@ pub(super) fn config_json(
         "mounts": mounts(config, provided),
         "annotations": annotations,
         "linux": {
-            "cgroupsPath": super::cgroup::absolute(&config.cgroup),
+            "cgroupsPath": crate::processes::cgroup::absolute(&config.cgroup),
             "namespaces": [
                 { "type": "pid" },
                 { "type": "ipc" },
@@ -176,7 +176,9 @@ fn resources(config: &ContainerConfig) -> Value {
     let mut resources = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
     // Where this machine cannot limit processes, a service that asked for no certain limit runs all the same.
     let limit = config.confinement.pids_limit;
-    if limit != 0 && (limit != crate::confinement::PIDS_LIMIT || super::cgroup::is_available("pids")) {
+    if limit != 0
+        && (limit != crate::confinement::PIDS_LIMIT || crate::processes::cgroup::is_available("pids"))
+    {
         resources["pids"] = json!({ "limit": config.confinement.pids_limit });
     }
     if config.memory_bytes != 0 {
@@ -219,6 +221,7 @@ mod tests {
             user: User::default(),
             workdir: "/".into(),
             confinement: Confinement::default(),
+            kept: None,
         }
     }
 

@@ -114,6 +114,7 @@ impl Node {
             user: User::default(),
             workdir: "/".into(),
             confinement: godwit_engine::Confinement::default(),
+            kept: None,
         };
         self.containers.push(config.clone());
         config

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use godwit_criu::obstacles::UnixSockets;
 use godwit_network::{
     Handed, NetworkError, Networks, admit_newcomers, bar_newcomers, check_namespace, enter,
-    forget_connections, silence, unsilence,
+    forget_connections, join_namespace, silence, unsilence,
 };
 
 use super::Attach;
@@ -44,6 +44,13 @@ impl Attach for SystemNetwork {
             self.networks.of(endpoint.address)?.create_endpoint(&endpoint).await?;
         }
         Ok(())
+    }
+
+    async fn join(&self, service: &Service, pid: u32) -> Result<(), NetworkError> {
+        match service.network.namespace() {
+            None => join_namespace(&self.layout.namespace(service), pid).await,
+            Some(_) => Ok(()),
+        }
     }
 
     async fn open(&self, service: &Service) -> Result<Handed, NetworkError> {

@@ -165,6 +165,9 @@ async fn examine(
             reasons.push(error.to_string());
         }
     }
+    if service.kept.is_some() {
+        reasons.extend(local.engine.objections(&local.config(&service)).await);
+    }
     // Until the journal names the layers that are here.
     let hold = local.store.hold();
     let missing = missing_layers(local, open, &mut reasons)?;
@@ -304,6 +307,7 @@ fn answer(
         copied: true,
         system_v: abilities.system_v,
         parts: true,
+        keepers: true,
     }
 }
 

@@ -39,13 +39,13 @@ pub(super) async fn until_restored(
         receive_layer(local, link, layer).await?;
         link.send(Message::LayerStored).await?;
     }
-    local.make_directories(service, true)?;
+    local.make_directories(service, true).await?;
     local.network.plug(service).await?;
     // The source sends what comes for the service as soon as that is frozen.
     local.network.hold_for(service).await?;
     local.standstills.stand_ready(service).await?;
     local.standstills.stand_apart(service)?;
-    let upper = local.layout.upper(&service.name);
+    let upper = local.changed_files(service)?;
     receive_tree(link, &upper, admitted.tree).await?;
     sync(upper).await?;
     if admitted.userfaultfd
@@ -189,7 +189,7 @@ async fn receive_and_restore(
     };
     failpoint::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
-    let upper = local.layout.upper(&service.name);
+    let upper = local.changed_files(service)?;
     let mut log = LogWriter::new(local.log_files(service));
     let filling = EndsFiller(receiver.shared().clone());
     let pages = receive_while_running(

@@ -68,6 +68,10 @@ impl Attach for Network {
         })
     }
 
+    async fn join(&self, _service: &Service, _pid: u32) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
     async fn open(&self, service: &Service) -> Result<Handed, NetworkError> {
         let opened = self.change("open", service, |plug| {
             (plug.open, plug.held, plug.steered) = (true, false, false);

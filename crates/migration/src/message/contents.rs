@@ -180,6 +180,9 @@ pub struct Accepted {
     /// Whether this node takes parts of files that it has from an earlier round.
     #[prost(bool, tag = "50")]
     pub parts: bool,
+    /// Whether this node knows of containers that engines of others keep.
+    #[prost(bool, tag = "51")]
+    pub keepers: bool,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,

@@ -158,7 +158,7 @@ impl Source {
         let config = self.local.config(&self.service);
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
-        let tree = tree::TreeSender::new(&self.local.layout.upper(name));
+        let tree = tree::TreeSender::new(&self.local.changed_files(&self.service)?);
         let (_, round) = next_round(tree, false).await?;
         let file_bytes = round.changes.bytes();
         let answered = match self.destination.as_str() {
@@ -267,6 +267,9 @@ impl Source {
             Err(error) => return Err(error.into()),
         };
         chosen(node, Versions::OWN, accepted.protocol)?;
+        if self.service.kept.is_some() && !accepted.keepers {
+            return Err(self.no_keepers());
+        }
         findings.obstacles.extend(self.not_restored(config, &accepted).await?);
         let layers = missing(node, &accepted.missing_layers, &offered)?;
         Ok(Some(Answered { link, accepted, layers }))

@@ -85,13 +85,7 @@ impl Source {
             Err(error) => error,
         };
         tmpfs.close(false)?;
-        Err(match error.is_of_closing() {
-            true => match streams.why_closed().await {
-                Some(why) => why.into(),
-                None => error,
-            },
-            false => error,
-        })
+        Err(streams.explain(error).await)
     }
 }
 

@@ -111,32 +111,43 @@ impl Source {
             Streams::open(self.local.cluster.as_ref(), &self.destination, &self.id, self.options.streams)
                 .await?;
         *self.stream_traffic.lock().unwrap_or_else(PoisonError::into_inner) = streams.traffic().clone();
-        let (pages, files, leave) = match plan.mode {
-            Mode::Precopy | Mode::Hybrid => {
-                let comparing = Duration::ZERO;
-                let rounds = Rounds { plan, pages, files, agreed, comparing, all: Vec::new(), share: 1000 };
-                self.rounds(link, &mut streams, &mut recorder.report, rounds).await?
-            }
-            mode => {
-                let files = send_all_ahead(link, &mut recorder.report, files).await?;
-                if agreed.sends_shared() {
-                    let (streams, report) = (&mut streams, &mut recorder.report);
-                    pages = self.send_shared(link, streams, report, (pages, agreed)).await?;
-                }
-                if sampled {
-                    // The more of them are named by now, the less is left to name while it is frozen.
-                    let sample = tokio::time::sleep(SAMPLE);
-                    name(link, &mut pages).await?;
-                    sample.await;
-                }
-                (pages, files, mode == Mode::Postcopy)
-            }
-        };
-        Ok(Copied { agreed, pages, streams, leave, files })
+        let (comparing, report) = (Duration::ZERO, &mut recorder.report);
+        let rounds = Rounds { plan, pages, files, agreed, comparing, all: Vec::new(), share: 1000 };
+        match self.copy(link, &mut streams, report, rounds, sampled).await {
+            Ok((pages, files, leave)) => Ok(Copied { agreed, pages, streams, leave, files }),
+            Err(error) => Err(streams.explain(error).await),
+        }
     }
 
-    /// Copies in rounds. The pages and files that are left, and whether what is left of the pages stays here for
-    /// after the commit.
+    /// Copies while the service runs, as its mode has it. The pages and files that are left, and whether what is left of
+    /// the pages stays here for after the commit.
+    async fn copy(
+        &self,
+        link: &mut Link,
+        streams: &mut Streams,
+        report: &mut Report,
+        rounds: Rounds,
+        sampled: bool,
+    ) -> Result<(Pages, Files, bool), SourceError> {
+        let mode = rounds.plan.mode;
+        if matches!(mode, Mode::Precopy | Mode::Hybrid) {
+            return self.rounds(link, streams, report, rounds).await;
+        }
+        let Rounds { mut pages, files, agreed, .. } = rounds;
+        let files = send_all_ahead(link, report, files).await?;
+        if agreed.sends_shared() {
+            pages = self.send_shared(link, streams, report, (pages, agreed)).await?;
+        }
+        if sampled {
+            // The more of them are named by now, the less is left to name while it is frozen.
+            let sample = tokio::time::sleep(SAMPLE);
+            name(link, &mut pages).await?;
+            sample.await;
+        }
+        Ok((pages, files, mode == Mode::Postcopy))
+    }
+
+    /// Copies in rounds.
     async fn rounds(
         &self,
         link: &mut Link,

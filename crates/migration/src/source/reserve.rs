@@ -80,7 +80,7 @@ impl Source {
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
         let started = Instant::now();
-        let tree = tree::TreeSender::new(&self.local.layout.upper(&self.service.name));
+        let tree = tree::TreeSender::new(&self.local.changed_files(&self.service)?);
         let (tree, first) = next_round(tree, false).await?;
         report.pre_dump_ms = ms_since(started);
 
@@ -221,6 +221,9 @@ impl Source {
             Message::Accepted(accepted) => {
                 chosen(&self.destination, Versions::OWN, accepted.protocol)?;
                 self.check_reservations(config, &accepted).await?;
+                if self.service.kept.is_some() && !accepted.keepers {
+                    return Err(self.no_keepers());
+                }
                 Ok(accepted)
             }
             Message::Refused(refused) => {
@@ -228,6 +231,12 @@ impl Source {
             }
             other => Err(link.unexpected(&other, "Accepted or Refused").into()),
         }
+    }
+
+    /// An older destination would take it for a container of its own.
+    pub(super) fn no_keepers(&self) -> SourceError {
+        let reason = "its godwit is too old for containers of other engines; upgrade it".into();
+        SourceError::Refused { node: self.destination.clone(), reasons: vec![reason] }
     }
 
     /// Which pages the destination has retained of an earlier visit.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use godwit_transfer::{Carrier, Connection, Gauge, SecureStream, Traffic};
 use tokio::sync::mpsc;
 
+use super::SourceError;
 use crate::link::{Link, LinkError};
 use crate::message::{Join, Message, Purpose};
 use crate::resources::{Cluster, ClusterError};
@@ -97,14 +98,16 @@ impl<S: Carrier> Streams<S> {
         Ok(())
     }
 
-    /// Why a stream takes no more data, if one does not.
-    pub(crate) async fn why_closed(&mut self) -> Option<LinkError> {
-        for stream in &mut self.pages {
-            if let Some(error) = stream.why_closed().await {
-                return Some(error);
+    /// What is behind an error that only says that something takes no more data: what a stream says that does not.
+    pub(super) async fn explain(&mut self, error: SourceError) -> SourceError {
+        if error.is_of_closing() {
+            for stream in &mut self.pages {
+                if let Some(why) = stream.why_closed().await {
+                    return why.into();
+                }
             }
         }
-        None
+        error
     }
 
     /// What they carry.

@@ -10,34 +10,34 @@ use tokio::io::unix::AsyncFd;
 /// What `/proc/PID/status` says of a process. `godwit-criu` has a parser of its own, which leaves a process out that lacks a
 /// field; here the field is empty then.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ProcessStatus {
+pub(crate) struct ProcessStatus {
     /// In the node's PID namespace.
-    pub(super) pid: u32,
+    pub(crate) pid: u32,
     /// Parent, in the node's PID namespace.
-    pub(super) parent: u32,
+    pub(crate) parent: u32,
     /// PID in the innermost PID namespace it is in.
-    pub(super) inner_pid: u32,
+    pub(crate) inner_pid: u32,
     /// Who traces it; 0 for nobody.
-    pub(super) tracer: u32,
+    pub(crate) tracer: u32,
     /// State letter: R, S, D, T (stopped), t (traced), Z.
-    pub(super) state: char,
+    pub(crate) state: char,
     /// Anonymous memory in bytes, also what is swapped out and what it shares with its parent since a fork.
-    pub(super) anonymous_bytes: u64,
+    pub(crate) anonymous_bytes: u64,
     /// Shared resident memory in bytes.
-    pub(super) shared_bytes: u64,
+    pub(crate) shared_bytes: u64,
     /// Process group, in the innermost PID namespace.
-    pub(super) group: u32,
+    pub(crate) group: u32,
     /// Session, in the innermost PID namespace.
-    pub(super) session: u32,
+    pub(crate) session: u32,
     /// The signals that its main thread blocks or ignores, or that it has handlers for: bit 0 is signal 1.
-    pub(super) not_default: u64,
+    pub(crate) not_default: u64,
 }
 
 /// Reads the status of those of these processes that are there.
 ///
 /// # Errors
 /// It cannot be read of one that is there.
-pub(super) fn statuses(pids: impl IntoIterator<Item = u32>) -> io::Result<Vec<ProcessStatus>> {
+pub(crate) fn statuses(pids: impl IntoIterator<Item = u32>) -> io::Result<Vec<ProcessStatus>> {
     let mut statuses = Vec::new();
     for pid in pids {
         match std::fs::read_to_string(format!("/proc/{pid}/status")) {
@@ -75,7 +75,7 @@ fn parse_status(pid: u32, text: &str) -> ProcessStatus {
 
 /// Bytes that processes need where nothing is shared since a fork, as after a move; `charged` is what their cgroup
 /// has for memory that they share with each other, and for all else.
-pub(super) fn unshared_bytes(statuses: &[ProcessStatus], charged: u64) -> u64 {
+pub(crate) fn unshared_bytes(statuses: &[ProcessStatus], charged: u64) -> u64 {
     let sum = |bytes: fn(&ProcessStatus) -> u64| statuses.iter().map(bytes).fold(0, u64::saturating_add);
     let (anonymous, shared) = (sum(|status| status.anonymous_bytes), sum(|status| status.shared_bytes));
     anonymous.saturating_add(shared.min(charged)).max(charged)
@@ -83,12 +83,12 @@ pub(super) fn unshared_bytes(statuses: &[ProcessStatus], charged: u64) -> u64 {
 
 /// Whether a process is stopped by a signal inside a frozen v1 cgroup, where its state letter does
 /// not tell.
-pub(super) fn is_stopped_and_frozen(pid: u32) -> bool {
+pub(crate) fn is_stopped_and_frozen(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|function| function == "do_signal_stop")
 }
 
 /// Whether a thread of a process waits in vfork(2) for its child; nothing else sleeps there.
-pub(super) fn is_in_vfork(pid: u32) -> bool {
+pub(crate) fn is_in_vfork(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let place = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("wchan"));
     threads.filter_map(|thread| place(thread).ok()).any(|function| {
@@ -98,21 +98,26 @@ pub(super) fn is_in_vfork(pid: u32) -> bool {
 }
 
 /// Whether a tracer waits for a process that cannot come, because its cgroup is frozen while it is
-/// stopped; see `Runc::freeze_members`.
-pub(super) fn waits_to_attach(tracer: u32) -> bool {
+/// stopped; see `Processes::freeze`.
+pub(crate) fn waits_to_attach(tracer: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{tracer}/wchan")).is_ok_and(|function| function == "ptrace_attach")
 }
 
 /// Whether the process that began at this time (clock ticks since boot) lives.
-pub(super) fn lives(pid: u32, start: u64) -> bool {
+pub(crate) fn lives(pid: u32, start: u64) -> bool {
     let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     parse_stat(&text).is_some_and(|(state, began)| began == start && !"ZX".contains(state))
 }
 
 /// When a process began, in clock ticks since boot; none when it is gone.
-pub(super) fn start_time(pid: u32) -> Option<u64> {
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse_stat(&text).map(|(_, start)| start)
+}
+
+/// The parent of a process; none when it is gone.
+pub(crate) fn parent(pid: u32) -> Option<u32> {
+    Some(statuses([pid]).ok()?.first()?.parent)
 }
 
 /// State letter and start time of `/proc/PID/stat`: the fields 3 and 22. The name before them may
@@ -125,20 +130,20 @@ fn parse_stat(text: &str) -> Option<(char, u64)> {
 }
 
 /// The name of a process's program, at most 15 bytes; none when it is gone.
-pub(super) fn command_name(pid: u32) -> Option<String> {
+pub(crate) fn command_name(pid: u32) -> Option<String> {
     Some(std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
 }
 
 /// A handle of a process that stays its own when the PID is used again.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub(crate) struct Handle {
     pid: Pid,
     fd: AsyncFd<OwnedFd>,
 }
 
 impl Handle {
     /// Opens the process; none when it is gone.
-    pub(super) fn open(pid: u32) -> io::Result<Option<Self>> {
+    pub(crate) fn open(pid: u32) -> io::Result<Option<Self>> {
         let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(fd) => Ok(Some(Self { pid, fd: watch(fd, Interest::READABLE)? })),
@@ -148,17 +153,17 @@ impl Handle {
     }
 
     /// Resolves when the process has ended, reaped or not.
-    pub(super) async fn ended(&self) -> io::Result<()> {
+    pub(crate) async fn ended(&self) -> io::Result<()> {
         self.fd.readable().await.map(|_| ())
     }
 
     /// Sends SIGKILL; no error when the process has ended.
-    pub(super) fn kill(&self) -> io::Result<()> {
+    pub(crate) fn kill(&self) -> io::Result<()> {
         self.send(Signal::KILL)
     }
 
     /// Sends a signal; no error when the process has ended.
-    pub(super) fn send(&self, signal: Signal) -> io::Result<()> {
+    pub(crate) fn send(&self, signal: Signal) -> io::Result<()> {
         match rustix::process::pidfd_send_signal(self.fd.get_ref(), signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -168,7 +173,7 @@ impl Handle {
 
 impl Handle {
     /// Sends SIGKILL to the process, which must lead a process group, and to its group.
-    pub(super) fn kill_group(&self) -> io::Result<()> {
+    pub(crate) fn kill_group(&self) -> io::Result<()> {
         match rustix::process::kill_process_group(self.pid, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -177,7 +182,7 @@ impl Handle {
 }
 
 /// Registers a descriptor for events.
-pub(super) fn watch<T: Into<OwnedFd>>(fd: T, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watch<T: Into<OwnedFd>>(fd: T, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd stays open, and the same descriptor, until the AsyncFd is dropped.
     let watched = unsafe { AsyncFd::register_with_interest(fd.into(), interest) };
     watched.map_err(|error| error.into_parts().1)

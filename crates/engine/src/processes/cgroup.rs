@@ -26,7 +26,7 @@ const FREEZE_LOOK: Duration = Duration::from_micros(100);
 const LOOKS_BEFORE_RETRY: u32 = 500;
 
 /// Whether this machine has a controller in the hierarchies that runc uses.
-pub(super) fn is_available(controller: &str) -> bool {
+pub(crate) fn is_available(controller: &str) -> bool {
     match std::fs::read_to_string(Path::new(MOUNT).join("cgroup.controllers")) {
         Ok(unified) => unified.split_whitespace().any(|name| name == controller),
         Err(_) => Path::new(MOUNT).join(controller).is_dir(),
@@ -34,13 +34,27 @@ pub(super) fn is_available(controller: &str) -> bool {
 }
 
 /// The cgroup path with a leading slash, so that runc takes it from the hierarchy's root.
-pub(super) fn absolute(cgroup: &str) -> String {
+pub(crate) fn absolute(cgroup: &str) -> String {
     format!("/{}", cgroup.trim_matches('/'))
+}
+
+/// The path of a process's cgroup below each hierarchy's root.
+pub(crate) fn of_process(pid: u32) -> io::Result<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    path_in(&text).ok_or_else(|| io::Error::other("it is in no cgroup that has a freezer"))
+}
+
+/// That of the hierarchy with the freezer, in what `/proc/PID/cgroup` says.
+fn path_in(text: &str) -> Option<String> {
+    let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let v1 = lines().find(|(controllers, _)| controllers.split(',').any(|name| name == "freezer"));
+    let (_, path) = v1.or_else(|| lines().find(|(controllers, _)| controllers.is_empty()))?;
+    Some(path.to_owned())
 }
 
 /// One container's cgroups on this node.
 #[derive(Debug, Clone)]
-pub(super) struct Cgroup {
+pub(crate) struct Cgroup {
     /// Path below each hierarchy's root, without slashes at its ends.
     path: String,
     unified: bool,
@@ -48,7 +62,7 @@ pub(super) struct Cgroup {
 
 impl Cgroup {
     /// The cgroups of this path; they may exist or not.
-    pub(super) fn new(path: &str) -> io::Result<Self> {
+    pub(crate) fn new(path: &str) -> io::Result<Self> {
         let path = path.trim_matches('/').to_owned();
         if path.is_empty() || path.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
             return Err(io::Error::new(
@@ -61,7 +75,7 @@ impl Cgroup {
     }
 
     /// The directory whose freezer holds the container.
-    pub(super) fn freezer(&self) -> PathBuf {
+    pub(crate) fn freezer(&self) -> PathBuf {
         self.directory("freezer")
     }
 
@@ -70,12 +84,12 @@ impl Cgroup {
     /// # Errors
     /// The list cannot be read. It must not be taken for empty: a process that is not known neither moves
     /// nor ends with the others.
-    pub(super) fn members(&self) -> io::Result<Vec<u32>> {
+    pub(crate) fn members(&self) -> io::Result<Vec<u32>> {
         members_below(self.freezer())
     }
 
     /// Whether the freezer holds all members.
-    pub(super) fn is_frozen(&self) -> bool {
+    pub(crate) fn is_frozen(&self) -> bool {
         let directory = self.freezer();
         if self.unified {
             std::fs::read_to_string(directory.join("cgroup.events"))
@@ -86,7 +100,7 @@ impl Cgroup {
     }
 
     /// Freezes all members; returns when they are frozen. On failure they run on.
-    pub(super) async fn freeze(&self) -> io::Result<()> {
+    pub(crate) async fn freeze(&self) -> io::Result<()> {
         let result = tokio::time::timeout(FREEZE_LIMIT, async {
             if self.unified { self.freeze_unified().await } else { self.freeze_v1().await }
         })
@@ -126,7 +140,7 @@ impl Cgroup {
     }
 
     /// Lets frozen members run.
-    pub(super) fn thaw(&self) -> io::Result<()> {
+    pub(crate) fn thaw(&self) -> io::Result<()> {
         if self.unified {
             std::fs::write(self.freezer().join("cgroup.freeze"), "0")
         } else {
@@ -135,7 +149,7 @@ impl Cgroup {
     }
 
     /// Limits the CPU of all members, in thousandths of a CPU; 0 for no limit.
-    pub(super) fn limit_cpu(&self, millis: u32) -> io::Result<()> {
+    pub(crate) fn limit_cpu(&self, millis: u32) -> io::Result<()> {
         // runc's own period, of which the quota is a part.
         const PERIOD: u64 = 100_000;
         let quota = u64::from(millis) * PERIOD / 1000;
@@ -157,7 +171,7 @@ impl Cgroup {
 
     /// Anonymous and shared memory in bytes: what a migration has to carry. None without a memory
     /// controller.
-    pub(super) fn memory(&self) -> Option<u64> {
+    pub(crate) fn memory(&self) -> Option<u64> {
         let text = std::fs::read_to_string(self.directory("memory").join("memory.stat")).ok()?;
         let field = |name: &str| {
             text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok())
@@ -171,7 +185,7 @@ impl Cgroup {
 
     /// Has the memory cgroup, which is there, charged for what this process touches. Nothing happens where the node has no
     /// such controller.
-    pub(super) fn charge(&self, pid: u32) -> io::Result<()> {
+    pub(crate) fn charge(&self, pid: u32) -> io::Result<()> {
         if !is_available("memory") {
             return Ok(());
         }
@@ -179,7 +193,7 @@ impl Cgroup {
     }
 
     /// Removes the cgroups that runc left; they must be empty.
-    pub(super) fn remove(&self) -> io::Result<()> {
+    pub(crate) fn remove(&self) -> io::Result<()> {
         let mut roots = vec![PathBuf::from(MOUNT)];
         if !self.unified {
             roots = std::fs::read_dir(MOUNT)?.flatten().map(|entry| entry.path()).collect();
@@ -271,6 +285,14 @@ mod tests {
         std::fs::remove_file(below.join("cgroup.procs")).unwrap();
         std::fs::create_dir(below.join("cgroup.procs")).unwrap();
         assert!(members_below(directory.path().to_owned()).is_err());
+    }
+
+    #[test]
+    fn the_path_is_that_of_the_freezer() {
+        let hybrid = "5:pids:/p\n4:cpu,freezer:/f\n0::/u\n";
+        assert_eq!(path_in(hybrid).unwrap(), "/f");
+        assert_eq!(path_in("0::/u:x\n").unwrap(), "/u:x");
+        assert_eq!(path_in(""), None);
     }
 
     #[test]

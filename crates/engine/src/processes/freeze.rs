@@ -1,4 +1,4 @@
-//! Freezing, thawing and continuing the processes of a container: the parts of [`Runc`] around a
+//! Freezing, thawing and continuing the processes of a container: the parts of [`Processes`] around a
 //! dump and after a restore.
 //!
 //! A process that is stopped by a signal sleeps in another place than the v1 freezer's, and
@@ -22,8 +22,8 @@ use nix::unistd::Pid;
 use super::cgroup::Cgroup;
 use super::process::{self, Handle, ProcessStatus};
 use super::stop::{self, StopSignals};
-use super::{Runc, io_error, tmpfs};
-use crate::container::{ContainerConfig, EngineError};
+use super::{Processes, tmpfs};
+use crate::container::{ContainerConfig, EngineError, io_error};
 
 /// How often to check, while waiting for CRIU, whether it can only continue after a thaw.
 const CRIU_LOOK: Duration = Duration::from_millis(500);
@@ -48,9 +48,9 @@ const STOP_LOOK: Duration = Duration::from_micros(200);
 /// as soon as its program is loaded.
 const VFORK_LIMIT: Duration = Duration::from_secs(2);
 
-impl Runc {
+impl Processes {
     /// Freezes, in a way that CRIU can dump.
-    pub(super) async fn freeze_members(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+    pub(crate) async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let cgroup = self.cgroup(config)?;
         let io = |source| io_error(&config.name, "freeze its processes".into(), source);
         let begin = Instant::now();
@@ -81,7 +81,7 @@ impl Runc {
     }
 
     /// PIDs in the container's PID namespace of the processes that are stopped.
-    pub(super) fn stopped_members(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+    pub(crate) fn stopped(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
         let cgroup = self.cgroup(config)?;
         let noted = match cgroup.is_frozen() {
             true => Stopped::of(config).noted().map_err(|source| {
@@ -100,7 +100,7 @@ impl Runc {
 
     /// Sends SIGCONT to all members but those that were stopped before the dump; these are stopped by the
     /// signal by which they were then.
-    pub(super) async fn continue_members(
+    pub(crate) async fn cont(
         &self,
         config: &ContainerConfig,
         keep_stopped: &[u32],
@@ -171,7 +171,7 @@ impl Runc {
 
     /// Thaws, but not before a CRIU that still works on the container has ended: it would put the
     /// freezer back to frozen afterwards.
-    pub(super) async fn thaw_after_criu(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+    pub(crate) async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let name = &config.name;
         let cgroup = self.cgroup(config)?;
         let tracer = || self.tracing_criu(&cgroup);
@@ -210,7 +210,7 @@ impl Runc {
             }
         }
         // It may have been killed only now.
-        match self.recover_from_killed_criu(config).await {
+        match self.recover(config).await {
             // They must not stay frozen for what is left in them.
             Err(error) if !matches!(error, EngineError::NotFound(_)) => {
                 tracing::error!(container = %name, error = &error as &dyn std::error::Error, "connections of the container may be broken")
@@ -226,7 +226,7 @@ impl Runc {
 
     /// A CRIU that was killed leaves the freezer open, which it opened for its own code. So where it is closed
     /// there is nothing to do.
-    pub(super) async fn recover_from_killed_criu(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+    pub(crate) async fn recover(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let cgroup = self.cgroup(config)?;
         let io = |source: io::Error| match source.kind() {
             ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
@@ -250,7 +250,7 @@ impl Runc {
     /// The CRIU that traces a process of these, if one does.
     fn tracing_criu(&self, cgroup: &Cgroup) -> io::Result<Option<u32>> {
         let criu_name: Option<String> =
-            self.config.criu.file_name().map(|name| name.to_string_lossy().chars().take(15).collect());
+            self.criu.file_name().map(|name| name.to_string_lossy().chars().take(15).collect());
         let statuses = cgroup.members().and_then(process::statuses)?;
         let mut tracers = statuses.iter().map(|status| status.tracer);
         Ok(tracers.find(|&pid| pid != 0 && process::command_name(pid) == criu_name))

@@ -31,7 +31,7 @@ fn key(number: usize) -> String {
 }
 
 /// The lines of CRIU's options by which a restore brings those that are not in its images; the others do no harm.
-pub(super) fn criu_options(request: &RestoreRequest) -> String {
+pub(crate) fn criu_options(request: &RestoreRequest) -> String {
     let line = |(number, path): (usize, std::path::PathBuf)| {
         format!("external \"mnt[{}]:{}\"\n", key(number), path.display())
     };
@@ -39,7 +39,7 @@ pub(super) fn criu_options(request: &RestoreRequest) -> String {
 }
 
 /// Those that CRIU can leave alone now. `members` are the processes of the container, `pid` is its main one.
-pub(super) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::Result<Vec<Tmpfs>> {
+pub(crate) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::Result<Vec<Tmpfs>> {
     if !share_their_mounts(pid, members)? {
         return Ok(Vec::new());
     }
@@ -76,7 +76,7 @@ pub(super) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::R
 /// Gives those that a restore has brought the limits of the container's definition.
 ///
 /// What cannot be limited is not: a service that is here for good must run.
-pub(super) fn limit(config: &ContainerConfig, processes: &[ProcessStatus]) {
+pub(crate) fn limit(config: &ContainerConfig, processes: &[ProcessStatus]) {
     let Some(main) = processes.iter().find(|process| process.inner_pid == 1) else { return };
     let root = format!("/proc/{}/root", main.pid);
     let inside = Root::open(Path::new(&root), Links::Refused);

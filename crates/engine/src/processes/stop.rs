@@ -28,7 +28,7 @@ use crate::container::ContainerConfig;
 
 /// The file, beside the container and beside the images: a list of pairs of PID (in the container's PID namespace)
 /// and number of the signal. Those that are not in it are stopped by SIGSTOP.
-pub(super) const FILE: &str = "stop-signals.json";
+pub(crate) const FILE: &str = "stop-signals.json";
 
 /// Most bytes that such a file may have: a hundred thousand processes.
 const FILE_LIMIT: u64 = 2 << 20;
@@ -41,21 +41,21 @@ const ASK_LOOK: Duration = Duration::from_micros(200);
 
 /// The signals by which processes of a container are stopped, as far as it is not SIGSTOP.
 #[derive(Debug)]
-pub(super) struct StopSignals {
+pub(crate) struct StopSignals {
     path: PathBuf,
 }
 
 impl StopSignals {
-    pub(super) fn of(config: &ContainerConfig) -> Self {
+    pub(crate) fn of(config: &ContainerConfig) -> Self {
         Self { path: config.directory.join(FILE) }
     }
 
     /// Those that were noted beside images.
-    pub(super) fn beside(images: &Path) -> Self {
+    pub(crate) fn beside(images: &Path) -> Self {
         Self { path: images.join(FILE) }
     }
 
-    pub(super) fn note(&self, signals: &HashMap<u32, Signal>) -> io::Result<()> {
+    pub(crate) fn note(&self, signals: &HashMap<u32, Signal>) -> io::Result<()> {
         if signals.is_empty() {
             return self.forget();
         }
@@ -63,7 +63,7 @@ impl StopSignals {
         std::fs::write(&self.path, serde_json::to_vec(&pairs)?)
     }
 
-    pub(super) fn forget(&self) -> io::Result<()> {
+    pub(crate) fn forget(&self) -> io::Result<()> {
         match std::fs::remove_file(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -71,7 +71,7 @@ impl StopSignals {
     }
 
     /// By PID in the container's PID namespace. What is no signal of a terminal is passed over.
-    pub(super) fn noted(&self) -> io::Result<HashMap<u32, Signal>> {
+    pub(crate) fn noted(&self) -> io::Result<HashMap<u32, Signal>> {
         match std::fs::metadata(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(HashMap::new()),
             Err(error) => return Err(error),
@@ -89,7 +89,7 @@ fn is_of_terminal(signal: Signal) -> bool {
 }
 
 /// Asks by which signals of a terminal these processes are stopped. Their cgroup must not be frozen.
-pub(super) fn ask(stopped: Vec<ProcessStatus>) -> HashMap<u32, Signal> {
+pub(crate) fn ask(stopped: Vec<ProcessStatus>) -> HashMap<u32, Signal> {
     if stopped.is_empty() {
         return HashMap::new();
     }
@@ -134,7 +134,7 @@ fn signal_of(pid: u32) -> Option<Signal> {
 
 /// Whether this signal, sent now, stops the process: its default action does, unless the process group is
 /// orphaned (setpgid(2)), which the kernel spares.
-pub(super) fn stops(signal: Signal, status: &ProcessStatus, all: &[ProcessStatus]) -> bool {
+pub(crate) fn stops(signal: Signal, status: &ProcessStatus, all: &[ProcessStatus]) -> bool {
     let has_default = status.not_default & (1 << (signal as i32 - 1)) == 0;
     let is_watched = |member: &ProcessStatus| {
         let parent = all.iter().find(|other| other.pid == member.parent);

@@ -1,0 +1,83 @@
+//! `godwit adopt`: take a container of another engine into godwit's care.
+
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+
+use godwit_api::v1::{AdoptRequest, PublishedPort};
+
+use crate::{client::Connection, global::Global, output, values};
+
+/// Take a running container of Podman's into godwit's care; print the name of its service
+///
+/// The container runs on, and Podman keeps it: `podman ps`, `logs`, `exec` and `stop` work as before, also on the node that it
+/// moves to. It gets an address that moves with it.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  podman run -d --name web --network none nginx && godwit adopt podman:web
+  godwit adopt podman:3f4a0c2b9d17 --name cache --ip 10.88.0.10")]
+pub(crate) struct Args {
+    /// Engine and container: podman:NAME, or podman:ID
+    #[arg(value_name = "ENGINE:CONTAINER", value_parser = container)]
+    container: String,
+    /// Name of the service, unique in the cluster [default: the container's]
+    #[arg(long)]
+    name: Option<String>,
+    /// Address of the service, which moves with it [default: the next free one of its network]
+    #[arg(long, value_name = "ADDRESS")]
+    ip: Option<Ipv4Addr>,
+    /// Network of the service, NAME or NAME:ip=ADDRESS, once for each; the first has the default route [default: the network
+    /// "default"]
+    #[arg(long, value_name = "NETWORK")]
+    network: Vec<String>,
+    /// Forward a port of the node to the service: HOST:CONTAINER[/udp]
+    #[arg(short, long, value_name = "PORTS", value_parser = values::publish)]
+    publish: Vec<PublishedPort>,
+    /// Program in the nodes' directory of hooks to run at a point of a move: pre-freeze, post-resume, aborted
+    #[arg(long, value_name = "POINT=NAME", value_parser = values::hook)]
+    hook: Vec<(String, String)>,
+    /// Label of the service, which inspect shows
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = values::label)]
+    label: Vec<String>,
+}
+
+fn container(text: &str) -> Result<String, String> {
+    match text.split_once(':') {
+        Some(("podman", container)) if !container.is_empty() => Ok(text.to_owned()),
+        _ => Err("give podman: and the name or ID of a container, for example podman:web".into()),
+    }
+}
+
+pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let request = AdoptRequest {
+        container: args.container,
+        name: args.name.unwrap_or_default(),
+        address: args.ip.map(|address| address.to_string()).unwrap_or_default(),
+        networks: args.network,
+        publish: args.publish,
+        labels: args.label,
+        hooks: args.hook.into_iter().collect(),
+    };
+    let mut connection = Connection::open(global).await?;
+    let answer = connection.node.adopt(request).await;
+    let service = answer.map_err(|status| connection.explain(&status))?.into_inner();
+    if global.json {
+        output::json(&output::service_json(&service))?;
+    } else {
+        output::line(&service.name)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::container;
+
+    #[test]
+    fn an_engine_and_a_container_are_needed() {
+        assert_eq!(container("podman:web").as_deref(), Ok("podman:web"));
+        for text in ["web", "podman:", "docker:web", ":web"] {
+            assert!(container(text).is_err(), "{text}");
+        }
+    }
+}

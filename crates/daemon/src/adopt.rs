@@ -1,0 +1,156 @@
+//! Containers that another engine has started come into godwit's care, while they run.
+//!
+//! The engine keeps the container and its files. godwit notes what it has to know of it, and gives it an address that moves
+//! with it: an interface in the network namespace that the engine has made.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use godwit_api::v1::{self as api, AdoptRequest, RunRequest};
+use godwit_engine::EngineError;
+use godwit_engine::podman::Found;
+use godwit_migration::{Attachment, Restart, Service, error_chain, failpoint, hooks};
+use godwit_names::ServiceName;
+use tonic::Status;
+
+use crate::convert;
+use crate::node::Node;
+use crate::services::{owned, reserve, show};
+use crate::state::now_ms;
+use crate::status::{internal, invalid};
+
+/// Takes a container into godwit's care.
+pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptRequest) -> Result<api::Service, Status> {
+    let container = match request.container.split_once(':') {
+        Some(("podman", container)) if !container.is_empty() => container,
+        _ => {
+            return Err(Status::invalid_argument(format!(
+                "{:?} is not a container of another engine; give podman: and its name or ID",
+                request.container
+            )));
+        }
+    };
+    let ports = convert::ports(&request.publish)?;
+    // Its name in the engine is known when it is found.
+    let asked = match request.name.as_str() {
+        "" => "new".to_owned(),
+        name => name.to_owned(),
+    };
+    let found = node.podman().find(&convert::service_name(&asked)?, container).await.map_err(refused)?;
+    let name = match request.name.as_str() {
+        "" => convert::service_name(&found.name)?,
+        name => convert::service_name(name)?,
+    };
+    let others = node.state.services().map_err(internal)?;
+    let same = |other: &Service| other.kept.as_ref().is_some_and(|kept| kept.id == found.kept.id);
+    if let Some(other) = others.iter().find(|other| same(&other.service)) {
+        return Err(Status::already_exists(format!(
+            "container {container} is in godwit's care already, as service {}",
+            other.service.name
+        )));
+    }
+    let like = RunRequest {
+        name: name.to_string(),
+        address: request.address.clone(),
+        networks: request.networks.clone(),
+        publish: request.publish.clone(),
+        ..RunRequest::default()
+    };
+    let (network, addresses, _occupied) = reserve(node, &name, &like, ports).await?;
+    if network != Attachment::Overlay {
+        return Err(Status::invalid_argument(
+            "a container that is adopted stays in the network namespace that its engine has made; leave out ns:",
+        ));
+    }
+    let service = describe(node, name, &request, &addresses, found.clone())?;
+    if let Err(error) = take(node, &service, found.pid).await {
+        // The container stays what it was.
+        if let Err(left) = node.local().clear(&service).await {
+            tracing::error!(service = %service.name, error = %error_chain(&left), "cannot undo a half-made adoption");
+        }
+        return Err(error);
+    }
+    failpoint::point("service.adopted").await;
+    node.state.put_service(&service).map_err(internal)?;
+    node.podman().own(&node.local().config(&service)).map_err(internal)?;
+    if let Err(error) = node.local().made(&service) {
+        // The state is read before the mark is believed.
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
+    }
+    node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
+    node.watch(&service);
+    let detail = format!("{} of {}", service.address, request.container);
+    node.events.tell("service", "adopted", &service.name, &detail);
+    show(node, owned(node, &service.name)?).await
+}
+
+/// What the engine says is for the user; what fails besides is not.
+fn refused(error: EngineError) -> Status {
+    match error {
+        EngineError::Keeper { .. } => Status::failed_precondition(error_chain(&error)),
+        other => internal(other),
+    }
+}
+
+fn describe(
+    node: &Node,
+    name: ServiceName,
+    request: &AdoptRequest,
+    addresses: &[Ipv4Addr],
+    found: Found,
+) -> Result<Service, Status> {
+    let now = now_ms();
+    let service = Service {
+        id: ulid::Ulid::new().to_string(),
+        epoch: node.state.next_epoch(&name).map_err(internal)?,
+        name,
+        address: addresses.first().copied().unwrap_or(Ipv4Addr::UNSPECIFIED),
+        more: addresses.get(1..).unwrap_or_default().to_vec(),
+        network: Attachment::Overlay,
+        hooks: convert::hooks(&request.hooks)?,
+        image: found.image,
+        layers: Vec::new(),
+        command: found.command,
+        env: found.env,
+        mounts: Vec::new(),
+        memory_bytes: found.memory_bytes,
+        cpu_millis: found.cpu_millis,
+        publish: convert::ports(&request.publish)?,
+        hostname: found.hostname,
+        user: found.user,
+        workdir: match found.workdir {
+            none if none.as_os_str().is_empty() => PathBuf::from("/"),
+            workdir => workdir,
+        },
+        confinement: godwit_engine::Confinement::default(),
+        restart: Restart::default(),
+        kept: Some(found.kept),
+        labels: request.labels.clone(),
+        created_ms: now,
+        started_ms: now,
+    };
+    for hook in service.hooks.named() {
+        hooks::check(&node.local().hooks, hook).map_err(invalid)?;
+    }
+    Ok(service)
+}
+
+async fn take(node: &Arc<Node>, service: &Service, pid: u32) -> Result<(), Status> {
+    let local = node.local();
+    // What an earlier service has left under the name must not mix with it.
+    local.make_room(service).await.map_err(internal)?;
+    local.begin_making(service).map_err(internal)?;
+    local.make_directories(service, false).await.map_err(internal)?;
+    let state = node.podman().take(&local.config(service)).await.map_err(refused)?;
+    if state.pid != pid {
+        return Err(Status::aborted(format!(
+            "the container of service {} was started again meanwhile; try again",
+            service.name
+        )));
+    }
+    local.network.join(service, pid).await.map_err(internal)?;
+    local.network.plug(service).await.map_err(internal)?;
+    local.network.open(service).await.map_err(internal)?;
+    Ok(())
+}

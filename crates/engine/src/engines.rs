@@ -1,0 +1,146 @@
+//! [`Engines`]: each container by the engine that keeps it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::container::{
+    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
+    Keeper, OutputPipes, RestoreRequest, Tmpfs,
+};
+use crate::podman::Podman;
+use crate::runc::Runc;
+
+/// The engines of a node.
+#[derive(Debug, Clone)]
+pub struct Engines {
+    /// For containers that godwit makes itself.
+    pub runc: Runc,
+    /// For those of Podman.
+    pub podman: Podman,
+}
+
+impl Engines {
+    fn of(&self, config: &ContainerConfig) -> &dyn Engine {
+        match config.kept.as_ref().map(|kept| kept.keeper) {
+            None => &self.runc,
+            Some(Keeper::Podman) => &self.podman,
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Engines {
+    async fn objections(&self, config: &ContainerConfig) -> Vec<String> {
+        self.of(config).objections(config).await
+    }
+
+    async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).expect(config).await
+    }
+
+    fn changed_files(&self, config: &ContainerConfig) -> Result<PathBuf, EngineError> {
+        self.of(config).changed_files(config)
+    }
+
+    async fn run(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
+        self.of(config).run(config).await
+    }
+
+    async fn state(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
+        self.of(config).state(config).await
+    }
+
+    async fn wait(&self, config: &ContainerConfig) -> Result<i32, EngineError> {
+        self.of(config).wait(config).await
+    }
+
+    async fn started_again(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).started_again(config).await
+    }
+
+    async fn signal(&self, config: &ContainerConfig, signal: i32) -> Result<(), EngineError> {
+        self.of(config).signal(config, signal).await
+    }
+
+    async fn stop(&self, config: &ContainerConfig, limit: Duration) -> Result<(), EngineError> {
+        self.of(config).stop(config, limit).await
+    }
+
+    async fn freeze(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).freeze(config).await
+    }
+
+    async fn recover(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).recover(config).await
+    }
+
+    async fn thaw(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).thaw(config).await
+    }
+
+    async fn settle_log(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).settle_log(config).await
+    }
+
+    async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
+        self.of(config).dump_target(config).await
+    }
+
+    async fn tmpfs(&self, config: &ContainerConfig) -> Result<Vec<Tmpfs>, EngineError> {
+        self.of(config).tmpfs(config).await
+    }
+
+    async fn restore_stopped(&self, request: &RestoreRequest) -> Result<ContainerState, EngineError> {
+        self.of(&request.config).restore_stopped(request).await
+    }
+
+    async fn output_pipes(&self, config: &ContainerConfig) -> Result<OutputPipes, EngineError> {
+        self.of(config).output_pipes(config).await
+    }
+
+    async fn begin_restore(
+        &self,
+        request: RestoreRequest,
+        pipes: OutputPipes,
+    ) -> Result<Box<dyn BegunRestore>, EngineError> {
+        self.of(&request.config).begin_restore(request.clone(), pipes).await
+    }
+
+    async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
+        self.of(config).cont(config, keep_stopped).await
+    }
+
+    async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+        self.of(config).stopped_processes(config).await
+    }
+
+    async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).delete(config).await
+    }
+
+    async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError> {
+        self.of(config).exec(config, request).await
+    }
+
+    async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
+        self.of(config).exec_sessions(config).await
+    }
+
+    async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+        self.of(config).processes(config).await
+    }
+
+    async fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError> {
+        self.of(config).limit_cpu(config, millis).await
+    }
+
+    async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        self.of(config).memory_current(config).await
+    }
+
+    async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        self.of(config).memory_unshared(config).await
+    }
+}

@@ -1,0 +1,82 @@
+//! What this node knows of a container that Podman keeps, in the container's directory: for the next life of godwitd.
+
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::container::{ContainerConfig, EngineError, OutputPipes, io_error};
+
+/// The file.
+const FILE: &str = "podman.json";
+
+/// The record. Where there is none, nothing of a container in Podman is godwit's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The container's ID.
+    pub(super) id: String,
+    /// Its life, where it has had one here.
+    pub(super) life: Option<Life>,
+    /// The directory with its changed files.
+    pub(super) changed_files: PathBuf,
+    /// Whether it goes with its service: not before it is one.
+    pub(super) ours: bool,
+    /// Where what comes for it is put before Podman has a place for it; nothing once it has.
+    pub(super) waiting: Option<PathBuf>,
+}
+
+/// One life of a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Life {
+    /// The main process.
+    pub(super) pid: u32,
+    /// When that began, in clock ticks since boot.
+    pub(super) start: u64,
+    /// Path of its cgroup below each hierarchy's root.
+    pub(super) cgroup: String,
+    /// The pipes that are its standard output and standard error.
+    pub(super) pipes: OutputPipes,
+    /// The process that reads them.
+    pub(super) conmon: u32,
+    /// Its root filesystem, as the node has it mounted.
+    pub(super) root: PathBuf,
+}
+
+impl Record {
+    /// That of a container; nothing where there is none, or one of another container.
+    pub(super) fn read(config: &ContainerConfig) -> Result<Option<Self>, EngineError> {
+        let path = config.directory.join(FILE);
+        let failed = |source| io_error(&config.name, format!("read {}", path.display()), source);
+        let record: Self = match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| failed(error.into()))?,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        Ok(config.kept.as_ref().is_some_and(|kept| kept.id == record.id).then_some(record))
+    }
+
+    /// That of a container which there must be.
+    pub(super) fn of(config: &ContainerConfig) -> Result<Self, EngineError> {
+        Self::read(config)?.ok_or_else(|| EngineError::NotFound(config.name.clone()))
+    }
+
+    pub(super) fn write(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let (path, half) = (config.directory.join(FILE), config.directory.join("podman.json.half"));
+        let written = serde_json::to_vec(self).map_err(io::Error::from).and_then(|text| {
+            std::fs::create_dir_all(&config.directory)?;
+            std::fs::write(&half, text)?;
+            std::fs::rename(&half, &path)
+        });
+        written.map_err(|source| io_error(&config.name, format!("write {}", path.display()), source))
+    }
+
+    pub(super) fn remove(config: &ContainerConfig) -> Result<(), EngineError> {
+        let path = config.directory.join(FILE);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(io_error(&config.name, format!("remove {}", path.display()), error))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The processes of a container, whatever engine has started them: in which cgroup they are, how they are frozen for a
+//! dump and continued after a restore, what memory they have.
+//!
+//! All is asked of the kernel. The container's directory ([`ContainerConfig::directory`]) has notes for the next life of
+//! the caller:
+//!
+//! | file | what |
+//! |---|---|
+//! | `stopped.json` | processes that were stopped when it was frozen, see [`freeze`] |
+//! | `stop-signals.json` | by which signals they were stopped, see [`stop`] |
+
+pub(crate) mod cgroup;
+mod freeze;
+pub(crate) mod process;
+pub(crate) mod stop;
+pub(crate) mod tmpfs;
+
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::container::{ContainerConfig, EngineError, Tmpfs, io_error};
+use cgroup::Cgroup;
+use process::{Handle, ProcessStatus};
+
+/// How long killed processes may take to end. Only uninterruptible sleep takes longer than a moment.
+const KILL_LIMIT: Duration = Duration::from_secs(20);
+
+/// What godwit does with processes of containers.
+#[derive(Debug, Clone)]
+pub(crate) struct Processes {
+    /// The CRIU that dumps and restores them.
+    pub(crate) criu: PathBuf,
+}
+
+impl Processes {
+    pub(crate) fn cgroup(&self, config: &ContainerConfig) -> Result<Cgroup, EngineError> {
+        Cgroup::new(&config.cgroup).map_err(|source| io_error(&config.name, "use its cgroup".into(), source))
+    }
+
+    /// The members of its cgroup.
+    pub(crate) fn members(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
+        let members = self.cgroup(config)?.members();
+        members.map_err(|source| io_error(&config.name, "list its processes".into(), source))
+    }
+
+    /// How many commands from outside run in the container with this main process.
+    pub(crate) fn sessions(&self, config: &ContainerConfig, main: u32) -> Result<usize, EngineError> {
+        let members = self.members(config)?;
+        let statuses = statuses(config, members.clone())?;
+        // A command's first process has its parent outside the container.
+        let from_outside = |status: &&ProcessStatus| status.pid != main && !members.contains(&status.parent);
+        Ok(statuses.iter().filter(from_outside).count())
+    }
+
+    /// The tmpfs of the container with this main process that a restorer can bring now.
+    pub(crate) async fn tmpfs(&self, config: &ContainerConfig, main: u32) -> Result<Vec<Tmpfs>, EngineError> {
+        let (members, of) = (self.members(config)?, config.clone());
+        let finding = tokio::task::spawn_blocking(move || tmpfs::find(&of, main, &members));
+        finding
+            .await
+            .map_err(io::Error::other)
+            .and_then(|found| found)
+            .map_err(|source| io_error(&config.name, "examine its tmpfs".into(), source))
+    }
+
+    /// Gives it this much CPU, in thousandths; 0 for no limit.
+    pub(crate) fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError> {
+        let limited = self.cgroup(config)?.limit_cpu(millis);
+        limited.map_err(|source| io_error(&config.name, "limit its CPU".into(), source))
+    }
+
+    /// Memory that is charged to it, in bytes.
+    pub(crate) fn memory(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        if let Some(bytes) = self.cgroup(config)?.memory() {
+            return Ok(bytes);
+        }
+        let statuses = statuses(config, self.members(config)?)?;
+        Ok(statuses.iter().map(|status| status.anonymous_bytes + status.shared_bytes).sum())
+    }
+
+    /// Bytes that its processes need after a move.
+    pub(crate) async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        let charged = self.memory(config)?;
+        let (members, of) = (self.members(config)?, config.clone());
+        // A service may have thousands of processes.
+        let read = tokio::task::spawn_blocking(move || statuses(&of, members));
+        let statuses = read.await.map_err(|error| {
+            io_error(&config.name, "examine its processes".into(), io::Error::other(error))
+        })??;
+        Ok(process::unshared_bytes(&statuses, charged))
+    }
+
+    /// Kills all members, frozen or not, and waits until there are none.
+    pub(crate) async fn kill(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let killed = tokio::time::timeout(KILL_LIMIT, kill_members(&self.cgroup(config)?)).await;
+        killed
+            .unwrap_or_else(|_| Err(io::Error::new(ErrorKind::TimedOut, "a killed process does not end")))
+            .map_err(|source| io_error(&config.name, "kill its processes".into(), source))
+    }
+}
+
+/// What the processes of a container look like now.
+fn statuses(config: &ContainerConfig, members: Vec<u32>) -> Result<Vec<ProcessStatus>, EngineError> {
+    process::statuses(members)
+        .map_err(|source| io_error(&config.name, "examine its processes".into(), source))
+}
+
+async fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
+    loop {
+        let members = cgroup.members()?;
+        if members.is_empty() {
+            return Ok(());
+        }
+        let mut handles = Vec::new();
+        for pid in members {
+            handles.extend(Handle::open(pid)?);
+        }
+        for handle in &handles {
+            handle.kill()?;
+        }
+        // Frozen processes die of a pending SIGKILL when they are thawed, before they run.
+        match cgroup.thaw() {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        for handle in &handles {
+            handle.ended().await?;
+        }
+        // An ended process stays a member until its parent has reaped it.
+        tokio::task::yield_now().await;
+    }
+}

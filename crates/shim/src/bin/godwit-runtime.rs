@@ -1,0 +1,276 @@
+//! `godwit-runtime`: stands in the place of the OCI runtime for one call of a container engine of others, and is the
+//! runtime for all else that the call wants of it.
+//!
+//! ```text
+//! godwitd ──▶ engine, told that this is its runtime ──▶ conmon ──▶ godwit-runtime ──▶ runc, with what godwitd has for it
+//! ```
+//! godwitd writes what to do into a directory, with a link to this program in it by which the engine calls it:
+//!
+//! | file | what |
+//! |---|---|
+//! | `instructions.json` | [`Instructions`], from godwitd |
+//! | `arrived.json` | [`Arrived`], for godwitd, once the engine has come to the restore |
+//!
+//! - `checkpoint`: where the instructions say so nothing is dumped, so that an engine that exports a checkpoint exports no
+//!   more than its description of the container.
+//! - `restore`: of the images that the instructions name, in place of the engine's.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What godwitd wants.
+#[derive(Debug, Deserialize)]
+struct Instructions {
+    /// The runtime.
+    runtime: PathBuf,
+    /// The container that they are for.
+    id: String,
+    /// What a checkpoint or a restore of it becomes.
+    task: Task,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Task {
+    /// A checkpoint that dumps nothing.
+    Describe,
+    /// A restore.
+    Restore {
+        /// Directory of the images.
+        images: PathBuf,
+        /// Directory for CRIU's log.
+        work: PathBuf,
+        /// File with options for CRIU.
+        criu_config: PathBuf,
+        /// Whether no page that is put in place may bring others with it that come later.
+        without_huge_pages: bool,
+    },
+}
+
+/// What the engine has made for a restore.
+#[derive(Debug, Serialize)]
+struct Arrived {
+    /// Directory of the OCI description.
+    bundle: PathBuf,
+    /// Where the runtime writes the PID of the main process.
+    pid_file: PathBuf,
+}
+
+/// Global options of runc and crun that have their value in the word after them.
+const WITH_VALUE: &[&str] = &["--log", "--log-format", "--root", "--criu", "--rootless", "--cgroup-manager"];
+
+fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    let name = words.next().unwrap_or_default();
+    let words: Vec<OsString> = words.collect();
+    match run(Path::new(&name), &words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("godwit-runtime: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Does what is wanted; does not return where the runtime goes on in its place.
+fn run(name: &Path, words: &[OsString]) -> Result<(), String> {
+    let place = name.parent().unwrap_or(Path::new("."));
+    let path = place.join("instructions.json");
+    let text = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let Instructions { runtime, id, task } =
+        serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let call = Call::of(words);
+    let is_help = words.iter().any(|word| word == "--help" || word == "-h");
+    match (task, call.verb.and_then(OsStr::to_str)) {
+        _ if is_help => Err(become_runtime(&runtime, words)),
+        (Task::Describe, Some("checkpoint")) => {
+            call.is_for(&id)?;
+            describe(&call)
+        }
+        (Task::Restore { images, work, criu_config, without_huge_pages }, Some("restore")) => {
+            call.is_for(&id)?;
+            let [bundle, pid_file] = ["--bundle", "--pid-file"].map(|option| call.value(option));
+            let bundle = bundle.ok_or("the engine names no bundle for a restore")?;
+            let pid_file = pid_file.ok_or("the engine names no file for the PID of a restore")?;
+            configure_criu(&bundle, &criu_config)?;
+            let arrived = Arrived { bundle: bundle.clone(), pid_file: pid_file.clone() };
+            write_whole(&place.join("arrived.json"), &json(&arrived)?)?;
+            if without_huge_pages {
+                // SAFETY: sets a flag of this process, which its children inherit.
+                let set = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+                if set == -1 {
+                    return Err(format!("cannot do without huge pages: {}", io::Error::last_os_error()));
+                }
+            }
+            let mut words: Vec<OsString> = call.globals.to_vec();
+            words.extend(
+                ["restore", "--detach", "--tcp-established", "--file-locks", "--auto-dedup"].map(Into::into),
+            );
+            for (option, path) in [
+                ("--bundle", bundle),
+                ("--pid-file", pid_file),
+                ("--image-path", images),
+                ("--work-path", work),
+            ] {
+                words.extend([option.into(), path.into()]);
+            }
+            words.push(id.into());
+            Err(become_runtime(&runtime, &words))
+        }
+        _ => Err(become_runtime(&runtime, words)),
+    }
+}
+
+/// A call of a runtime, in its parts.
+struct Call<'a> {
+    globals: &'a [OsString],
+    verb: Option<&'a OsStr>,
+    rest: &'a [OsString],
+}
+
+impl<'a> Call<'a> {
+    fn of(words: &'a [OsString]) -> Self {
+        let mut at = 0;
+        while let Some(word) = words.get(at) {
+            if !word.as_encoded_bytes().starts_with(b"-") {
+                break;
+            }
+            at += if WITH_VALUE.iter().any(|option| word == option) { 2 } else { 1 };
+        }
+        let at = at.min(words.len());
+        let (globals, rest) = words.split_at(at);
+        let (verb, rest) = rest.split_first().map_or((None, rest), |(verb, rest)| (Some(verb), rest));
+        Self { globals, verb: verb.map(OsString::as_os_str), rest }
+    }
+
+    /// The value of an option of the verb.
+    fn value(&self, option: &str) -> Option<PathBuf> {
+        value(self.rest, option)
+    }
+
+    /// Checks that it is for this container, which is named last.
+    fn is_for(&self, id: &str) -> Result<(), String> {
+        match self.rest.last() {
+            Some(last) if last == id => Ok(()),
+            other => {
+                Err(format!("these instructions are for container {id}, and the engine asks for {other:?}"))
+            }
+        }
+    }
+}
+
+/// The value of an option, in the same word or in the next one.
+fn value(words: &[OsString], option: &str) -> Option<PathBuf> {
+    let text = |word: &OsString| word.to_str().map(str::to_owned);
+    words.iter().enumerate().find_map(|(at, word)| {
+        if word == option {
+            return words.get(at + 1).map(PathBuf::from);
+        }
+        let text = text(word)?;
+        text.strip_prefix(option)?.strip_prefix('=').map(PathBuf::from)
+    })
+}
+
+/// Makes what an engine looks for after a checkpoint, and nothing else.
+fn describe(call: &Call<'_>) -> Result<(), String> {
+    let [images, work] = ["--image-path", "--work-path"].map(|option| call.value(option));
+    let images = images.ok_or("the engine names no directory for the images of a checkpoint")?;
+    fs::create_dir_all(&images).map_err(|error| format!("cannot create {}: {error}", images.display()))?;
+    if let Some(work) = work {
+        let statistics = work.join("stats-dump");
+        fs::write(&statistics, "")
+            .map_err(|error| format!("cannot write {}: {error}", statistics.display()))?;
+    }
+    Ok(())
+}
+
+/// Has the runtime give CRIU a file with options: by the annotation that runc knows for it.
+fn configure_criu(bundle: &Path, criu_config: &Path) -> Result<(), String> {
+    let path = bundle.join("config.json");
+    let text = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let mut description: Value =
+        serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    description["annotations"]["org.criu.config"] = criu_config.to_string_lossy().into();
+    write_whole(&path, &json(&description)?)
+}
+
+fn json(value: &impl Serialize) -> Result<Vec<u8>, String> {
+    serde_json::to_vec(value).map_err(|error| error.to_string())
+}
+
+/// Writes a file that nobody sees half of.
+fn write_whole(path: &Path, content: &[u8]) -> Result<(), String> {
+    let half = path.with_extension("half");
+    fs::write(&half, content)
+        .and_then(|()| fs::rename(&half, path))
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))
+}
+
+/// Why the runtime does not go on in the place of this program.
+fn become_runtime(runtime: &Path, words: &[OsString]) -> String {
+    let error = Command::new(runtime).args(words).exec();
+    format!("cannot run {}: {error}", runtime.display())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn the_verb_is_found_behind_options_with_values_and_without() {
+        let line = words(
+            "--root=/r --log-format json --log restore --systemd-cgroup restore --bundle /b --pid-file=/p x",
+        );
+        let call = Call::of(&line);
+        assert_eq!(call.verb.unwrap(), "restore");
+        assert_eq!(call.globals.len(), 6);
+        assert_eq!(value(call.globals, "--root").unwrap(), Path::new("/r"));
+        assert_eq!(call.value("--bundle").unwrap(), Path::new("/b"));
+        assert_eq!(call.value("--pid-file").unwrap(), Path::new("/p"));
+        assert!(call.value("--work-path").is_none());
+        call.is_for("x").unwrap();
+        assert!(call.is_for("y").unwrap_err().contains("are for container y"));
+    }
+
+    #[test]
+    fn a_call_without_a_verb_has_none() {
+        let line = words("--version");
+        assert!(Call::of(&line).verb.is_none());
+        let line = words("--log");
+        assert!(Call::of(&line).verb.is_none());
+    }
+
+    #[test]
+    fn a_description_makes_what_the_engine_looks_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let [images, work] = ["images", "work"].map(|name| directory.path().join(name));
+        fs::create_dir(&work).unwrap();
+        let line =
+            words(&format!("checkpoint --image-path {} --work-path {} x", images.display(), work.display()));
+        describe(&Call::of(&line)).unwrap();
+        assert!(images.is_dir() && work.join("stats-dump").exists());
+    }
+
+    #[test]
+    fn criu_is_given_its_options_beside_what_the_bundle_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.json");
+        fs::write(&path, r#"{"annotations":{"a":"b"},"root":{"path":"/r"}}"#).unwrap();
+        configure_criu(directory.path(), Path::new("/c")).unwrap();
+        let written: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(written["annotations"], serde_json::json!({"a": "b", "org.criu.config": "/c"}));
+        assert_eq!(written["root"]["path"], "/r");
+    }
+}

@@ -1,0 +1,265 @@
+//! Containers that were started by a plain `podman run`: adopted, moved, and managed by plain `podman` afterwards. Needs
+//! root and Podman.
+
+use std::net::Ipv4Addr;
+
+use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
+use godwit_tests::podman::Podmans;
+use godwit_tests::{Bed, CLIENT, PATIENCE, wait_for};
+use serde_json::Value;
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
+const IMAGE: &str = "localhost/redis:1";
+/// Data in Redis.
+const FILL: u64 = 32 << 20;
+
+/// A lab with a Podman on each node, and Redis in the one on `a`.
+struct Cache {
+    bed: Bed,
+    podmans: Podmans,
+    preset: Preset,
+    /// Its ID in Podman.
+    id: String,
+}
+
+impl Cache {
+    fn up(test: &str, more: &[&str]) -> Self {
+        let podmans = Podmans::new();
+        let bed = Bed::up_with(test, |config| podmans.equip(config));
+        let preset = bed.build(Workload::Redis);
+        podmans.image(&bed, &preset, IMAGE);
+        let mut words = vec!["run", "--detach", "--name", "cache", "--network", "none"];
+        words.extend(more);
+        words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
+        words.extend(preset.user.iter().flat_map(|user| ["--user", user]));
+        words.push(IMAGE);
+        words.extend(preset.command.iter().map(String::as_str));
+        let id = podmans.done(&bed, "a", &words).trim().to_owned();
+        let address = ADDRESS.to_string();
+        assert_eq!(bed.done("a", &["adopt", "podman:cache", "--ip", &address]), "cache\n");
+        Self { podmans, bed, preset, id }
+    }
+
+    fn connect(&self) -> RedisClient {
+        RedisClient::connect(self.bed.lab(), CLIENT, self.preset.at(ADDRESS), PATIENCE).unwrap()
+    }
+
+    fn podman(&self, node: &str, words: &[&str]) -> String {
+        self.podmans.done(&self.bed, node, words)
+    }
+
+    /// The containers of a node's Podman, and in which state they are.
+    fn listed(&self, node: &str) -> String {
+        let text = self.podman(node, &["ps", "--all", "--no-trunc", "--format", "json"]);
+        let all: Vec<Value> = serde_json::from_str(&text).unwrap();
+        let line = |of: &Value| {
+            let field = |name: &str| of[name].as_str().unwrap().to_owned();
+            format!(
+                "{} {} {} {}\n",
+                field("Id"),
+                of["Names"][0].as_str().unwrap(),
+                field("Image"),
+                field("State")
+            )
+        };
+        all.iter().map(line).collect()
+    }
+
+    /// One Podman has it, in this state, and the other does not.
+    fn is_at(&self, node: &str, state: &str) {
+        let (id, other) = (&self.id, if node == "a" { "b" } else { "a" });
+        let wanted = (format!("{id} cache {IMAGE} {state}\n"), String::new());
+        wait_for(&format!("Podman on {node} alone to have it {state}"), || {
+            let now = (self.listed(node), self.listed(other));
+            (now == wanted).then_some(())
+        });
+    }
+
+    /// godwit has it in this state.
+    fn is_shown(&self, node: &str, state: &str) -> Value {
+        wait_for(&format!("godwit to show it {state}"), || {
+            let shown: Value = self.bed.json(node, &["inspect", "cache"]);
+            (shown["state"] == state).then_some(shown)
+        })
+    }
+
+    fn inspect(&self, node: &str) -> Value {
+        let all: Value = serde_json::from_str(&self.podman(node, &["inspect", "cache"])).unwrap();
+        all[0].clone()
+    }
+
+    fn down(self) {
+        self.podmans.clear(&self.bed);
+    }
+}
+
+#[test]
+fn a_container_of_podmans_moves_with_its_connections() {
+    let cache = Cache::up("pod-moves", &[]);
+    let shown = cache.is_shown("a", "running");
+    assert_eq!(
+        (shown["engine"].as_str(), shown["container_id"].as_str()),
+        (Some("podman"), Some(&*cache.id))
+    );
+    cache.connect().fill(FILL).unwrap();
+    let load = RedisLoad::start(cache.bed.lab(), CLIENT, cache.preset.at(ADDRESS), 1000).unwrap();
+    cache.bed.move_to_and_fro("cache", |number, here| {
+        let lap = load.lap().unwrap();
+        assert!(lap.is_clean(), "move {number}: {lap:?}");
+        cache.is_at(here, "running");
+    });
+    drop(load);
+    cache.down();
+}
+
+#[test]
+fn podman_manages_what_came_to_it_as_if_it_had_been_started_there() {
+    let labels = ["--label", "tier=x", "--restart", "always", "--stop-timeout", "3", "--env", "COLOUR=blue"];
+    let cache = Cache::up("pod-owns", &labels);
+    let first = cache.inspect("a");
+    cache.podman("a", &["exec", "cache", "/bin/sh", "-c", "echo 1 >/changed"]);
+    cache.bed.migrate("cache", "a", "b");
+    cache.is_at("b", "running");
+
+    // What was said of it at its start is known here, and nothing of the other node.
+    let there = cache.inspect("b");
+    for field in ["Id", "Name", "Args", "Image", "ImageName", "RestartCount"] {
+        assert_eq!(there[field], first[field], "{field}");
+    }
+    assert_eq!(there["Config"]["Labels"], first["Config"]["Labels"]);
+    assert_eq!(there["Config"]["Env"], first["Config"]["Env"]);
+    assert_eq!(there["Config"]["StopTimeout"], 3);
+    assert_eq!(there["HostConfig"]["RestartPolicy"]["Name"], "always");
+    let told = there.to_string();
+    let of_a = first["GraphDriver"]["Data"]["UpperDir"].as_str().unwrap().split("root/").next().unwrap();
+    assert!(!told.replace(&there["Config"]["CreateCommand"].to_string(), "").contains(of_a), "{told}");
+
+    // Commands in it, by either.
+    let read = ["exec", "cache", "/bin/sh", "-c", "cat /changed; echo $COLOUR"];
+    assert_eq!(cache.podman("b", &read), "1\nblue\n");
+    assert_eq!(cache.bed.done("b", &read), "1\nblue\n");
+    cache.podman("b", &["cp", "cache:/changed", cache.bed.scratch().join("copy").to_str().unwrap()]);
+    assert_eq!(std::fs::read_to_string(cache.bed.scratch().join("copy")).unwrap(), "1\n");
+    // Its log, from its arrival on.
+    let write = ["exec", "cache", "/bin/sh", "-c", "echo hello >/proc/1/fd/1"];
+    cache.podman("b", &write);
+    wait_for("a line in its log", || cache.podman("b", &["logs", "cache"]).contains("hello").then_some(()));
+    let refused = cache.bed.godwit("b", &["logs", "cache"]);
+    assert!(
+        refused.code == 1 && refused.stderr.contains(&format!("podman logs {}", cache.id)),
+        "{refused:?}"
+    );
+
+    // Its restart policy is Podman's, and the address is there again.
+    let pid = |node: &str| cache.inspect(node)["State"]["Pid"].as_u64().unwrap();
+    let before = pid("b");
+    let killed = rustix::process::Pid::from_raw(i32::try_from(before).unwrap()).unwrap();
+    rustix::process::kill_process(killed, rustix::process::Signal::KILL).unwrap();
+    wait_for("Podman to start it again", || (![0, before].contains(&pid("b"))).then_some(()));
+    wait_for("godwit to follow", || (cache.bed.pid("b", "cache") == pid("b")).then_some(()));
+    cache.connect();
+
+    // Stopped and started by Podman.
+    cache.podman("b", &["stop", "cache"]);
+    cache.is_at("b", "exited");
+    cache.is_shown("b", "stopped");
+    cache.podman("b", &["start", "cache"]);
+    cache.is_shown("b", "running");
+    cache.connect();
+    assert_eq!(cache.podman("b", &read), "1\nblue\n");
+
+    // And by godwit.
+    cache.bed.done("b", &["stop", "cache"]);
+    cache.is_at("b", "exited");
+    cache.is_shown("b", "stopped");
+    cache.bed.done("b", &["start", "cache"]);
+    cache.is_at("b", "running");
+    cache.connect();
+
+    // It goes on, and back.
+    cache.bed.migrate("cache", "b", "a");
+    cache.is_at("a", "running");
+    assert_eq!(cache.podman("a", &read), "1\nblue\n");
+    cache.connect();
+
+    // Removed behind godwit's back, and then there.
+    cache.podman("a", &["rm", "--force", "cache"]);
+    wait_for("godwit to know", || {
+        let shown: Value = cache.bed.json("a", &["inspect", "cache"]);
+        shown["reason"].as_str().unwrap().contains("removed").then_some(())
+    });
+    cache.bed.done("a", &["rm", "cache"]);
+    assert_eq!((cache.listed("a"), cache.listed("b")), (String::new(), String::new()));
+    cache.down();
+}
+
+#[test]
+fn godwit_removes_what_it_adopted_and_nothing_that_it_did_not() {
+    let cache = Cache::up("pod-removes", &[]);
+    let (bed, podman) = (&cache.bed, |node: &str, words: &[&str]| cache.podman(node, words));
+    // In godwit's care once.
+    let twice = bed.godwit("a", &["adopt", "podman:cache", "--name", "other"]);
+    assert!(twice.code == 1 && twice.stderr.contains("as service cache"), "{twice:?}");
+    // A container in the way is not taken away.
+    podman("b", &["create", "--name", "cache", "--network", "none", IMAGE, "/bin/true"]);
+    let before = cache.listed("b");
+    let refused = bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    assert!(
+        refused.code == 1 && refused.stderr.contains("Podman has a container cache there already"),
+        "{refused:?}"
+    );
+    assert_eq!(cache.listed("b"), before);
+    podman("b", &["rm", "cache"]);
+    // Nor is one without its image made.
+    podman("b", &["rmi", IMAGE]);
+    let refused = bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    assert!(
+        refused.code == 1 && refused.stderr.contains("does not have its image localhost/redis:1"),
+        "{refused:?}"
+    );
+    assert_eq!(cache.listed("b"), "");
+    cache.connect();
+
+    podman("a", &["run", "--detach", "--name", "own", "--network", "none", IMAGE, "/bin/sleep", "1000"]);
+    bed.done("a", &["rm", "--force", "cache"]);
+    let left = podman("a", &["ps", "--all", "--format", "{{.Names}}"]);
+    assert_eq!(left, "own\n");
+    cache.down();
+}
+
+#[test]
+fn what_cannot_move_is_refused_by_name_and_stays_podmans() {
+    let cache = Cache::up("pod-refuses", &[]);
+    let dir = cache.bed.scratch().to_str().unwrap().to_owned();
+    let bind = format!("{dir}:/data");
+    let cases: [(&str, &[&str], &str); 8] = [
+        ("bound", &["--volume", &bind], "mounted on /data"),
+        ("volume", &["--volume", "v:/data"], "volumes"),
+        ("tty", &["--tty"], "terminal"),
+        ("privileged", &["--privileged"], "privileged"),
+        ("pids", &["--pid", "host"], "pid namespace of the node"),
+        ("ipc", &["--ipc", "host"], "ipc namespace of the node"),
+        ("device", &["--device", "/dev/fuse"], "devices of the node"),
+        ("gone", &["--rm"], "removed when it ends"),
+    ];
+    for (name, options, reason) in cases {
+        let mut words = vec!["run", "--detach", "--name", name, "--network", "none"];
+        words.extend(options);
+        words.extend([IMAGE, "/bin/sleep", "1000"]);
+        cache.podman("a", &words);
+        let refused = cache.bed.godwit("a", &["adopt", &format!("podman:{name}")]);
+        assert!(refused.code == 1 && refused.stderr.contains(reason), "{name}: {refused:?}");
+        let state = cache.podman("a", &["inspect", "--format", "{{.State.Status}}", name]);
+        assert_eq!(state, "running\n", "{name}");
+    }
+    for (container, reason) in
+        [("podman:none", "no container none"), ("web", "podman:web"), ("docker:web", "podman:")]
+    {
+        let refused = cache.bed.godwit("a", &["adopt", container]);
+        assert!(refused.code != 0 && refused.stderr.contains(reason), "{container}: {refused:?}");
+    }
+    cache.podman("a", &["stop", "--time", "0", "pids"]);
+    let refused = cache.bed.godwit("a", &["adopt", "podman:pids"]);
+    assert!(refused.code == 1 && refused.stderr.contains("does not run"), "{refused:?}");
+    cache.down();
+}
