@@ -1,7 +1,7 @@
 //! Containers that were started by a plain `podman run`: adopted, moved, and managed by plain `podman` afterwards. Needs
 //! root and Podman.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
 use godwit_tests::podman::Podmans;
@@ -24,19 +24,26 @@ struct Cache {
 
 impl Cache {
     fn up(test: &str, more: &[&str]) -> Self {
+        let more = [&["--network", "none"], more].concat();
+        let cache = Self::started(test, &more);
+        let address = ADDRESS.to_string();
+        assert_eq!(cache.bed.done("a", &["adopt", "podman:cache", "--ip", &address]), "cache\n");
+        cache
+    }
+
+    /// Not adopted yet.
+    fn started(test: &str, more: &[&str]) -> Self {
         let podmans = Podmans::new();
         let bed = Bed::up_with(test, |config| podmans.equip(config));
         let preset = bed.build(Workload::Redis);
         podmans.image(&bed, &preset, IMAGE);
-        let mut words = vec!["run", "--detach", "--name", "cache", "--network", "none"];
+        let mut words = vec!["run", "--detach", "--name", "cache"];
         words.extend(more);
         words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
         words.extend(preset.user.iter().flat_map(|user| ["--user", user]));
         words.push(IMAGE);
         words.extend(preset.command.iter().map(String::as_str));
         let id = podmans.done(&bed, "a", &words).trim().to_owned();
-        let address = ADDRESS.to_string();
-        assert_eq!(bed.done("a", &["adopt", "podman:cache", "--ip", &address]), "cache\n");
         Self { podmans, bed, preset, id }
     }
 
@@ -109,6 +116,38 @@ fn a_container_of_podmans_moves_with_its_connections() {
         cache.is_at(here, "running");
     });
     drop(load);
+    cache.down();
+}
+
+#[test]
+fn a_container_of_a_plain_podman_run_leaves_podmans_network_and_keeps_its_published_port() {
+    const PORT: u16 = 16379;
+    let cache = Cache::started("pod-plain", &["--publish", &format!("{PORT}:6379"), "--restart", "always"]);
+    let publishes = |node: &str| {
+        let at = SocketAddrV4::new(cache.bed.lab().config().address(node).unwrap(), PORT);
+        RedisClient::connect(cache.bed.lab(), CLIENT, at, PATIENCE).unwrap()
+    };
+    publishes("a").fill(1 << 20).unwrap();
+    let refused = cache.bed.godwit("a", &["adopt", "podman:cache"]);
+    assert!(refused.code == 1 && refused.stderr.contains("Podman's network podman"), "{refused:?}");
+    assert!(refused.stderr.contains("--leave-networks"), "{refused:?}");
+    // It is where it was.
+    publishes("a");
+    let address = ADDRESS.to_string();
+    cache.bed.done("a", &["adopt", "podman:cache", "--leave-networks", "--ip", &address]);
+    publishes("a");
+    let mut before = cache.connect();
+    // Podman starts it again in another network namespace, in which the address is then.
+    let pid = cache.bed.pid("a", "cache");
+    let killed = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(killed, rustix::process::Signal::KILL).unwrap();
+    wait_for("godwit to follow", || (![0, pid].contains(&cache.bed.pid("a", "cache"))).then_some(()));
+    assert!(before.call(&["PING"]).is_err(), "that was another life");
+    let mut lasting = cache.connect();
+    cache.bed.migrate("cache", "a", "b");
+    cache.is_at("b", "running");
+    lasting.call(&["PING"]).unwrap();
+    publishes("b");
     cache.down();
 }
 

@@ -11,6 +11,9 @@ use crate::Bed;
 
 /// What every Podman here is told: without systemd, and with no limits that a container here may not have.
 const SETTINGS: &str = "\
+[network]
+network_backend = \"netavark\"
+default_subnet = \"10.77.0.0/24\"
 [containers]
 default_ulimits = [\"nofile=20000:20000\", \"nproc=20000:20000\"]
 log_driver = \"k8s-file\"

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use godwit_api::v1::{self as api, AdoptRequest, RunRequest};
 use godwit_engine::EngineError;
-use godwit_engine::podman::Found;
-use godwit_migration::{Attachment, Restart, Service, error_chain, failpoint, hooks};
+use godwit_engine::podman::{Found, Port};
+use godwit_migration::{Attachment, LocalError, Restart, Service, error_chain, failpoint, hooks};
 use godwit_names::ServiceName;
 use tonic::Status;
 
@@ -21,7 +21,7 @@ use crate::state::now_ms;
 use crate::status::{internal, invalid};
 
 /// Takes a container into godwit's care.
-pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptRequest) -> Result<api::Service, Status> {
+pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result<api::Service, Status> {
     let container = match request.container.split_once(':') {
         Some(("podman", container)) if !container.is_empty() => container,
         _ => {
@@ -31,13 +31,18 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptRequest) -> Result<api
             )));
         }
     };
-    let ports = convert::ports(&request.publish)?;
     // Its name in the engine is known when it is found.
     let asked = match request.name.as_str() {
         "" => "new".to_owned(),
         name => name.to_owned(),
     };
-    let found = node.podman().find(&convert::service_name(&asked)?, container).await.map_err(refused)?;
+    let asked = convert::service_name(&asked)?;
+    let found = node.podman().find(&asked, container, request.leave_networks);
+    let found = found.await.map_err(refused)?;
+    if request.publish.is_empty() && request.leave_networks {
+        request.publish = found.ports.iter().map(published).collect::<Result<_, _>>()?;
+    }
+    let ports = convert::ports(&request.publish)?;
     let name = match request.name.as_str() {
         "" => convert::service_name(&found.name)?,
         name => convert::service_name(name)?,
@@ -64,7 +69,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptRequest) -> Result<api
         ));
     }
     let service = describe(node, name, &request, &addresses, found.clone())?;
-    if let Err(error) = take(node, &service, found.pid).await {
+    if let Err(error) = take(node, &service, &found).await {
         // The container stays what it was.
         if let Err(left) = node.local().clear(&service).await {
             tracing::error!(service = %service.name, error = %error_chain(&left), "cannot undo a half-made adoption");
@@ -136,21 +141,58 @@ fn describe(
     Ok(service)
 }
 
-async fn take(node: &Arc<Node>, service: &Service, pid: u32) -> Result<(), Status> {
+async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), Status> {
     let local = node.local();
     // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
     local.make_directories(service, false).await.map_err(internal)?;
     let state = node.podman().take(&local.config(service)).await.map_err(refused)?;
-    if state.pid != pid {
+    if state.pid != found.pid {
         return Err(Status::aborted(format!(
             "the container of service {} was started again meanwhile; try again",
             service.name
         )));
     }
-    local.network.join(service, pid).await.map_err(internal)?;
-    local.network.plug(service).await.map_err(internal)?;
-    local.network.open(service).await.map_err(internal)?;
+    let left = node.podman().leave_networks(&local.config(service), &found.networks).await;
+    let plugged = match left {
+        Ok(()) => plug(node, service, found.pid).await,
+        Err(error) => Err(refused(error)),
+    };
+    if plugged.is_err()
+        && let Err(error) = give_back(node, service, found).await
+    {
+        tracing::error!(service = %service.name, error = %error_chain(&error), "cannot put the container back on its engine's networks");
+    }
+    plugged
+}
+
+async fn plug(node: &Node, service: &Service, pid: u32) -> Result<(), Status> {
+    let network = &node.local().network;
+    network.join(service, pid).await.map_err(internal)?;
+    network.plug(service).await.map_err(internal)?;
+    network.open(service).await.map_err(internal)?;
     Ok(())
+}
+
+/// Puts a container back on its engine's networks, whose interfaces have names that godwit's take.
+async fn give_back(node: &Node, service: &Service, found: &Found) -> Result<(), LocalError> {
+    node.local().network.unplug(service).await?;
+    node.podman().join_networks(&node.local().config(service), &found.networks).await?;
+    Ok(())
+}
+
+/// A port as godwit publishes it: on all addresses of a node, and no wider than the engine did.
+fn published(port: &Port) -> Result<api::PublishedPort, Status> {
+    let Port { address, node, container, protocol } = port;
+    if !address.is_empty() {
+        return Err(Status::failed_precondition(format!(
+            "the container's port {node} is published on {address} alone, and godwit publishes on all addresses of a node; say with --publish which ports are wanted"
+        )));
+    }
+    Ok(api::PublishedPort {
+        host_port: (*node).into(),
+        container_port: (*container).into(),
+        protocol: protocol.clone(),
+    })
 }

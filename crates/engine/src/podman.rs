@@ -36,6 +36,7 @@ use crate::processes::{Processes, cgroup, process, stop};
 use crate::runc::{NETWORK_KEY, path_variable, restore};
 use command::{Call, Inspected, SHORT, failed};
 use definition::Definition;
+pub use definition::Port;
 use record::{Life, Record};
 
 /// The runtime under which containers come to a node, whatever they ran under before: crun cannot restore where it is not
@@ -108,6 +109,10 @@ pub struct Found {
     pub memory_bytes: u64,
     /// CPU limit in thousandths; 0 for none.
     pub cpu_millis: u32,
+    /// Podman's networks that it is on, and its address on each.
+    pub networks: Vec<(String, String)>,
+    /// Ports of the node that Podman has lead into it over them.
+    pub ports: Vec<Port>,
 }
 
 impl Podman {
@@ -119,11 +124,17 @@ impl Podman {
         Self { config, path_variable, processes }
     }
 
-    /// Finds a container by name or ID that runs and that godwit can move.
+    /// Finds a container by name or ID that runs and that godwit can move. Where it is on networks of Podman's, it must be
+    /// one that leaves them.
     ///
     /// # Errors
     /// Podman has no such container, it does not run, or something speaks against moving it: all that does.
-    pub async fn find(&self, name: &ServiceName, container: &str) -> Result<Found, EngineError> {
+    pub async fn find(
+        &self,
+        name: &ServiceName,
+        container: &str,
+        leaves_networks: bool,
+    ) -> Result<Found, EngineError> {
         let refused = |reason: String| EngineError::Keeper {
             keeper: "Podman",
             action: "give godwit",
@@ -145,9 +156,19 @@ impl Podman {
             objections
                 .push(format!("its storage driver is {}; godwit moves overlay", inspected.graph_driver.name));
         }
+        let networks = inspected.network_settings.networks.unwrap_or_default();
+        let networks: Vec<_> = networks.into_iter().map(|(name, network)| (name, network.address)).collect();
+        if !networks.is_empty() && !leaves_networks {
+            let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
+            objections.push(format!(
+                "it is on Podman's network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and connections that are open end",
+                names.join(", ")
+            ));
+        }
         if !objections.is_empty() {
             return Err(refused(objections.join("; ")));
         }
+        let ports = definition.ports();
         let definition = definition.of_no_node();
         let process = &definition.spec()["process"];
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
@@ -178,6 +199,8 @@ impl Podman {
             workdir: text(&process["cwd"]).into(),
             memory_bytes: resources["memory"]["limit"].as_u64().unwrap_or(0),
             cpu_millis: u32::try_from(millis).unwrap_or(0),
+            networks,
+            ports,
             kept: Kept { keeper: Keeper::Podman, id: inspected.id, definition: definition.value() },
         })
     }
@@ -190,6 +213,36 @@ impl Podman {
         let inspected = inspected.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
         self.note(config, &inspected)?;
         self.state(config).await
+    }
+
+    /// Takes a container off Podman's networks: their interfaces go, and the ports that lead into it over them.
+    pub async fn leave_networks(
+        &self,
+        config: &ContainerConfig,
+        networks: &[(String, String)],
+    ) -> Result<(), EngineError> {
+        for (network, _) in networks {
+            let words = ["network", "disconnect", "--", network];
+            self.about(config, "take off its network", &words, SHORT).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts a container back on them, with the addresses that it had.
+    pub async fn join_networks(
+        &self,
+        config: &ContainerConfig,
+        networks: &[(String, String)],
+    ) -> Result<(), EngineError> {
+        for (network, address) in networks {
+            let mut words = vec!["network", "connect"];
+            if !address.is_empty() {
+                words.extend(["--ip", address]);
+            }
+            words.extend(["--", network]);
+            self.about(config, "put back on its network", &words, SHORT).await?;
+        }
+        Ok(())
     }
 
     /// From here on a container is removed with its service.
@@ -304,7 +357,7 @@ impl Podman {
         limit: Duration,
     ) -> Result<std::process::Output, EngineError> {
         let id = config.kept.as_ref().map_or("", |kept| kept.id.as_str());
-        let words = words.iter().copied().chain(["--", id]).map(OsStr::new).collect();
+        let words = words.iter().copied().chain([id]).map(OsStr::new).collect();
         self.call(&Call { name: &config.name, action, words, settings: None }, limit).await
     }
 }
@@ -411,7 +464,7 @@ impl Engine for Podman {
 
     async fn run(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
         Record::of(config)?;
-        self.about(config, "start", &["container", "start"], REMOVAL).await?;
+        self.about(config, "start", &["container", "start", "--"], REMOVAL).await?;
         self.take(config).await
     }
 
@@ -472,13 +525,13 @@ impl Engine for Podman {
     async fn signal(&self, config: &ContainerConfig, signal: i32) -> Result<(), EngineError> {
         Record::of(config)?;
         let number = signal.to_string();
-        self.about(config, "signal", &["container", "kill", "--signal", &number], SHORT).await.map(drop)
+        self.about(config, "signal", &["container", "kill", "--signal", &number, "--"], SHORT).await.map(drop)
     }
 
     async fn stop(&self, config: &ContainerConfig, limit: Duration) -> Result<(), EngineError> {
         Record::of(config)?;
         let seconds = limit.as_secs().to_string();
-        let words = ["container", "stop", "--time", &seconds];
+        let words = ["container", "stop", "--time", &seconds, "--"];
         self.about(config, "stop", &words, limit + REMOVAL).await.map(drop)
     }
 
@@ -594,8 +647,12 @@ impl Engine for Podman {
             _ => {}
         }
         // From here on Podman starts it no more, whatever it sees of its processes.
-        let removing =
-            self.about(config, "remove", &["container", "rm", "--force", "--time", "0", "--ignore"], REMOVAL);
+        let removing = self.about(
+            config,
+            "remove",
+            &["container", "rm", "--force", "--time", "0", "--ignore", "--"],
+            REMOVAL,
+        );
         tokio::pin!(removing);
         let removed = match tokio::time::timeout(HELP, &mut removing).await {
             Ok(removed) => removed,

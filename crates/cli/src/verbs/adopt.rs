@@ -14,7 +14,8 @@ use crate::{client::Connection, global::Global, output, values};
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  podman run -d --name web --network none nginx && godwit adopt podman:web
+  podman run -d --name web -p 8080:80 nginx && godwit adopt podman:web --leave-networks
+  podman run -d --name db --network none postgres && godwit adopt podman:db
   godwit adopt podman:3f4a0c2b9d17 --name cache --ip 10.88.0.10")]
 pub(crate) struct Args {
     /// Engine and container: podman:NAME, or podman:ID
@@ -33,6 +34,10 @@ pub(crate) struct Args {
     /// Forward a port of the node to the service: HOST:CONTAINER[/udp]
     #[arg(short, long, value_name = "PORTS", value_parser = values::publish)]
     publish: Vec<PublishedPort>,
+    /// Take it off Podman's networks, whose addresses do not move: connections over them end, and godwit publishes the ports
+    /// that Podman did
+    #[arg(long)]
+    leave_networks: bool,
     /// Program in the nodes' directory of hooks to run at a point of a move: pre-freeze, post-resume, aborted
     #[arg(long, value_name = "POINT=NAME", value_parser = values::hook)]
     hook: Vec<(String, String)>,
@@ -57,6 +62,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         publish: args.publish,
         labels: args.label,
         hooks: args.hook.into_iter().collect(),
+        leave_networks: args.leave_networks,
     };
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.adopt(request).await;

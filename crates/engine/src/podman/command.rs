@@ -1,5 +1,6 @@
 //! Calls of Podman, each with a limit of time: an engine that hangs must not keep a service from going on.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -26,6 +27,8 @@ pub(super) struct Inspected {
     pub(super) runtime: String,
     pub(super) graph_driver: GraphDriver,
     pub(super) host_config: HostConfig,
+    #[serde(default)]
+    pub(super) network_settings: NetworkSettings,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -39,6 +42,19 @@ pub(super) struct InspectedState {
     #[serde(default)]
     pub(super) conmon_pid: u32,
     pub(super) exit_code: i32,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct NetworkSettings {
+    pub(super) networks: Option<BTreeMap<String, InspectedNetwork>>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct InspectedNetwork {
+    #[serde(rename = "IPAddress")]
+    pub(super) address: String,
 }
 
 #[derive(Debug, Clone, Deserialize)]

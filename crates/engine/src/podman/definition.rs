@@ -75,10 +75,6 @@ const NOT_YET: &[(&str, &str)] = &[
     ("pause", "it is the pause container of a pod"),
     ("isInfra", "it is the infra container of a pod"),
     ("isService", "it is a service container of `podman kube play`"),
-    (
-        "createNetNS",
-        "it is in a network of Podman's, whose address does not move; start it with --network none, and it gets an address of godwit's that does",
-    ),
 ];
 
 /// Annotations of `spec` that are taken: others tell a runtime what to do.
@@ -94,6 +90,19 @@ const KERNEL_MOUNTS: &[&str] = &["cgroup", "devpts", "mqueue", "proc", "sysfs", 
 
 /// Namespaces that a container has for itself.
 const NAMESPACES: &[&str] = &["ipc", "mount", "network", "pid", "uts"];
+
+/// A port of the node that leads into a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// The only address of the node that it is on; empty for all.
+    pub address: String,
+    /// That of the node.
+    pub node: u16,
+    /// That of the container.
+    pub container: u16,
+    /// `tcp`, `udp` or `sctp`.
+    pub protocol: String,
+}
 
 /// What Podman makes a container from.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -172,7 +181,46 @@ impl Definition {
         if !matches!(self.text("cgroupsMode"), "" | "enabled") {
             found.push(format!("its cgroups are {:?} (--cgroups)", self.text("cgroupsMode")));
         }
+        match self.text("networkMode") {
+            "" | "bridge" | "none" => {}
+            other => found.push(format!("its network is {other:?} (--network)")),
+        }
+        let namespaces = self.spec["linux"]["namespaces"].as_array().into_iter().flatten();
+        let mut network = namespaces.filter(|namespace| namespace["type"] == "network");
+        let is_named =
+            network.any(|namespace| namespace["path"].as_str().is_some_and(|path| !path.is_empty()));
+        if is_named && self.config.get("createNetNS") != Some(&Value::Bool(true)) {
+            found.push("it is in a network namespace that Podman has not made (--network ns:)".into());
+        }
         self.examine_spec(&mut found);
+        found
+    }
+
+    /// Ports of the node that lead into it.
+    pub(super) fn ports(&self) -> Vec<Port> {
+        let mappings = self.config.get("newPortMappings").and_then(Value::as_array).into_iter().flatten();
+        let number = |value: &Value| u16::try_from(value.as_u64()?).ok();
+        let mut found = Vec::new();
+        for mapping in mappings {
+            let (Some(node), Some(container)) =
+                (number(&mapping["host_port"]), number(&mapping["container_port"]))
+            else {
+                continue;
+            };
+            let address =
+                mapping["host_ip"].as_str().filter(|address| *address != "0.0.0.0").unwrap_or_default();
+            for protocol in mapping["protocol"].as_str().unwrap_or("tcp").split(',') {
+                for nth in 0..number(&mapping["range"]).unwrap_or(1).max(1) {
+                    let (node, container) = (node.saturating_add(nth), container.saturating_add(nth));
+                    found.push(Port {
+                        address: address.to_owned(),
+                        node,
+                        container,
+                        protocol: protocol.to_owned(),
+                    });
+                }
+            }
+        }
         found
     }
 
