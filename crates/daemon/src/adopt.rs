@@ -115,7 +115,7 @@ fn describe(
         network: Attachment::Overlay,
         hooks: convert::hooks(&request.hooks)?,
         image: found.image,
-        layers: Vec::new(),
+        layers: vec![found.image_id],
         command: found.command,
         env: found.env,
         mounts: Vec::new(),

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use godwit_names::ServiceName;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
 use crate::confinement::{Confinement, ConfinementError};
 
@@ -406,6 +408,33 @@ pub trait Engine: Send + Sync {
     async fn objections(&self, _config: &ContainerConfig) -> Vec<String> {
         Vec::new()
     }
+    /// Bytes of the image of a container which its engine keeps, as the engine counts them.
+    async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        Err(no_image(config))
+    }
+    /// The layers that this node's engine has, where it lacks the image of a container that is on its way here; nothing where
+    /// it has that.
+    async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
+        Err(no_image(config))
+    }
+    /// Sends the image of a container which its engine keeps, in pieces, without these layers.
+    async fn send_image(
+        &self,
+        config: &ContainerConfig,
+        _without: Vec<String>,
+        _to: mpsc::Sender<Bytes>,
+    ) -> Result<(), EngineError> {
+        Err(no_image(config))
+    }
+    /// Takes the image of a container that is on its way here, as [`Engine::send_image`] sends it where it comes from. Returns
+    /// when the engine has it, under its ID.
+    async fn take_image(
+        &self,
+        config: &ContainerConfig,
+        _from: mpsc::Receiver<Bytes>,
+    ) -> Result<(), EngineError> {
+        Err(no_image(config))
+    }
     /// Makes the directory for the changed files of a container that is on its way here.
     async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let path = self.changed_files(config)?;
@@ -502,6 +531,11 @@ pub trait Engine: Send + Sync {
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
     /// Bytes that its processes need after a move: what they share since a fork is each one's own there.
     async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
+}
+
+fn no_image(config: &ContainerConfig) -> EngineError {
+    let unsupported = std::io::Error::other("its engine has no images");
+    io_error(&config.name, "find its image".into(), unsupported)
 }
 
 pub(crate) fn io_error(name: &ServiceName, action: String, source: std::io::Error) -> EngineError {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::mpsc;
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
@@ -34,6 +36,31 @@ impl Engines {
 impl Engine for Engines {
     async fn objections(&self, config: &ContainerConfig) -> Vec<String> {
         self.of(config).objections(config).await
+    }
+
+    async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        self.of(config).image_bytes(config).await
+    }
+
+    async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
+        self.of(config).lacks_image(config).await
+    }
+
+    async fn send_image(
+        &self,
+        config: &ContainerConfig,
+        without: Vec<String>,
+        to: mpsc::Sender<Bytes>,
+    ) -> Result<(), EngineError> {
+        self.of(config).send_image(config, without, to).await
+    }
+
+    async fn take_image(
+        &self,
+        config: &ContainerConfig,
+        from: mpsc::Receiver<Bytes>,
+    ) -> Result<(), EngineError> {
+        self.of(config).take_image(config, from).await
     }
 
     async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {

@@ -12,6 +12,7 @@
 mod arrival;
 mod command;
 mod definition;
+mod image;
 mod record;
 mod settings;
 
@@ -25,8 +26,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use godwit_names::ServiceName;
 use serde_json::json;
+use tokio::sync::mpsc;
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
@@ -93,6 +96,8 @@ pub struct Found {
     pub name: String,
     /// Name of its image.
     pub image: String,
+    /// ID of its image, `sha256:…`.
+    pub image_id: String,
     /// Its main process.
     pub pid: u32,
     /// Command with arguments.
@@ -182,6 +187,7 @@ impl Podman {
         Ok(Found {
             name: definition.name().to_owned(),
             image: definition.image().0.to_owned(),
+            image_id: format!("sha256:{}", definition.image().1),
             pid: inspected.state.pid,
             command: texts(&process["args"]),
             env: texts(&process["env"]),
@@ -430,15 +436,34 @@ impl Engine for Podman {
                     ));
                 }
             }
-            let (image, id) = definition.image();
-            if !self.has_image(&config.name, id).await? {
-                found.push(format!(
-                    "Podman does not have its image {image} ({id}) there; `podman save {image} | ssh NODE podman load` brings it"
-                ));
-            }
             Ok::<_, EngineError>(found)
         };
         asking.await.unwrap_or_else(|error: EngineError| vec![error.to_string()])
+    }
+
+    async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        self.bytes_of_image(config).await
+    }
+
+    async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
+        self.lacking(config).await
+    }
+
+    async fn send_image(
+        &self,
+        config: &ContainerConfig,
+        without: Vec<String>,
+        to: mpsc::Sender<Bytes>,
+    ) -> Result<(), EngineError> {
+        self.save(config, without, to).await
+    }
+
+    async fn take_image(
+        &self,
+        config: &ContainerConfig,
+        from: mpsc::Receiver<Bytes>,
+    ) -> Result<(), EngineError> {
+        self.load(config, from).await
     }
 
     async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {

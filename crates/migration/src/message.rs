@@ -301,6 +301,7 @@ mod tests {
                 system_v: true,
                 parts: true,
                 keepers: true,
+                engine_layers: vec!["sha256:01".into()],
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

@@ -54,6 +54,8 @@ pub(super) struct Examined {
     protocol: u32,
     abilities: Abilities,
     missing: Vec<Layer>,
+    /// Layers that the engine of its container has here, where that lacks the image.
+    engine_layers: Vec<String>,
     /// None where there is a reason against it.
     place: Option<Place>,
     /// No layer is removed meanwhile.
@@ -70,6 +72,7 @@ pub(super) struct Admitted {
     pub(super) tree: tree::Limits,
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
+    engine_layers: Vec<String>,
     pub(super) userfaultfd: bool,
     abilities: Abilities,
     /// The version of the conversation.
@@ -170,7 +173,17 @@ async fn examine(
     }
     // Until the journal names the layers that are here.
     let hold = local.store.hold();
-    let missing = missing_layers(local, open, &mut reasons)?;
+    let (missing, engine_layers) = match &service.kept {
+        None => (missing_layers(local, open, &mut reasons)?, Vec::new()),
+        Some(_) => match local.engine.lacks_image(&local.config(&service)).await {
+            Ok(None) => (Vec::new(), Vec::new()),
+            Ok(Some(layers)) => (open.layers.clone(), layers),
+            Err(error) => {
+                reasons.push(crate::error_chain(&error));
+                (Vec::new(), Vec::new())
+            }
+        },
+    };
     reasons.extend(announced::objections(open));
     let disk = announced::disk_bytes(&missing, open.tree_bytes);
     let free = local.store.available_bytes()?;
@@ -181,7 +194,7 @@ async fn examine(
             disk.div_ceil(1 << 20)
         ));
     }
-    Ok((Examined { service, protocol, abilities, missing, place, hold }, reasons))
+    Ok((Examined { service, protocol, abilities, missing, engine_layers, place, hold }, reasons))
 }
 
 /// The memory that it needs here, bytes.
@@ -201,7 +214,9 @@ pub(super) async fn answer_to_question(
         return Err(DestinationError::Refused(reasons));
     }
     let charges = OutputPipes::try_from(open.output_pipes).is_ok();
-    Ok(answer(examined.protocol, local.userfaultfd, examined.abilities, (&examined.missing, charges)))
+    let answer =
+        answer(examined.protocol, local.userfaultfd, examined.abilities, (&examined.missing, charges));
+    Ok(Accepted { engine_layers: examined.engine_layers, ..answer })
 }
 
 /// Admits it, if there is no reason against it.
@@ -211,7 +226,7 @@ pub(super) async fn admit(
     open: Open,
 ) -> Result<(Admitted, Coming), DestinationError> {
     let (examined, mut reasons) = examine(local, link.node(), &open).await?;
-    let Examined { service, protocol, abilities, missing, place, hold } = examined;
+    let Examined { service, protocol, abilities, missing, engine_layers, place, hold } = examined;
     let memory = match local.reserve(memory_needed(&open)) {
         Ok(memory) => Some(memory),
         Err(reason) => {
@@ -253,6 +268,7 @@ pub(super) async fn admit(
         images_bytes: open.images_bytes,
         tree: announced::tree_limits(open.tree_bytes, makes_devices),
         missing,
+        engine_layers,
         memory,
         timeline: Timeline::default(),
         _place: place,
@@ -271,7 +287,8 @@ pub(super) async fn accept(
     let charges = admitted.output_pipes.is_some();
     let Admitted { protocol, userfaultfd, abilities, ref missing, .. } = *admitted;
     let answer = answer(protocol, userfaultfd, abilities, (missing, charges));
-    let accepted = Accepted { retained: retained.is_some(), key, ..answer };
+    let engine_layers = admitted.engine_layers.clone();
+    let accepted = Accepted { retained: retained.is_some(), key, engine_layers, ..answer };
     link.send(Message::Accepted(accepted)).await?;
     if let Some(retained) = retained {
         for pages in retained.messages() {
@@ -308,6 +325,7 @@ fn answer(
         system_v: abilities.system_v,
         parts: true,
         keepers: true,
+        engine_layers: Vec::new(),
     }
 }
 

@@ -21,6 +21,7 @@ use crate::images::{self, ImageTmpfs};
 use crate::link::{Link, LinkError};
 use crate::message::{ImagesEnd, Layer, MOST_TMPFS_NAMES, Message, Reached, Step, TmpfsBegin};
 use crate::resources::{LocalError, NodeResources};
+use crate::service::Service;
 use crate::standstill::read_doubts;
 
 /// Longest restore: what CRIU needs for some 100 GiB. One that hangs must not freeze the service for good.
@@ -36,7 +37,10 @@ pub(super) async fn until_restored(
 ) -> Result<(Vec<u32>, ImageTmpfs), DestinationError> {
     let service = &admitted.service;
     for layer in &admitted.missing {
-        receive_layer(local, link, layer).await?;
+        match service.kept {
+            None => receive_layer(local, link, layer).await?,
+            Some(_) => receive_image(local, link, service, layer).await?,
+        }
         link.send(Message::LayerStored).await?;
     }
     local.make_directories(service, true).await?;
@@ -124,6 +128,55 @@ async fn receive_layer(
         local.store.unpack(&digest)
     })?;
     Ok(())
+}
+
+/// Pieces of an image that wait for its engine.
+const PIECES: usize = 8;
+
+/// What an archive has beside the layers of an image, bytes.
+const ARCHIVE_OVERHEAD: u64 = 64 << 20;
+
+/// Takes an image for the engine that is to keep the container.
+async fn receive_image(
+    local: &NodeResources,
+    link: &mut Link,
+    service: &Service,
+    image: &Layer,
+) -> Result<(), DestinationError> {
+    match link.receive().await? {
+        Message::LayerBegin(begun) if begun == *image => {}
+        other => return Err(link.unexpected(&other, "LayerBegin").into()),
+    }
+    let config = local.config(service);
+    let (pieces, coming) = mpsc::channel(PIECES);
+    let passing = async {
+        let mut left = image.bytes.saturating_add(ARCHIVE_OVERHEAD);
+        loop {
+            match link.receive().await? {
+                Message::LayerData(data) => {
+                    left = left
+                        .checked_sub(data.len() as u64)
+                        .ok_or(DestinationError::Protocol("a larger image than was announced"))?;
+                    if pieces.send(data).await.is_err() {
+                        // The engine has given up, and says why.
+                        return Ok::<_, DestinationError>(false);
+                    }
+                }
+                Message::LayerEnd => {
+                    drop(pieces);
+                    return Ok(true);
+                }
+                other => return Err(link.unexpected(&other, "LayerData").into()),
+            }
+        }
+    };
+    let (passed, taken) = tokio::join!(passing, local.engine.take_image(&config, coming));
+    let whole = passed?;
+    taken?;
+    match whole {
+        true => Ok(()),
+        false => Err(DestinationError::Protocol("more of an image than its engine takes")),
+    }
 }
 
 async fn receive_tree(link: &mut Link, upper: &Path, limits: tree::Limits) -> Result<(), DestinationError> {

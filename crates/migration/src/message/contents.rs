@@ -183,6 +183,9 @@ pub struct Accepted {
     /// Whether this node knows of containers that engines of others keep.
     #[prost(bool, tag = "51")]
     pub keepers: bool,
+    /// Digests of layers that the engine has here which is to keep it, where the engine lacks the image.
+    #[prost(string, repeated, tag = "52")]
+    pub engine_layers: Vec<String>,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,

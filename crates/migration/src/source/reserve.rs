@@ -63,6 +63,8 @@ pub(super) struct Reserved {
     pub(super) visit: EarlierVisit,
     /// The layers that it does not have.
     pub(super) layers: Vec<Layer>,
+    /// Those that it has of other images, where it lacks the image of a container that another engine keeps.
+    pub(super) engine_layers: Vec<String>,
     /// The changed files, and what the first round found of them.
     pub(super) tree: tree::TreeSender,
     pub(super) first: tree::Round,
@@ -116,7 +118,8 @@ impl Source {
             }
             false => tree,
         };
-        Ok(Reserved { agreed, plan, visit, layers, tree, first })
+        let engine_layers = accepted.engine_layers;
+        Ok(Reserved { agreed, plan, visit, layers, engine_layers, tree, first })
     }
 
     /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.
@@ -143,7 +146,10 @@ impl Source {
     ) -> Result<Open, SourceError> {
         let mut layers = Vec::new();
         for digest in &self.service.layers {
-            let bytes = self.local.store.open_blob(&digest.parse::<Digest>()?).map_or(0, |(_, bytes)| bytes);
+            let bytes = match self.service.kept {
+                None => self.local.store.open_blob(&digest.parse::<Digest>()?).map_or(0, |(_, bytes)| bytes),
+                Some(_) => self.local.engine.image_bytes(config).await?,
+            };
             layers.push(Layer { digest: digest.clone(), bytes });
         }
         let service = serde_json::to_string(&self.service_there()?)

@@ -1,0 +1,270 @@
+//! An image goes from one Podman to another: `podman save` here, `podman load` there, without the layers that are there.
+//!
+//! An OCI archive names each layer by its digest, and Podman reads none of them that its storage has. So these are left out
+//! on the way. It checks the others against their digests as it loads them, and the image has the same ID afterwards or is
+//! not the one that was asked for. An image of Docker's format keeps its ID only in Docker's archives, of which Podman wants
+//! every layer; those go whole.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io::{self, Read, Write};
+use std::process::Stdio;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
+
+use super::Podman;
+use super::command::{Call, SHORT, failed, said};
+use crate::container::{ContainerConfig, EngineError};
+
+/// Bytes of a piece.
+const PIECE: usize = 256 << 10;
+
+/// Where an OCI archive has its blobs.
+const BLOBS: &str = "blobs/sha256/";
+
+/// Most layers that a node is believed to have.
+const MOST_LAYERS: usize = 4096;
+
+/// An image as `podman image inspect` tells it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Inspected {
+    #[serde(default)]
+    manifest_type: String,
+    #[serde(default)]
+    size: u64,
+    #[serde(rename = "RootFS")]
+    rootfs: RootFs,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct RootFs {
+    #[serde(default)]
+    layers: Vec<String>,
+}
+
+impl Podman {
+    /// What Podman knows of images.
+    async fn images(&self, config: &ContainerConfig, ids: &[&str]) -> Result<Vec<Inspected>, EngineError> {
+        let words = ["image", "inspect", "--"].iter().chain(ids).map(OsStr::new).collect();
+        let call = Call { name: &config.name, action: "inspect the image of", words, settings: None };
+        let output = self.call(&call, SHORT).await?;
+        let unclear =
+            |error: serde_json::Error| failed(&call, format!("its answer is not understood: {error}"));
+        serde_json::from_slice(&output.stdout).map_err(unclear)
+    }
+
+    async fn own_image(&self, config: &ContainerConfig) -> Result<(String, Inspected), EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let id = definition.image().1.to_owned();
+        let found = self.images(config, &[&id]).await?.pop();
+        found.map(|image| (id, image)).ok_or_else(|| EngineError::NotFound(config.name.clone()))
+    }
+
+    /// Bytes of its layers.
+    pub(super) async fn bytes_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        // What Podman counts may be 0, which means that there is nothing to send.
+        Ok(self.own_image(config).await?.1.size.max(1))
+    }
+
+    /// The layers that are here, of whatever image, where this one is not.
+    pub(super) async fn lacking(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
+        let (_, definition) = self.kept(config)?;
+        if self.has_image(&config.name, definition.image().1).await? {
+            return Ok(None);
+        }
+        let words = ["images", "--all", "--quiet", "--no-trunc"].map(OsStr::new).to_vec();
+        let call = Call { name: &config.name, action: "list images for", words, settings: None };
+        let listed = self.call(&call, SHORT).await?;
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let ids: Vec<_> = listed.lines().map(str::trim).filter(|id| !id.is_empty()).collect();
+        if ids.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let images = self.images(config, &ids).await?;
+        let mut layers: Vec<_> = images.into_iter().flat_map(|image| image.rootfs.layers).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        layers.truncate(MOST_LAYERS);
+        Ok(Some(layers))
+    }
+
+    /// Sends the image in pieces, without these layers.
+    pub(super) async fn save(
+        &self,
+        config: &ContainerConfig,
+        without: Vec<String>,
+        to: mpsc::Sender<Bytes>,
+    ) -> Result<(), EngineError> {
+        let (id, image) = self.own_image(config).await?;
+        let is_oci = image.manifest_type.contains("oci");
+        let format: &[&str] = if is_oci { &["oci-archive", "--uncompressed"] } else { &["docker-archive"] };
+        let mut words = vec!["save", "--quiet", "--format"];
+        words.extend(format);
+        words.extend(["--", &id]);
+        let words = words.into_iter().map(OsStr::new).collect();
+        let call = Call { name: &config.name, action: "save the image of", words, settings: None };
+        let mut command = self.command(&call).into_std();
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.map_err(|error| self.not_started(&call, &error))?;
+        let saving = tokio::task::spawn_blocking(move || {
+            let mut pieces = Pieces { to, piece: Vec::with_capacity(PIECE) };
+            let sent = match child.stdout.take() {
+                Some(archive) if is_oci => filter(archive, &without, &mut pieces),
+                Some(mut archive) => io::copy(&mut archive, &mut pieces).map(drop),
+                None => Ok(()),
+            };
+            let sent = sent.and_then(|()| pieces.flush());
+            if sent.is_err() {
+                // It writes to nobody.
+                child.kill()?;
+            }
+            Ok::<_, io::Error>((sent, child.wait_with_output()?))
+        });
+        let ended = saving.await.map_err(io::Error::other).and_then(|ended| ended);
+        let (sent, output) = ended.map_err(|error| failed(&call, error.to_string()))?;
+        sent.map_err(|error| failed(&call, error.to_string()))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(failed(&call, said(&output.stderr))),
+        }
+    }
+
+    /// Takes the image in pieces.
+    pub(super) async fn load(
+        &self,
+        config: &ContainerConfig,
+        mut from: mpsc::Receiver<Bytes>,
+    ) -> Result<(), EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let (image, id) = definition.image();
+        let words = ["load", "--quiet"].map(OsStr::new).to_vec();
+        let call = Call { name: &config.name, action: "load the image of", words, settings: None };
+        let mut command = self.command(&call);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().map_err(|error| self.not_started(&call, &error))?;
+        let stdin = child.stdin.take();
+        let feeding = async {
+            if let Some(mut stdin) = stdin {
+                while let Some(piece) = from.recv().await {
+                    stdin.write_all(&piece).await?;
+                }
+            }
+            Ok::<_, io::Error>(())
+        };
+        let (fed, output) = tokio::join!(feeding, child.wait_with_output());
+        let output = output.map_err(|error| failed(&call, error.to_string()))?;
+        if !output.status.success() {
+            return Err(failed(&call, said(&output.stderr)));
+        }
+        fed.map_err(|error| failed(&call, error.to_string()))?;
+        if !self.has_image(&config.name, id).await? {
+            return Err(failed(&call, format!("what has come is not the image {id}")));
+        }
+        // Podman looks for the name before it takes a container of it. One of another image stays that one's.
+        let words = ["image", "exists", "--", image].map(OsStr::new).to_vec();
+        let exists =
+            Call { name: &config.name, action: "find the name of the image of", words, settings: None };
+        if !image.is_empty() && self.call(&exists, SHORT).await.is_err() {
+            let words = ["tag", "--", id, image].map(OsStr::new).to_vec();
+            let tag = Call { name: &config.name, action: "name the image of", words, settings: None };
+            self.call(&tag, SHORT).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies an archive without the blobs of these digests.
+fn filter(archive: impl Read, without: &[String], to: impl Write) -> io::Result<()> {
+    let without: HashSet<_> = without.iter().filter_map(|digest| digest.strip_prefix("sha256:")).collect();
+    let (mut archive, mut copy) = (tar::Archive::new(archive), tar::Builder::new(to));
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let digest = path.to_str().and_then(|path| path.strip_prefix(BLOBS));
+        if digest.is_some_and(|digest| without.contains(digest)) {
+            continue;
+        }
+        let mut header = entry.header().clone();
+        copy.append_data(&mut header, path, &mut entry)?;
+    }
+    copy.into_inner()?.flush()
+}
+
+/// Sends what is written, in pieces.
+struct Pieces {
+    to: mpsc::Sender<Bytes>,
+    piece: Vec<u8>,
+}
+
+impl Write for Pieces {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let taken = data.len().min(PIECE - self.piece.len());
+        self.piece.extend(data.iter().take(taken));
+        if self.piece.len() == PIECE {
+            self.flush()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.piece.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
+        self.to.blocking_send(piece.into()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn archive(names: &[&str]) -> Vec<u8> {
+        let mut archive = tar::Builder::new(Vec::new());
+        for name in names {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(name.len() as u64);
+            archive.append_data(&mut header, name, name.as_bytes()).unwrap();
+        }
+        archive.into_inner().unwrap()
+    }
+
+    #[test]
+    fn layers_that_are_there_are_left_out_and_nothing_else() {
+        let whole = archive(&["oci-layout", "blobs/sha256/aa", "blobs/sha256/bb", "index.json", "aa"]);
+        let mut rest = Vec::new();
+        filter(whole.as_slice(), &["sha256:aa".into(), "sha256:cc".into(), "bb".into()], &mut rest).unwrap();
+        let mut rest = tar::Archive::new(rest.as_slice());
+        let names: Vec<_> =
+            rest.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().into_owned()).collect();
+        assert_eq!(
+            names,
+            ["oci-layout", "blobs/sha256/bb", "index.json", "aa"].map(std::path::PathBuf::from)
+        );
+    }
+
+    #[tokio::test]
+    async fn pieces_are_all_that_was_written_in_order() {
+        let (to, mut from) = mpsc::channel(1);
+        let data: Vec<u8> = (0..3 * PIECE / 2).map(|n| u8::try_from(n % 251).unwrap()).collect();
+        let written = data.clone();
+        let writing = tokio::task::spawn_blocking(move || {
+            let mut pieces = Pieces { to, piece: Vec::new() };
+            pieces.write_all(&written).unwrap();
+            pieces.flush().unwrap();
+        });
+        let mut all = Vec::new();
+        while let Some(piece) = from.recv().await {
+            assert!(piece.len() <= PIECE);
+            all.extend_from_slice(&piece);
+        }
+        writing.await.unwrap();
+        assert_eq!(all, data);
+    }
+}
