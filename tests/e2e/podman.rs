@@ -2,6 +2,7 @@
 //! root and Podman.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::unix::fs::PermissionsExt;
 
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
 use godwit_tests::podman::Podmans;
@@ -264,36 +265,77 @@ fn an_image_comes_along_and_only_layers_that_are_not_there() {
     let (bed, podman) = (&cache.bed, |node: &str, words: &[&str]| cache.podman(node, words));
     let image = |node: &str, name: &str| podman(node, &["image", "inspect", "--format", "{{.Id}}", name]);
     let of_cache = image("a", IMAGE);
+    let state =
+        |node: &str, name: &str| podman(node, &["inspect", "--format", "{{.State.Status}} {{.Image}}", name]);
     // Node b has nothing of it.
     podman("b", &["rmi", IMAGE]);
     let first = bed.migrate("cache", "a", "b");
     let bytes: u64 =
         podman("a", &["image", "inspect", "--format", "{{.Size}}", IMAGE]).trim().parse().unwrap();
     assert!(first.file_bytes >= bytes, "{} of {bytes}", first.file_bytes);
-    assert_eq!(image("b", IMAGE), of_cache);
-    cache.is_at("b", "running");
+    assert_eq!(state("b", "cache"), format!("running {of_cache}"));
     cache.connect();
+    // It has no name there that others would take it for.
+    let named = podman("b", &["images", "--format", "{{.Names}}"]);
+    assert!(!named.contains("redis"), "{named}");
 
-    // One with a further layer of a few bytes, which has another name there already.
-    podman("a", &["create", "--name", "base", "--network", "none", IMAGE, "/bin/true"]);
-    podman("a", &["cp", "/etc/hostname", "base:/more"]);
-    podman("a", &["commit", "--quiet", "base", "localhost/more:1"]);
-    podman("a", &["rm", "base"]);
-    podman(
-        "a",
-        &["run", "--detach", "--name", "more", "--network", "none", "localhost/more:1", "/bin/sleep", "1000"],
-    );
-    podman("b", &["tag", IMAGE, "localhost/more:1"]);
-    bed.done("a", &["adopt", "podman:more"]);
-    let second = bed.migrate("more", "a", "b");
-    assert!(second.file_bytes < bytes / 2, "{} of {bytes}", second.file_bytes);
-    let state = podman("b", &["inspect", "--format", "{{.State.Status}} {{.Image}}", "more"]);
-    assert_eq!(state, format!("running {}", image("a", "localhost/more:1")));
-    assert_eq!(
-        podman("b", &["exec", "more", "cat", "/more"]),
-        std::fs::read_to_string("/etc/hostname").unwrap()
-    );
-    assert_eq!(image("b", "localhost/more:1"), of_cache, "the name stays whose it was");
+    // Each with a further layer of a few bytes.
+    for (name, format, at_most) in [("more", "oci", bytes / 2), ("other", "docker", u64::MAX)] {
+        let image_name = format!("localhost/{name}:1");
+        podman("a", &["create", "--name", "base", "--network", "none", IMAGE, "/bin/true"]);
+        podman("a", &["cp", "/etc/hostname", "base:/more"]);
+        podman("a", &["commit", "--quiet", "--format", format, "base", &image_name]);
+        podman("a", &["rm", "base"]);
+        podman(
+            "a",
+            &["run", "--detach", "--name", name, "--network", "none", &image_name, "/bin/sleep", "1000"],
+        );
+        // A name that is another image's stays that one's.
+        podman("b", &["tag", of_cache.trim(), &image_name]);
+        bed.done("a", &["adopt", &format!("podman:{name}")]);
+        let moved = bed.migrate(name, "a", "b");
+        assert!(moved.file_bytes < at_most, "{format}: {} of {bytes}", moved.file_bytes);
+        assert_eq!(state("b", name), format!("running {}", image("a", &image_name)), "{format}");
+        let more = podman("b", &["exec", name, "cat", "/more"]);
+        assert_eq!(more, std::fs::read_to_string("/etc/hostname").unwrap(), "{format}");
+        assert_eq!(image("b", &image_name), of_cache, "{format}");
+    }
+    cache.down();
+}
+
+#[test]
+fn volumes_move_with_their_container_and_stay_when_it_is_removed() {
+    let cache = Cache::up("pod-volumes", &["--volume", "store:/data", "--volume", "/scratch"]);
+    let (bed, podman) = (&cache.bed, |node: &str, words: &[&str]| cache.podman(node, words));
+    let volumes = |node: &str| {
+        podman(node, &["volume", "ls", "--quiet"]).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let write =
+        "echo 1 >/data/file; mkdir -m 700 /data/dir; echo 2 >/scratch/file; exec 3>>/data/open; echo 3 >&3";
+    podman("a", &["exec", "cache", "/bin/sh", "-c", write]);
+    assert_eq!(volumes("a").len(), 2);
+    for (number, (from, to)) in [("a", "b"), ("b", "a")].into_iter().enumerate() {
+        let mode = ["precopy", "postcopy"][number];
+        bed.migrate_so("cache", from, to, &["--mode", mode]);
+        cache.is_at(to, "running");
+        let read = "cat /data/file /scratch/file /data/open; echo more >>/data/open";
+        let more = "more\n".repeat(number);
+        assert_eq!(podman(to, &["exec", "cache", "/bin/sh", "-c", read]), format!("1\n2\n3\n{more}"));
+        wait_for("the volumes to be on one node", || {
+            (volumes(from).is_empty() && volumes(to).len() == 2).then_some(())
+        });
+        let place = podman(to, &["volume", "inspect", "--format", "{{.Mountpoint}}", "store"]);
+        let mode = std::fs::metadata(format!("{}/dir", place.trim())).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700);
+    }
+    // Nothing is put over a volume that is there.
+    podman("b", &["volume", "create", "store"]);
+    let refused = bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    assert!(refused.code == 1 && refused.stderr.contains("a volume store there already"), "{refused:?}");
+    podman("b", &["volume", "rm", "store"]);
+    // Its user's data outlives it, as with podman rm.
+    bed.done("a", &["rm", "--force", "cache"]);
+    assert!(volumes("a").contains(&"store".to_owned()));
     cache.down();
 }
 
@@ -302,9 +344,27 @@ fn what_cannot_move_is_refused_by_name_and_stays_podmans() {
     let cache = Cache::up("pod-refuses", &[]);
     let dir = cache.bed.scratch().to_str().unwrap().to_owned();
     let bind = format!("{dir}:/data");
-    let cases: [(&str, &[&str], &str); 8] = [
+    cache.podman("a", &["volume", "create", "--opt", "type=tmpfs", "--opt", "device=tmpfs", "odd"]);
+    cache.podman(
+        "a",
+        &[
+            "run",
+            "--detach",
+            "--name",
+            "first",
+            "--network",
+            "none",
+            "--volume",
+            "both:/data",
+            IMAGE,
+            "/bin/sleep",
+            "1000",
+        ],
+    );
+    let cases: [(&str, &[&str], &str); 9] = [
         ("bound", &["--volume", &bind], "mounted on /data"),
-        ("volume", &["--volume", "v:/data"], "volumes"),
+        ("volume", &["--volume", "odd:/data"], "without options"),
+        ("shared", &["--volume", "both:/data"], "another container uses its volume both"),
         ("tty", &["--tty"], "terminal"),
         ("privileged", &["--privileged"], "privileged"),
         ("pids", &["--pid", "host"], "pid namespace of the node"),

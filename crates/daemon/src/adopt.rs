@@ -47,6 +47,8 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
         "" => convert::service_name(&found.name)?,
         name => convert::service_name(name)?,
     };
+    // Two must not find the same container free.
+    let _alone = node.adopting.lock().await;
     let others = node.state.services().map_err(internal)?;
     let same = |other: &Service| other.kept.as_ref().is_some_and(|kept| kept.id == found.kept.id);
     if let Some(other) = others.iter().find(|other| same(&other.service)) {

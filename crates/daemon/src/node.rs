@@ -121,6 +121,8 @@ pub(crate) struct Node {
     pub network: Surroundings,
     /// Held while a task checks whether a name, addresses and ports are free, and reserves them.
     pub claiming: Mutex<()>,
+    /// Held while a container comes into godwit's care.
+    pub adopting: tokio::sync::Mutex<()>,
     /// It has been told that this node knows more than fits into a message.
     pub told_too_much: AtomicBool,
     /// What members know of what was removed.
@@ -156,6 +158,7 @@ impl Node {
             peers,
             network,
             claiming: Mutex::default(),
+            adopting: tokio::sync::Mutex::default(),
             told_too_much: AtomicBool::new(false),
             tombstones: Tombstones::default(),
             introduced: Introduced::default(),

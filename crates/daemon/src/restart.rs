@@ -203,6 +203,11 @@ fn follow_engine(node: &Arc<Node>, service: &Service) {
         {
             match follow_once(&node, &owned.service).await {
                 Ok(()) => return,
+                Err(LocalError::Engine(EngineError::NotFound(_))) if !matches!(node.state.service(&service.name), Ok(Some(owned)) if ended(&owned)) =>
+                {
+                    // It was removed by godwit.
+                    return;
+                }
                 Err(LocalError::Engine(EngineError::NotFound(_))) => {
                     let reason = "its engine has removed its container";
                     node.events.tell("service", "died", &service.name, reason);
@@ -234,7 +239,8 @@ async fn follow_once(node: &Arc<Node>, service: &Service) -> Result<(), LocalErr
     if owned.service.id != service.id || owned.service.epoch != service.epoch || owned.exit_code.is_none() {
         return Ok(());
     }
-    let state = local.engine.state(&local.config(service)).await?;
+    // It runs, and this notes its life.
+    let state = local.engine.run(&local.config(service)).await?;
     let mut service = owned.service.clone();
     service.started_ms = now_ms();
     join(node, &service, state.pid).await?;

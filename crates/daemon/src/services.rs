@@ -459,6 +459,9 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
         )));
     }
     node.unwatch(name);
+    if service.service.kept.is_some() {
+        node.podman().leave_volumes(&node.local().config(&service.service)).map_err(internal)?;
+    }
     node.local().clear(&service.service).await.map_err(internal)?;
     node.state.remove_service(&service.service).map_err(internal)?;
     node.forget_lives(&service.service.id);
@@ -520,7 +523,11 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
             continue;
         }
         let config = node.local().config(&service);
-        node.podman().own(&config)?;
+        if service.kept.is_some()
+            && let Err(error) = node.podman().own(&config)
+        {
+            tracing::error!(service = %service.name, error = %error_chain(&error), "its record cannot be read");
+        }
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {
                 let plugged = match node.local().network.plug(&service).await {

@@ -277,6 +277,11 @@ pub trait BegunRestore: Send + Sync {
     /// Puts a process that is none of the container's into its memory cgroup, which is charged from then on for what the
     /// process touches. It must have ended before anybody asks for the container's processes.
     fn charge(&self, pid: u32) -> Result<(), EngineError>;
+    /// How long it can wait for its images after it has begun; nothing for as long as it takes. After that it is dropped and
+    /// begun again.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
     /// Restores from the images, which are in the directory now, into the root filesystem, which is in its place now:
     /// as [`Engine::restore_stopped`].
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError>;

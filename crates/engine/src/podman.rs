@@ -12,12 +12,13 @@
 mod arrival;
 mod command;
 mod definition;
+mod files;
 mod image;
 mod record;
 mod settings;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -36,11 +37,12 @@ use crate::container::{
     ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest, Tmpfs, User, io_error,
 };
 use crate::processes::{Processes, cgroup, process, stop};
+use crate::runc::provided::RESTORE_KEY as COVER_KEY;
 use crate::runc::{NETWORK_KEY, path_variable, restore};
 use command::{Call, Inspected, SHORT, failed};
 use definition::Definition;
 pub use definition::Port;
-use record::{Life, Record};
+use record::{Life, Record, Volume};
 
 /// The runtime under which containers come to a node, whatever they ran under before: crun cannot restore where it is not
 /// built for that, as in Debian.
@@ -49,8 +51,11 @@ const RUNTIME: &str = "runc";
 /// How long Podman may take to end and remove a container.
 const REMOVAL: Duration = Duration::from_secs(30);
 
-/// After so long it is helped: it may wait for processes that are frozen.
-const HELP: Duration = Duration::from_secs(1);
+/// After so long it is helped: by then it has begun to end the container.
+const HELP: Duration = Duration::from_secs(5);
+
+/// How often to look whether an import has ended that is not waited for.
+const IMPORT_LOOK: Duration = Duration::from_millis(20);
 
 /// How long Podman may take to see that a container has ended, and how often to look.
 const END_SEEN: Duration = Duration::from_secs(10);
@@ -161,7 +166,14 @@ impl Podman {
             objections
                 .push(format!("its storage driver is {}; godwit moves overlay", inspected.graph_driver.name));
         }
-        let networks = inspected.network_settings.networks.unwrap_or_default();
+        objections.extend(self.volume_objections(name, &inspected).await?);
+        if cgroup::is_unified() {
+            objections.push("this machine has cgroup v2 alone, on which godwit moves its own services and none of Podman's yet".into());
+        }
+        let mounts = fs::read_to_string("/proc/self/mountinfo")
+            .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
+        objections.extend(arrival::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
+        let networks = inspected.network_settings.networks.clone().unwrap_or_default();
         let networks: Vec<_> = networks.into_iter().map(|(name, network)| (name, network.address)).collect();
         if !networks.is_empty() && !leaves_networks {
             let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
@@ -217,7 +229,7 @@ impl Podman {
         let (kept, _) = self.kept(config)?;
         let inspected = self.inspect(&config.name, &kept.id).await?;
         let inspected = inspected.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
-        self.note(config, &inspected)?;
+        self.note(config, &inspected).await?;
         self.state(config).await
     }
 
@@ -251,6 +263,97 @@ impl Podman {
         Ok(())
     }
 
+    async fn remove_container(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let words = ["container", "rm", "--force", "--time", "0", "--ignore", "--"];
+        match self.about(config, "remove", &words, REMOVAL).await {
+            Err(EngineError::Keeper { reason, .. }) if reason.contains("no such container") => Ok(()),
+            removed => removed.map(drop),
+        }
+    }
+
+    /// Ends an import that is under way, and removes what it has made.
+    async fn end_import(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
+        let Some((pid, start)) = record.import else { return Ok(()) };
+        let fifo = self.place(&record.id).join("inventory");
+        let io = |source| io_error(&config.name, "end its import".into(), source);
+        let begin = std::time::Instant::now();
+        while process::lives(pid, start) {
+            // A CRIU that waits finds that there is nothing to wait for.
+            match OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(&fifo)
+            {
+                Err(error)
+                    if error.kind() != ErrorKind::NotFound && error.raw_os_error() != Some(libc::ENXIO) =>
+                {
+                    return Err(io(error));
+                }
+                _ => {}
+            }
+            if begin.elapsed() > REMOVAL {
+                return Err(io(ErrorKind::TimedOut.into()));
+            }
+            tokio::time::sleep(IMPORT_LOOK).await;
+        }
+        self.remove_container(config).await
+    }
+
+    /// Leaves the volumes of a container that is about to be removed for good to their user, but for those without a name of
+    /// the user's choice.
+    pub fn leave_volumes(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let Some(mut record) = Record::read(config)? else { return Ok(()) };
+        let tree = self.tree(&record.id);
+        let failed = |source| io_error(&config.name, format!("remove {}", tree.display()), source);
+        files::unbind(&record, &tree).map_err(failed)?;
+        record.volumes.retain(|volume| volume.anonymous);
+        record.write(config)
+    }
+
+    /// Removes the volumes of a container that is not here any more. One that another container uses stays.
+    async fn remove_volumes(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
+        let of_arrival = match (&record.waiting, self.kept(config)) {
+            (Some(_), Ok((_, definition))) => {
+                let volumes = definition.volumes().unwrap_or_default();
+                volumes.into_iter().map(|(name, _)| name.to_owned()).collect()
+            }
+            _ => Vec::new(),
+        };
+        let names = record.volumes.iter().map(|volume| volume.name.clone()).chain(of_arrival);
+        for name in names {
+            let words = ["volume", "rm", "--", &name].map(OsStr::new).to_vec();
+            let call = Call { name: &config.name, action: "remove a volume of", words, settings: None };
+            match self.call(&call, SHORT).await {
+                Ok(_) => {}
+                Err(EngineError::Keeper { reason, .. }) if reason.contains("no such volume") => {}
+                Err(EngineError::Keeper { reason, .. }) if reason.contains("being used") => {
+                    tracing::warn!(container = %config.name, volume = name, reason, "a volume is left here");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What speaks against moving the volumes of a container.
+    async fn volume_objections(
+        &self,
+        name: &ServiceName,
+        inspected: &Inspected,
+    ) -> Result<Vec<String>, EngineError> {
+        let names: Vec<_> = inspected.volumes().collect();
+        let mut found = Vec::new();
+        for volume in self.volumes(name, &names).await? {
+            if volume.driver != "local" || !volume.options.is_empty() {
+                found.push(format!(
+                    "its volume {} is not one of Podman's own driver without options",
+                    volume.name
+                ));
+            }
+            if self.users_of_volume(name, &volume.name).await? > 1 {
+                found.push(format!("another container uses its volume {}", volume.name));
+            }
+        }
+        Ok(found)
+    }
+
     /// From here on a container is removed with its service.
     pub fn own(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         match Record::read(config)? {
@@ -268,6 +371,11 @@ impl Podman {
         Ok((kept, definition.of_no_node()))
     }
 
+    /// Where the files of a container that is here are bound into one tree.
+    fn tree(&self, id: &str) -> PathBuf {
+        self.config.run.join(format!("files-{id}"))
+    }
+
     /// Where a call of Podman finds what it is given for a container.
     fn place(&self, id: &str) -> PathBuf {
         self.config.run.join(id)
@@ -282,23 +390,22 @@ impl Podman {
         };
         self.step_in(&place, (&inspected.id, &inspected.runtime, false), &json!("describe"))
             .map_err(io("prepare Podman's call in"))?;
-        let (archive, settings) = (place.join("checkpoint.tar"), place.join(arrival::SETTINGS));
+        let settings = place.join(arrival::SETTINGS);
         let words = ["container", "checkpoint", "--leave-running", "--ignore-rootfs", "--ignore-volumes"];
-        let more = ["--compress", "none", "--export"];
+        // What follows the description in the archive, the log and all of /dev/shm, is not waited for.
+        let more = ["--compress", "none", "--export", "/dev/stdout"];
         let mut words: Vec<&OsStr> = words.iter().chain(&more).map(OsStr::new).collect();
-        words.extend([archive.as_os_str(), inspected.id.as_ref()]);
+        words.push(inspected.id.as_ref());
         let call = Call { name, action: "describe", words, settings: Some(&settings) };
-        let told = self.call(&call, SHORT).await;
-        let read = told.and_then(|_| {
-            let file = File::open(&archive).map_err(io("read the archive in"))?;
-            Definition::in_archive(file).map_err(io("read the archive in"))
-        });
+        let leftovers = Leftovers::before(&inspected.static_dir);
+        let told = self.first_of(&call, Definition::in_archive).await;
+        leftovers.remove();
         fs::remove_dir_all(&place).map_err(io("remove"))?;
-        read
+        told
     }
 
     /// Notes the life that a container has now.
-    fn note(&self, config: &ContainerConfig, inspected: &Inspected) -> Result<Record, EngineError> {
+    async fn note(&self, config: &ContainerConfig, inspected: &Inspected) -> Result<Record, EngineError> {
         let data = &inspected.graph_driver.data;
         let life = match inspected.state.running {
             true => {
@@ -307,9 +414,22 @@ impl Podman {
             }
             false => None,
         };
-        let ours = Record::read(config)?.is_some_and(|record| record.ours);
-        let changed_files = data.upper_dir.clone();
-        let record = Record { id: inspected.id.clone(), life, changed_files, ours, waiting: None };
+        let names: Vec<_> = inspected.volumes().collect();
+        let volumes = self.volumes(&config.name, &names).await?.into_iter().map(|volume| Volume {
+            name: volume.name,
+            files: volume.mountpoint,
+            anonymous: volume.anonymous,
+        });
+        let before = Record::read(config)?;
+        let record = Record {
+            id: inspected.id.clone(),
+            life,
+            upper: data.upper_dir.clone(),
+            volumes: volumes.collect(),
+            import: None,
+            ours: before.is_some_and(|record| record.ours),
+            waiting: None,
+        };
         record.write(config)?;
         Ok(record)
     }
@@ -330,7 +450,8 @@ impl Podman {
         let start = process::start_time(pid).ok_or_else(gone)?;
         let cgroup = cgroup::of_process(pid).map_err(io("the cgroup"))?;
         let pipes = output_pipes(pid, conmon).map_err(io("the output"))?;
-        Ok(Life { pid, start, cgroup, pipes, conmon, root })
+        let conmon_start = process::start_time(conmon).ok_or_else(gone)?;
+        Ok(Life { pid, start, cgroup, pipes, conmon, conmon_start, root })
     }
 
     /// The configuration with the cgroup that the container is in now.
@@ -368,26 +489,65 @@ impl Podman {
     }
 }
 
+/// What Podman leaves of a checkpoint in its directory of a container.
+struct Leftovers(Vec<PathBuf>);
+
+impl Leftovers {
+    /// Those that are not there yet.
+    fn before(directory: &Path) -> Self {
+        let names = ["checkpoint", "devshm-checkpoint.tar", "network.status", "stats-dump"];
+        let paths = names.iter().map(|name| directory.join(name));
+        Self(paths.filter(|path| path.is_absolute() && fs::symlink_metadata(path).is_err()).collect())
+    }
+
+    fn remove(self) {
+        for path in self.0 {
+            // A directory only when it is empty.
+            if let Err(error) = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path))
+                && error.kind() != ErrorKind::NotFound
+            {
+                tracing::warn!(path = %path.display(), %error, "what Podman has left of a checkpoint is not removed");
+            }
+        }
+    }
+}
+
 /// Whether this can be an ID of a container of Podman's; it becomes a part of paths.
 fn is_id(id: &str) -> bool {
     id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
-/// The pipes that a container's main process writes its output into, and conmon reads.
+/// The pipes that a container was started with as standard output and standard error: those that conmon reads. The main
+/// process may have others there by now.
 fn output_pipes(pid: u32, conmon: u32) -> io::Result<OutputPipes> {
-    let read = descriptors(conmon)?;
-    let mut pipes = [0; 2];
-    for (pipe, number) in pipes.iter_mut().zip([1, 2]) {
-        let target = fs::read_link(format!("/proc/{pid}/fd/{number}"))?;
-        let found = pipe_number(&target).filter(|_| read.iter().any(|(_, link)| *link == target));
-        *pipe = found.ok_or_else(|| {
-            io::Error::other(format!(
-                "descriptor {number} is {}, which conmon does not read",
-                target.display()
-            ))
-        })?;
+    let mut read = Vec::new();
+    for (path, link) in descriptors(conmon)? {
+        let Some(number) = pipe_number(&link) else { continue };
+        let descriptor: u32 =
+            path.file_name().and_then(|name| name.to_str()?.parse().ok()).unwrap_or(u32::MAX);
+        let flags = fs::read_to_string(format!("/proc/{conmon}/fdinfo/{descriptor}")).unwrap_or_default();
+        if is_read_only(&flags) {
+            read.push((descriptor, number));
+        }
     }
-    Ok(pipes)
+    read.sort_unstable();
+    let own = |number: u32| {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
+        pipe_number(&link).filter(|own| read.iter().any(|(_, pipe)| pipe == own))
+    };
+    match (own(1), own(2), read.as_slice()) {
+        (Some(stdout), Some(stderr), _) => Ok([stdout, stderr]),
+        // conmon makes that of the standard output first.
+        (_, _, [(_, stdout), (_, stderr)]) => Ok([*stdout, *stderr]),
+        _ => Err(io::Error::other(format!("conmon (process {conmon}) reads {} pipes, not two", read.len()))),
+    }
+}
+
+/// Whether what `/proc/PID/fdinfo/N` says is of a descriptor that is only read.
+fn is_read_only(fdinfo: &str) -> bool {
+    let flags = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & 0o3 == 0)
 }
 
 fn pipe_number(link: &Path) -> Option<u64> {
@@ -400,9 +560,14 @@ fn descriptors(pid: u32) -> io::Result<Vec<(PathBuf, PathBuf)>> {
     entries
         .map(|entry| {
             let path = entry?.path();
-            let link = fs::read_link(&path)?;
-            Ok((path, link))
+            match fs::read_link(&path) {
+                Ok(link) => Ok(Some((path, link))),
+                // It was closed.
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error),
+            }
         })
+        .filter_map(Result::transpose)
         .collect()
 }
 
@@ -411,7 +576,10 @@ fn unread(conmon: u32, pipes: OutputPipes) -> io::Result<u64> {
     let mut bytes = 0;
     for (path, link) in descriptors(conmon)? {
         if pipe_number(&link).is_some_and(|number| pipes.contains(&number)) {
-            let pipe = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+            let pipe = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
             let mut waiting: libc::c_int = 0;
             // SAFETY: writes one int, which outlives the call.
             if unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &mut waiting) } == -1 {
@@ -429,11 +597,33 @@ impl Engine for Podman {
         let asking = async {
             let (kept, definition) = self.kept(config)?;
             let mut found = definition.objections(&kept.id);
+            if cgroup::is_unified() {
+                found.push(
+                    "it has cgroup v2 alone, on which godwit moves its own services and none of Podman's yet"
+                        .into(),
+                );
+            }
             for container in [kept.id.as_str(), definition.name()] {
-                if self.inspect(&config.name, container).await?.is_some() && Record::read(config)?.is_none() {
+                if Record::read(config)?.is_none() && self.has_container(&config.name, container).await? {
                     found.push(format!(
                         "Podman has a container {container} there already; `podman rm` removes it"
                     ));
+                }
+            }
+            if Record::read(config)?.is_none() {
+                let storage = self.storage(&config.name).await?;
+                for (volume, _) in definition.volumes().unwrap_or_default() {
+                    if self.has_volume(&config.name, volume).await? {
+                        found.push(format!(
+                            "Podman has a volume {volume} there already; `podman volume rm` removes it"
+                        ));
+                    }
+                    if !storage.volumes.starts_with(&storage.root) {
+                        found.push(format!(
+                            "Podman has its volumes outside of its storage there, in {}",
+                            storage.volumes.display()
+                        ));
+                    }
                 }
             }
             Ok::<_, EngineError>(found)
@@ -473,8 +663,10 @@ impl Engine for Podman {
         let record = Record {
             id: kept.id.clone(),
             life: None,
+            upper: PathBuf::new(),
+            volumes: Vec::new(),
+            import: None,
             ours: true,
-            changed_files: waiting.clone(),
             waiting: Some(waiting.clone()),
         };
         // First, so that what is made is removed.
@@ -484,7 +676,15 @@ impl Engine for Podman {
     }
 
     fn changed_files(&self, config: &ContainerConfig) -> Result<PathBuf, EngineError> {
-        Ok(Record::of(config)?.changed_files)
+        let record = Record::of(config)?;
+        if let Some(waiting) = record.waiting {
+            return Ok(waiting);
+        }
+        let tree = self.tree(&record.id);
+        let failed =
+            |source| io_error(&config.name, format!("bind its files into {}", tree.display()), source);
+        files::bind(&record, &tree).map_err(failed)?;
+        Ok(tree)
     }
 
     async fn run(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
@@ -544,7 +744,7 @@ impl Engine for Podman {
                 Some(_) => Err(failed(&call, command::said(&output.stderr))),
             };
         }
-        self.take(config).await.map(drop)
+        Ok(())
     }
 
     async fn signal(&self, config: &ContainerConfig, signal: i32) -> Result<(), EngineError> {
@@ -595,8 +795,10 @@ impl Engine for Podman {
         let path = PathBuf::from(format!("/proc/{}/mountinfo", life.pid));
         let mounts = fs::read_to_string(&path).map_err(io(&path))?;
         let (_, definition) = self.kept(config)?;
+        let targets: Vec<_> =
+            definition.volumes().unwrap_or_default().into_iter().map(|(_, target)| target).collect();
         let mut external_mounts: Vec<_> =
-            external_mounts(&mounts).into_iter().map(|target| (target.clone(), target)).collect();
+            external_mounts(&mounts, &targets).into_iter().map(|target| (target.clone(), target)).collect();
         let masked = definition.spec()["linux"]["maskedPaths"].as_array().cloned().unwrap_or_default();
         for path in masked.iter().filter_map(serde_json::Value::as_str) {
             let inside = PathBuf::from(format!("/proc/{}/root{path}", life.pid));
@@ -653,53 +855,38 @@ impl Engine for Podman {
 
     async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let Some(record) = Record::read(config)? else { return Ok(()) };
-        if !record.ours {
-            return Record::remove(config);
-        }
-        let place = self.place(&record.id);
+        let (place, tree) = (self.place(&record.id), self.tree(&record.id));
         let io = |path: &Path| {
             let action = format!("remove {}", path.display());
             move |source| io_error(&config.name, action, source)
         };
-        // A CRIU that waits finds that there is nothing to wait for.
-        let fifo = place.join("inventory");
-        match OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(&fifo) {
-            Err(error)
-                if error.kind() != ErrorKind::NotFound && error.raw_os_error() != Some(libc::ENXIO) =>
-            {
-                return Err(io(&fifo)(error));
-            }
-            _ => {}
+        files::unbind(&record, &tree).map_err(io(&tree))?;
+        if !record.ours {
+            return Record::remove(config);
         }
-        // From here on Podman starts it no more, whatever it sees of its processes.
-        let removing = self.about(
-            config,
-            "remove",
-            &["container", "rm", "--force", "--time", "0", "--ignore", "--"],
-            REMOVAL,
-        );
+        self.end_import(config, &record).await?;
+        // Podman notes that it ends the container before it does, and so starts it no more by its policy.
+        let removing = self.remove_container(config);
         tokio::pin!(removing);
-        let removed = match tokio::time::timeout(HELP, &mut removing).await {
-            Ok(removed) => removed,
+        match tokio::time::timeout(HELP, &mut removing).await {
+            Ok(removed) => removed?,
             Err(_) => {
-                if let Ok((placed, _)) = self.placed(config) {
-                    self.processes.kill(&placed).await?;
+                // Not every runtime kills what is frozen.
+                if record.life.is_some() {
+                    self.processes.kill(&self.placed(config)?.0).await?;
                 }
-                removing.await
+                removing.await?;
             }
-        };
-        match removed {
-            Ok(_) => {}
-            Err(EngineError::Keeper { reason, .. }) if reason.contains("no such container") => {}
-            Err(error) => return Err(error),
         }
-        if let Ok((placed, _)) = self.placed(config) {
-            self.processes.kill(&placed).await?;
+        if record.life.is_some() {
+            self.processes.kill(&self.placed(config)?.0).await?;
         }
-        let waiting = record.waiting.as_deref().and_then(Path::parent).map(Path::to_owned);
-        for path in waiting.into_iter().chain([place]) {
-            match fs::remove_dir_all(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(&path)(error)),
+        self.remove_volumes(config, &record).await?;
+        for path in record.waiting.iter().chain([&place]) {
+            let removed = path.clone();
+            let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(removed)).await;
+            match removed.map_err(io::Error::other).and_then(|removed| removed) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(path)(error)),
                 _ => {}
             }
         }
@@ -762,15 +949,15 @@ impl Engine for Podman {
     }
 }
 
-/// Mounts of a container that its restore brings: what Podman binds into it, and each hierarchy of a cgroup of version 1,
+/// Mounts of a container that its restore brings: its volumes, what Podman binds into it, and each hierarchy of a cgroup of version 1,
 /// as runc has it. `/dev/shm` is bound, too, but is a tmpfs of the container alone: it moves as one.
-fn external_mounts(mountinfo: &str) -> Vec<String> {
+fn external_mounts(mountinfo: &str, volumes: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for line in mountinfo.lines() {
         let Some((mounted, filesystem)) = line.split_once(" - ") else { continue };
         let target = mounted.split(' ').nth(4).unwrap_or_default();
         let is_cgroup = filesystem.starts_with("cgroup ") && target.starts_with("/sys/fs/cgroup/");
-        if is_cgroup || BOUND.contains(&target) {
+        if is_cgroup || BOUND.contains(&target) || volumes.contains(&target) {
             found.push(target.to_owned());
         }
     }
@@ -798,7 +985,8 @@ mod tests {
                     2 1 0:2 /x /etc/hosts rw - tmpfs tmpfs rw\n\
                     3 1 0:3 / /dev/shm rw - tmpfs shm rw\n\
                     4 1 0:4 /c /sys/fs/cgroup/pids ro - cgroup cgroup rw,pids\n\
-                    5 1 0:5 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
-        assert_eq!(external_mounts(text), ["/etc/hosts", "/sys/fs/cgroup/pids"]);
+                    5 1 0:5 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
+                    6 1 0:6 /v /data rw - ext4 /dev/x rw\n";
+        assert_eq!(external_mounts(text, &["/data"]), ["/etc/hosts", "/sys/fs/cgroup/pids", "/data"]);
     }
 }

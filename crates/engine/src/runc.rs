@@ -20,7 +20,7 @@
 
 pub(crate) mod lifecycle;
 pub mod log;
-mod provided;
+pub(crate) mod provided;
 pub(crate) mod restore;
 pub(crate) mod rights;
 mod shim;

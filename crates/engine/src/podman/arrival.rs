@@ -12,36 +12,51 @@
 //! runtime. They wait in a directory of Podman's storage, so that the two change names at the end. Podman has mounted the
 //! overlay by then, and what is changed below a mounted overlay is stale; so it is mounted anew.
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with, statat,
+};
 use rustix::mount::{OpenTreeFlags, open_tree};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::command::{Call, failed, said};
-use super::definition::Definition;
-use super::record::Record;
-use super::{Podman, RUNTIME, settings};
+use super::definition::{Definition, Here};
+use super::record::{Record, Volume};
+use super::{COVER_KEY, Podman, RUNTIME, settings};
 use crate::container::{
     BegunRestore, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
 };
 use crate::processes::process;
+use crate::processes::tmpfs::unescaped;
 use crate::rootfs::Overlay;
 use crate::runc::lifecycle::detach_all;
 use crate::runc::restore::{self, Gate, StandIn};
 use crate::runc::rights;
 
-/// Where changed files wait in Podman's storage.
+/// Podman waits four minutes for its runtime. So long godwit does.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Where what waits for a container is in Podman's storage: its changed files in [`UPPER`], its volumes in directories of
+/// [`VOLUMES`].
 pub(super) fn waiting_in(storage: &Path, id: &str) -> PathBuf {
-    storage.join("godwit").join(id).join("diff")
+    storage.join("godwit").join(id)
 }
+
+/// Where the changed files of a container's root filesystem are among its files.
+pub(super) const UPPER: &str = "diff";
+
+/// Where its volumes are among its files, each in a directory with its name.
+pub(super) const VOLUMES: &str = "volumes";
 
 /// The file in which the runtime looks for what to do, beside itself.
 pub(super) const INSTRUCTIONS: &str = "instructions.json";
@@ -70,6 +85,8 @@ pub(super) struct Begun {
     arrived: Arrived,
     /// The root filesystem that Podman has made, and mounted.
     root: PodmanRoot,
+    /// The volumes that it has made.
+    volumes: Vec<Volume>,
     cgroup: String,
 }
 
@@ -118,6 +135,7 @@ impl Podman {
         let config = &request.config;
         let (kept, definition) = self.kept(config)?;
         let place = self.place(&kept.id);
+        self.end_import(config, &Record::of(config)?).await?;
         let criu_config = place.join("criu.conf");
         let task = json!({ "restore": {
             "images": request.images,
@@ -128,14 +146,23 @@ impl Podman {
         self.step_in(&place, (&kept.id, RUNTIME, true), &task)
             .map_err(request.io("prepare Podman's restore in", &place))?;
         fs::create_dir_all(&request.work).map_err(request.io("create", &request.work))?;
-        fs::write(&criu_config, restore::criu_options(&request))
+        let cover = place.join("empty");
+        let covered =
+            File::create(&cover).and_then(|file| file.set_permissions(Permissions::from_mode(0o444)));
+        covered.map_err(request.io("create", &cover))?;
+        let cover = format!("external \"mnt[{COVER_KEY}]:{}\"\n", cover.display());
+        fs::write(&criu_config, restore::criu_options(&request) + &cover)
             .map_err(request.io("write", &criu_config))?;
-        let by_systemd = self.storage(&config.name).await?.by_systemd;
-        let parent =
-            (!by_systemd).then(|| format!("{}/podman", self.config.cgroup_parent.trim_end_matches('/')));
+        let storage = self.storage(&config.name).await?;
+        let parent = format!("{}/podman", self.config.cgroup_parent.trim_end_matches('/'));
+        let here = Here {
+            network_namespace: &config.network_namespace,
+            cgroup_parent: (!storage.by_systemd).then_some(parent.as_str()),
+            image: &self.image_name(config).await?,
+            volumes: &storage.volumes,
+        };
         let archive = place.join("checkpoint.tar");
-        let written = File::create(&archive)
-            .and_then(|file| definition.write_archive(&config.network_namespace, parent.as_deref(), file));
+        let written = File::create(&archive).and_then(|file| definition.write_archive(&here, file));
         written.map_err(request.io("write", &archive))?;
         let fifo = place.join("inventory");
         let gate = Gate::new(&fifo).map_err(request.io("make", &fifo))?;
@@ -143,7 +170,7 @@ impl Podman {
         let stand_in = StandIn::put(&request, &fifo, &descriptors)?;
 
         let words = ["container", "restore", "--tcp-established", "--file-locks", "--ignore-static-ip"];
-        let more = ["--ignore-static-mac", "--import"];
+        let more = ["--ignore-static-mac", "--ignore-volumes", "--import"];
         let mut words: Vec<&OsStr> = words.iter().chain(&more).map(OsStr::new).collect();
         words.push(archive.as_os_str());
         let settings = place.join(SETTINGS);
@@ -151,6 +178,9 @@ impl Podman {
         let mut command = self.command(&call);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let child = child.map_err(|error| self.not_started(&call, &error))?;
+        if let Some(import) = child.id().and_then(|pid| Some((pid, process::start_time(pid)?))) {
+            Record { import: Some(import), ..Record::of(config)? }.write(config)?;
+        }
         // It ends by itself once the gate is closed.
         let mut importing = Importing(tokio::spawn(child.wait_with_output()));
         let gate = tokio::select! {
@@ -165,8 +195,10 @@ impl Podman {
         let path = arrived.bundle.join("config.json");
         let bundle: Value = read_json(&path).map_err(request.io("read", &path))?;
         let root = PathBuf::from(bundle["root"]["path"].as_str().unwrap_or_default());
-        let found = PodmanRoot::mounted_on(&root, &kept.id);
+        let found = PodmanRoot::mounted_on(&root, &kept.id, &storage.root);
         let root = found.map_err(request.io("find how Podman has mounted", &root))?;
+        let volumes = volumes_in(&bundle, &definition);
+        let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
         stand_in.remove(&request)?;
         Ok(Begun {
@@ -177,6 +209,7 @@ impl Podman {
             importing,
             arrived,
             root,
+            volumes,
             cgroup,
             request,
         })
@@ -203,16 +236,56 @@ impl BegunRestore for Begun {
         })
     }
 
+    fn patience(&self) -> Option<Duration> {
+        Some(PATIENCE)
+    }
+
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError> {
-        let Self { podman, request, definition, descriptors, gate, mut importing, arrived, root, .. } = *self;
+        let Self {
+            podman,
+            request,
+            definition,
+            descriptors,
+            gate,
+            mut importing,
+            arrived,
+            root,
+            volumes,
+            ..
+        } = *self;
         let config = &request.config;
+        if importing.0.is_finished() {
+            // It waits for its runtime for four minutes.
+            return Err(request.refused("Podman has not waited for it"));
+        }
         godwit_criu::repair::repair(&request.images).map_err(|error| request.refused(error))?;
         rights::check_spec(&request, definition.spec())?;
+        // runc would bring the node's own /dev/null, which root in the container could change.
+        let masked = definition.masked();
+        godwit_criu::repair::external_mounts(&request.images, &masked, COVER_KEY)
+            .map_err(|error| request.refused(error))?;
         restore::same_descriptors(&request, &descriptors)?;
         detach_all(&root.criu).map_err(request.io("unmount", &root.criu))?;
         let record = Record::of(config)?;
         let waiting = record.waiting.clone().unwrap_or_default();
-        root.take(&waiting).map_err(request.io("put its changed files into", &root.overlay.target))?;
+        root.take(&waiting.join(UPPER))
+            .map_err(request.io("put its changed files into", &root.overlay.target))?;
+        for volume in &volumes {
+            let waiting = waiting.join(VOLUMES).join(&volume.name);
+            exchange(&waiting, &volume.files).map_err(request.io("put the volume into", &volume.files))?;
+        }
+        let renamed: Vec<_> = volumes
+            .iter()
+            .map(|volume| volume.files.as_path())
+            .chain([root.overlay.upper.as_path()])
+            .flat_map(|path| [path.parent(), Some(&waiting), waiting.parent()])
+            .flatten()
+            .map(Path::to_owned)
+            .collect();
+        // On the disk before the commit, beside the restore.
+        let synced = tokio::task::spawn_blocking(move || {
+            renamed.iter().try_for_each(|path| File::open(path)?.sync_all())
+        });
         restore::bind_root(&root.overlay.target, &root.criu)
             .map_err(request.io("mount the root on", &root.criu))?;
         let _links = restore::complete(&request, &root.overlay.target)?;
@@ -227,14 +300,16 @@ impl BegunRestore for Begun {
         let pid = fs::read_to_string(&arrived.pid_file)
             .and_then(|text| text.trim().parse().map_err(io::Error::other))
             .map_err(request.io("read", &arrived.pid_file))?;
+        let synced = synced.await.map_err(io::Error::other).and_then(|synced| synced);
+        synced.map_err(request.io("bring to the disk", &waiting))?;
         // For conmon, whose calls of Podman need no other runtime.
         let plain = settings::of_node().and_then(|of_node| settings::text(&of_node));
         plain.and_then(|text| fs::write(&settings, text)).map_err(request.io("write", &settings))?;
         let life =
             podman.life(config, pid, process::parent(pid).unwrap_or(0), root.overlay.target.clone())?;
         let id = kept_id(&request).to_owned();
-        Record { id, life: Some(life), changed_files: root.overlay.upper.clone(), ours: true, waiting: None }
-            .write(config)?;
+        let (life, upper) = (Some(life), root.overlay.upper.clone());
+        Record { id, life, upper, volumes, import: None, ours: true, waiting: None }.write(config)?;
         Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
     }
 }
@@ -273,17 +348,18 @@ struct PodmanRoot {
 
 impl PodmanRoot {
     /// That of the container with this ID, which is mounted there.
-    fn mounted_on(target: &Path, id: &str) -> io::Result<Self> {
+    fn mounted_on(target: &Path, id: &str, storage: &Path) -> io::Result<Self> {
         let text = fs::read_to_string("/proc/self/mountinfo")?;
-        Self::parse(&text, target, id).ok_or_else(|| io::Error::other("no overlay is mounted there"))
+        Self::parse(&text, target, id, storage).ok_or_else(|| io::Error::other("no overlay is mounted there"))
     }
 
-    fn parse(text: &str, target: &Path, id: &str) -> Option<Self> {
+    fn parse(text: &str, target: &Path, id: &str, storage: &Path) -> Option<Self> {
         let mounted = |line: &str| {
             let mut fields = line.split(' ').skip(2);
-            Some((fields.next()?.to_owned(), PathBuf::from(fields.nth(1)?)))
+            Some((fields.next()?.to_owned(), PathBuf::from(unescaped(fields.nth(1)?)?)))
         };
-        let (line, overlay) = text.lines().rev().find_map(|line| Some((line, overlay_of(line, target)?)))?;
+        let (line, overlay) =
+            text.lines().rev().find_map(|line| Some((line, overlay_of(line, target, storage)?)))?;
         let (device, _) = mounted(line)?;
         let end = Path::new(id).join("criu-root");
         let mut others = text.lines().rev().filter_map(mounted);
@@ -303,34 +379,84 @@ impl PodmanRoot {
     }
 }
 
-/// Exchanges two directories of Podman's storage.
+/// The volumes of a container, and where Podman has them, by its OCI description.
+fn volumes_in(bundle: &Value, definition: &Definition) -> io::Result<Vec<Volume>> {
+    let mounts = bundle["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let volumes = definition.volumes().unwrap_or_default().into_iter();
+    volumes
+        .map(|(name, target)| {
+            let mount = mounts.iter().find(|mount| mount["destination"] == target && mount["type"] == "bind");
+            let files = mount.and_then(|mount| mount["source"].as_str()).map(PathBuf::from);
+            let files = files.ok_or_else(|| io::Error::other(format!("nothing is mounted on {target}")))?;
+            Ok(Volume { name: name.to_owned(), files, anonymous: false })
+        })
+        .collect()
+}
+
+/// Exchanges a directory that has come with one of Podman's, in its storage.
 ///
 /// Podman has bound a part of its storage on itself, and no rename crosses mounts, even of the same filesystem. So both are
-/// named in a view of the storage that has no mount in it.
-fn exchange(waiting: &Path, upper: &Path) -> io::Result<()> {
-    let storage = waiting.ancestors().nth(3).unwrap_or(Path::new("/"));
-    let below = |path: &Path| path.strip_prefix(storage).map(Path::to_owned).map_err(io::Error::other);
+/// named in a view of the storage that has no mount in it. What has come may have links in it, which lead out of it.
+fn exchange(waiting: &Path, own: &Path) -> io::Result<()> {
+    let not_below = || io::Error::other("it is not in Podman's storage");
+    let of_container = |path: &&Path| path.parent().is_some_and(|parent| parent.ends_with("godwit"));
+    let storage = waiting.ancestors().find(of_container).and_then(|path| path.parent()?.parent());
+    let storage = storage.ok_or_else(not_below)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let view = open_tree(CWD, storage, flags)?;
-    Ok(renameat_with(&view, below(waiting)?, &view, below(upper)?, RenameFlags::EXCHANGE)?)
+    let parent = |path: &Path| -> io::Result<(OwnedFd, OsString)> {
+        let below = path.strip_prefix(storage).map_err(|_| not_below())?;
+        let (parent, name) =
+            (below.parent().ok_or_else(not_below)?, below.file_name().ok_or_else(not_below)?);
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok((openat2(&view, parent, directory, Mode::empty(), resolve)?, name.to_owned()))
+    };
+    let ((from, name), (to, own_name)) = (parent(waiting)?, parent(own)?);
+    let come = statat(&from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(come.st_mode) != FileType::Directory {
+        return Err(io::Error::other("what has come for it is no directory"));
+    }
+    renameat_with(&from, &name, &to, &own_name, RenameFlags::EXCHANGE)?;
+    Ok(())
 }
 
 /// The overlay that a line of mountinfo tells of, if it is the one mounted there.
-fn overlay_of(line: &str, target: &Path) -> Option<Overlay> {
+fn overlay_of(line: &str, target: &Path, storage: &Path) -> Option<Overlay> {
     let (mounted, filesystem) = line.split_once(" - ")?;
     let mut filesystem = filesystem.split(' ');
-    if Path::new(mounted.split(' ').nth(4)?) != target || filesystem.next()? != "overlay" {
+    if Path::new(&unescaped(mounted.split(' ').nth(4)?)?) != target || filesystem.next()? != "overlay" {
         return None;
     }
     let options = filesystem.nth(1)?;
     let option =
         |name: &str| options.split(',').find_map(|option| option.strip_prefix(name)?.strip_prefix('='));
-    let (upper, work) = (PathBuf::from(option("upperdir")?), PathBuf::from(option("workdir")?));
-    // Podman names many layers from the directory in which its containers are.
-    let base = upper.parent()?.parent()?.to_owned();
-    let mut lower: Vec<_> = option("lowerdir")?.split(':').map(|layer| base.join(layer)).collect();
+    // Podman names what it has from the directory in which its containers are, where that has many layers.
+    let base = storage.join("overlay");
+    let path = |text: &str| Some(base.join(unescaped(text)?));
+    let (upper, work) = (path(option("upperdir")?)?, path(option("workdir")?)?);
+    let mut lower: Vec<_> = option("lowerdir")?.split(':').map(path).collect::<Option<_>>()?;
     lower.reverse();
     Some(Overlay { lower, upper, work, target: target.to_owned() })
+}
+
+/// What speaks against mounting an overlay anew that is mounted with these options: godwit's own mean something else.
+pub(super) fn overlay_objection(mountinfo: &str, target: &Path) -> Option<String> {
+    let is_there = |mounted: &str| {
+        mounted.split(' ').nth(4).and_then(unescaped).is_some_and(|at| Path::new(&at) == target)
+    };
+    let options = mountinfo
+        .lines()
+        .rev()
+        .filter_map(|line| line.split_once(" - "))
+        .find(|(mounted, _)| is_there(mounted));
+    let options = options?.1.split(' ').nth(2)?;
+    let unfit = |option: &&str| {
+        matches!(*option, "metacopy=on" | "redirect_dir=on" | "redirect_dir=follow" | "userxattr")
+            || option.starts_with("context=")
+    };
+    let unfit = options.split(',').find(unfit)?;
+    Some(format!("its root filesystem is mounted with {unfit}, with which godwit cannot mount it"))
 }
 
 #[cfg(test)]
@@ -346,17 +472,29 @@ mod tests {
     }
 
     #[test]
+    fn an_overlay_that_is_not_godwits_to_mount_is_told_by_its_options() {
+        let line = |options: &str| {
+            format!("71 63 0:57 / /m rw - overlay overlay rw,lowerdir=/l,{options},uuid=on\n")
+        };
+        assert_eq!(overlay_objection(&line("upperdir=/u"), Path::new("/m")), None);
+        for option in ["metacopy=on", "redirect_dir=on", "context=x"] {
+            assert!(overlay_objection(&line(option), Path::new("/m")).unwrap().contains(option));
+        }
+    }
+
+    #[test]
     fn layers_are_found_in_the_words_of_mountinfo() {
         let line = "71 63 0:57 / /s/overlay/c/merged rw,relatime - overlay overlay \
-                    rw,lowerdir=/s/overlay/l/A:l/B,upperdir=/s/overlay/c/diff,workdir=/s/overlay/c/work,uuid=on";
+                    rw,lowerdir=/s/overlay/l/A:l/B,upperdir=c/diff,workdir=/s/overlay/c/work,uuid=on";
         let text = format!(
             "{line}\n80 63 0:58 / /x/ID/criu-root rw - overlay overlay rw\n81 63 0:57 / /r/ID/criu-root rw - overlay overlay rw"
         );
-        let whole = PodmanRoot::parse(&text, Path::new("/s/overlay/c/merged"), "ID").unwrap();
+        let whole =
+            PodmanRoot::parse(&text, Path::new("/s/overlay/c/merged"), "ID", Path::new("/s")).unwrap();
         assert_eq!(whole.criu, Path::new("/r/ID/criu-root"));
         let found = whole.overlay;
         assert_eq!(found.lower, ["/s/overlay/l/B", "/s/overlay/l/A"].map(PathBuf::from));
         assert_eq!(found.upper, Path::new("/s/overlay/c/diff"));
-        assert!(overlay_of(line, Path::new("/s/overlay/d/merged")).is_none());
+        assert!(overlay_of(line, Path::new("/s/overlay/d/merged"), Path::new("/s")).is_none());
     }
 }

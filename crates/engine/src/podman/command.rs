@@ -12,6 +12,7 @@ use tokio::process::Command;
 
 use super::Podman;
 use crate::container::EngineError;
+use crate::processes::process::Handle;
 
 /// How long a call may take that only asks, or changes a record.
 pub(super) const SHORT: Duration = Duration::from_secs(20);
@@ -25,10 +26,14 @@ pub(super) struct Inspected {
     pub(super) state: InspectedState,
     #[serde(rename = "OCIRuntime")]
     pub(super) runtime: String,
+    #[serde(default)]
+    pub(super) static_dir: PathBuf,
     pub(super) graph_driver: GraphDriver,
     pub(super) host_config: HostConfig,
     #[serde(default)]
     pub(super) network_settings: NetworkSettings,
+    #[serde(default)]
+    pub(super) mounts: Vec<InspectedMount>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -42,6 +47,32 @@ pub(super) struct InspectedState {
     #[serde(default)]
     pub(super) conmon_pid: u32,
     pub(super) exit_code: i32,
+}
+
+impl Inspected {
+    /// The names of its volumes.
+    pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
+        self.mounts.iter().filter(|mount| mount.kind == "volume").map(|mount| mount.name.as_str())
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct InspectedMount {
+    #[serde(rename = "Type")]
+    pub(super) kind: String,
+    pub(super) name: String,
+}
+
+/// A volume as `podman volume inspect` tells it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct InspectedVolume {
+    pub(super) name: String,
+    pub(super) driver: String,
+    pub(super) options: BTreeMap<String, String>,
+    pub(super) anonymous: bool,
+    pub(super) mountpoint: PathBuf,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -82,14 +113,17 @@ pub(super) struct HostConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Storage {
     pub(super) root: PathBuf,
+    /// Where volumes are, which may be elsewhere.
+    pub(super) volumes: PathBuf,
     pub(super) by_systemd: bool,
 }
 
 impl Storage {
     fn parse(text: &str) -> Option<Self> {
-        let (manager, root) = text.trim_end().split_once(' ')?;
-        let root = PathBuf::from(root);
-        root.is_absolute().then_some(Self { root, by_systemd: manager == "systemd" })
+        let mut lines = text.lines();
+        let by_systemd = lines.next()? == "systemd";
+        let (root, volumes) = (PathBuf::from(lines.next()?), PathBuf::from(lines.next()?));
+        (root.is_absolute() && volumes.is_absolute()).then_some(Self { root, volumes, by_systemd })
     }
 }
 
@@ -132,6 +166,60 @@ impl Podman {
         }
     }
 
+    /// Makes a call, and reads as much of its output as `read` wants. What comes of the call after that is nothing to anybody.
+    pub(super) async fn first_of<T: Send + 'static>(
+        &self,
+        call: &Call<'_>,
+        read: impl FnOnce(std::process::ChildStdout) -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        let mut command = self.command(call).into_std();
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.map_err(|error| self.not_started(call, &error))?;
+        let pid = child.id();
+        let reading = tokio::task::spawn_blocking(move || {
+            let read = match child.stdout.take() {
+                Some(output) => read(output),
+                None => Err(std::io::ErrorKind::BrokenPipe.into()),
+            };
+            Ok::<_, std::io::Error>((read, child.wait_with_output()?))
+        });
+        let ended = match tokio::time::timeout(SHORT, reading).await {
+            Ok(ended) => ended.map_err(std::io::Error::other).and_then(|ended| ended),
+            Err(_) => {
+                if let Ok(Some(hung)) = Handle::open(pid) {
+                    let _ = hung.kill();
+                }
+                return Err(failed(call, format!("it has not answered for {} s", SHORT.as_secs())));
+            }
+        };
+        match ended {
+            Ok((Ok(read), _)) => Ok(read),
+            Ok((Err(_), output)) if !output.status.success() => Err(failed(call, said(&output.stderr))),
+            Ok((Err(error), _)) | Err(error) => Err(failed(call, error.to_string())),
+        }
+    }
+
+    /// Whether Podman has a container of this ID or name, or one that only its storage knows.
+    pub(super) async fn has_container(
+        &self,
+        name: &ServiceName,
+        container: &str,
+    ) -> Result<bool, EngineError> {
+        let words = ["container", "exists", "--external", "--", container].map(OsStr::new).to_vec();
+        let call = Call { name, action: "look for", words, settings: None };
+        let mut command = self.command(&call);
+        let under_way = command.kill_on_drop(true).output();
+        match tokio::time::timeout(SHORT, under_way).await {
+            Ok(Ok(output)) => match output.status.code() {
+                Some(0) => Ok(true),
+                Some(1) => Ok(false),
+                _ => Err(failed(&call, said(&output.stderr))),
+            },
+            Ok(Err(error)) => Err(self.not_started(&call, &error)),
+            Err(_) => Err(failed(&call, format!("it has not answered for {} s", SHORT.as_secs()))),
+        }
+    }
+
     /// What Podman knows of a container, by its ID or a name of its; nothing where there is none.
     pub(super) async fn inspect(
         &self,
@@ -155,12 +243,51 @@ impl Podman {
 
     /// Podman's storage.
     pub(super) async fn storage(&self, name: &ServiceName) -> Result<Storage, EngineError> {
-        let words =
-            ["info", "--format", "{{.Host.CgroupManager}} {{.Store.GraphRoot}}"].map(OsStr::new).to_vec();
+        let format = "{{.Host.CgroupManager}}\n{{.Store.GraphRoot}}\n{{.Store.VolumePath}}";
+        let words = ["info", "--format", format].map(OsStr::new).to_vec();
         let call = Call { name, action: "tell its storage for", words, settings: None };
         let output = self.call(&call, SHORT).await?;
         let told = String::from_utf8_lossy(&output.stdout);
         Storage::parse(&told).ok_or_else(|| failed(&call, format!("its answer is not understood: {told:?}")))
+    }
+
+    /// What Podman knows of volumes, all of which it has.
+    pub(super) async fn volumes(
+        &self,
+        name: &ServiceName,
+        volumes: &[&str],
+    ) -> Result<Vec<InspectedVolume>, EngineError> {
+        if volumes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let words = ["volume", "inspect", "--"].iter().chain(volumes).map(OsStr::new).collect();
+        let call = Call { name, action: "inspect the volumes of", words, settings: None };
+        let output = self.call(&call, SHORT).await?;
+        let unclear =
+            |error: serde_json::Error| failed(&call, format!("its answer is not understood: {error}"));
+        serde_json::from_slice(&output.stdout).map_err(unclear)
+    }
+
+    /// Whether Podman has a volume of this name.
+    pub(super) async fn has_volume(&self, name: &ServiceName, volume: &str) -> Result<bool, EngineError> {
+        match self.volumes(name, &[volume]).await {
+            Ok(found) => Ok(found.iter().any(|found| found.name == volume)),
+            Err(EngineError::Keeper { reason, .. }) if reason.contains("no such volume") => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How many containers use a volume.
+    pub(super) async fn users_of_volume(
+        &self,
+        name: &ServiceName,
+        volume: &str,
+    ) -> Result<usize, EngineError> {
+        let filter = format!("volume={volume}");
+        let words = ["ps", "--all", "--quiet", "--filter", &filter].map(OsStr::new).to_vec();
+        let call = Call { name, action: "list who shares a volume with", words, settings: None };
+        let output = self.call(&call, SHORT).await?;
+        Ok(String::from_utf8_lossy(&output.stdout).lines().count())
     }
 
     /// Whether Podman has an image of this ID.
@@ -199,11 +326,13 @@ mod tests {
 
     #[test]
     fn a_storage_has_a_manager_and_a_directory() {
-        let found = Storage::parse("systemd /var/lib/my containers/storage\n").unwrap();
-        assert_eq!(found, Storage { root: "/var/lib/my containers/storage".into(), by_systemd: true });
-        assert!(!Storage::parse("cgroupfs /s").unwrap().by_systemd);
-        assert_eq!(Storage::parse("systemd"), None);
-        assert_eq!(Storage::parse("systemd s"), None);
+        let found = Storage::parse("systemd\n/my storage\n/my storage/volumes\n").unwrap();
+        let (root, volumes) = ("/my storage".into(), "/my storage/volumes".into());
+        assert_eq!(found, Storage { root, volumes, by_systemd: true });
+        assert!(!Storage::parse("cgroupfs\n/s\n/v").unwrap().by_systemd);
+        for text in ["", "systemd", "systemd\n/s", "systemd\ns\n/v"] {
+            assert_eq!(Storage::parse(text), None, "{text:?}");
+        }
     }
 
     #[test]

@@ -8,10 +8,15 @@
 //!
 //! They come from another node, and Podman believes what they say: a path in them is written to, a hook in them is run as
 //! root. So of `config` only known fields are taken, and a `spec` is refused that reaches out of the container.
+//!
+//! Podman and runc take `Devices` for `devices`: they read JSON without regard to case. So a `spec` is read into the types of
+//! the OCI's specification, which leave out what they do not know, and only what is written from those is looked at and
+//! passed on.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use oci_spec::runtime::Spec;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -53,18 +58,17 @@ const SAME_EVERYWHERE: &[&str] = &[
     "stdin",
     "stopSignal",
     "stopTimeout",
-    "systemd",
     "timeout",
     "timezone",
     "umask",
     "user",
+    "userVolumes",
     "volatile",
 ];
 
 /// Fields of `config` that godwit cannot take along, and what they are called for the user.
 const NOT_YET: &[(&str, &str)] = &[
     ("Dependencies", "it depends on other containers"),
-    ("namedVolumes", "it has volumes, which do not move yet"),
     ("overlayVolumes", "it has overlay volumes, which do not move"),
     ("imageVolumes", "it has image volumes, which do not move yet"),
     ("secrets", "it has secrets of Podman's, which do not move"),
@@ -72,6 +76,7 @@ const NOT_YET: &[(&str, &str)] = &[
     ("pod", "it is in a pod"),
     ("rootfs", "it was made from a directory (--rootfs), and not from an image"),
     ("privileged", "it is privileged, so that nothing holds it in its place"),
+    ("systemd", "it runs systemd (--systemd)"),
     ("pause", "it is the pause container of a pod"),
     ("isInfra", "it is the infra container of a pod"),
     ("isService", "it is a service container of `podman kube play`"),
@@ -85,11 +90,74 @@ const ANNOTATIONS: &[&str] =
 const OWN_MOUNTS: &[&str] =
     &["/dev/shm", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/run/.containerenv"];
 
-/// Filesystems that a mount may be.
-const KERNEL_MOUNTS: &[&str] = &["cgroup", "devpts", "mqueue", "proc", "sysfs", "tmpfs"];
+/// Filesystems of the kernel that a mount may be, and where; a tmpfs may be anywhere.
+const KERNEL_MOUNTS: &[(&str, &str)] = &[
+    ("cgroup", "/sys/fs/cgroup"),
+    ("devpts", "/dev/pts"),
+    ("mqueue", "/dev/mqueue"),
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+];
+
+/// Options that such a mount may have.
+const MOUNT_OPTIONS: &[&str] = &[
+    "dev",
+    "exec",
+    "newinstance",
+    "noatime",
+    "nodev",
+    "nodiratime",
+    "noexec",
+    "nosuid",
+    "notmpcopyup",
+    "private",
+    "relatime",
+    "ro",
+    "rprivate",
+    "rslave",
+    "rw",
+    "slave",
+    "strictatime",
+    "suid",
+    "tmpcopyup",
+];
+
+/// The same for options with a value.
+const MOUNT_VALUES: &[&str] = &["gid", "mode", "nr_blocks", "nr_inodes", "ptmxmode", "size", "uid"];
+
+/// Paths that no container sees, whatever the version of Podman.
+const MASKED: &[&str] = &["/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"];
+
+/// Paths that no container writes to.
+const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Labels by which Podman acts on the node, and not on the container.
+const LABELS_OF_NODE: &[&str] = &["io.containers.autoupdate", "PODMAN_SYSTEMD_UNIT"];
 
 /// Namespaces that a container has for itself.
 const NAMESPACES: &[&str] = &["ipc", "mount", "network", "pid", "uts"];
+
+/// Whether this can be a volume's name in Podman; it becomes a part of paths.
+fn is_volume(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    name.len() <= 255
+        && name.bytes().all(allowed)
+        && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
+}
+
+/// Whether a volume can be mounted there.
+fn is_target(path: &str) -> bool {
+    path.starts_with('/') && path.split('/').skip(1).all(|part| !matches!(part, "" | "." | ".."))
+}
+
+/// Whether this is an option of a mount that says how its files may be used, and nothing else.
+fn is_volume_option(option: &str) -> bool {
+    const KNOWN: &[&str] = &[
+        "rw", "ro", "nosuid", "suid", "nodev", "dev", "noexec", "exec", "bind", "rbind", "private",
+        "rprivate", "slave", "rslave", "z", "Z", "copy", "nocopy",
+    ];
+    KNOWN.contains(&option)
+}
 
 /// A port of the node that leads into a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,6 +170,42 @@ pub struct Port {
     pub container: u16,
     /// `tcp`, `udp` or `sctp`.
     pub protocol: String,
+}
+
+/// What a node has for a container.
+pub(super) struct Here<'a> {
+    /// The network namespace that it is in.
+    pub(super) network_namespace: &'a Path,
+    /// The cgroup below which its own is, if not where Podman puts it.
+    pub(super) cgroup_parent: Option<&'a str>,
+    /// What Podman knows its image by.
+    pub(super) image: &'a str,
+    /// Where Podman has volumes.
+    pub(super) volumes: &'a Path,
+}
+
+/// A `spec` as the types of the OCI have it.
+fn canonical(spec: &Value) -> io::Result<Value> {
+    Ok(serde_json::to_value(Spec::deserialize(spec)?)?)
+}
+
+/// A mount of a filesystem of the kernel's, with nothing else in it; nothing where it is not one.
+fn of_kernel(mount: &Value) -> Option<Value> {
+    let (kind, target) = (mount["type"].as_str()?, mount["destination"].as_str()?);
+    let place = KERNEL_MOUNTS.contains(&(kind, target)) || kind == "tmpfs" && is_target(target);
+    let options = mount["options"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let options: Vec<_> = options.iter().map(Value::as_str).collect::<Option<_>>()?;
+    let known = options.iter().all(|option| {
+        MOUNT_OPTIONS.contains(option)
+            || option.split_once('=').is_some_and(|(name, value)| {
+                MOUNT_VALUES.contains(&name)
+                    && value.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'%')
+            })
+    });
+    // What shows the node is not written to.
+    let harmless = !matches!(kind, "sysfs" | "cgroup") || options.contains(&"ro") && !options.contains(&"rw");
+    (place && known && harmless)
+        .then(|| json!({ "type": kind, "source": kind, "destination": target, "options": options }))
 }
 
 /// What Podman makes a container from.
@@ -129,12 +233,16 @@ impl Definition {
         let (Some(config), Some(spec)) = (config, spec) else {
             return Err(io::Error::other("Podman's archive has no config.dump or no spec.dump"));
         };
-        Ok(Self { config: serde_json::from_slice(&config)?, spec: serde_json::from_slice(&spec)? })
+        Ok(Self {
+            config: serde_json::from_slice(&config)?,
+            spec: canonical(&serde_json::from_slice(&spec)?)?,
+        })
     }
 
     /// One that another node has told.
     pub(super) fn told(definition: &Value) -> io::Result<Self> {
-        Ok(Self::deserialize(definition)?)
+        let told = Self::deserialize(definition)?;
+        Ok(Self { spec: canonical(&told.spec)?, ..told })
     }
 
     pub(super) fn value(&self) -> Value {
@@ -153,6 +261,11 @@ impl Definition {
     /// Its image: the name that it was started by, and its ID.
     pub(super) fn image(&self) -> (&str, &str) {
         (self.text("rootfsImageName"), self.text("rootfsImageID"))
+    }
+
+    /// Paths that it does not see.
+    pub(super) fn masked(&self) -> Vec<&str> {
+        self.spec["linux"]["maskedPaths"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
     }
 
     /// The OCI document.
@@ -192,8 +305,26 @@ impl Definition {
         if is_named && self.config.get("createNetNS") != Some(&Value::Bool(true)) {
             found.push("it is in a network namespace that Podman has not made (--network ns:)".into());
         }
+        if self.config.get("namedVolumes").is_some_and(is_set) && self.volumes().is_none() {
+            found.push(
+                "it has a volume whose name, place or options are not those of a volume of Podman's".into(),
+            );
+        }
         self.examine_spec(&mut found);
         found
+    }
+
+    /// Its volumes, and where each is mounted; nothing where one is not as Podman's are.
+    pub(super) fn volumes(&self) -> Option<Vec<(&str, &str)>> {
+        let volumes = self.config.get("namedVolumes").and_then(Value::as_array).into_iter().flatten();
+        volumes
+            .map(|volume| {
+                let (name, target) = (volume["volumeName"].as_str()?, volume["dest"].as_str()?);
+                let options = volume["options"].as_array().into_iter().flatten();
+                let known = options.map(Value::as_str).all(|option| option.is_some_and(is_volume_option));
+                (is_volume(name) && is_target(target) && known).then_some((name, target))
+            })
+            .collect()
     }
 
     /// Ports of the node that lead into it.
@@ -251,19 +382,27 @@ impl Definition {
         if !list(&spec["linux"]["devices"]).is_empty() || devices.iter().any(|rule| rule["allow"] == true) {
             found.push("it has devices of the node (--device)".into());
         }
+        let volumes = self.volumes().unwrap_or_default();
         for mount in list(&spec["mounts"]) {
             let target = mount["destination"].as_str().unwrap_or_default();
-            let kind = mount["type"].as_str().unwrap_or_default();
-            if OWN_MOUNTS.contains(&target) || KERNEL_MOUNTS.contains(&kind) {
+            let is_volume = volumes.iter().any(|(_, of_volume)| *of_volume == target);
+            if is_volume || OWN_MOUNTS.contains(&target) || of_kernel(&mount).is_some() {
                 continue;
             }
-            found.push(match mount["source"].as_str() {
-                Some(source) => {
+            found.push(match (mount["type"].as_str(), mount["source"].as_str()) {
+                (Some("bind"), Some(source)) => {
                     format!("it has {source} of the node mounted on {target}, which does not move yet")
                 }
-                None => format!("it has a mount on {target} that godwit does not know"),
+                _ => format!("it has a mount on {target} that godwit does not know"),
             });
         }
+        for (list_of, wanted) in [("maskedPaths", MASKED), ("readonlyPaths", READ_ONLY)] {
+            let has = list(&spec["linux"][list_of]);
+            if wanted.iter().any(|path| !has.iter().any(|has| has == path)) {
+                found.push("it sees or writes what containers do not (--security-opt unmask)".into());
+            }
+        }
+        found.dedup();
     }
 
     /// The definition with nothing of a node's in it, for a container without objections.
@@ -280,8 +419,17 @@ impl Definition {
         // Podman gives it the place that it has for it.
         spec.insert("root".into(), json!({ "readonly": self.spec["root"]["readonly"] == true, "path": "" }));
         let mounts = self.spec["mounts"].as_array().cloned().unwrap_or_default();
-        let own = |mount: &Value| OWN_MOUNTS.iter().any(|target| mount["destination"] == *target);
-        spec.insert("mounts".into(), mounts.into_iter().filter(|mount| !own(mount)).collect());
+        // Podman mounts these anew, from where they are on the node.
+        let volumes = self.volumes().unwrap_or_default();
+        let own = |mount: &Value| {
+            let mut targets = OWN_MOUNTS.iter().copied().chain(volumes.iter().map(|(_, target)| *target));
+            targets.any(|target| mount["destination"] == target)
+        };
+        let others = mounts.iter().filter(|mount| !own(mount));
+        spec.insert("mounts".into(), others.filter_map(of_kernel).collect());
+        if let Some(process) = spec.get_mut("process").and_then(Value::as_object_mut) {
+            process.remove("selinuxLabel");
+        }
         let annotations = self.spec["annotations"].as_object().cloned().unwrap_or_default();
         let harmless = |name: &String| ANNOTATIONS.iter().any(|prefix| name.starts_with(prefix));
         let annotations: Map<_, _> = annotations.into_iter().filter(|(name, _)| harmless(name)).collect();
@@ -292,30 +440,47 @@ impl Definition {
                 linux.insert(field.into(), value.clone());
             }
         }
+        if let Some(seccomp) = linux.get_mut("seccomp").and_then(Value::as_object_mut) {
+            seccomp.remove("listenerPath");
+            seccomp.remove("listenerMetadata");
+        }
         let namespaces: Vec<_> = NAMESPACES.iter().map(|name| json!({ "type": name })).collect();
         linux.insert("namespaces".into(), namespaces.into());
         spec.insert("linux".into(), linux.into());
-        Self { config: self.config.iter().filter_map(known).collect(), spec: spec.into() }
+        let mut config: Map<_, _> = self.config.iter().filter_map(known).collect();
+        let volumes = self.config.get("namedVolumes").and_then(Value::as_array).into_iter().flatten();
+        let plain = |volume: &Value| json!({ "volumeName": volume["volumeName"], "dest": volume["dest"], "options": volume["options"] });
+        config.insert("namedVolumes".into(), volumes.map(plain).collect());
+        if let Some(labels) = config.get_mut("labels").and_then(Value::as_object_mut) {
+            labels.retain(|name, _| !LABELS_OF_NODE.iter().any(|label| name.starts_with(label)));
+        }
+        Self { config, spec: spec.into() }
     }
 
-    /// Writes the archive from which Podman makes it on this node, in this network namespace and under runc. What it takes
-    /// for images is not looked at.
-    pub(super) fn write_archive(
-        &self,
-        network_namespace: &Path,
-        cgroup_parent: Option<&str>,
-        to: impl Write,
-    ) -> io::Result<()> {
+    /// Writes the archive from which Podman makes it on this node. What it takes for images is not looked at.
+    pub(super) fn write_archive(&self, here: &Here<'_>, to: impl Write) -> io::Result<()> {
         let mut config = self.config.clone();
         config.insert("runtime".into(), super::RUNTIME.into());
         config.insert("idMappingsOptions".into(), json!({ "HostUIDMapping": true, "HostGIDMapping": true }));
-        if let Some(parent) = cgroup_parent {
+        config.insert("rootfsImageName".into(), here.image.into());
+        if let Some(parent) = here.cgroup_parent {
             config.insert("cgroupParent".into(), parent.into());
         }
         let mut spec = self.spec.clone();
         if let Some(namespaces) = spec["linux"]["namespaces"].as_array_mut() {
             for namespace in namespaces.iter_mut().filter(|namespace| namespace["type"] == "network") {
-                namespace["path"] = network_namespace.to_string_lossy().into();
+                namespace["path"] = here.network_namespace.to_string_lossy().into();
+            }
+        }
+        // Podman adds its own mounts when it restores, but not these.
+        let volumes = self.config.get("namedVolumes").and_then(Value::as_array).into_iter().flatten();
+        if let Some(mounts) = spec["mounts"].as_array_mut() {
+            for (volume, (name, target)) in volumes.zip(self.volumes().unwrap_or_default()) {
+                let source = here.volumes.join(name).join("_data");
+                let options = &volume["options"];
+                mounts.push(json!({
+                    "type": "bind", "source": source.to_string_lossy(), "destination": target, "options": options,
+                }));
             }
         }
         let mut archive = tar::Builder::new(to);
@@ -333,5 +498,226 @@ impl Definition {
             archive.append_data(&mut header, name, content.as_slice())?;
         }
         archive.into_inner()?.flush()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "c0";
+
+    /// As Podman 4.3.1 describes a container, in short.
+    fn definition() -> Value {
+        json!({
+            "config": {
+                "id": ID,
+                "name": "web",
+                "rootfsImageID": "aa",
+                "rootfsImageName": "localhost/web:1",
+                "labels": { "tier": "x", "io.containers.autoupdate": "registry", "PODMAN_SYSTEMD_UNIT": "sshd.service" },
+                "logPath": "/etc/cron.d/x",
+                "staticDir": "/s",
+                "lockID": 2,
+                "createNetNS": true,
+                "networkMode": "bridge",
+                "newPortMappings": [
+                    { "host_ip": "", "container_port": 80, "host_port": 8080, "range": 2, "protocol": "tcp,udp" },
+                    { "host_ip": "127.0.0.1", "container_port": 1, "host_port": 2, "range": 1, "protocol": "tcp" }
+                ],
+                "namedVolumes": [{ "volumeName": "data", "dest": "/data", "options": ["rw", "rbind"], "isAnonymous": true }]
+            },
+            "spec": {
+                "ociVersion": "1.0.2-dev",
+                "process": {
+                    "user": { "uid": 0, "gid": 0, "umask": 18 }, "args": ["/bin/sh"], "cwd": "/", "selinuxLabel": "x"
+                },
+                "root": { "path": "/node/merged" },
+                "hostname": "h",
+                "mounts": [
+                    { "destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"] },
+                    { "destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755", "size=65536k"] },
+                    { "destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"] },
+                    { "destination": "/etc/hosts", "type": "bind", "source": "/node/hosts", "options": ["bind"] },
+                    { "destination": "/data", "type": "bind", "source": "/node/data", "options": ["rbind"] }
+                ],
+                "annotations": { "io.podman.annotations.init": "FALSE", "org.criu.config": "/x" },
+                "linux": {
+                    "resources": { "devices": [{ "allow": false, "access": "rwm" }], "pids": { "limit": 2048 } },
+                    "cgroupsPath": "/elsewhere",
+                    "namespaces": [
+                        { "type": "pid" }, { "type": "network", "path": "/run/netns/x" }, { "type": "ipc" },
+                        { "type": "uts" }, { "type": "mount" }
+                    ],
+                    "maskedPaths": MASKED,
+                    "readonlyPaths": READ_ONLY
+                }
+            }
+        })
+    }
+
+    fn objections(change: impl FnOnce(&mut Value)) -> Vec<String> {
+        let mut changed = definition();
+        change(&mut changed);
+        match Definition::told(&changed) {
+            Ok(definition) => definition.objections(ID),
+            Err(error) => vec![format!("not understood: {error}")],
+        }
+    }
+
+    #[test]
+    fn a_usual_container_has_no_objections_and_keeps_nothing_of_its_node() {
+        assert_eq!(objections(|_| {}), Vec::<String>::new());
+        let plain = Definition::told(&definition()).unwrap().of_no_node();
+        let text = plain.value().to_string();
+        for word in [
+            "/node",
+            "cron",
+            "staticDir",
+            "lockID",
+            "criu",
+            "autoupdate",
+            "UNIT",
+            "elsewhere",
+            "/run/netns",
+            "selinux",
+        ] {
+            assert!(!text.contains(word), "{word}: {text}");
+        }
+        assert!(
+            text.contains("tier") && text.contains("io.podman.annotations.init") && text.contains("umask"),
+            "{text}"
+        );
+        assert_eq!(plain.volumes().unwrap(), [("data", "/data")]);
+        assert_eq!((plain.name(), plain.image()), ("web", ("localhost/web:1", "aa")));
+        assert_eq!(Definition::told(&plain.value()).unwrap().of_no_node(), plain);
+    }
+
+    #[test]
+    fn what_reaches_out_of_the_container_is_refused() {
+        let mount =
+            |mount: Value| move |d: &mut Value| d["spec"]["mounts"].as_array_mut().unwrap().push(mount);
+        type Change = Box<dyn FnOnce(&mut Value)>;
+        let changes: Vec<(&str, Change)> = vec![
+            ("a bind", Box::new(mount(json!({"destination": "/h", "type": "bind", "source": "/"})))),
+            (
+                "a bind by its options",
+                Box::new(mount(
+                    json!({"destination": "/h", "type": "tmpfs", "source": "/", "options": ["rbind"]}),
+                )),
+            ),
+            (
+                "options of Podman's",
+                Box::new(mount(
+                    json!({"destination": "/h", "type": "tmpfs", "source": "/", "options": ["U"]}),
+                )),
+            ),
+            (
+                "sysfs that is written to",
+                Box::new(mount(json!({"destination": "/sys", "type": "sysfs", "source": "sysfs"}))),
+            ),
+            (
+                "proc elsewhere",
+                Box::new(mount(json!({"destination": "/p", "type": "proc", "source": "proc"}))),
+            ),
+            (
+                "another filesystem",
+                Box::new(mount(json!({"destination": "/d", "type": "ext4", "source": "/dev/sda"}))),
+            ),
+            (
+                "a way out",
+                Box::new(mount(json!({"destination": "/a/../../b", "type": "tmpfs", "source": "tmpfs"}))),
+            ),
+            ("hooks", Box::new(|d| d["spec"]["hooks"] = json!({"prestart": [{"path": "/bin/x"}]}))),
+            (
+                "devices",
+                Box::new(|d| {
+                    d["spec"]["linux"]["resources"]["devices"] = json!([{"allow": true, "access": "rwm"}])
+                }),
+            ),
+            ("no masks", Box::new(|d| d["spec"]["linux"]["maskedPaths"] = json!([]))),
+            (
+                "a writable /proc/sys",
+                Box::new(|d| d["spec"]["linux"]["readonlyPaths"] = json!(["/proc/bus"])),
+            ),
+            (
+                "a namespace of the node",
+                Box::new(|d| drop(d["spec"]["linux"]["namespaces"].as_array_mut().unwrap().remove(0))),
+            ),
+            (
+                "a namespace of another",
+                Box::new(|d| d["spec"]["linux"]["namespaces"][0]["path"] = "/proc/1/ns/pid".into()),
+            ),
+            (
+                "a user namespace",
+                Box::new(|d| {
+                    d["spec"]["linux"]["namespaces"].as_array_mut().unwrap().push(json!({"type": "user"}))
+                }),
+            ),
+            ("a terminal", Box::new(|d| d["spec"]["process"]["terminal"] = true.into())),
+            ("privileged", Box::new(|d| d["config"]["privileged"] = true.into())),
+            ("another ID", Box::new(|d| d["config"]["id"] = "c1".into())),
+            (
+                "a volume elsewhere",
+                Box::new(|d| d["config"]["namedVolumes"][0]["volumeName"] = "../../etc".into()),
+            ),
+            (
+                "a volume's option",
+                Box::new(|d| d["config"]["namedVolumes"][0]["options"][0] = "upperdir=/".into()),
+            ),
+            ("the node's network", Box::new(|d| d["config"]["networkMode"] = "host".into())),
+        ];
+        for (what, change) in changes {
+            assert!(!objections(change).is_empty(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_key_in_another_case_is_no_key() {
+        let mut hostile = definition();
+        hostile["spec"]["linux"]["resources"]["Devices"] = json!([{ "allow": true, "access": "rwm" }]);
+        hostile["spec"]["Hooks"] = json!({ "prestart": [{ "path": "/bin/x" }] });
+        hostile["spec"]["mounts"][1]["Options"] = json!(["rbind"]);
+        hostile["config"]["LogPath"] = "/etc/cron.d/x".into();
+        let text = Definition::told(&hostile).unwrap().of_no_node().value().to_string();
+        for word in ["Devices", "Hooks", "Options", "rbind\"]", "LogPath"] {
+            assert!(
+                !text.contains(word) || word == "rbind\"]" && text.matches(word).count() == 1,
+                "{word}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn ports_are_told_one_by_one() {
+        let ports = Definition::told(&definition()).unwrap().ports();
+        let shown: Vec<_> =
+            ports.iter().map(|p| (p.address.as_str(), p.node, p.container, p.protocol.as_str())).collect();
+        let first =
+            [("", 8080, 80, "tcp"), ("", 8081, 81, "tcp"), ("", 8080, 80, "udp"), ("", 8081, 81, "udp")];
+        assert_eq!(shown, [&first[..], &[("127.0.0.1", 2, 1, "tcp")]].concat());
+    }
+
+    #[test]
+    fn an_archive_has_what_it_was_written_from() {
+        let plain = Definition::told(&definition()).unwrap().of_no_node();
+        let here = Here {
+            network_namespace: Path::new("/run/godwit/netns/web"),
+            cgroup_parent: Some("/godwit/podman"),
+            image: "aa",
+            volumes: Path::new("/here/volumes"),
+        };
+        let mut archive = Vec::new();
+        plain.write_archive(&here, &mut archive).unwrap();
+        let read = Definition::in_archive(archive.as_slice()).unwrap();
+        assert_eq!((read.name(), read.image()), ("web", ("aa", "aa")));
+        assert_eq!(read.text("cgroupParent"), "/godwit/podman");
+        let text = read.spec().to_string();
+        assert!(
+            text.contains("/here/volumes/data/_data") && text.contains("/run/godwit/netns/web"),
+            "{text}"
+        );
+        assert!(Definition::in_archive(&archive[..1024]).is_err());
     }
 }

@@ -134,6 +134,22 @@ impl Podman {
         }
     }
 
+    /// By which name a container of the image is made here: its own, if that is this image's here, or else its ID. An image
+    /// that comes from another node is given no name, under which others would take it for what they know by that, and Podman
+    /// would fetch one that it does not have from a registry.
+    pub(super) async fn image_name(&self, config: &ContainerConfig) -> Result<String, EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let (name, id) = definition.image();
+        let words = ["image", "inspect", "--format", "{{.Id}}", "--", name].map(OsStr::new).to_vec();
+        let call =
+            Call { name: &config.name, action: "find the name of the image of", words, settings: None };
+        let is_its = match self.call(&call, SHORT).await {
+            Ok(output) => String::from_utf8_lossy(&output.stdout).trim() == id,
+            Err(_) => false,
+        };
+        Ok(if is_its { name } else { id }.to_owned())
+    }
+
     /// Takes the image in pieces.
     pub(super) async fn load(
         &self,
@@ -141,7 +157,7 @@ impl Podman {
         mut from: mpsc::Receiver<Bytes>,
     ) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
-        let (image, id) = definition.image();
+        let (_, id) = definition.image();
         let words = ["load", "--quiet"].map(OsStr::new).to_vec();
         let call = Call { name: &config.name, action: "load the image of", words, settings: None };
         let mut command = self.command(&call);
@@ -164,15 +180,6 @@ impl Podman {
         fed.map_err(|error| failed(&call, error.to_string()))?;
         if !self.has_image(&config.name, id).await? {
             return Err(failed(&call, format!("what has come is not the image {id}")));
-        }
-        // Podman looks for the name before it takes a container of it. One of another image stays that one's.
-        let words = ["image", "exists", "--", image].map(OsStr::new).to_vec();
-        let exists =
-            Call { name: &config.name, action: "find the name of the image of", words, settings: None };
-        if !image.is_empty() && self.call(&exists, SHORT).await.is_err() {
-            let words = ["tag", "--", id, image].map(OsStr::new).to_vec();
-            let tag = Call { name: &config.name, action: "name the image of", words, settings: None };
-            self.call(&tag, SHORT).await?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! What this node knows of a container that Podman keeps, in the container's directory: for the next life of godwitd.
 
-use std::io::{self, ErrorKind};
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -17,12 +18,27 @@ pub(super) struct Record {
     pub(super) id: String,
     /// Its life, where it has had one here.
     pub(super) life: Option<Life>,
-    /// The directory with its changed files.
-    pub(super) changed_files: PathBuf,
+    /// The upper directory of its root filesystem; empty while it waits.
+    pub(super) upper: PathBuf,
+    /// Its volumes.
+    pub(super) volumes: Vec<Volume>,
+    /// Podman's process that imports it, and when that began.
+    #[serde(default)]
+    pub(super) import: Option<(u32, u64)>,
     /// Whether it goes with its service: not before it is one.
     pub(super) ours: bool,
     /// Where what comes for it is put before Podman has a place for it; nothing once it has.
     pub(super) waiting: Option<PathBuf>,
+}
+
+/// A volume of Podman's, which moves with the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Volume {
+    pub(super) name: String,
+    /// The directory with its files; empty while it waits.
+    pub(super) files: PathBuf,
+    /// Whether it goes when its container goes for good; a volume with a name that its user chose does not.
+    pub(super) anonymous: bool,
 }
 
 /// One life of a container.
@@ -38,6 +54,8 @@ pub(super) struct Life {
     pub(super) pipes: OutputPipes,
     /// The process that reads them.
     pub(super) conmon: u32,
+    /// When that began.
+    pub(super) conmon_start: u64,
     /// Its root filesystem, as the node has it mounted.
     pub(super) root: PathBuf,
 }
@@ -64,8 +82,11 @@ impl Record {
         let (path, half) = (config.directory.join(FILE), config.directory.join("podman.json.half"));
         let written = serde_json::to_vec(self).map_err(io::Error::from).and_then(|text| {
             std::fs::create_dir_all(&config.directory)?;
-            std::fs::write(&half, text)?;
-            std::fs::rename(&half, &path)
+            let mut file = File::create(&half)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            std::fs::rename(&half, &path)?;
+            File::open(&config.directory)?.sync_all()
         });
         written.map_err(|source| io_error(&config.name, format!("write {}", path.display()), source))
     }

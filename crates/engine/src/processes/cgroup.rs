@@ -25,6 +25,14 @@ const FREEZE_LOOK: Duration = Duration::from_micros(100);
 /// again after this many looks.
 const LOOKS_BEFORE_RETRY: u32 = 500;
 
+/// runc's own period of a CPU limit, in microseconds.
+const CPU_PERIOD: u64 = 100_000;
+
+/// Whether this machine has cgroups of version 2 alone.
+pub(crate) fn is_unified() -> bool {
+    Path::new(MOUNT).join("cgroup.controllers").exists()
+}
+
 /// Whether this machine has a controller in the hierarchies that runc uses.
 pub(crate) fn is_available(controller: &str) -> bool {
     match std::fs::read_to_string(Path::new(MOUNT).join("cgroup.controllers")) {
@@ -70,8 +78,7 @@ impl Cgroup {
                 format!("cgroup path {path:?} is not a path"),
             ));
         }
-        let unified = Path::new(MOUNT).join("cgroup.controllers").exists();
-        Ok(Self { path, unified })
+        Ok(Self { path, unified: is_unified() })
     }
 
     /// The directory whose freezer holds the container.
@@ -150,12 +157,12 @@ impl Cgroup {
 
     /// Limits the CPU of all members, in thousandths of a CPU; 0 for no limit.
     pub(crate) fn limit_cpu(&self, millis: u32) -> io::Result<()> {
-        // runc's own period, of which the quota is a part.
-        const PERIOD: u64 = 100_000;
-        let quota = u64::from(millis) * PERIOD / 1000;
+        // The quota is a part of this.
+        let period = self.cpu_period().unwrap_or(CPU_PERIOD);
+        let quota = u64::from(millis) * period / 1000;
         let (file, text) = match (self.unified, millis) {
-            (true, 0) => ("cpu.max", format!("max {PERIOD}")),
-            (true, _) => ("cpu.max", format!("{quota} {PERIOD}")),
+            (true, 0) => ("cpu.max", format!("max {period}")),
+            (true, _) => ("cpu.max", format!("{quota} {period}")),
             (false, 0) => ("cpu.cfs_quota_us", "-1".to_owned()),
             (false, _) => ("cpu.cfs_quota_us", quota.to_string()),
         };
@@ -167,6 +174,13 @@ impl Cgroup {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// The period over which CPU time is limited, in microseconds.
+    fn cpu_period(&self) -> Option<u64> {
+        let file = if self.unified { "cpu.max" } else { "cpu.cfs_period_us" };
+        let text = std::fs::read_to_string(self.directory("cpu").join(file)).ok()?;
+        text.split_whitespace().last()?.parse().ok()
     }
 
     /// Anonymous and shared memory in bytes: what a migration has to carry. None without a memory

@@ -152,7 +152,7 @@ impl<'a> Mounted<'a> {
 }
 
 /// Without the octal numbers that the kernel writes for some characters.
-fn unescaped(text: &str) -> Option<String> {
+pub(crate) fn unescaped(text: &str) -> Option<String> {
     let mut parts = text.split('\\');
     let mut plain = parts.next()?.to_owned();
     for part in parts {

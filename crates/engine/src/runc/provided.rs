@@ -46,7 +46,7 @@ fn directory(config: &ContainerConfig) -> PathBuf {
 pub(super) const COVER_KEY: &str = "/dev/null";
 
 /// The key that takes its place before a restore.
-pub(super) const RESTORE_KEY: &str = "godwit-empty-file";
+pub(crate) const RESTORE_KEY: &str = "godwit-empty-file";
 
 /// The empty file that covers files which show the node.
 fn empty_file(config: &ContainerConfig) -> PathBuf {

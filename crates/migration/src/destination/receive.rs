@@ -236,7 +236,7 @@ async fn receive_and_restore(
         lazy_pages: admitted.userfaultfd,
     };
     let tmpfs = mount_tmpfs(local, &request)?;
-    let begun = tokio::select! {
+    let mut begun = tokio::select! {
         begun = begin(local, admitted, &request) => begun?,
         error = given_up(link) => return Err(error),
     };
@@ -249,7 +249,7 @@ async fn receive_and_restore(
         local,
         link,
         (admitted, receiver),
-        begun.as_deref(),
+        (&mut begun, &request),
         (&mut log, &upper, &tmpfs),
     )
     .await?;
@@ -428,12 +428,23 @@ async fn receive_while_running(
     local: &NodeResources,
     link: &mut Link,
     (admitted, receiver): (&Admitted, &PageReceiver),
-    begun: Option<&dyn BegunRestore>,
+    (begun, request): (&mut Option<Box<dyn BegunRestore>>, &RestoreRequest),
     (log, upper, tmpfs): (&mut LogWriter, &Path, &[PathBuf]),
 ) -> Result<u64, DestinationError> {
     let mut pages = 0;
+    let mut again = Again::of(begun.as_deref());
     loop {
-        match link.receive().await? {
+        let message = tokio::select! {
+            message = link.receive() => message?,
+            // What is charged to it stays with it.
+            () = again.due(), if !receiver.shared().is_charged() => {
+                drop(begun.take());
+                *begun = begin(local, admitted, request).await?;
+                again = Again::of(begun.as_deref());
+                continue;
+            }
+        };
+        match message {
             Message::Pending(ranges) => receiver.pending(ranges).await?,
             Message::PendingEnd => {
                 // Now all its pages are known. After the commit it would be too late to refuse them.
@@ -444,7 +455,7 @@ async fn receive_while_running(
             Message::Segments(segments) => {
                 let is_charged = segments.all.iter().any(|segment| segment.process.is_none());
                 if is_charged && admitted.service.memory_bytes != 0 {
-                    charge(local, receiver, begun).await?;
+                    charge(local, receiver, begun.as_deref()).await?;
                 }
                 // Giving up a large one takes the kernel a while.
                 off_worker(|| receiver.shared().make(segments, tmpfs))?;
@@ -460,6 +471,22 @@ async fn receive_while_running(
             }
             Message::TreeBegin => return Ok(pages),
             other => return Err(link.unexpected(&other, "TreeBegin").into()),
+        }
+    }
+}
+
+/// When a restore that has begun is to be begun again.
+struct Again(Option<tokio::time::Instant>);
+
+impl Again {
+    fn of(begun: Option<&dyn BegunRestore>) -> Self {
+        Self(begun.and_then(BegunRestore::patience).map(|patience| tokio::time::Instant::now() + patience))
+    }
+
+    async fn due(&self) {
+        match self.0 {
+            Some(due) => tokio::time::sleep_until(due).await,
+            None => std::future::pending().await,
         }
     }
 }
