@@ -6,6 +6,7 @@ mod install;
 mod kernel;
 mod matrix;
 mod moves;
+mod podman;
 mod power;
 
 use std::{

@@ -167,9 +167,6 @@ impl Podman {
                 .push(format!("its storage driver is {}; godwit moves overlay", inspected.graph_driver.name));
         }
         objections.extend(self.volume_objections(name, &inspected).await?);
-        if cgroup::is_unified() {
-            objections.push("this machine has cgroup v2 alone, on which godwit moves its own services and none of Podman's yet".into());
-        }
         let mounts = fs::read_to_string("/proc/self/mountinfo")
             .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
         objections.extend(arrival::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
@@ -597,12 +594,6 @@ impl Engine for Podman {
         let asking = async {
             let (kept, definition) = self.kept(config)?;
             let mut found = definition.objections(&kept.id);
-            if cgroup::is_unified() {
-                found.push(
-                    "it has cgroup v2 alone, on which godwit moves its own services and none of Podman's yet"
-                        .into(),
-                );
-            }
             for container in [kept.id.as_str(), definition.name()] {
                 if Record::read(config)?.is_none() && self.has_container(&config.name, container).await? {
                     found.push(format!(
@@ -949,20 +940,24 @@ impl Engine for Podman {
     }
 }
 
-/// Mounts of a container that its restore brings: its volumes, what Podman binds into it, and each hierarchy of a cgroup of version 1,
-/// as runc has it. `/dev/shm` is bound, too, but is a tmpfs of the container alone: it moves as one.
+/// Mounts of a container that its restore brings: its volumes, what Podman binds into it, and cgroups: each hierarchy of version
+/// 1, as runc has it, and that of version 2. `/dev/shm` is bound, too, but is a tmpfs of the container alone: it moves as one.
 fn external_mounts(mountinfo: &str, volumes: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for line in mountinfo.lines() {
         let Some((mounted, filesystem)) = line.split_once(" - ") else { continue };
         let target = mounted.split(' ').nth(4).unwrap_or_default();
-        let is_cgroup = filesystem.starts_with("cgroup ") && target.starts_with("/sys/fs/cgroup/");
+        let is_cgroup = filesystem.starts_with("cgroup ") && target.starts_with("/sys/fs/cgroup/")
+            || filesystem.starts_with("cgroup2 ") && target == CGROUPS;
         if is_cgroup || BOUND.contains(&target) || volumes.contains(&target) {
             found.push(target.to_owned());
         }
     }
     found
 }
+
+/// Where a container sees cgroups.
+const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// What Podman binds into containers.
 const BOUND: &[&str] = &["/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/run/.containerenv"];
@@ -987,6 +982,9 @@ mod tests {
                     4 1 0:4 /c /sys/fs/cgroup/pids ro - cgroup cgroup rw,pids\n\
                     5 1 0:5 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
                     6 1 0:6 /v /data rw - ext4 /dev/x rw\n";
-        assert_eq!(external_mounts(text, &["/data"]), ["/etc/hosts", "/sys/fs/cgroup/pids", "/data"]);
+        assert_eq!(
+            external_mounts(text, &["/data"]),
+            ["/etc/hosts", "/sys/fs/cgroup/pids", "/sys/fs/cgroup", "/data"]
+        );
     }
 }

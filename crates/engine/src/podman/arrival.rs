@@ -32,12 +32,12 @@ use serde_json::{Value, json};
 use super::command::{Call, failed, said};
 use super::definition::{Definition, Here};
 use super::record::{Record, Volume};
-use super::{COVER_KEY, Podman, RUNTIME, settings};
+use super::{CGROUPS, COVER_KEY, Podman, RUNTIME, settings};
 use crate::container::{
     BegunRestore, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
 };
-use crate::processes::process;
 use crate::processes::tmpfs::unescaped;
+use crate::processes::{cgroup, process};
 use crate::rootfs::Overlay;
 use crate::runc::lifecycle::detach_all;
 use crate::runc::restore::{self, Gate, StandIn};
@@ -151,7 +151,9 @@ impl Podman {
             File::create(&cover).and_then(|file| file.set_permissions(Permissions::from_mode(0o444)));
         covered.map_err(request.io("create", &cover))?;
         let cover = format!("external \"mnt[{COVER_KEY}]:{}\"\n", cover.display());
-        fs::write(&criu_config, restore::criu_options(&request) + &cover)
+        let own_cgroup = place.join("cgroup");
+        let cgroups = format!("external \"mnt[{CGROUPS}]:{}\"\n", own_cgroup.display());
+        fs::write(&criu_config, restore::criu_options(&request) + &cover + &cgroups)
             .map_err(request.io("write", &criu_config))?;
         let storage = self.storage(&config.name).await?;
         let parent = format!("{}/podman", self.config.cgroup_parent.trim_end_matches('/'));
@@ -200,6 +202,10 @@ impl Podman {
         let volumes = volumes_in(&bundle, &definition);
         let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
+        if cgroup::is_unified() {
+            let path = Path::new(CGROUPS).join(cgroup.trim_start_matches('/'));
+            symlink(path, &own_cgroup).map_err(request.io("make", &own_cgroup))?;
+        }
         stand_in.remove(&request)?;
         Ok(Begun {
             podman: self.clone(),

@@ -208,6 +208,9 @@ fn of_kernel(mount: &Value) -> Option<Value> {
         .then(|| json!({ "type": kind, "source": kind, "destination": target, "options": options }))
 }
 
+/// The namespace that a container has on cgroup v2 as a rule, and on v1 not.
+const CGROUP_NAMESPACE: &str = "cgroup";
+
 /// What Podman makes a container from.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Definition {
@@ -261,6 +264,10 @@ impl Definition {
     /// Its image: the name that it was started by, and its ID.
     pub(super) fn image(&self) -> (&str, &str) {
         (self.text("rootfsImageName"), self.text("rootfsImageID"))
+    }
+
+    fn namespaces(&self) -> impl Iterator<Item = &Value> {
+        self.spec["linux"]["namespaces"].as_array().into_iter().flatten()
     }
 
     /// Paths that it does not see.
@@ -375,6 +382,10 @@ impl Definition {
                 found.push(format!("it is in the {name} namespace of another container"));
             }
         }
+        let is_named = |namespace: &Value| namespace["path"].as_str().is_some_and(|path| !path.is_empty());
+        if namespaces.iter().any(|namespace| namespace["type"] == CGROUP_NAMESPACE && is_named(namespace)) {
+            found.push("it is in the cgroup namespace of another container".into());
+        }
         if namespaces.iter().any(|namespace| namespace["type"] == "user") {
             found.push("it has a user namespace (--userns)".into());
         }
@@ -444,7 +455,9 @@ impl Definition {
             seccomp.remove("listenerPath");
             seccomp.remove("listenerMetadata");
         }
-        let namespaces: Vec<_> = NAMESPACES.iter().map(|name| json!({ "type": name })).collect();
+        let has_cgroup = self.namespaces().any(|namespace| namespace["type"] == CGROUP_NAMESPACE);
+        let names = NAMESPACES.iter().copied().chain(has_cgroup.then_some(CGROUP_NAMESPACE));
+        let namespaces: Vec<_> = names.map(|name| json!({ "type": name })).collect();
         linux.insert("namespaces".into(), namespaces.into());
         spec.insert("linux".into(), linux.into());
         let mut config: Map<_, _> = self.config.iter().filter_map(known).collect();

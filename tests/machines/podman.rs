@@ -1,0 +1,63 @@
+//! Podman as Debian has it: crun, systemd, cgroup v2 with a namespace of the container's own, and a network of Podman's.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use godwit_tests::Bed;
+
+use crate::{both_ready, machines, run, wait_for};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 40);
+/// Echoes what it is sent, and counts into a volume.
+const PROGRAM: &str = "nc -ll -p 7 -e cat & i=0; while :; do i=$((i+1)); echo $i >/data/n; sleep 0.2; done";
+
+#[test]
+#[ignore = "it makes virtual machines: `make test-machines` runs it"]
+fn a_container_of_debians_podman_moves_to_and_fro() {
+    let bed = Bed::up_with("m-podman", |config| machines(config, &[("a", "debian12"), ("b", "debian12")]));
+    both_ready(&bed, "a");
+    both_ready(&bed, "b");
+    let lab = bed.lab();
+    let image = "mkdir -p r/bin r/data && cp /bin/busybox r/bin/ && for name in sh nc cat sleep; do ln -sf busybox r/bin/$name; done \
+                 && tar -C r -c . | podman import --quiet - localhost/echo:1";
+    run(lab, "a", image);
+    let start = format!(
+        "podman run --detach --name echo --restart always --volume data:/data localhost/echo:1 /bin/sh -c '{PROGRAM}'"
+    );
+    run(lab, "a", &start);
+    assert_eq!(run(lab, "a", "podman inspect --format '{{.OCIRuntime}}' echo"), "crun\n");
+    bed.done("a", &["adopt", "podman:echo", "--leave-networks", "--ip", &ADDRESS.to_string()]);
+    let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, 7));
+    let mut echoed = |text: &str| {
+        stream.write_all(text.as_bytes()).unwrap();
+        let mut answer = vec![0; text.len()];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, text.as_bytes());
+    };
+    echoed("before");
+    let count =
+        |node: &str| -> u64 { run(lab, node, "podman exec echo cat /data/n").trim().parse().unwrap() };
+    let mut last = count("a");
+    for (number, mode) in ["precopy", "postcopy", "cold", "hybrid"].into_iter().enumerate() {
+        let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
+        bed.migrate_so("echo", from, to, &["--mode", mode]);
+        echoed(mode);
+        let now = count(to);
+        assert!(now > last, "{now} after {last}");
+        last = now;
+        assert_eq!(run(lab, to, "podman ps --format '{{.Names}} {{.State}}' | cut -d' ' -f1-2"), "echo Up\n");
+        wait_for("the other Podman to be without it", || {
+            run(lab, from, "podman ps --all --quiet").is_empty().then_some(())
+        });
+        assert_eq!(run(lab, from, "podman volume ls --quiet"), "");
+    }
+    // It is Podman's to start again, and godwit's address is there again.
+    run(lab, "a", "podman restart --time 1 echo");
+    drop(stream);
+    let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, 7));
+    stream.write_all(b"again").unwrap();
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer).unwrap();
+    bed.done("a", &["rm", "--force", "echo"]);
+    assert_eq!(run(lab, "a", "podman ps --all --quiet"), "");
+}
