@@ -509,6 +509,16 @@ impl Leftovers {
     }
 }
 
+/// What is passed on to Podman of a definition that another node has told, of the container with this ID; nothing of one that
+/// there is an objection to.
+///
+/// # Errors
+/// It is not understood.
+pub fn passed_on(definition: &serde_json::Value, id: &str) -> io::Result<Option<serde_json::Value>> {
+    let told = Definition::told(definition)?;
+    Ok(told.objections(id).is_empty().then(|| told.of_no_node().value()))
+}
+
 /// Whether this can be an ID of a container of Podman's; it becomes a part of paths.
 fn is_id(id: &str) -> bool {
     id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
