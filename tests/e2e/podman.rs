@@ -3,8 +3,10 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
+use godwit_tests::hold::Points;
 use godwit_tests::podman::Podmans;
 use godwit_tests::{Bed, CLIENT, PATIENCE, wait_for};
 use serde_json::Value;
@@ -18,6 +20,7 @@ const FILL: u64 = 32 << 20;
 struct Cache {
     bed: Bed,
     podmans: Podmans,
+    points: Points,
     preset: Preset,
     /// Its ID in Podman.
     id: String,
@@ -35,7 +38,11 @@ impl Cache {
     /// Not adopted yet.
     fn started(test: &str, more: &[&str]) -> Self {
         let podmans = Podmans::new();
-        let bed = Bed::up_with(test, |config| podmans.equip(config));
+        let mut points = None;
+        let bed = Bed::up_with(test, |config| {
+            podmans.equip(config);
+            points = Some(Points::among(config, &HELD));
+        });
         let preset = bed.build(Workload::Redis);
         podmans.image(&bed, &preset, IMAGE);
         let mut words = vec!["run", "--detach", "--name", "cache"];
@@ -45,7 +52,7 @@ impl Cache {
         words.push(IMAGE);
         words.extend(preset.command.iter().map(String::as_str));
         let id = podmans.done(&bed, "a", &words).trim().to_owned();
-        Self { podmans, bed, preset, id }
+        Self { podmans, bed, points: points.unwrap(), preset, id }
     }
 
     fn connect(&self) -> RedisClient {
@@ -96,9 +103,76 @@ impl Cache {
         all[0].clone()
     }
 
+    /// Node b has nothing of it, in Podman or beside it.
+    fn is_not_on_b(&self) {
+        wait_for("Podman on b to have nothing of it", || {
+            let volumes = self.podman("b", &["volume", "ls", "--quiet"]);
+            let waiting = self.podmans.storage("b").join("godwit");
+            let waits = std::fs::read_dir(waiting).map_or(0, Iterator::count);
+            (self.listed("b").is_empty() && volumes.is_empty() && waits == 0).then_some(())
+        });
+        assert_eq!(self.podmans.of_runc("b"), "");
+    }
+
     fn down(self) {
         self.podmans.clear(&self.bed);
     }
+}
+
+/// Where a move is held in these tests: each is another state of Podman at the destination.
+const HELD: [&str; 5] = [
+    "destination.reserved",
+    "destination.prepared",
+    "destination.received",
+    "destination.restored",
+    "source.committed",
+];
+
+#[test]
+fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_nothing_elsewhere() {
+    let cache = Cache::up("pod-ends", &["--volume", "data:/data", "--restart", "always"]);
+    let mut lasting = cache.connect();
+    lasting.fill(1 << 20).unwrap();
+    let pid = cache.bed.pid("a", "cache");
+    let begin = |point: &str| {
+        cache.points.hold(point);
+        let mut command = cache.bed.command("a", &["migrate", "cache", "--to", "b"]);
+        let moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        cache.points.reached(point);
+        moving
+    };
+    let mut is_as_before = |point: &str| {
+        cache.is_not_on_b();
+        cache.is_shown("a", "running");
+        assert_eq!(cache.bed.pid("a", "cache"), pid, "{point}");
+        lasting.call(&["PING"]).unwrap();
+    };
+    for point in HELD.into_iter().take_while(|point| *point != "source.committed") {
+        let moving = begin(point);
+        cache.bed.done("a", &["cancel", "cache"]);
+        let said = moving.wait_with_output().unwrap();
+        assert_eq!(said.status.code(), Some(1), "{point}: {said:?}");
+        cache.points.let_go(point);
+        is_as_before(point);
+
+        // The destination's daemon is killed, and finds what it had begun.
+        let moving = begin(point);
+        cache.bed.lab().stop_node("b").unwrap();
+        let said = moving.wait_with_output().unwrap();
+        assert_eq!(said.status.code(), Some(1), "{point}: {said:?}");
+        cache.points.let_go(point);
+        cache.bed.lab().start_node("b").unwrap();
+        is_as_before(point);
+    }
+    // It is the destination's once it is committed, whatever becomes of the source's daemon.
+    let moving = begin("source.committed");
+    cache.bed.lab().stop_node("a").unwrap();
+    cache.points.let_go("source.committed");
+    cache.bed.lab().start_node("a").unwrap();
+    moving.wait_with_output().unwrap();
+    cache.is_at("b", "running");
+    lasting.call(&["PING"]).unwrap();
+    cache.down();
 }
 
 #[test]

@@ -86,6 +86,18 @@ impl Podmans {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Where the Podman of a node keeps what it has.
+    pub fn storage(&self, node: &str) -> PathBuf {
+        self.directory.path().join(node).join("root")
+    }
+
+    /// The containers that runc has for the Podman of a node.
+    pub fn of_runc(&self, node: &str) -> String {
+        let root = self.directory.path().join(node).join("runc");
+        let names = std::fs::read_dir(root).into_iter().flatten();
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap() + "\n").collect()
+    }
+
     /// Makes an image of a preset, with a shell, which both nodes have then.
     pub fn image(&self, bed: &Bed, preset: &Preset, name: &str) {
         let (layer, archive) =

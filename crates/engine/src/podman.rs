@@ -344,6 +344,15 @@ impl Podman {
                     volume.name
                 ));
             }
+            let device = |path: &Path| {
+                fs::metadata(path).map(|found| std::os::unix::fs::MetadataExt::dev(&found)).ok()
+            };
+            if device(&volume.mountpoint) != device(&inspected.graph_driver.data.upper_dir) {
+                found.push(format!(
+                    "its volume {} is on another filesystem than Podman's storage",
+                    volume.name
+                ));
+            }
             if self.users_of_volume(name, &volume.name).await? > 1 {
                 found.push(format!("another container uses its volume {}", volume.name));
             }
@@ -424,6 +433,7 @@ impl Podman {
             upper: data.upper_dir.clone(),
             volumes: volumes.collect(),
             import: None,
+            left: None,
             ours: before.is_some_and(|record| record.ours),
             waiting: None,
         };
@@ -667,6 +677,7 @@ impl Engine for Podman {
             upper: PathBuf::new(),
             volumes: Vec::new(),
             import: None,
+            left: None,
             ours: true,
             waiting: Some(waiting.clone()),
         };
@@ -847,7 +858,12 @@ impl Engine for Podman {
     }
 
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
-        self.processes.cont(&self.placed(config)?.0, keep_stopped).await
+        self.processes.cont(&self.placed(config)?.0, keep_stopped).await?;
+        if let Some(left) = Record::of(config)?.left {
+            // Nobody waits for it, and what is not removed goes with the container.
+            tokio::task::spawn_blocking(move || fs::remove_dir_all(left));
+        }
+        Ok(())
     }
 
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
@@ -883,7 +899,7 @@ impl Engine for Podman {
             self.processes.kill(&self.placed(config)?.0).await?;
         }
         self.remove_volumes(config, &record).await?;
-        for path in record.waiting.iter().chain([&place]) {
+        for path in record.waiting.iter().chain(&record.left).chain([&place]) {
             let removed = path.clone();
             let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(removed)).await;
             match removed.map_err(io::Error::other).and_then(|removed| removed) {

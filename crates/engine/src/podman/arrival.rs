@@ -49,7 +49,12 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Where what waits for a container is in Podman's storage: its changed files in [`UPPER`], its volumes in directories of
 /// [`VOLUMES`].
 pub(super) fn waiting_in(storage: &Path, id: &str) -> PathBuf {
-    storage.join("godwit").join(id)
+    in_storage(storage).join(id)
+}
+
+/// What of Podman's storage is godwit's.
+pub(super) fn in_storage(storage: &Path) -> PathBuf {
+    storage.join("godwit")
 }
 
 /// Where the changed files of a container's root filesystem are among its files.
@@ -315,7 +320,8 @@ impl BegunRestore for Begun {
             podman.life(config, pid, process::parent(pid).unwrap_or(0), root.overlay.target.clone())?;
         let id = kept_id(&request).to_owned();
         let (life, upper) = (Some(life), root.overlay.upper.clone());
-        Record { id, life, upper, volumes, import: None, ours: true, waiting: None }.write(config)?;
+        Record { id, life, upper, volumes, import: None, ours: true, left: Some(waiting), waiting: None }
+            .write(config)?;
         Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
     }
 }

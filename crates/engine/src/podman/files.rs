@@ -4,7 +4,9 @@
 //!  diff            the upper directory of its root filesystem
 //!  volumes/NAME    each of its volumes
 //! ```
-//! On a node where it runs they are bound into such a tree; on one that it is coming to they wait in one.
+//! On a node that it is coming to they wait in such a tree. On one where it runs they are bound into one. A tree ends where
+//! another filesystem begins, so its own directories are of Podman's storage, too: empty ones, themselves bound where the tree
+//! is, so that nobody who looks into the storage meets the files twice.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -13,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
-use super::arrival::{UPPER, VOLUMES};
+use super::arrival::{UPPER, VOLUMES, in_storage};
 use super::record::Record;
 use crate::runc::lifecycle::detach_all;
 
@@ -24,15 +26,36 @@ fn parts(record: &Record) -> impl Iterator<Item = (PathBuf, &Path)> {
     std::iter::once((UPPER.into(), record.upper.as_path())).chain(volumes)
 }
 
+/// The empty directories of the tree, in the storage that has the upper directory.
+fn empty(record: &Record) -> io::Result<PathBuf> {
+    let storage = record.upper.ancestors().nth(3);
+    let storage = storage.ok_or_else(|| io::Error::other("its upper directory is in no storage"))?;
+    Ok(in_storage(storage).join(format!("tree-{}", record.id)))
+}
+
 /// Makes the tree of a container that runs here, or has run.
 pub(super) fn bind(record: &Record, tree: &Path) -> io::Result<()> {
+    let empty = empty(record)?;
+    let create = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    create(tree)?;
+    create(&empty)?;
+    bind_at(&empty, tree)?;
+    let (device, _) = identity(&empty)?;
     for (part, files) in parts(record) {
-        let place = tree.join(part);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&place)?;
-        if identity(&place)? != identity(files)? {
-            detach_all(&place)?;
-            mount(Some(files), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+        create(&empty.join(&part))?;
+        if identity(files)?.0 != device {
+            let reason = format!("{} is on another filesystem than Podman's storage", files.display());
+            return Err(io::Error::other(reason));
         }
+        bind_at(files, &tree.join(part))?;
+    }
+    Ok(())
+}
+
+fn bind_at(what: &Path, place: &Path) -> io::Result<()> {
+    if identity(place)? != identity(what)? {
+        detach_all(place)?;
+        mount(Some(what), place, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
     }
     Ok(())
 }
@@ -44,13 +67,17 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Removes the tree, and none of the files.
 pub(super) fn unbind(record: &Record, tree: &Path) -> io::Result<()> {
-    for (part, _) in parts(record) {
-        detach_all(&tree.join(part))?;
+    // With it goes what is bound in it.
+    detach_all(tree)?;
+    let mut directories = vec![tree.to_owned()];
+    if let Ok(empty) = empty(record) {
+        directories.extend(
+            parts(record).map(|(part, _)| empty.join(part)).chain([empty.join(VOLUMES), empty.clone()]),
+        );
     }
-    // Only empty directories: what is still bound is not.
-    let volumes = record.volumes.iter().map(|volume| Path::new(VOLUMES).join(&volume.name));
-    for directory in volumes.chain([VOLUMES.into(), UPPER.into(), PathBuf::new()]) {
-        match fs::remove_dir(tree.join(directory)) {
+    // Empty ones only.
+    for directory in directories {
+        match fs::remove_dir(&directory) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }

@@ -27,6 +27,9 @@ pub(super) struct Record {
     pub(super) import: Option<(u32, u64)>,
     /// Whether it goes with its service: not before it is one.
     pub(super) ours: bool,
+    /// What is left where it waited: what Podman had made for it.
+    #[serde(default)]
+    pub(super) left: Option<PathBuf>,
     /// Where what comes for it is put before Podman has a place for it; nothing once it has.
     pub(super) waiting: Option<PathBuf>,
 }
