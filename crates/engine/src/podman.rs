@@ -382,6 +382,11 @@ impl Podman {
         self.config.run.join(format!("files-{id}"))
     }
 
+    /// Where its restore finds the cgroup that a container is to see.
+    fn own_cgroup(&self, id: &str) -> PathBuf {
+        self.config.run.join(format!("cgroup-{id}"))
+    }
+
     /// Where a call of Podman finds what it is given for a container.
     fn place(&self, id: &str) -> PathBuf {
         self.config.run.join(id)
@@ -882,6 +887,8 @@ impl Engine for Podman {
             return Record::remove(config);
         }
         self.end_import(config, &record).await?;
+        let own_cgroup = self.own_cgroup(&record.id);
+        arrival::unbind_cgroup(&own_cgroup).map_err(io(&own_cgroup))?;
         // Podman notes that it ends the container before it does, and so starts it no more by its policy.
         let removing = self.remove_container(config);
         tokio::pin!(removing);

@@ -22,6 +22,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use nix::mount::{MsFlags, mount};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with, statat,
 };
@@ -156,7 +157,7 @@ impl Podman {
             File::create(&cover).and_then(|file| file.set_permissions(Permissions::from_mode(0o444)));
         covered.map_err(request.io("create", &cover))?;
         let cover = format!("external \"mnt[{COVER_KEY}]:{}\"\n", cover.display());
-        let own_cgroup = place.join("cgroup");
+        let own_cgroup = self.own_cgroup(&kept.id);
         let cgroups = format!("external \"mnt[{CGROUPS}]:{}\"\n", own_cgroup.display());
         fs::write(&criu_config, restore::criu_options(&request) + &cover + &cgroups)
             .map_err(request.io("write", &criu_config))?;
@@ -207,10 +208,6 @@ impl Podman {
         let volumes = volumes_in(&bundle, &definition);
         let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
-        if cgroup::is_unified() {
-            let path = Path::new(CGROUPS).join(cgroup.trim_start_matches('/'));
-            symlink(path, &own_cgroup).map_err(request.io("make", &own_cgroup))?;
-        }
         stand_in.remove(&request)?;
         Ok(Begun {
             podman: self.clone(),
@@ -262,7 +259,7 @@ impl BegunRestore for Begun {
             arrived,
             root,
             volumes,
-            ..
+            cgroup: path,
         } = *self;
         let config = &request.config;
         if importing.0.is_finished() {
@@ -300,11 +297,17 @@ impl BegunRestore for Begun {
         restore::bind_root(&root.overlay.target, &root.criu)
             .map_err(request.io("mount the root on", &root.criu))?;
         let _links = restore::complete(&request, &root.overlay.target)?;
+        let own_cgroup = podman.own_cgroup(kept_id(&request));
+        if cgroup::is_unified() {
+            let seen = Path::new(CGROUPS).join(path.trim_start_matches('/'));
+            bind_cgroup(&seen, &own_cgroup).map_err(request.io("bind its cgroup on", &own_cgroup))?;
+        }
         restore::hand_over(&request, gate)?;
         let settings = podman.place(kept_id(&request)).join(SETTINGS);
         let call =
             Call { name: &config.name, action: "restore", words: Vec::new(), settings: Some(&settings) };
         let output = importing.ended().await.map_err(|error| podman.not_started(&call, &error))?;
+        unbind_cgroup(&own_cgroup).map_err(request.io("unmount", &own_cgroup))?;
         if !output.status.success() {
             return Err(podman.restore_failed(&request, &call, &output));
         }
@@ -388,6 +391,23 @@ impl PodmanRoot {
         fs::remove_dir_all(work)?;
         fs::create_dir(work)?;
         self.overlay.mount().map_err(io::Error::other)
+    }
+}
+
+/// Shows CRIU the cgroup that a container is to see. It takes no link for it.
+fn bind_cgroup(cgroup: &Path, place: &Path) -> io::Result<()> {
+    fs::create_dir_all(place)?;
+    let none = None::<&str>;
+    mount(Some(cgroup), place, none, MsFlags::MS_BIND, none)?;
+    Ok(mount(none, place, none, MsFlags::MS_PRIVATE, none)?)
+}
+
+/// Removes that, and nothing in it.
+pub(super) fn unbind_cgroup(place: &Path) -> io::Result<()> {
+    detach_all(place)?;
+    match fs::remove_dir(place) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
