@@ -289,6 +289,11 @@ fn podman_manages_what_came_to_it_as_if_it_had_been_started_there() {
     cache.bed.done("b", &["start", "cache"]);
     cache.is_at("b", "running");
     cache.connect();
+    // By one, and then by the other.
+    cache.bed.done("b", &["stop", "cache"]);
+    cache.podman("b", &["start", "cache"]);
+    cache.is_shown("b", "running");
+    cache.connect();
 
     // It goes on, and back.
     cache.bed.migrate("cache", "b", "a");
@@ -354,7 +359,7 @@ fn an_image_comes_along_and_only_layers_that_are_not_there() {
     assert!(!named.contains("redis"), "{named}");
 
     // Each with a further layer of a few bytes.
-    for (name, format, at_most) in [("more", "oci", bytes / 2), ("other", "docker", u64::MAX)] {
+    for (name, format) in [("more", "oci"), ("other", "docker")] {
         let image_name = format!("localhost/{name}:1");
         podman("a", &["create", "--name", "base", "--network", "none", IMAGE, "/bin/true"]);
         podman("a", &["cp", "/etc/hostname", "base:/more"]);
@@ -368,7 +373,13 @@ fn an_image_comes_along_and_only_layers_that_are_not_there() {
         podman("b", &["tag", of_cache.trim(), &image_name]);
         bed.done("a", &["adopt", &format!("podman:{name}")]);
         let moved = bed.migrate(name, "a", "b");
-        assert!(moved.file_bytes < at_most, "{format}: {} of {bytes}", moved.file_bytes);
+        // Docker's archives have every layer.
+        assert_eq!(
+            moved.file_bytes < bytes / 2,
+            format == "oci",
+            "{format}: {} of {bytes}",
+            moved.file_bytes
+        );
         assert_eq!(state("b", name), format!("running {}", image("a", &image_name)), "{format}");
         let more = podman("b", &["exec", name, "cat", "/more"]);
         assert_eq!(more, std::fs::read_to_string("/etc/hostname").unwrap(), "{format}");

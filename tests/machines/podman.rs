@@ -35,8 +35,15 @@ fn a_container_of_debians_podman_moves_to_and_fro() {
         assert_eq!(answer, text.as_bytes());
     };
     echoed("before");
-    let count =
-        |node: &str| -> u64 { run(lab, node, "podman exec echo cat /data/n").trim().parse().unwrap() };
+    run(lab, "a", "podman exec echo sh -c 'echo kept >/data/file; echo changed >/file'");
+    // The shell counts, and a volume and a root filesystem are read.
+    let count = |node: &str| -> u64 {
+        let read = "podman exec echo sh -c 'cat /data/file /file; cat /data/n'";
+        wait_for("a number in the volume", || {
+            let said = run(lab, node, read);
+            said.strip_prefix("kept\nchanged\n").and_then(|number| number.trim().parse().ok())
+        })
+    };
     let mut last = count("a");
     for (number, mode) in ["precopy", "postcopy", "cold", "hybrid"].into_iter().enumerate() {
         let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
@@ -47,9 +54,8 @@ fn a_container_of_debians_podman_moves_to_and_fro() {
         last = now;
         assert_eq!(run(lab, to, "podman ps --format '{{.Names}} {{.State}}' | cut -d' ' -f1-2"), "echo Up\n");
         wait_for("the other Podman to be without it", || {
-            run(lab, from, "podman ps --all --quiet").is_empty().then_some(())
+            run(lab, from, "podman ps --all --quiet; podman volume ls --quiet").is_empty().then_some(())
         });
-        assert_eq!(run(lab, from, "podman volume ls --quiet"), "");
     }
     // It is Podman's to start again, and godwit's address is there again.
     run(lab, "a", "podman restart --time 1 echo");

@@ -72,14 +72,11 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
     }
     let service = describe(node, name, &request, &addresses, found.clone())?;
     if let Err(error) = take(node, &service, &found).await {
-        // The container stays what it was.
-        if let Err(left) = node.local().clear(&service).await {
+        if let Err(left) = give_back(node, &service).await {
             tracing::error!(service = %service.name, error = %error_chain(&left), "cannot undo a half-made adoption");
         }
         return Err(error);
     }
-    failpoint::point("service.adopted").await;
-    node.state.put_service(&service).map_err(internal)?;
     node.podman().own(&node.local().config(&service)).map_err(internal)?;
     if let Err(error) = node.local().made(&service) {
         // The state is read before the mark is believed.
@@ -145,6 +142,7 @@ fn describe(
 
 async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), Status> {
     let local = node.local();
+    node.podman().disown(&local.config(service)).map_err(internal)?;
     // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
@@ -156,32 +154,20 @@ async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), 
             service.name
         )));
     }
-    let left = node.podman().leave_networks(&local.config(service), &found.networks).await;
-    let plugged = match left {
-        Ok(()) => plug(node, service, found.pid).await,
-        Err(error) => Err(refused(error)),
-    };
-    if plugged.is_err()
-        && let Err(error) = give_back(node, service, found).await
-    {
-        tracing::error!(service = %service.name, error = %error_chain(&error), "cannot put the container back on its engine's networks");
-    }
-    plugged
-}
-
-async fn plug(node: &Node, service: &Service, pid: u32) -> Result<(), Status> {
-    let network = &node.local().network;
-    network.join(service, pid).await.map_err(internal)?;
+    node.podman().leave_networks(&local.config(service), &found.networks).await.map_err(refused)?;
+    let network = &local.network;
+    network.join(service, found.pid).await.map_err(internal)?;
     network.plug(service).await.map_err(internal)?;
     network.open(service).await.map_err(internal)?;
-    Ok(())
+    failpoint::point("service.adopted").await;
+    node.state.put_service(service).map_err(internal)
 }
 
-/// Puts a container back on its engine's networks, whose interfaces have names that godwit's take.
-async fn give_back(node: &Node, service: &Service, found: &Found) -> Result<(), LocalError> {
+/// The container stays what it was.
+async fn give_back(node: &Node, service: &Service) -> Result<(), LocalError> {
+    // Interfaces of its engine's networks have the names that godwit's have now.
     node.local().network.unplug(service).await?;
-    node.podman().join_networks(&node.local().config(service), &found.networks).await?;
-    Ok(())
+    node.local().clear(service).await
 }
 
 /// A port as godwit publishes it: on all addresses of a node, and no wider than the engine did.

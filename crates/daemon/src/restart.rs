@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::v1 as api;
-use godwit_engine::EngineError;
+use godwit_engine::{ContainerStatus, EngineError};
 use godwit_migration::{Backoff, LocalError, Service, error_chain};
 use godwit_names::ServiceName;
 use tonic::Status;
@@ -181,7 +181,7 @@ pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
 }
 
 /// Gives a service that its engine has started the address that it has, where the engine has made it another network namespace.
-async fn join(node: &Node, service: &Service, pid: u32) -> Result<(), LocalError> {
+pub(crate) async fn join(node: &Node, service: &Service, pid: u32) -> Result<(), LocalError> {
     if service.kept.is_none() {
         return Ok(());
     }
@@ -228,8 +228,11 @@ fn follow_engine(node: &Arc<Node>, service: &Service) {
 
 async fn follow_once(node: &Arc<Node>, service: &Service) -> Result<(), LocalError> {
     let local = node.local();
-    // A container that has come here is started in this namespace.
-    local.network.plug(service).await?;
+    {
+        let Some(_occupied) = node.occupy(&service.name) else { return Err(failed_by("it is in use")) };
+        // A container that has come here is started in this namespace.
+        local.network.plug(service).await?;
+    }
     local.engine.started_again(&local.config(service)).await?;
     let Some(_occupied) = node.occupy(&service.name) else {
         // It is being started or removed by godwit.
@@ -239,8 +242,10 @@ async fn follow_once(node: &Arc<Node>, service: &Service) -> Result<(), LocalErr
     if owned.service.id != service.id || owned.service.epoch != service.epoch || owned.exit_code.is_none() {
         return Ok(());
     }
-    // It runs, and this notes its life.
-    let state = local.engine.run(&local.config(service)).await?;
+    let state = node.podman().take(&local.config(service)).await?;
+    if state.status == ContainerStatus::Stopped {
+        return Err(failed_by("it has ended again"));
+    }
     let mut service = owned.service.clone();
     service.started_ms = now_ms();
     join(node, &service, state.pid).await?;

@@ -18,7 +18,7 @@ use crate::network::{attachment, forward};
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::{internal, invalid};
-use crate::{cluster, convert, removals};
+use crate::{cluster, convert, removals, restart};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -459,9 +459,6 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
         )));
     }
     node.unwatch(name);
-    if service.service.kept.is_some() {
-        node.podman().leave_volumes(&node.local().config(&service.service)).map_err(internal)?;
-    }
     node.local().clear(&service.service).await.map_err(internal)?;
     node.state.remove_service(&service.service).map_err(internal)?;
     node.forget_lives(&service.service.id);
@@ -526,10 +523,13 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
         if service.kept.is_some()
             && let Err(error) = node.podman().own(&config)
         {
-            tracing::error!(service = %service.name, error = %error_chain(&error), "its record cannot be read");
+            tracing::error!(service = %service.name, error = %error_chain(&error), "its record cannot be read or written");
         }
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {
+                if let Err(error) = restart::join(node, &service, state.pid).await {
+                    tracing::error!(service = %service.name, error = %error_chain(&error), "it is not in the network that its engine has made");
+                }
                 let plugged = match node.local().network.plug(&service).await {
                     Ok(()) => node.local().network.open(&service).await.map(drop),
                     failed => failed,

@@ -519,6 +519,10 @@ pub trait Engine: Send + Sync {
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError>;
     /// PIDs, inside the container's PID namespace, of processes that are stopped by a signal now.
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError>;
+    /// Notes that the container runs on another node now, with all that belongs to it: the next removal is of what has left.
+    async fn departed(&self, _config: &ContainerConfig) -> Result<(), EngineError> {
+        Ok(())
+    }
     /// Kills every process (frozen or not) and removes the container from the engine, its shim and
     /// its cgroups; the directory and the log stay. No error when it is gone already.
     async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError>;

@@ -143,6 +143,10 @@ impl Engine for Engines {
         self.of(config).stopped_processes(config).await
     }
 
+    async fn departed(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).departed(config).await
+    }
+
     async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         self.of(config).delete(config).await
     }

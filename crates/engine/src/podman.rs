@@ -24,13 +24,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use godwit_names::ServiceName;
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::{OnceCell, mpsc};
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
@@ -39,7 +40,7 @@ use crate::container::{
 use crate::processes::{Processes, cgroup, process, stop};
 use crate::runc::provided::RESTORE_KEY as COVER_KEY;
 use crate::runc::{NETWORK_KEY, path_variable, restore};
-use command::{Call, Inspected, SHORT, failed};
+use command::{Call, Inspected, SHORT, Storage, failed};
 use definition::Definition;
 pub use definition::Port;
 use record::{Life, Record, Volume};
@@ -53,6 +54,9 @@ const REMOVAL: Duration = Duration::from_secs(30);
 
 /// After so long it is helped: by then it has begun to end the container.
 const HELP: Duration = Duration::from_secs(5);
+
+/// The label of a volume that was made for a container on its way here, with the container's ID.
+const VOLUME_LABEL: &str = "godwit.arrival";
 
 /// How often to look whether an import has ended that is not waited for.
 const IMPORT_LOOK: Duration = Duration::from_millis(20);
@@ -90,6 +94,7 @@ pub struct Podman {
     config: PodmanConfig,
     path_variable: OsString,
     processes: Processes,
+    storage: Arc<OnceCell<Storage>>,
 }
 
 /// A container of Podman that godwit is to move.
@@ -131,7 +136,7 @@ impl Podman {
     pub fn new(config: PodmanConfig) -> Self {
         let path_variable = path_variable(&config.criu, config.programs.as_deref());
         let processes = Processes { criu: config.criu.clone() };
-        Self { config, path_variable, processes }
+        Self { config, path_variable, processes, storage: Arc::default() }
     }
 
     /// Finds a container by name or ID that runs and that godwit can move. Where it is on networks of Podman's, it must be
@@ -230,12 +235,14 @@ impl Podman {
         self.state(config).await
     }
 
-    /// Takes a container off Podman's networks: their interfaces go, and the ports that lead into it over them.
+    /// Takes a container off Podman's networks: their interfaces go, and the ports that lead into it over them. It is put back
+    /// on them when it is removed from godwit's care before [`Podman::own`].
     pub async fn leave_networks(
         &self,
         config: &ContainerConfig,
         networks: &[(String, String)],
     ) -> Result<(), EngineError> {
+        Record { networks: networks.to_vec(), ..Record::of(config)? }.write(config)?;
         for (network, _) in networks {
             let words = ["network", "disconnect", "--", network];
             self.about(config, "take off its network", &words, SHORT).await?;
@@ -244,7 +251,7 @@ impl Podman {
     }
 
     /// Puts a container back on them, with the addresses that it had.
-    pub async fn join_networks(
+    async fn join_networks(
         &self,
         config: &ContainerConfig,
         networks: &[(String, String)],
@@ -293,27 +300,23 @@ impl Podman {
         self.remove_container(config).await
     }
 
-    /// Leaves the volumes of a container that is about to be removed for good to their user, but for those without a name of
-    /// the user's choice.
-    pub fn leave_volumes(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let Some(mut record) = Record::read(config)? else { return Ok(()) };
-        let tree = self.tree(&record.id);
-        let failed = |source| io_error(&config.name, format!("remove {}", tree.display()), source);
-        files::unbind(&record, &tree).map_err(failed)?;
-        record.volumes.retain(|volume| volume.anonymous);
-        record.write(config)
-    }
-
-    /// Removes the volumes of a container that is not here any more. One that another container uses stays.
+    /// Removes the volumes of a container that is not here any more, as far as they go with it: all of one that runs on another
+    /// node with them, of others those without a name of their user's choice. One that another container uses stays.
     async fn remove_volumes(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
-        let of_arrival = match (&record.waiting, self.kept(config)) {
-            (Some(_), Ok((_, definition))) => {
-                let volumes = definition.volumes().unwrap_or_default();
-                volumes.into_iter().map(|(name, _)| name.to_owned()).collect()
+        let of_container = record.volumes.iter().filter(|volume| record.departed || volume.anonymous);
+        let mut names: Vec<_> = of_container.map(|volume| volume.name.clone()).collect();
+        // Those that were made for an arrival which comes to nothing.
+        if (record.waiting.is_some() || record.left.is_some())
+            && let Ok((_, definition)) = self.kept(config)
+        {
+            for (volume, _) in definition.volumes().unwrap_or_default() {
+                if self.has_volume(&config.name, volume).await? {
+                    let found = self.volumes(&config.name, &[volume]).await?;
+                    let made = found.iter().any(|found| found.labels.get(VOLUME_LABEL) == Some(&record.id));
+                    names.extend(made.then(|| volume.to_owned()));
+                }
             }
-            _ => Vec::new(),
-        };
-        let names = record.volumes.iter().map(|volume| volume.name.clone()).chain(of_arrival);
+        }
         for name in names {
             let words = ["volume", "rm", "--", &name].map(OsStr::new).to_vec();
             let call = Call { name: &config.name, action: "remove a volume of", words, settings: None };
@@ -360,10 +363,22 @@ impl Podman {
         Ok(found)
     }
 
+    /// What an earlier life of godwit has noted of a container, which it has forgotten, is no reason to remove it.
+    pub fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        match Record::read(config)? {
+            Some(record) if record.waiting.is_none() => {
+                Record { ours: false, networks: Vec::new(), ..record }.write(config)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// From here on a container is removed with its service.
     pub fn own(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         match Record::read(config)? {
-            Some(record) if !record.ours => Record { ours: true, ..record }.write(config),
+            Some(record) if !record.ours => {
+                Record { ours: true, networks: Vec::new(), ..record }.write(config)
+            }
             _ => Ok(()),
         }
     }
@@ -431,17 +446,10 @@ impl Podman {
             files: volume.mountpoint,
             anonymous: volume.anonymous,
         });
-        let before = Record::read(config)?;
-        let record = Record {
-            id: inspected.id.clone(),
-            life,
-            upper: data.upper_dir.clone(),
-            volumes: volumes.collect(),
-            import: None,
-            left: None,
-            ours: before.is_some_and(|record| record.ours),
-            waiting: None,
-        };
+        let blank = Record { id: inspected.id.clone(), ..Record::default() };
+        let before = Record::read(config)?.unwrap_or(blank);
+        let (upper, volumes) = (data.upper_dir.clone(), volumes.collect());
+        let record = Record { life, upper, volumes, import: None, waiting: None, ..before };
         record.write(config)?;
         Ok(record)
     }
@@ -673,23 +681,28 @@ impl Engine for Podman {
     }
 
     async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let (kept, _) = self.kept(config)?;
+        let (kept, definition) = self.kept(config)?;
         let storage = self.storage(&config.name).await?;
         let waiting = arrival::waiting_in(&storage.root, &kept.id);
-        let record = Record {
-            id: kept.id.clone(),
-            life: None,
-            upper: PathBuf::new(),
-            volumes: Vec::new(),
-            import: None,
-            left: None,
-            ours: true,
-            waiting: Some(waiting.clone()),
-        };
+        let record =
+            Record { id: kept.id.clone(), ours: true, waiting: Some(waiting.clone()), ..Record::default() };
         // First, so that what is made is removed.
         record.write(config)?;
         let failed = |source| io_error(&config.name, format!("create {}", waiting.display()), source);
-        fs::create_dir_all(&waiting).map_err(failed)
+        // What an earlier arrival has left would be taken for a part of this one.
+        match fs::remove_dir_all(&waiting) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        fs::create_dir_all(&waiting).map_err(failed)?;
+        // Podman would take a volume of that name for it that somebody makes until it does.
+        for (volume, _) in definition.volumes().unwrap_or_default() {
+            let label = format!("{VOLUME_LABEL}={}", kept.id);
+            let words = ["volume", "create", "--label", &label, "--", volume].map(OsStr::new).to_vec();
+            let call = Call { name: &config.name, action: "make a volume of", words, settings: None };
+            self.call(&call, SHORT).await?;
+        }
+        Ok(())
     }
 
     fn changed_files(&self, config: &ContainerConfig) -> Result<PathBuf, EngineError> {
@@ -816,8 +829,7 @@ impl Engine for Podman {
             definition.volumes().unwrap_or_default().into_iter().map(|(_, target)| target).collect();
         let mut external_mounts: Vec<_> =
             external_mounts(&mounts, &targets).into_iter().map(|target| (target.clone(), target)).collect();
-        let masked = definition.spec()["linux"]["maskedPaths"].as_array().cloned().unwrap_or_default();
-        for path in masked.iter().filter_map(serde_json::Value::as_str) {
+        for path in definition.masked() {
             let inside = PathBuf::from(format!("/proc/{}/root{path}", life.pid));
             if fs::symlink_metadata(inside).is_ok_and(|metadata| !metadata.is_dir()) {
                 external_mounts.push((path.to_owned(), "/dev/null".to_owned()));
@@ -864,8 +876,11 @@ impl Engine for Podman {
 
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
         self.processes.cont(&self.placed(config)?.0, keep_stopped).await?;
-        if let Some(left) = Record::of(config)?.left {
-            // Nobody waits for it, and what is not removed goes with the container.
+        let record = Record::of(config)?;
+        if let Some(left) = record.left.clone() {
+            // It runs: its volumes are its own from here on.
+            Record { left: None, ..record }.write(config)?;
+            // Nobody waits for it, and what is not removed goes before the next arrival.
             tokio::task::spawn_blocking(move || fs::remove_dir_all(left));
         }
         Ok(())
@@ -875,6 +890,13 @@ impl Engine for Podman {
         self.processes.stopped(&self.placed(config)?.0)
     }
 
+    async fn departed(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        match Record::read(config)? {
+            Some(record) if !record.departed => Record { departed: true, ..record }.write(config),
+            _ => Ok(()),
+        }
+    }
+
     async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let Some(record) = Record::read(config)? else { return Ok(()) };
         let (place, tree) = (self.place(&record.id), self.tree(&record.id));
@@ -882,8 +904,11 @@ impl Engine for Podman {
             let action = format!("remove {}", path.display());
             move |source| io_error(&config.name, action, source)
         };
-        files::unbind(&record, &tree).map_err(io(&tree))?;
         if !record.ours {
+            if let Err(error) = self.join_networks(config, &record.networks).await {
+                tracing::error!(container = %config.name, %error, "it is not put back on its networks");
+            }
+            files::unbind(&record, &tree).map_err(io(&tree))?;
             return Record::remove(config);
         }
         self.end_import(config, &record).await?;
@@ -905,6 +930,7 @@ impl Engine for Podman {
         if record.life.is_some() {
             self.processes.kill(&self.placed(config)?.0).await?;
         }
+        files::unbind(&record, &tree).map_err(io(&tree))?;
         self.remove_volumes(config, &record).await?;
         for path in record.waiting.iter().chain(&record.left).chain([&place]) {
             let removed = path.clone();

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -84,7 +85,11 @@ pub(crate) async fn create(path: &Path) -> Result<(), NetworkError> {
 /// # Errors
 /// When the process is gone, has this node's own namespace, or something else lies there.
 pub async fn join(path: &Path, pid: u32) -> Result<(), NetworkError> {
-    let own = PathBuf::from(format!("/proc/{pid}/ns/net"));
+    // The process may end meanwhile, and its PID be another's.
+    let opened = File::open(format!("/proc/{pid}/ns/net"));
+    let opened =
+        opened.map_err(NetworkError::system(format!("open the network namespace of process {pid}")))?;
+    let own = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     let identity = |path: &Path| {
         let metadata = std::fs::metadata(path);
         metadata

@@ -173,6 +173,10 @@ impl Node {
         }
         if for_user {
             self.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
+            if service.kept.is_some() {
+                // Its engine may start it for another user.
+                self.by_policy(service, ran);
+            }
             return;
         }
         let detail = if reason.is_empty() { format!("exit code {code}") } else { reason.to_string() };

@@ -205,6 +205,11 @@ impl Podman {
         let root = PathBuf::from(bundle["root"]["path"].as_str().unwrap_or_default());
         let found = PodmanRoot::mounted_on(&root, &kept.id, &storage.root);
         let root = found.map_err(request.io("find how Podman has mounted", &root))?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo")
+            .map_err(request.io("read", Path::new("/proc/self/mountinfo")))?;
+        if let Some(objection) = overlay_objection(&mounts, &root.overlay.target) {
+            return Err(request.refused(objection));
+        }
         let volumes = volumes_in(&bundle, &definition);
         let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
@@ -321,9 +326,8 @@ impl BegunRestore for Begun {
         plain.and_then(|text| fs::write(&settings, text)).map_err(request.io("write", &settings))?;
         let life =
             podman.life(config, pid, process::parent(pid).unwrap_or(0), root.overlay.target.clone())?;
-        let id = kept_id(&request).to_owned();
         let (life, upper) = (Some(life), root.overlay.upper.clone());
-        Record { id, life, upper, volumes, import: None, ours: true, left: Some(waiting), waiting: None }
+        Record { life, upper, volumes, import: None, left: Some(waiting), waiting: None, ..record }
             .write(config)?;
         Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
     }

@@ -72,6 +72,7 @@ pub(super) struct InspectedVolume {
     pub(super) driver: String,
     pub(super) options: BTreeMap<String, String>,
     pub(super) anonymous: bool,
+    pub(super) labels: BTreeMap<String, String>,
     pub(super) mountpoint: PathBuf,
 }
 
@@ -241,8 +242,12 @@ impl Podman {
         Ok(found.into_iter().next())
     }
 
-    /// Podman's storage.
-    pub(super) async fn storage(&self, name: &ServiceName) -> Result<Storage, EngineError> {
+    /// Podman's storage, which it is asked for once: while it imports a container it does not answer.
+    pub(super) async fn storage(&self, name: &ServiceName) -> Result<&Storage, EngineError> {
+        self.storage.get_or_try_init(|| self.ask_for_storage(name)).await
+    }
+
+    async fn ask_for_storage(&self, name: &ServiceName) -> Result<Storage, EngineError> {
         let format = "{{.Host.CgroupManager}}\n{{.Store.GraphRoot}}\n{{.Store.VolumePath}}";
         let words = ["info", "--format", format].map(OsStr::new).to_vec();
         let call = Call { name, action: "tell its storage for", words, settings: None };

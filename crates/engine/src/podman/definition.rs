@@ -317,6 +317,11 @@ impl Definition {
                 "it has a volume whose name, place or options are not those of a volume of Podman's".into(),
             );
         }
+        let volumes = self.volumes().unwrap_or_default();
+        let twice = |name: &str| volumes.iter().filter(|(other, _)| *other == name).count() > 1;
+        if let Some((name, _)) = volumes.iter().find(|(name, _)| twice(name)) {
+            found.push(format!("its volume {name} is mounted twice"));
+        }
         self.examine_spec(&mut found);
         found
     }

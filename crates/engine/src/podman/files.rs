@@ -40,6 +40,8 @@ pub(super) fn bind(record: &Record, tree: &Path) -> io::Result<()> {
     create(tree)?;
     create(&empty)?;
     bind_at(&empty, tree)?;
+    // What is bound in it is not to be bound in the storage, too.
+    mount(None::<&str>, tree, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>)?;
     let (device, _) = identity(&empty)?;
     for (part, files) in parts(record) {
         create(&empty.join(&part))?;
@@ -69,7 +71,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 pub(super) fn unbind(record: &Record, tree: &Path) -> io::Result<()> {
     // With it goes what is bound in it.
     detach_all(tree)?;
-    let mut directories = vec![tree.to_owned()];
+    let mut directories: Vec<_> = parts(record).map(|(part, _)| tree.join(part)).collect();
+    directories.extend([tree.join(VOLUMES), tree.to_owned()]);
     if let Ok(empty) = empty(record) {
         directories.extend(
             parts(record).map(|(part, _)| empty.join(part)).chain([empty.join(VOLUMES), empty.clone()]),

@@ -12,7 +12,7 @@ use crate::container::{ContainerConfig, EngineError, OutputPipes, io_error};
 const FILE: &str = "podman.json";
 
 /// The record. Where there is none, nothing of a container in Podman is godwit's.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     /// The container's ID.
     pub(super) id: String,
@@ -20,14 +20,20 @@ pub(super) struct Record {
     pub(super) life: Option<Life>,
     /// The upper directory of its root filesystem; empty while it waits.
     pub(super) upper: PathBuf,
-    /// Its volumes.
+    /// Its volumes; none while it waits.
     pub(super) volumes: Vec<Volume>,
     /// Podman's process that imports it, and when that began.
     #[serde(default)]
     pub(super) import: Option<(u32, u64)>,
+    /// Networks of Podman's that it has left, and its address on each: it is put back on them unless it becomes a service.
+    #[serde(default)]
+    pub(super) networks: Vec<(String, String)>,
+    /// Whether it runs on another node now, with its volumes.
+    #[serde(default)]
+    pub(super) departed: bool,
     /// Whether it goes with its service: not before it is one.
     pub(super) ours: bool,
-    /// What is left where it waited: what Podman had made for it.
+    /// What is left where it waited: what Podman had made for it. Nothing once it runs.
     #[serde(default)]
     pub(super) left: Option<PathBuf>,
     /// Where what comes for it is put before Podman has a place for it; nothing once it has.
@@ -40,7 +46,7 @@ pub(super) struct Volume {
     pub(super) name: String,
     /// The directory with its files; empty while it waits.
     pub(super) files: PathBuf,
-    /// Whether it goes when its container goes for good; a volume with a name that its user chose does not.
+    /// Whether it goes when its container is removed; one with a name that its user chose does not.
     pub(super) anonymous: bool,
 }
 

@@ -64,6 +64,7 @@ async fn let_run(
             return match local.engine.state(&config).await {
                 // The machine was restarted since, and has no network of it: it has ended, too.
                 Err(EngineError::NotFound(_)) => Ok(Running::default()),
+                Ok(state) if state.status == ContainerStatus::Stopped => Ok(Running::default()),
                 _ => Err(error.into()),
             };
         }

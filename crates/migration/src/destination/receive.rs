@@ -170,9 +170,22 @@ async fn receive_image(
             }
         }
     };
-    let (passed, taken) = tokio::join!(passing, local.engine.take_image(&config, coming));
-    let whole = passed?;
-    taken?;
+    let taking = local.engine.take_image(&config, coming);
+    tokio::pin!(taking);
+    let whole = tokio::select! {
+        passed = passing => passed?,
+        // Before it has all of it, it can only have failed.
+        taken = &mut taking => return Err(taken.err().map_or_else(
+            || DestinationError::Protocol("more of an image than its engine takes"),
+            DestinationError::from,
+        )),
+    };
+    if whole {
+        tokio::select! {
+            taken = &mut taking => taken?,
+            error = given_up(link) => return Err(error),
+        }
+    }
     match whole {
         true => Ok(()),
         false => Err(DestinationError::Protocol("more of an image than its engine takes")),

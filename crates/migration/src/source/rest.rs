@@ -63,6 +63,7 @@ pub(crate) async fn let_go(
     reason: &str,
 ) -> Result<(), LocalError> {
     local.cluster.release(service, destination).await?;
+    local.engine.departed(&local.config(service)).await?;
     local.clear(service).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     Ok(local.journal.let_go(id, reason)?)
