@@ -23,6 +23,7 @@ use godwit_names::ServiceName;
 use tonic::Status;
 
 use crate::cluster;
+use crate::network::joined::join;
 use crate::node::Node;
 use crate::services;
 use crate::state::{Owned, StateError, now_ms};
@@ -178,18 +179,6 @@ pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
             by_policy(&node, &service, Duration::ZERO);
         }
     });
-}
-
-/// Gives a service that its engine has started the address that it has, where the engine has made it another network namespace.
-pub(crate) async fn join(node: &Node, service: &Service, pid: u32) -> Result<(), LocalError> {
-    if service.kept.is_none() {
-        return Ok(());
-    }
-    let network = &node.local().network;
-    network.join(service, pid).await?;
-    network.plug(service).await?;
-    network.open(service).await?;
-    Ok(())
 }
 
 /// Waits until the engine that keeps a service's container starts that again, by the engine's own policy or for its user.

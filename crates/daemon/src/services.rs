@@ -14,11 +14,11 @@ use godwit_names::ServiceName;
 use godwit_network::NetworkError;
 use tonic::Status;
 
-use crate::network::{attachment, forward};
+use crate::network::{attachment, forward, joined};
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::{internal, invalid};
-use crate::{cluster, convert, removals, restart};
+use crate::{cluster, convert, removals};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -527,7 +527,7 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
         }
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {
-                if let Err(error) = restart::join(node, &service, state.pid).await {
+                if let Err(error) = joined::join(node, &service, state.pid).await {
                     tracing::error!(service = %service.name, error = %error_chain(&error), "it is not in the network that its engine has made");
                 }
                 let plugged = match node.local().network.plug(&service).await {

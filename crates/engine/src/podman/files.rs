@@ -69,7 +69,9 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Removes the tree, and none of the files.
 pub(super) fn unbind(record: &Record, tree: &Path) -> io::Result<()> {
-    // With it goes what is bound in it.
+    for (part, _) in parts(record) {
+        detach_all(&tree.join(part))?;
+    }
     detach_all(tree)?;
     let mut directories: Vec<_> = parts(record).map(|(part, _)| tree.join(part)).collect();
     directories.extend([tree.join(VOLUMES), tree.to_owned()]);
