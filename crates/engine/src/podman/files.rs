@@ -69,8 +69,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Removes the tree, and none of the files.
 pub(super) fn unbind(record: &Record, tree: &Path) -> io::Result<()> {
-    for (part, _) in parts(record) {
-        detach_all(&tree.join(part))?;
+    for place in [Some(tree.to_owned()), empty(record).ok()].into_iter().flatten() {
+        for (part, _) in parts(record) {
+            detach_all(&place.join(part))?;
+        }
     }
     detach_all(tree)?;
     let mut directories: Vec<_> = parts(record).map(|(part, _)| tree.join(part)).collect();
