@@ -6,22 +6,28 @@
 //!  cgroup, freezer, CRIU: by godwit, as for its own   ──────────────▶ its runtime restores what godwit has
 //!  podman rm, after the commit                                       podman ps, logs, exec, stop, … as if started there
 //! ```
+//! [`adoption`] finds a container, [`removal`] removes one, [`files`] has its files, [`image`] its image and [`output`] what
+//! it writes.
+//!
 //! Podman is called by its command, since it needs no service to run for that. What godwit knows of a container is in its
 //! [`record`]; a container without one is none of godwit's business, whatever its name or ID.
 
+mod adoption;
 mod arrival;
 mod command;
 mod definition;
 mod files;
 mod image;
+mod output;
 mod record;
+mod removal;
 mod settings;
 
+pub use adoption::Found;
+
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -29,13 +35,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::ServiceName;
-use serde_json::json;
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
-    ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest, Tmpfs, User, io_error,
+    ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest, Tmpfs, io_error,
 };
 use crate::processes::{Processes, cgroup, process, stop};
 use crate::runc::provided::RESTORE_KEY as COVER_KEY;
@@ -49,25 +53,15 @@ use record::{Life, Record, Volume};
 /// built for that, as in Debian.
 const RUNTIME: &str = "runc";
 
-/// How long Podman may take to end and remove a container.
+/// How long Podman may take to end a container.
 const REMOVAL: Duration = Duration::from_secs(30);
-
-/// After so long it is helped: by then it has begun to end the container.
-const HELP: Duration = Duration::from_secs(5);
 
 /// The label of a volume that was made for a container on its way here, with the container's ID.
 const VOLUME_LABEL: &str = "godwit.arrival";
 
-/// How often to look whether an import has ended that is not waited for.
-const IMPORT_LOOK: Duration = Duration::from_millis(20);
-
 /// How long Podman may take to see that a container has ended, and how often to look.
 const END_SEEN: Duration = Duration::from_secs(10);
 const END_LOOK: Duration = Duration::from_millis(100);
-
-/// How long conmon may take to read what a frozen container has written, and how often to look: nobody tells that.
-const SETTLE_LIMIT: Duration = Duration::from_secs(2);
-const SETTLE_LOOK: Duration = Duration::from_millis(1);
 
 /// Which programs to use, and where.
 #[derive(Debug, Clone)]
@@ -97,39 +91,6 @@ pub struct Podman {
     storage: Arc<OnceCell<Storage>>,
 }
 
-/// A container of Podman that godwit is to move.
-#[derive(Debug, Clone)]
-pub struct Found {
-    /// What makes it Podman's.
-    pub kept: Kept,
-    /// Its name in Podman.
-    pub name: String,
-    /// Name of its image.
-    pub image: String,
-    /// ID of its image, `sha256:…`.
-    pub image_id: String,
-    /// Its main process.
-    pub pid: u32,
-    /// Command with arguments.
-    pub command: Vec<String>,
-    /// `NAME=VALUE` pairs.
-    pub env: Vec<String>,
-    /// Host name inside.
-    pub hostname: String,
-    /// Who runs it.
-    pub user: User,
-    /// Working directory inside.
-    pub workdir: PathBuf,
-    /// Memory limit in bytes; 0 for none.
-    pub memory_bytes: u64,
-    /// CPU limit in thousandths; 0 for none.
-    pub cpu_millis: u32,
-    /// Podman's networks that it is on, and its address on each.
-    pub networks: Vec<(String, String)>,
-    /// Ports of the node that Podman has lead into it over them.
-    pub ports: Vec<Port>,
-}
-
 impl Podman {
     /// Containers by these programs.
     #[must_use]
@@ -137,92 +98,6 @@ impl Podman {
         let path_variable = path_variable(&config.criu, config.programs.as_deref());
         let processes = Processes { criu: config.criu.clone() };
         Self { config, path_variable, processes, storage: Arc::default() }
-    }
-
-    /// Finds a container by name or ID that runs and that godwit can move. Where it is on networks of Podman's, it must be
-    /// one that leaves them.
-    ///
-    /// # Errors
-    /// Podman has no such container, it does not run, or something speaks against moving it: all that does.
-    pub async fn find(
-        &self,
-        name: &ServiceName,
-        container: &str,
-        leaves_networks: bool,
-    ) -> Result<Found, EngineError> {
-        let refused = |reason: String| EngineError::Keeper {
-            keeper: "Podman",
-            action: "give godwit",
-            name: name.clone(),
-            reason,
-        };
-        let Some(inspected) = self.inspect(name, container).await? else {
-            return Err(refused(format!("it has no container {container}; `podman ps` lists them")));
-        };
-        if !inspected.state.running || inspected.state.paused {
-            return Err(refused(format!("{} does not run; start it first", inspected.name)));
-        }
-        let definition = self.describe(name, &inspected).await?;
-        let mut objections = definition.objections(&inspected.id);
-        if inspected.host_config.auto_remove {
-            objections.push("it is removed when it ends (--rm), as it does for Podman when it moves".into());
-        }
-        if inspected.graph_driver.name != "overlay" {
-            objections
-                .push(format!("its storage driver is {}; godwit moves overlay", inspected.graph_driver.name));
-        }
-        objections.extend(self.volume_objections(name, &inspected).await?);
-        let mounts = fs::read_to_string("/proc/self/mountinfo")
-            .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
-        objections.extend(arrival::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
-        let networks = inspected.network_settings.networks.clone().unwrap_or_default();
-        let networks: Vec<_> = networks.into_iter().map(|(name, network)| (name, network.address)).collect();
-        if !networks.is_empty() && !leaves_networks {
-            let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
-            objections.push(format!(
-                "it is on Podman's network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and connections that are open end",
-                names.join(", ")
-            ));
-        }
-        if !objections.is_empty() {
-            return Err(refused(objections.join("; ")));
-        }
-        let ports = definition.ports();
-        let definition = definition.of_no_node();
-        let process = &definition.spec()["process"];
-        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-        let texts = |value: &serde_json::Value| -> Vec<String> {
-            value.as_array().into_iter().flatten().map(text).collect()
-        };
-        let number = |value: &serde_json::Value| u32::try_from(value.as_u64().unwrap_or(0)).unwrap_or(0);
-        let resources = &definition.spec()["linux"]["resources"];
-        let (quota, period) = (resources["cpu"]["quota"].as_u64(), resources["cpu"]["period"].as_u64());
-        let millis = quota.unwrap_or(0).saturating_mul(1000) / period.unwrap_or(100_000).max(1);
-        Ok(Found {
-            name: definition.name().to_owned(),
-            image: definition.image().0.to_owned(),
-            image_id: format!("sha256:{}", definition.image().1),
-            pid: inspected.state.pid,
-            command: texts(&process["args"]),
-            env: texts(&process["env"]),
-            hostname: text(&definition.spec()["hostname"]),
-            user: User {
-                uid: number(&process["user"]["uid"]),
-                gid: number(&process["user"]["gid"]),
-                groups: process["user"]["additionalGids"]
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .map(number)
-                    .collect(),
-            },
-            workdir: text(&process["cwd"]).into(),
-            memory_bytes: resources["memory"]["limit"].as_u64().unwrap_or(0),
-            cpu_millis: u32::try_from(millis).unwrap_or(0),
-            networks,
-            ports,
-            kept: Kept { keeper: Keeper::Podman, id: inspected.id, definition: definition.value() },
-        })
     }
 
     /// Notes what this node has to know of a container to move it. It stays what it is, whatever becomes of a service that is
@@ -265,102 +140,6 @@ impl Podman {
             self.about(config, "put back on its network", &words, SHORT).await?;
         }
         Ok(())
-    }
-
-    async fn remove_container(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let words = ["container", "rm", "--force", "--time", "0", "--ignore", "--"];
-        match self.about(config, "remove", &words, REMOVAL).await {
-            Err(EngineError::Keeper { reason, .. }) if reason.contains("no such container") => Ok(()),
-            removed => removed.map(drop),
-        }
-    }
-
-    /// Ends an import that is under way, and removes what it has made.
-    async fn end_import(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
-        let Some((pid, start)) = record.import else { return Ok(()) };
-        let fifo = self.place(&record.id).join("inventory");
-        let io = |source| io_error(&config.name, "end its import".into(), source);
-        let begin = std::time::Instant::now();
-        while process::lives(pid, start) {
-            // A CRIU that waits finds that there is nothing to wait for.
-            match OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(&fifo)
-            {
-                Err(error)
-                    if error.kind() != ErrorKind::NotFound && error.raw_os_error() != Some(libc::ENXIO) =>
-                {
-                    return Err(io(error));
-                }
-                _ => {}
-            }
-            if begin.elapsed() > REMOVAL {
-                return Err(io(ErrorKind::TimedOut.into()));
-            }
-            tokio::time::sleep(IMPORT_LOOK).await;
-        }
-        self.remove_container(config).await
-    }
-
-    /// Removes the volumes of a container that is not here any more, as far as they go with it: all of one that runs on another
-    /// node with them, of others those without a name of their user's choice. One that another container uses stays.
-    async fn remove_volumes(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
-        let of_container = record.volumes.iter().filter(|volume| record.departed || volume.anonymous);
-        let mut names: Vec<_> = of_container.map(|volume| volume.name.clone()).collect();
-        // Those that were made for an arrival which comes to nothing.
-        if (record.waiting.is_some() || record.left.is_some())
-            && let Ok((_, definition)) = self.kept(config)
-        {
-            for (volume, _) in definition.volumes().unwrap_or_default() {
-                if self.has_volume(&config.name, volume).await? {
-                    let found = self.volumes(&config.name, &[volume]).await?;
-                    let made = found.iter().any(|found| found.labels.get(VOLUME_LABEL) == Some(&record.id));
-                    names.extend(made.then(|| volume.to_owned()));
-                }
-            }
-        }
-        for name in names {
-            let words = ["volume", "rm", "--", &name].map(OsStr::new).to_vec();
-            let call = Call { name: &config.name, action: "remove a volume of", words, settings: None };
-            match self.call(&call, SHORT).await {
-                Ok(_) => {}
-                Err(EngineError::Keeper { reason, .. }) if reason.contains("no such volume") => {}
-                Err(EngineError::Keeper { reason, .. }) if reason.contains("being used") => {
-                    tracing::warn!(container = %config.name, volume = name, reason, "a volume is left here");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    /// What speaks against moving the volumes of a container.
-    async fn volume_objections(
-        &self,
-        name: &ServiceName,
-        inspected: &Inspected,
-    ) -> Result<Vec<String>, EngineError> {
-        let names: Vec<_> = inspected.volumes().collect();
-        let mut found = Vec::new();
-        for volume in self.volumes(name, &names).await? {
-            if volume.driver != "local" || !volume.options.is_empty() {
-                found.push(format!(
-                    "its volume {} is not one of Podman's own driver without options",
-                    volume.name
-                ));
-            }
-            let device = |path: &Path| {
-                fs::metadata(path).map(|found| std::os::unix::fs::MetadataExt::dev(&found)).ok()
-            };
-            if device(&volume.mountpoint) != device(&inspected.graph_driver.data.upper_dir) {
-                found.push(format!(
-                    "its volume {} is on another filesystem than Podman's storage",
-                    volume.name
-                ));
-            }
-            if self.users_of_volume(name, &volume.name).await? > 1 {
-                found.push(format!("another container uses its volume {}", volume.name));
-            }
-        }
-        Ok(found)
     }
 
     /// What an earlier life of godwit has noted of a container, which it has forgotten, is no reason to remove it.
@@ -407,29 +186,6 @@ impl Podman {
         self.config.run.join(id)
     }
 
-    /// Has Podman describe a container: in the archive of a checkpoint that dumps nothing and stops nothing.
-    async fn describe(&self, name: &ServiceName, inspected: &Inspected) -> Result<Definition, EngineError> {
-        let place = self.place(&format!("describe-{}", inspected.id));
-        let io = |action: &'static str| {
-            let (name, place) = (name.clone(), place.clone());
-            move |source| io_error(&name, format!("{action} {}", place.display()), source)
-        };
-        self.step_in(&place, (&inspected.id, &inspected.runtime, false), &json!("describe"))
-            .map_err(io("prepare Podman's call in"))?;
-        let settings = place.join(arrival::SETTINGS);
-        let words = ["container", "checkpoint", "--leave-running", "--ignore-rootfs", "--ignore-volumes"];
-        // What follows the description in the archive, the log and all of /dev/shm, is not waited for.
-        let more = ["--compress", "none", "--export", "/dev/stdout"];
-        let mut words: Vec<&OsStr> = words.iter().chain(&more).map(OsStr::new).collect();
-        words.push(inspected.id.as_ref());
-        let call = Call { name, action: "describe", words, settings: Some(&settings) };
-        let leftovers = Leftovers::before(&inspected.static_dir);
-        let told = self.first_of(&call, Definition::in_archive).await;
-        leftovers.remove();
-        fs::remove_dir_all(&place).map_err(io("remove"))?;
-        told
-    }
-
     /// Notes the life that a container has now.
     async fn note(&self, config: &ContainerConfig, inspected: &Inspected) -> Result<Record, EngineError> {
         let data = &inspected.graph_driver.data;
@@ -469,7 +225,7 @@ impl Podman {
         let gone = || EngineError::NotFound(config.name.clone());
         let start = process::start_time(pid).ok_or_else(gone)?;
         let cgroup = cgroup::of_process(pid).map_err(io("the cgroup"))?;
-        let pipes = output_pipes(pid, conmon).map_err(io("the output"))?;
+        let pipes = output::pipes(pid, conmon).map_err(io("the output"))?;
         let conmon_start = process::start_time(conmon).ok_or_else(gone)?;
         Ok(Life { pid, start, cgroup, pipes, conmon, conmon_start, root })
     }
@@ -509,29 +265,6 @@ impl Podman {
     }
 }
 
-/// What Podman leaves of a checkpoint in its directory of a container.
-struct Leftovers(Vec<PathBuf>);
-
-impl Leftovers {
-    /// Those that are not there yet.
-    fn before(directory: &Path) -> Self {
-        let names = ["checkpoint", "devshm-checkpoint.tar", "network.status", "stats-dump"];
-        let paths = names.iter().map(|name| directory.join(name));
-        Self(paths.filter(|path| path.is_absolute() && fs::symlink_metadata(path).is_err()).collect())
-    }
-
-    fn remove(self) {
-        for path in self.0 {
-            // A directory only when it is empty.
-            if let Err(error) = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path))
-                && error.kind() != ErrorKind::NotFound
-            {
-                tracing::warn!(path = %path.display(), %error, "what Podman has left of a checkpoint is not removed");
-            }
-        }
-    }
-}
-
 /// What is passed on to Podman of a definition that another node has told, of the container with this ID; nothing of one that
 /// there is an objection to.
 ///
@@ -545,80 +278,6 @@ pub fn passed_on(definition: &serde_json::Value, id: &str) -> io::Result<Option<
 /// Whether this can be an ID of a container of Podman's; it becomes a part of paths.
 fn is_id(id: &str) -> bool {
     id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
-}
-
-/// The pipes that a container was started with as standard output and standard error: those that conmon reads. The main
-/// process may have others there by now.
-fn output_pipes(pid: u32, conmon: u32) -> io::Result<OutputPipes> {
-    let mut read = Vec::new();
-    for (path, link) in descriptors(conmon)? {
-        let Some(number) = pipe_number(&link) else { continue };
-        let descriptor: u32 =
-            path.file_name().and_then(|name| name.to_str()?.parse().ok()).unwrap_or(u32::MAX);
-        let flags = fs::read_to_string(format!("/proc/{conmon}/fdinfo/{descriptor}")).unwrap_or_default();
-        if is_read_only(&flags) {
-            read.push((descriptor, number));
-        }
-    }
-    read.sort_unstable();
-    let own = |number: u32| {
-        let link = fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
-        pipe_number(&link).filter(|own| read.iter().any(|(_, pipe)| pipe == own))
-    };
-    match (own(1), own(2), read.as_slice()) {
-        (Some(stdout), Some(stderr), _) => Ok([stdout, stderr]),
-        // conmon makes that of the standard output first.
-        (_, _, [(_, stdout), (_, stderr)]) => Ok([*stdout, *stderr]),
-        _ => Err(io::Error::other(format!("conmon (process {conmon}) reads {} pipes, not two", read.len()))),
-    }
-}
-
-/// Whether what `/proc/PID/fdinfo/N` says is of a descriptor that is only read.
-fn is_read_only(fdinfo: &str) -> bool {
-    let flags = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-    flags.is_some_and(|flags| flags & 0o3 == 0)
-}
-
-fn pipe_number(link: &Path) -> Option<u64> {
-    link.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()
-}
-
-/// The descriptors of a process, and what they are.
-fn descriptors(pid: u32) -> io::Result<Vec<(PathBuf, PathBuf)>> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
-    entries
-        .map(|entry| {
-            let path = entry?.path();
-            match fs::read_link(&path) {
-                Ok(link) => Ok(Some((path, link))),
-                // It was closed.
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(error),
-            }
-        })
-        .filter_map(Result::transpose)
-        .collect()
-}
-
-/// Bytes that wait in pipes for their reader.
-fn unread(conmon: u32, pipes: OutputPipes) -> io::Result<u64> {
-    let mut bytes = 0;
-    for (path, link) in descriptors(conmon)? {
-        if pipe_number(&link).is_some_and(|number| pipes.contains(&number)) {
-            let pipe = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                opened => opened?,
-            };
-            let mut waiting: libc::c_int = 0;
-            // SAFETY: writes one int, which outlives the call.
-            if unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &mut waiting) } == -1 {
-                return Err(io::Error::last_os_error());
-            }
-            bytes += u64::try_from(waiting).unwrap_or(0);
-        }
-    }
-    Ok(bytes)
 }
 
 #[async_trait]
@@ -804,12 +463,8 @@ impl Engine for Podman {
 
     async fn settle_log(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let (_, life) = self.placed(config)?;
-        let begin = std::time::Instant::now();
-        let io = |source| io_error(&config.name, "have its last output read".into(), source);
-        while unread(life.conmon, life.pipes).map_err(io)? > 0 && begin.elapsed() < SETTLE_LIMIT {
-            tokio::time::sleep(SETTLE_LOOK).await;
-        }
-        Ok(())
+        let read = output::is_read(life.conmon, life.pipes).await;
+        read.map_err(|source| io_error(&config.name, "have its last output read".into(), source))
     }
 
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
@@ -898,49 +553,7 @@ impl Engine for Podman {
     }
 
     async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let Some(record) = Record::read(config)? else { return Ok(()) };
-        let (place, tree) = (self.place(&record.id), self.tree(&record.id));
-        let io = |path: &Path| {
-            let action = format!("remove {}", path.display());
-            move |source| io_error(&config.name, action, source)
-        };
-        if !record.ours {
-            if let Err(error) = self.join_networks(config, &record.networks).await {
-                tracing::error!(container = %config.name, %error, "it is not put back on its networks");
-            }
-            files::unbind(&record, &tree).map_err(io(&tree))?;
-            return Record::remove(config);
-        }
-        self.end_import(config, &record).await?;
-        let own_cgroup = self.own_cgroup(&record.id);
-        arrival::unbind_cgroup(&own_cgroup).map_err(io(&own_cgroup))?;
-        // Podman notes that it ends the container before it does, and so starts it no more by its policy.
-        let removing = self.remove_container(config);
-        tokio::pin!(removing);
-        match tokio::time::timeout(HELP, &mut removing).await {
-            Ok(removed) => removed?,
-            Err(_) => {
-                // Not every runtime kills what is frozen.
-                if record.life.is_some() {
-                    self.processes.kill(&self.placed(config)?.0).await?;
-                }
-                removing.await?;
-            }
-        }
-        if record.life.is_some() {
-            self.processes.kill(&self.placed(config)?.0).await?;
-        }
-        files::unbind(&record, &tree).map_err(io(&tree))?;
-        self.remove_volumes(config, &record).await?;
-        for path in record.waiting.iter().chain(&record.left).chain([&place]) {
-            let removed = path.clone();
-            let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(removed)).await;
-            match removed.map_err(io::Error::other).and_then(|removed| removed) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(path)(error)),
-                _ => {}
-            }
-        }
-        Record::remove(config)
+        self.remove(config).await
     }
 
     async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError> {

@@ -1,0 +1,210 @@
+//! A container that Podman has started is to come into godwit's care: what it is, and what speaks against that.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use godwit_names::ServiceName;
+use serde_json::{Value, json};
+
+use super::command::{Call, Inspected};
+use super::definition::{Definition, Port};
+use super::{Podman, arrival};
+use crate::container::{EngineError, Keeper, Kept, User, io_error};
+
+/// A container of Podman that godwit is to move.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// What makes it Podman's.
+    pub kept: Kept,
+    /// Its name in Podman.
+    pub name: String,
+    /// Name of its image.
+    pub image: String,
+    /// ID of its image, `sha256:…`.
+    pub image_id: String,
+    /// Its main process.
+    pub pid: u32,
+    /// Command with arguments.
+    pub command: Vec<String>,
+    /// `NAME=VALUE` pairs.
+    pub env: Vec<String>,
+    /// Host name inside.
+    pub hostname: String,
+    /// Who runs it.
+    pub user: User,
+    /// Working directory inside.
+    pub workdir: PathBuf,
+    /// Memory limit in bytes; 0 for none.
+    pub memory_bytes: u64,
+    /// CPU limit in thousandths; 0 for none.
+    pub cpu_millis: u32,
+    /// Podman's networks that it is on, and its address on each.
+    pub networks: Vec<(String, String)>,
+    /// Ports of the node that Podman has lead into it over them.
+    pub ports: Vec<Port>,
+}
+
+impl Podman {
+    /// Finds a container by name or ID that runs and that godwit can move. Where it is on networks of Podman's, it must be
+    /// one that leaves them.
+    ///
+    /// # Errors
+    /// Podman has no such container, it does not run, or something speaks against moving it: all that does.
+    pub async fn find(
+        &self,
+        name: &ServiceName,
+        container: &str,
+        leaves_networks: bool,
+    ) -> Result<Found, EngineError> {
+        let refused = |reason: String| EngineError::Keeper {
+            keeper: "Podman",
+            action: "give godwit",
+            name: name.clone(),
+            reason,
+        };
+        let Some(inspected) = self.inspect(name, container).await? else {
+            return Err(refused(format!("it has no container {container}; `podman ps` lists them")));
+        };
+        if !inspected.state.running || inspected.state.paused {
+            return Err(refused(format!("{} does not run; start it first", inspected.name)));
+        }
+        let definition = self.describe(name, &inspected).await?;
+        let mut objections = definition.objections(&inspected.id);
+        if inspected.host_config.auto_remove {
+            objections.push("it is removed when it ends (--rm), as it does for Podman when it moves".into());
+        }
+        if inspected.graph_driver.name != "overlay" {
+            objections
+                .push(format!("its storage driver is {}; godwit moves overlay", inspected.graph_driver.name));
+        }
+        objections.extend(self.volume_objections(name, &inspected).await?);
+        let mounts = fs::read_to_string("/proc/self/mountinfo")
+            .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
+        objections.extend(arrival::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
+        let networks = inspected.network_settings.networks.clone().unwrap_or_default();
+        let networks: Vec<_> = networks.into_iter().map(|(name, network)| (name, network.address)).collect();
+        if !networks.is_empty() && !leaves_networks {
+            let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
+            objections.push(format!(
+                "it is on Podman's network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and connections that are open end",
+                names.join(", ")
+            ));
+        }
+        if !objections.is_empty() {
+            return Err(refused(objections.join("; ")));
+        }
+        let ports = definition.ports();
+        let definition = definition.of_no_node();
+        let process = &definition.spec()["process"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let texts =
+            |value: &Value| -> Vec<String> { value.as_array().into_iter().flatten().map(text).collect() };
+        let number = |value: &Value| u32::try_from(value.as_u64().unwrap_or(0)).unwrap_or(0);
+        let resources = &definition.spec()["linux"]["resources"];
+        let (quota, period) = (resources["cpu"]["quota"].as_u64(), resources["cpu"]["period"].as_u64());
+        let millis = quota.unwrap_or(0).saturating_mul(1000) / period.unwrap_or(100_000).max(1);
+        Ok(Found {
+            name: definition.name().to_owned(),
+            image: definition.image().0.to_owned(),
+            image_id: format!("sha256:{}", definition.image().1),
+            pid: inspected.state.pid,
+            command: texts(&process["args"]),
+            env: texts(&process["env"]),
+            hostname: text(&definition.spec()["hostname"]),
+            user: User {
+                uid: number(&process["user"]["uid"]),
+                gid: number(&process["user"]["gid"]),
+                groups: process["user"]["additionalGids"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(number)
+                    .collect(),
+            },
+            workdir: text(&process["cwd"]).into(),
+            memory_bytes: resources["memory"]["limit"].as_u64().unwrap_or(0),
+            cpu_millis: u32::try_from(millis).unwrap_or(0),
+            networks,
+            ports,
+            kept: Kept { keeper: Keeper::Podman, id: inspected.id, definition: definition.value() },
+        })
+    }
+
+    /// What speaks against moving the volumes of a container.
+    async fn volume_objections(
+        &self,
+        name: &ServiceName,
+        inspected: &Inspected,
+    ) -> Result<Vec<String>, EngineError> {
+        let names: Vec<_> = inspected.volumes().collect();
+        let mut found = Vec::new();
+        for volume in self.volumes(name, &names).await? {
+            if volume.driver != "local" || !volume.options.is_empty() {
+                found.push(format!(
+                    "its volume {} is not one of Podman's own driver without options",
+                    volume.name
+                ));
+            }
+            let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+            if device(&volume.mountpoint) != device(&inspected.graph_driver.data.upper_dir) {
+                found.push(format!(
+                    "its volume {} is on another filesystem than Podman's storage",
+                    volume.name
+                ));
+            }
+            if self.users_of_volume(name, &volume.name).await? > 1 {
+                found.push(format!("another container uses its volume {}", volume.name));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Has Podman describe a container: in the archive of a checkpoint that dumps nothing and stops nothing.
+    async fn describe(&self, name: &ServiceName, inspected: &Inspected) -> Result<Definition, EngineError> {
+        let place = self.place(&format!("describe-{}", inspected.id));
+        let io = |action: &'static str| {
+            let (name, place) = (name.clone(), place.clone());
+            move |source| io_error(&name, format!("{action} {}", place.display()), source)
+        };
+        self.step_in(&place, (&inspected.id, &inspected.runtime, false), &json!("describe"))
+            .map_err(io("prepare Podman's call in"))?;
+        let settings = place.join(arrival::SETTINGS);
+        let words = ["container", "checkpoint", "--leave-running", "--ignore-rootfs", "--ignore-volumes"];
+        // What follows the description in the archive, the log and all of /dev/shm, is not waited for.
+        let more = ["--compress", "none", "--export", "/dev/stdout"];
+        let mut words: Vec<&OsStr> = words.iter().chain(&more).map(OsStr::new).collect();
+        words.push(inspected.id.as_ref());
+        let call = Call { name, action: "describe", words, settings: Some(&settings) };
+        let leftovers = Leftovers::before(&inspected.static_dir);
+        let told = self.first_of(&call, Definition::in_archive).await;
+        leftovers.remove();
+        fs::remove_dir_all(&place).map_err(io("remove"))?;
+        told
+    }
+}
+
+/// What Podman leaves of a checkpoint in its directory of a container.
+struct Leftovers(Vec<PathBuf>);
+
+impl Leftovers {
+    /// Those that are not there yet.
+    fn before(directory: &Path) -> Self {
+        let names = ["checkpoint", "devshm-checkpoint.tar", "network.status", "stats-dump"];
+        let paths = names.iter().map(|name| directory.join(name));
+        Self(paths.filter(|path| path.is_absolute() && fs::symlink_metadata(path).is_err()).collect())
+    }
+
+    fn remove(self) {
+        for path in self.0 {
+            // A directory only when it is empty.
+            if let Err(error) = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path))
+                && error.kind() != ErrorKind::NotFound
+            {
+                tracing::warn!(path = %path.display(), %error, "what Podman has left of a checkpoint is not removed");
+            }
+        }
+    }
+}
