@@ -78,7 +78,7 @@ fn a_node_gets_other_programs_at_its_next_start_and_the_lab_remembers_them() {
     let missing = lab.install("b", Some(directory.path())).unwrap_err();
     assert!(matches!(missing, LabError::NoProgram { name: "godwitd", .. }), "{missing}");
     let built = Path::new(env!("CARGO_BIN_EXE_godwit-lab-link")).parent().unwrap();
-    for program in ["godwitd", "godwit-shim", "godwit-pager", "godwit-tar"] {
+    for program in ["godwitd", "godwit-shim", "godwit-runtime", "godwit-pager", "godwit-tar"] {
         fs::copy(built.join(program), directory.path().join(program)).unwrap();
     }
     let started_from = |lab: &Lab, node: &str| {
