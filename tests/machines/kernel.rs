@@ -128,9 +128,16 @@ fn the_networks_tests_pass_on_a_kernel_with_wireguard_and_open_vswitch() {
 fn services_move_between_nodes_that_encrypt_by_the_kernels_wireguard() {
     let files = tempfile::tempdir().unwrap();
     let name = tests_of("godwit-tests", &["--test", "e2e"], files.path()).remove(0);
-    for program in
-        ["godwit", "godwitd", "godwit-shim", "godwit-pager", "godwit-tar", "godwit-lab", "godwit-lab-link"]
-    {
+    for program in [
+        "godwit",
+        "godwitd",
+        "godwit-shim",
+        "godwit-runtime",
+        "godwit-pager",
+        "godwit-tar",
+        "godwit-lab",
+        "godwit-lab-link",
+    ] {
         strip(&godwit_tests::programs().join(program), &files.path().join(program));
     }
     let criu = PathBuf::from(CRIU).join("criu");
