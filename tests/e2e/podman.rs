@@ -4,6 +4,8 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
 
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
 use godwit_tests::hold::Points;
@@ -136,10 +138,21 @@ fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_noth
     let pid = cache.bed.pid("a", "cache");
     let begin = |point: &str| {
         cache.points.hold(point);
-        let mut command = cache.bed.command("a", &["migrate", "cache", "--to", "b"]);
-        let moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        cache.points.reached(point);
-        moving
+        // The destination may still be putting away what the move before has left.
+        wait_for(&format!("a move that comes to {point}"), || {
+            let mut command = cache.bed.command("a", &["migrate", "cache", "--to", "b"]);
+            let mut moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            while moving.try_wait().unwrap().is_none() {
+                if cache.points.has_reached(point) {
+                    return Some(moving);
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            let said = moving.wait_with_output().unwrap();
+            let refused = String::from_utf8_lossy(&said.stderr);
+            assert!(refused.contains("try again in a moment"), "{point}: {refused}");
+            None
+        })
     };
     let mut is_as_before = |point: &str| {
         cache.is_not_on_b();
