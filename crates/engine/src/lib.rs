@@ -1,4 +1,4 @@
-//! Containers: one trait, [`Engine`], with runc behind it, and what containers stand on.
+//! Containers: one trait, [`Engine`], with runc and Podman behind it, and what containers stand on.
 //!
 //! ```text
 //!  OCI archive ──▶ image: layers in a store ──▶ rootfs: layers + changed files = overlayfs ──▶ runc ──▶ godwit-shim
@@ -7,7 +7,9 @@
 //!                                                                another node, in rounds           restore from images
 //! ```
 //!
-//! - [`Engine`] (`container.rs`): run, stop, freeze, describe for a dump, restore, recover. `runc.rs` is the real one.
+//! - [`Engine`] (`container.rs`): run, stop, freeze, describe for a dump, restore, recover. `runc.rs` makes
+//!   containers itself, `podman.rs` has those that Podman keeps, and [`Engines`] asks the one that a container is of.
+//! - `processes`: what all of them do alike with processes, cgroups and the freezer.
 //! - [`image`]: images and layers; [`rootfs`]: root filesystems; [`tree`]: trees of changed files that can be sent.
 //! - `confinement.rs`, `seccomp.rs`: what a container may do.
 //!

@@ -56,6 +56,9 @@ impl Podman {
         }
         files::unbind(&record, &tree).map_err(io(&tree))?;
         self.remove_volumes(config, &record).await?;
+        // What has one of their names from here on is another's, however often the rest is tried.
+        let record = Record { volumes: Vec::new(), departed: false, ..record };
+        record.write(config)?;
         for path in record.waiting.iter().chain(&record.left).chain([&place]) {
             let removed = path.clone();
             let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(removed)).await;
