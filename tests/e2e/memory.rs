@@ -62,6 +62,19 @@ fn guard_pages_that_nobody_tells_of() {
     }
 }
 
+/// The source sends pages beside the restore, and the load of either node decides which ends first.
+#[test]
+fn pages_that_come_after_the_restore() {
+    let late =
+        |torture: &mut Torture| MODES.into_iter().for_each(|mode| drop(torture.move_compared_late(mode)));
+    let mut torture = Torture::start("late", &[("huge", 1), ("discard", 1)]);
+    late(&mut torture);
+    for programs in [[("shared", 1), ("memfd", 1)], [("churn", 1), ("map", 1)]] {
+        torture.replace(&programs);
+        late(&mut torture);
+    }
+}
+
 /// Programs at once in one service, and how often there are as many. Each of them keeps a processor busy.
 const AT_ONCE: u64 = 10;
 const TIMES: u64 = 20;

@@ -9,17 +9,19 @@ use godwit_lab::LabConfig;
 use crate::wait_for;
 
 /// Every point at which a migration can be held, in the order in which it passes them.
-pub const POINTS: [&str; 18] = [
+pub const POINTS: [&str; 20] = [
     "destination.reserved",
     "destination.prepared",
     "source.copying",
     "source.copied",
     "source.frozen",
+    "source.needed",
     "source.sending",
     "destination.receiving",
     "destination.received",
     "destination.restoring",
     "destination.restored",
+    "source.restored",
     "source.committed",
     "destination.committing",
     "destination.committed",

@@ -100,12 +100,13 @@ struct Phase {
 }
 
 /// All phases, in order.
-const PHASES: [Phase; 16] = [
+const PHASES: [Phase; 17] = [
     before("destination.reserved", any),
     before("destination.prepared", any),
     before("source.copying", Mode::copies),
     before("source.copied", Mode::copies),
     before("source.frozen", any),
+    before("source.needed", any),
     before("source.sending", sends_frozen),
     before("destination.receiving", any),
     before("destination.received", any),

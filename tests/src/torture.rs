@@ -29,8 +29,13 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 70);
 const PORT: u16 = 7000;
 /// Frozen at the source, and not dumped yet.
 const FROZEN: &str = "source.frozen";
-/// All processes are at the destination, and none of them runs.
-const RESTORED: &str = "destination.restored";
+/// All processes are at the destination with all that comes before the commit, and none of them runs. At
+/// `destination.restored` the last pages of shared memory may still be on their way.
+const RESTORED: &str = "source.restored";
+/// Frozen at the source, and only what a restore needs from its beginning has gone.
+const NEEDED: &str = "source.needed";
+/// Restored at the destination, which the source has not heard yet.
+const RESTORED_THERE: &str = "destination.restored";
 /// Seconds that a move or an answer may take, on a slow machine that is busy with much else.
 const MOVE_SECONDS: u32 = 300;
 /// Every mode.
@@ -53,7 +58,7 @@ impl Torture {
         const MEMORY: u64 = 16 << 30;
         let mut points = None;
         let bed = Bed::up_with(test, |config| {
-            points = Some(Points::among(config, &[FROZEN, RESTORED]));
+            points = Some(Points::among(config, &[FROZEN, NEEDED, RESTORED_THERE, RESTORED]));
             // Under eager huge pages the programs have gigabytes, and other labs have most of the machine's memory.
             config.programs.serve_arguments.extend(["--incoming-memory".to_owned(), MEMORY.to_string()]);
             config.programs.criu = env::var_os("GODWIT_TORTURE_CRIU").map(PathBuf::from);
@@ -108,26 +113,31 @@ impl Torture {
     /// Moves the service to the other node and compares the memory there, before it runs, with what
     /// it was when it was frozen. Then it must go on and find everything as it should be.
     pub fn move_compared(&mut self, mode: &str) -> Report {
-        self.moved(mode, true)
+        self.moved(mode, Some(&[FROZEN, RESTORED]))
+    }
+
+    /// The same, and all that can go beside the restore goes after it.
+    pub fn move_compared_late(&mut self, mode: &str) -> Report {
+        self.moved(mode, Some(&[FROZEN, NEEDED, RESTORED_THERE, RESTORED]))
     }
 
     /// Moves the service to the other node at full speed. Then it must go on and find everything as
     /// it should be.
     pub fn move_freely(&mut self, mode: &str) -> Report {
-        self.moved(mode, false)
+        self.moved(mode, None)
     }
 
-    fn moved(&mut self, mode: &str, compare: bool) -> Report {
+    fn moved(&mut self, mode: &str, held: Option<&[&str]>) -> Report {
         let to = if self.on == "a" { "b" } else { "a" };
         let what = format!("{mode} from {} to {to} of {:?}", self.on, self.programs);
         for _ in 0..TRIES {
             let arguments = ["--json", "migrate", NAME, "--to", to, "--mode", mode];
             let command = self.bed.command_within(MOVE_SECONDS, self.on, &arguments);
-            let (compared, moving) = if compare {
-                [FROZEN, RESTORED].into_iter().for_each(|point| self.points.hold(point));
+            let (compared, moving) = if let Some(held) = held {
+                held.iter().for_each(|point| self.points.hold(point));
                 let mut moving = Moving::begin(command);
-                let compared = self.compare(&mut moving, mode);
-                [FROZEN, RESTORED].into_iter().for_each(|point| self.points.let_go(point));
+                let compared = self.compare(&mut moving, held, mode);
+                held.iter().for_each(|point| self.points.let_go(point));
                 (compared, moving)
             } else {
                 let nothing = Compared { said: "not compared".to_owned(), differences: Vec::new() };
@@ -170,13 +180,17 @@ impl Torture {
     }
 
     /// Compares the memory where a move is held; nothing when it ends before.
-    fn compare(&self, moving: &mut Moving, mode: &str) -> Option<Compared> {
+    fn compare(&self, moving: &mut Moving, held: &[&str], mode: &str) -> Option<Compared> {
         let (lab, to) = (self.bed.lab().name(), if self.on == "a" { "b" } else { "a" });
         moving.reaches(&self.points, FROZEN)?;
         let reading = Instant::now();
         let snapshot = Snapshot::take(&processes(lab, self.on, NAME));
         let took = reading.elapsed();
         self.points.let_go(FROZEN);
+        if held.contains(&NEEDED) {
+            moving.reaches(&self.points, RESTORED_THERE)?;
+            [NEEDED, RESTORED_THERE].into_iter().for_each(|point| self.points.let_go(point));
+        }
         moving.reaches(&self.points, RESTORED)?;
         let comparing = Instant::now();
         let complete = matches!(mode, "precopy" | "cold");

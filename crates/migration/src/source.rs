@@ -52,6 +52,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::failpoint;
 use crate::journal::{Beginning, Commit, Role, Stage};
 use crate::link::Link;
 use crate::message::{Message, Reason};
@@ -227,7 +228,11 @@ impl Source {
         let frozen = self.freeze(recorder, copied).await?;
         match self.dump_and_send(link, recorder, frozen).await {
             Err(SourceError::Criu(error)) => Err(self.explained(error).await),
-            ended => ended,
+            Err(error) => Err(error),
+            Ok(restored) => {
+                failpoint::point("source.restored").await;
+                Ok(restored)
+            }
         }
     }
 

@@ -25,6 +25,7 @@ use super::residual::Residual;
 use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
+use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::Link;
 use crate::message::{ImagesEnd, Message};
@@ -53,8 +54,9 @@ type Dumping = AbortOnDropHandle<Result<(DumpResult, f64), CriuError>>;
 struct Milestones {
     /// CRIU has let go of the service.
     dumped: CancellationToken,
-    /// Copies of files' pages are at the destination, which puts them into the images.
-    copied: CancellationToken,
+    /// What a restore needs from its beginning is at the destination: copies of files' pages, which it puts into the
+    /// images, and which pages are gone. A page that it has is in its place soon after, and stays there.
+    needed: CancellationToken,
     /// All pages are at the destination, but those that stay here.
     arrived: CancellationToken,
     /// The destination has restored the service.
@@ -130,8 +132,11 @@ impl Handing<'_> {
         if !names.is_empty() {
             recorder.report.criu.push_str("+external-tmpfs");
         }
-        let copied = pages.follows_copied();
-        if copied {
+        let milestones = Milestones::default();
+        if !pages.follows_copied() && !pages.has_gone() {
+            milestones.needed.cancel();
+        }
+        if pages.follows_copied() {
             options.external.push(EXTERNAL_FILE_PAGES.to_owned());
             recorder.report.criu.push_str("+external-file-pages");
         }
@@ -147,10 +152,6 @@ impl Handing<'_> {
         };
         let mut residual = Answering::start(residual, streams.take_faults());
         self.deadline.watch_faults(residual.asked(found.populated));
-        let milestones = Milestones::default();
-        if !copied {
-            milestones.copied.cancel();
-        }
         let ((pages, sent), ()) = tokio::try_join!(
             self.send_pages(streams, pages, (leave, shared), &mut residual, &milestones),
             self.send_kernel_state(
@@ -195,14 +196,14 @@ impl Handing<'_> {
         let source = self.source;
         let begun = Instant::now();
         let mut sent = Sent::default();
-        if !milestones.copied.is_cancelled() {
-            // A restore needs them from the beginning on.
+        if !milestones.needed.is_cancelled() {
             (pages, _) = source.compare_shared(pages, Part::Copied, true).await?;
-            (pages, sent) = source.send(pages, streams, State::Copied).await?;
+            (pages, sent) = source.send(pages, streams, State::Needed).await?;
             streams.arrived().await?;
-            milestones.copied.cancel();
+            milestones.needed.cancel();
             source.timeline.note("copies of files' pages", begun);
         }
+        failpoint::point("source.needed").await;
         let comparing = Instant::now();
         if shared {
             let all;
@@ -213,8 +214,7 @@ impl Handing<'_> {
         let (mut pages, more) = source.send(pages, streams, State::Dumping).await?;
         sent.add(more);
         if leave {
-            // What has vanished must be known there before the service goes on, and is on its way
-            // ahead of what is pushed.
+            // It goes ahead of what is pushed.
             streams.arrived().await?;
             residual.push(streams, source.options.compress, source.options.max_bandwidth);
         }
@@ -277,7 +277,7 @@ impl Handing<'_> {
         let (_, sent) = log.send(link).await?;
         recorder.report.dump_bytes += sent;
         recorder.report.file_bytes += sent;
-        milestones.copied.cancelled().await;
+        milestones.needed.cancelled().await;
         let files = images.finish().await?;
         recorder.report.dump_bytes += images.bytes();
         drop(images);

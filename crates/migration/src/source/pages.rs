@@ -109,8 +109,9 @@ pub(crate) enum State {
     Running,
     /// It runs, and only its shared memory goes.
     Shared,
-    /// It is frozen, and only its copies of files' pages go.
-    Copied,
+    /// It is frozen, and only what a restore needs from its beginning goes: copies of files' pages, and which pages are
+    /// gone.
+    Needed,
     /// It is frozen and CRIU dumps it: pages that CRIU may change meanwhile stay noted.
     Dumping,
     /// It is frozen.
@@ -282,7 +283,8 @@ impl Pages {
         on_progress: &OnProgress<'_>,
     ) -> Result<Sent, PagesError> {
         let (mut todo, ended) = match state {
-            State::Shared | State::Copied => Default::default(),
+            State::Shared => Default::default(),
+            State::Needed => (self.take_gone(), std::mem::take(&mut self.ended)),
             _ => (std::mem::take(&mut self.todo), std::mem::take(&mut self.ended)),
         };
         if state == State::Dumping {
@@ -297,9 +299,9 @@ impl Pages {
         let count = self.streams.len();
         let (pacer, retained, key, todo, ended) = (&self.pacer, &self.retained, &self.key, &todo, &ended);
         let shared = &self.shared;
-        let part = if state == State::Copied { Part::Copied } else { Part::All };
+        let part = if state == State::Needed { Part::Copied } else { Part::All };
         // What was announced is waited for, also where it is what the destination has.
-        let all = matches!(state, State::Copied | State::Dumping | State::Frozen);
+        let all = matches!(state, State::Needed | State::Dumping | State::Frozen);
         let results = std::thread::scope(|scope| {
             let threads: Vec<_> = self
                 .streams
@@ -336,6 +338,21 @@ impl Pages {
         }
         self.shared.sent(part);
         Ok(total)
+    }
+
+    /// Whether the destination has pages that are gone: a restore would put them into the service.
+    pub(crate) fn has_gone(&self) -> bool {
+        !self.ended.is_empty() || self.todo.values().any(|todo| !todo.zero.is_empty())
+    }
+
+    /// Takes which pages are gone.
+    fn take_gone(&mut self) -> BTreeMap<Space, Todo> {
+        let with_gone = self.todo.iter_mut().filter(|(_, todo)| !todo.zero.is_empty());
+        let take = |(space, todo): (&Space, &mut Todo)| {
+            let zero = std::mem::take(&mut todo.zero);
+            (*space, Todo { zero, ..Todo::of(&todo.process) })
+        };
+        with_gone.map(take).collect()
     }
 
     /// What is noted and was not asked for here before: the destination is to be told of it.

@@ -406,6 +406,34 @@ fn a_page_of_a_frozen_process_that_is_gone_when_its_turn_comes_is_told_of() {
 }
 
 #[test]
+fn what_is_gone_goes_before_all_that_may_come_after_a_restore() {
+    let mut both = Both::new(3, 1);
+    both.wrote(&[0, 1, 2]);
+    both.send();
+    both.memory[1].0 = [0; PAGE];
+    both.gave_back(1);
+    both.wrote(&[2]);
+    assert!(both.pages.has_gone());
+    assert_eq!(both.send_in(State::Needed), [[[(1, Kind::Zero)]]]);
+    assert!(!both.pages.has_gone());
+    assert_eq!(both.send_in(State::Dumping), [[[(2, Kind::Data)]]]);
+    both.agrees();
+}
+
+#[test]
+fn what_an_ended_process_had_is_gone_before_a_restore() {
+    let mut both = Both::new(2, 1);
+    both.wrote(&[0, 1]);
+    both.send();
+    both.memory.iter_mut().for_each(|page| page.0 = [0; PAGE]);
+    both.scan_none();
+    assert!(both.pages.has_gone());
+    both.send_in(State::Needed);
+    both.agrees();
+    assert!(!both.pages.has_gone());
+}
+
+#[test]
 fn a_page_of_a_running_process_that_is_gone_is_left_to_the_next_scan() {
     let mut both = Both::new(1, 1);
     both.todo().wrote(hole(1));
