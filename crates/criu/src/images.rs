@@ -31,6 +31,7 @@ pub use devices::{Device, archives};
 pub use doubt::{Unacknowledged, unacknowledged};
 pub use memory::{
     Area, LazyAreas, PageRun, Pagemap, RestoredPages, areas, lazy_areas, page_size, pagemap, restored_pages,
+    wiped_areas,
 };
 pub use plain::{LazyPages, bring, make_plain};
 pub use rights::{Allowed, excess};

@@ -125,8 +125,8 @@ pub struct SpaceRound {
     pub gone: Vec<Range>,
     /// Pages that there are.
     pub populated_pages: u64,
-    /// Those of [`SpaceRound::written`] in executable areas. CRIU's parasite may write there during
-    /// its dump, so they are to be read after it.
+    /// Executable areas. CRIU's parasite may write there during its dump, so that their pages are to be read after it,
+    /// whenever they were found written.
     pub executable: Vec<Range>,
     /// Why writes to this process cannot be noticed, so that all its pages count as written; none
     /// when they are.
@@ -269,7 +269,7 @@ impl Tracker {
                 process: Arc::clone(&tracked.process),
                 gone: ranges::subtract(&tracked.known, &found.populated),
                 populated_pages: ranges::pages(&found.populated),
-                executable: ranges::intersect(&written, &found.executable),
+                executable: found.executable,
                 written,
                 unwatched: tracked.watch.refusal().map(str::to_owned),
             };

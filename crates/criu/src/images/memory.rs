@@ -49,6 +49,9 @@ pub struct Area {
     /// What kind of area CRIU found it to be: `VMA_*` of its image.h.
     #[prost(uint32, required, tag = "7")]
     pub status: u32,
+    /// The advices of madvise(2) that it was given, a bit for each.
+    #[prost(uint64, optional, tag = "9")]
+    pub advice: Option<u64>,
 }
 
 impl Area {
@@ -78,6 +81,9 @@ struct Memory {
     #[prost(message, repeated, tag = "14")]
     areas: Vec<Area>,
 }
+
+/// `MADV_WIPEONFORK` of madvise(2).
+const WIPE_ON_FORK: u64 = 1 << 18;
 
 /// The memory of a process that a lazy dump leaves out. Parts of it may be closed to the process
 /// itself (`PROT_NONE`): process_vm_readv(2) refuses these, and `/proc/PID/mem` does not. After a dump
@@ -297,6 +303,20 @@ pub(super) fn private_files(images: &Path, pid: u32) -> Result<Vec<Range<u64>>, 
     Ok(ranges)
 }
 
+/// The areas of each process that its children have empty (`MADV_WIPEONFORK`).
+pub fn wiped_areas(images: &Path) -> Result<Vec<RestoredPages>, ImageError> {
+    let mut all = Vec::new();
+    for process in process_tree(images)? {
+        let wiped = areas(images, process.pid)?.into_iter();
+        let wiped = wiped.filter(|area| area.advice.is_some_and(|advice| advice & WIPE_ON_FORK != 0));
+        let ranges: Vec<_> = wiped.map(|area| area.start..area.end).collect();
+        if !ranges.is_empty() {
+            all.push(RestoredPages { pid: process.pid, ranges });
+        }
+    }
+    Ok(all)
+}
+
 /// The pages that a lazy restore puts in place itself, from the images, process by process.
 pub fn restored_pages(images: &Path) -> Result<Vec<RestoredPages>, ImageError> {
     let mut all = Vec::new();
@@ -363,7 +383,7 @@ mod tests {
     use super::*;
 
     fn area(start: u64, end: u64, flags: u32, status: u32) -> Area {
-        Area { start, end, prot: 3, flags, status }
+        Area { start, end, prot: 3, flags, status, advice: None }
     }
 
     fn run(start: u64, end: u64) -> PageRun {

@@ -268,7 +268,7 @@ mod tests {
         write("pstree.img", &[head, tree].concat());
         let area = |numbers, flags| {
             let Range { start, end } = pages(numbers);
-            Area { start, end, prot: 3, flags, status: 1 }
+            Area { start, end, prot: 3, flags, status: 1, advice: None }
         };
         write("mm-4.img", &encode_areas(&[area(10..20, 0x22), area(30..40, 0x22), area(50..60, 0x2)]));
         let mut contents = Vec::new();
@@ -312,6 +312,19 @@ mod tests {
     }
 
     #[test]
+    fn areas_that_children_have_empty_are_told_by_their_advice() {
+        let directory = images(Vec::new());
+        let area = |numbers: Range<u64>, advice| {
+            let Range { start, end } = pages(numbers);
+            Area { start, end, prot: 3, flags: 0x22, status: 1, advice }
+        };
+        let all = [area(10..20, None), area(20..30, Some(1 << 18 | 1 << 14)), area(30..40, Some(1 << 14))];
+        std::fs::write(directory.path().join("mm-4.img"), encode_areas(&all)).unwrap();
+        let wiped = super::super::wiped_areas(directory.path()).unwrap();
+        assert_eq!(wiped, [super::super::RestoredPages { pid: PID, ranges: vec![pages(20..30)] }]);
+    }
+
+    #[test]
     fn what_a_lazy_restore_puts_in_place_itself_is_what_is_not_marked_as_lazy() {
         let held = PageRun { lazy: true, ..run(18..20, true) };
         let runs = vec![run(2..3, true), run(12..14, true), run(15..18, false), held, run(50..52, true)];
@@ -324,7 +337,7 @@ mod tests {
     fn pages_of_private_mappings_of_files_are_brought_where_the_dump_has_left_them_out() {
         let area = |numbers, status| {
             let Range { start, end } = pages(numbers);
-            Area { start, end, prot: 3, flags: 0x2, status }
+            Area { start, end, prot: 3, flags: 0x2, status, advice: None }
         };
         // Of files 60 to 70 and 70 to 80; what is lazy elsewhere is the pager's.
         let areas = [area(10..20, 1), area(50..60, 1), area(60..70, 1 << 6 | 1), area(70..80, 1 << 6 | 1)];

@@ -194,6 +194,12 @@ impl Client {
         self.each(entries, Request::InImages)
     }
 
+    /// Children of the processes of these spaces have these areas empty (`MADV_WIPEONFORK`), whatever comes for their parents.
+    /// Before a process comes. Not answered.
+    pub fn wiped_on_fork(&self, entries: &[Extent]) -> Result<(), PagerError> {
+        self.each(entries, Request::WipedOnFork)
+    }
+
     /// Checks that the restored processes, which do not run yet, have no page where they are to get one from here. These
     /// are all of the processes. After the restore is finished, and before the [push](Self::push).
     ///

@@ -4,6 +4,8 @@
 //! Addresses at the source are *origins*, those in the live process are *destinations*. Both ways
 //! are kept as ranges with the same distance: destination = origin + distance, wrapping.
 
+use std::collections::VecDeque;
+
 use rangemap::{RangeMap, RangeSet};
 
 use crate::Range;
@@ -13,7 +15,15 @@ use crate::Range;
 pub(crate) struct Layout {
     by_destination: RangeMap<u64, u64>,
     by_origin: RangeMap<u64, u64>,
+    /// Where pages have moved away from, of which the kernel is still to say that nothing is mapped there, in order.
+    left: VecDeque<Range>,
+    /// Addresses that a child of fork(2) has empty (`MADV_WIPEONFORK`).
+    wiped: RangeSet<u64>,
 }
+
+/// Most places of that kind that are kept: one for each thread that may be in mremap(2), and those of moves that leave the
+/// mapping there (`MREMAP_DONTUNMAP`), of which the kernel says nothing more.
+const MOST_LEFT: usize = 1024;
 
 /// The part of `range` that is inside `bounds`.
 pub(crate) fn clip(range: &Range, bounds: &Range) -> Range {
@@ -30,6 +40,20 @@ impl Layout {
     pub(crate) fn add(&mut self, origin: Range) {
         self.by_destination.insert(origin.clone(), 0);
         self.by_origin.insert(origin, 0);
+    }
+
+    /// A child of fork(2) has these addresses empty.
+    pub(crate) fn is_wiped(&mut self, destination: Range) {
+        self.wiped.insert(destination);
+    }
+
+    /// What a child of fork(2) lacks.
+    pub(crate) fn of_child(&self) -> Self {
+        let mut child = self.clone();
+        for wiped in self.wiped.iter() {
+            child.take(wiped);
+        }
+        child
     }
 
     /// Nothing is lacking.
@@ -93,6 +117,20 @@ impl Layout {
         self.take(destination).into_iter().map(|(origin, _)| origin).collect()
     }
 
+    /// Nothing is mapped at these addresses any more, as the kernel says; which origins were lacking there.
+    ///
+    /// The kernel tells of a move first, and then that its old place is unmapped, when the thread that moves has run again.
+    /// Another thread may have moved something there meanwhile, of which the kernel has told by then: that stays.
+    pub(crate) fn unmap(&mut self, destination: &Range) -> Vec<Range> {
+        match self.left.iter().position(|left| left == destination) {
+            Some(at) => {
+                self.left.remove(at);
+                Vec::new()
+            }
+            None => self.remove(destination),
+        }
+    }
+
     /// These origins are no longer wanted; which addresses that was.
     pub(crate) fn remove_origin(&mut self, origin: &Range) -> Vec<Range> {
         let found: Vec<_> =
@@ -109,6 +147,13 @@ impl Layout {
         let moved = self.take(from);
         let by = to.wrapping_sub(from.start);
         let lost = self.remove(&shift(from, by));
+        if self.left.len() == MOST_LEFT {
+            self.left.pop_front();
+        }
+        self.left.push_back(from.clone());
+        let wiped: Vec<_> = self.wiped.overlapping(from).map(|range| shift(&clip(range, from), by)).collect();
+        self.wiped.remove(from.clone());
+        self.wiped.extend(wiped);
         let mut origins = Vec::with_capacity(moved.len());
         for (origin, distance) in moved {
             let distance = distance.wrapping_add(by);
@@ -145,6 +190,45 @@ mod tests {
     use std::collections::BTreeMap;
 
     const P: u64 = 4096;
+
+    #[test]
+    fn what_was_moved_to_where_another_has_moved_away_from_is_not_unmapped_with_that() {
+        let mut layout = Layout::default();
+        layout.add(P..2 * P);
+        layout.add(4 * P..5 * P);
+        // One thread moves a page away, and another one moves its own there, before the first has run again.
+        layout.remap(&(P..2 * P), 8 * P);
+        layout.remap(&(4 * P..5 * P), P);
+        assert_eq!(layout.unmap(&(P..2 * P)), [] as [Range; 0]);
+        assert_eq!(layout.unmap(&(4 * P..5 * P)), [] as [Range; 0]);
+        assert_eq!((layout.origin(P), layout.origin(8 * P)), (Some(4 * P), Some(P)));
+        // What is unmapped now is.
+        assert_eq!(layout.unmap(&(P..2 * P)).first(), Some(&(4 * P..5 * P)));
+        assert_eq!(layout.origin(P), None);
+    }
+
+    #[test]
+    fn a_child_lacks_nothing_of_what_it_has_empty_wherever_that_has_moved() {
+        let mut layout = Layout::default();
+        layout.add(P..6 * P);
+        layout.is_wiped(2 * P..4 * P);
+        layout.remap(&(3 * P..5 * P), 8 * P);
+        let child = layout.of_child();
+        let lacking =
+            |layout: &Layout| (0..12).filter(|page| layout.origin(page * P).is_some()).collect::<Vec<_>>();
+        assert_eq!(lacking(&layout), [1, 2, 5, 8, 9]);
+        assert_eq!(lacking(&child), [1, 5, 9]);
+    }
+
+    #[test]
+    fn a_place_that_is_never_unmapped_is_forgotten_in_the_end() {
+        let mut layout = Layout::default();
+        for page in 0..=MOST_LEFT as u64 {
+            layout.remap(&(page * P..(page + 1) * P), (page + 10_000) * P);
+        }
+        assert_eq!(layout.left.len(), MOST_LEFT);
+        assert_eq!(layout.left.front(), Some(&(P..2 * P)));
+    }
 
     #[test]
     fn pages_that_moved_there_and_back_are_one_range_again() {

@@ -119,7 +119,7 @@ pub(crate) struct ToPager {
     #[prost(uint64, tag = "1")]
     pub number: u64,
     // 5 and 12 are taken: pagers that live have other requests there.
-    #[prost(oneof = "Request", tags = "2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 15")]
+    #[prost(oneof = "Request", tags = "2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16")]
     pub request: Option<Request>,
 }
 
@@ -149,6 +149,8 @@ pub(crate) enum Request {
     InImages(ExtentList),
     #[prost(message, tag = "15")]
     Verify(RestoredList),
+    #[prost(message, tag = "16")]
+    WipedOnFork(ExtentList),
 }
 
 /// A packet to the client: an answer, or an event under the number 0.

@@ -280,6 +280,10 @@ impl Server {
                 self.each(&list.entries, State::in_images)?;
                 return Ok(false);
             }
+            Request::WipedOnFork(list) => {
+                self.each(&list.entries, State::wiped_on_fork)?;
+                return Ok(false);
+            }
             Request::Verify(list) => {
                 let verified = self.with_state(|state| state.verify(&list.entries, !list.more));
                 vec![verified.map_or_else(Answer::Refused, |()| Answer::Taken(Nothing {}))]

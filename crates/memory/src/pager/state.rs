@@ -87,6 +87,8 @@ pub(crate) struct State {
     prepared: BTreeMap<Space, Layout>,
     /// Pages that CRIU restores from its images: they are there when its process comes, or will be.
     in_images: BTreeMap<Space, RangeSet<u64>>,
+    /// Areas that children have empty.
+    wiped: BTreeMap<Space, RangeSet<u64>>,
     /// Pages that a process did not lack any more before the restore was finished.
     postponed: Vec<(Space, Range)>,
     /// Pages asked for by a fault, with who waits for them where.
@@ -118,6 +120,7 @@ impl State {
             registered: BTreeSet::new(),
             prepared: BTreeMap::new(),
             in_images: BTreeMap::new(),
+            wiped: BTreeMap::new(),
             postponed: Vec::new(),
             waiting: BTreeMap::new(),
             retry: BTreeSet::new(),
@@ -225,7 +228,10 @@ impl State {
 
     /// A restored process and its userfaultfd.
     pub(crate) fn register(&mut self, space: Space, uffd: Uffd) -> io::Result<()> {
-        let layout = self.prepared.remove(&space).unwrap_or_else(|| self.layout(space));
+        let mut layout = self.prepared.remove(&space).unwrap_or_else(|| self.layout(space));
+        for wiped in self.wiped.get(&space).into_iter().flat_map(RangeSet::iter) {
+            layout.is_wiped(wiped.clone());
+        }
         self.registered.insert(space);
         self.add_live(Live { space, uffd, layout, tables: None, is_forked: false })
     }
@@ -303,7 +309,8 @@ impl State {
                 Event::Fault(destination) => faults.push(destination),
                 Event::Fork(child) => self.forked(id, child),
                 Event::Remap { from, to, len } => self.remapped(id, &(from..from + len), to),
-                Event::Remove(range) | Event::Unmap(range) => self.unmapped(id, &range),
+                Event::Remove(range) => self.emptied(id, &range, Layout::remove),
+                Event::Unmap(range) => self.emptied(id, &range, Layout::unmap),
             }
         }
         for destination in faults {
@@ -346,7 +353,7 @@ impl State {
     fn forked(&mut self, parent: LiveId, uffd: Uffd) {
         let Some(live) = self.lives.get(&parent) else { return };
         let child =
-            Live { space: live.space, uffd, layout: live.layout.clone(), tables: None, is_forked: true };
+            Live { space: live.space, uffd, layout: live.layout.of_child(), tables: None, is_forked: true };
         let space = child.space;
         if let Err(error) = self.add_live(child) {
             self.fail(format!("a forked process of space {space} cannot be watched: {error}"));
@@ -361,9 +368,10 @@ impl State {
         self.release_all(id, &lost);
     }
 
-    fn unmapped(&mut self, id: LiveId, range: &Range) {
+    /// A process has given pages back, or a mapping.
+    fn emptied(&mut self, id: LiveId, range: &Range, take: fn(&mut Layout, &Range) -> Vec<Range>) {
         let Some(live) = self.lives.get_mut(&id) else { return };
-        let lost = live.layout.remove(range);
+        let lost = take(&mut live.layout, range);
         self.stop_waiting(id, range, &lost);
         self.release_all(id, &lost);
     }

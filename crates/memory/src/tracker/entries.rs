@@ -2,12 +2,17 @@
 //! `PAGEMAP_SCAN` (before Linux 6.7). Reading them costs 2 MiB for each GiB of mappings, used or not.
 
 use std::fs::File;
+use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::{PAGE_SIZE, Range};
 
+/// The page frame's number, in entries of pages that are present.
+const FRAME: u64 = (1 << 55) - 1;
 const SOFT_DIRTY: u64 = 1 << 55;
 /// Set beside [`SWAPPED`] from Linux 6.15 on.
 const GUARD: u64 = 1 << 58;
@@ -20,13 +25,53 @@ const PRESENT: u64 = 1 << 63;
 const BLOCK: usize = 64 * 1024;
 
 /// Gives the populated pages of a range in ascending order, each with whether its soft-dirty bit is
-/// set. Pages of the zero page count as populated: they cannot be told from others here.
+/// set. The range is private and of no file.
+///
+/// Where a process only reads, the kernel shows it a page of zeros that all share, and no bit says that a page with content
+/// was there before. So those count as not populated.
 pub(super) fn pages(pagemap: &File, range: &Range, mut each: impl FnMut(Range, bool)) -> Result<(), Errno> {
+    let zero = zero_page();
     walk(pagemap, range, |page, entry| {
-        if let Some(dirty) = soft_dirty(entry) {
+        if let Some(dirty) = soft_dirty(entry).filter(|_| !is_zeros(entry, zero)) {
             each(page, dirty);
         }
     })
+}
+
+/// Whether an entry of memory that is of no file is the page of zeros, or a part of the huge one, which has the mark of a file's:
+/// nothing else of such memory has that.
+fn is_zeros(entry: u64, zero: Option<u64>) -> bool {
+    entry & PRESENT != 0 && (entry & FILE != 0 || zero == Some(entry & FRAME))
+}
+
+/// The frame of the kernel's page of zeros; none where it is not told, which takes `CAP_SYS_ADMIN`.
+fn zero_page() -> Option<u64> {
+    static ZERO: OnceLock<Option<u64>> = OnceLock::new();
+    *ZERO.get_or_init(|| {
+        let found = frame_of_zeros();
+        if let Err(error) = &found {
+            tracing::warn!(%error, "the kernel's page of zeros is not found");
+        }
+        found.ok().filter(|frame| *frame != 0)
+    })
+}
+
+/// The frame of a page of this process that is only read.
+fn frame_of_zeros() -> std::io::Result<u64> {
+    let length = NonZeroUsize::new(4096).ok_or(std::io::ErrorKind::InvalidInput)?;
+    // SAFETY: a new mapping, which nobody else knows.
+    let page = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE) }?;
+    // SAFETY: it is mapped, and can be read.
+    let content = unsafe { page.cast::<u8>().read_volatile() };
+    debug_assert_eq!(content, 0);
+    let mut entry = [0; 8];
+    let address = page.as_ptr().addr() as u64;
+    let read = File::open("/proc/self/pagemap")
+        .and_then(|pagemap| pagemap.read_exact_at(&mut entry, address / PAGE_SIZE * 8));
+    // SAFETY: it was mapped above, and nothing points into it.
+    unsafe { munmap(page, length.get()) }?;
+    read?;
+    Ok(u64::from_ne_bytes(entry) & FRAME)
 }
 
 /// Gives the pages of a private mapping of a file that are no pages of the file.
@@ -78,6 +123,39 @@ mod tests {
         assert_eq!(soft_dirty(PRESENT | SOFT_DIRTY | pfn), Some(true));
         assert_eq!(soft_dirty(SWAPPED | pfn), Some(false));
         assert_eq!(soft_dirty(SWAPPED | GUARD), None);
+    }
+
+    #[test]
+    fn pages_that_are_only_read_are_not_populated() {
+        let zero = zero_page().expect("root is told it");
+        let entry = |bits: u64| is_zeros(bits, Some(zero));
+        assert!(entry(PRESENT | zero) && entry(PRESENT | FILE | 1));
+        assert!(!entry(PRESENT | (zero + 1)) && !entry(SWAPPED | FILE));
+        let length = NonZeroUsize::new(8 * 4096).expect("it has bytes");
+        let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, which nobody else knows.
+        let pages_there =
+            unsafe { mmap_anonymous(None, length, rights, MapFlags::MAP_PRIVATE) }.expect("mapped");
+        for page in 0..8 {
+            // SAFETY: these pages are in it.
+            let byte = unsafe { pages_there.cast::<u8>().add(page * 4096) };
+            match page % 2 {
+                // SAFETY: mapped for reading and writing.
+                0 => unsafe { byte.write_volatile(1) },
+                // SAFETY: the same.
+                _ => assert_eq!(unsafe { byte.read_volatile() }, 0),
+            }
+        }
+        let start = pages_there.as_ptr().addr() as u64;
+        let pagemap = File::open("/proc/self/pagemap").expect("its page tables");
+        let mut found = Vec::new();
+        pages(&pagemap, &(start..start + 8 * PAGE_SIZE), |page, _| {
+            found.push((page.start - start) / PAGE_SIZE)
+        })
+        .expect("read");
+        assert_eq!(found, [0, 2, 4, 6]);
+        // SAFETY: it was mapped above.
+        unsafe { munmap(pages_there, length.get()) }.expect("unmapped");
     }
 
     #[test]

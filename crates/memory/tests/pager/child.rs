@@ -52,6 +52,10 @@ pub(crate) enum Op {
     Remap,
     /// Moves (a, pages b) to c and leaves the mapping, empty, where it was.
     RemapAndKeep,
+    /// Moves (a, pages b) to c once nothing is mapped there.
+    Follow,
+    /// Has children begin with (a, pages b) empty.
+    WipeOnFork,
     /// A child process; its socket is the answer's descriptor.
     Fork,
     /// A thread of the same process; as above.
@@ -61,7 +65,7 @@ pub(crate) enum Op {
     Exit,
 }
 
-const OPS: [Op; 19] = [
+const OPS: [Op; 21] = [
     Op::Uffd,
     Op::Register,
     Op::Watch,
@@ -77,6 +81,8 @@ const OPS: [Op; 19] = [
     Op::Unmap,
     Op::Remap,
     Op::RemapAndKeep,
+    Op::Follow,
+    Op::WipeOnFork,
     Op::Fork,
     Op::Thread,
     Op::Pid,
@@ -269,6 +275,16 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
             Op::Remap => {
                 remap(a, b, c, 0);
                 answer = (0..b).map(|i| u64::from(is_mapped(c + i * P))).collect();
+            }
+            Op::Follow => {
+                while is_mapped(c) {
+                    std::hint::spin_loop();
+                }
+                assert!(remap(a, b, c, 0));
+            }
+            Op::WipeOnFork => {
+                // SAFETY: as above.
+                check(unsafe { libc::madvise(ptr(a).cast(), bytes_of(b), libc::MADV_WIPEONFORK) });
             }
             Op::RemapAndKeep => assert!(remap(a, b, c, libc::MREMAP_DONTUNMAP)),
             Op::Fork => {

@@ -41,6 +41,53 @@ fn forked_processes_have_every_page() {
 }
 
 #[test]
+fn a_forked_process_has_empty_what_its_parent_has_said_and_the_parent_has_not() {
+    let pager = Pager::new();
+    let wanted = tags(7, BASE, 8, 0);
+    pager.put(7, BASE, &wanted);
+    pager.wiped_on_fork(7, BASE + 2 * P, 3);
+    let child = restored(&pager, 8);
+    child.ask(Op::WipeOnFork, BASE + 2 * P, 3, 0);
+    // Nothing has come yet: the kernel has nothing to leave out.
+    let son = child.another(Op::Fork);
+    let of_son = son.ask(Op::Read, BASE, 8, 0);
+    pager.client.push().unwrap();
+    let mut empty = wanted.clone();
+    empty[2..5].fill(0);
+    assert_eq!(of_son, empty);
+    assert_eq!(child.ask(Op::Read, BASE, 8, 0), wanted);
+    pager.wait_for(&Event::Done);
+    assert_eq!(son.ask(Op::Read, BASE, 8, 0), empty);
+}
+
+#[test]
+fn what_follows_at_once_to_where_something_has_moved_away_from_keeps_its_pages() {
+    const PAGES: u64 = 4;
+    const ROUNDS: u64 = 200;
+    let pager = Pager::new();
+    let wanted = tags(7, BASE, 2 * PAGES * ROUNDS, 0);
+    pager.put(7, BASE, &wanted);
+    let child = restored(&pager, 2 * PAGES * ROUNDS);
+    let follower = child.another(Op::Thread);
+    for round in 0..ROUNDS {
+        // The kernel tells of the first move, and that its old place is unmapped once its thread has run again.
+        let (first, second) = (BASE + 2 * round * PAGES * P, BASE + (2 * round + 1) * PAGES * P);
+        follower.tell(Op::Follow, second, PAGES, first);
+        child.ask(Op::Remap, first, PAGES, ELSEWHERE + round * PAGES * P);
+        follower.answer();
+    }
+    for round in 0..ROUNDS {
+        let at = usize::try_from(2 * round * PAGES).unwrap();
+        let (first, second) = wanted[at..].split_at(usize::try_from(PAGES).unwrap());
+        let place = BASE + 2 * round * PAGES * P;
+        assert_eq!(child.ask(Op::Read, place, PAGES, 0), second[..first.len()], "round {round}");
+        assert_eq!(child.ask(Op::Read, ELSEWHERE + round * PAGES * P, PAGES, 0), first, "round {round}");
+    }
+    pager.client.push().unwrap();
+    pager.wait_for(&Event::Done);
+}
+
+#[test]
 fn a_fork_in_the_middle_of_waiting_faults_leaves_both_with_their_pages() {
     let pager = Pager::new();
     pager.pending(7, BASE, 4);

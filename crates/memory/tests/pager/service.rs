@@ -68,6 +68,11 @@ impl Pager {
         self.client.in_images(&[Extent { space, addr, pages }]).unwrap();
     }
 
+    /// Children have these pages empty.
+    pub(crate) fn wiped_on_fork(&self, space: u32, addr: u64, pages: u64) {
+        self.client.wiped_on_fork(&[Extent { space, addr, pages }]).unwrap();
+    }
+
     pub(crate) fn events(&self) -> &Events {
         self.events.as_ref().unwrap()
     }

@@ -88,7 +88,10 @@ impl Torture {
             for &pid in &family {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGSTOP);
             }
-            let still = family == stopped && family.iter().all(|&pid| all_threads_stopped(pid));
+            // One that was about to end is none of the family when it has.
+            let has_stopped =
+                |pid: i32| all_threads_stopped(pid) && state(pid).is_some_and(|state| state != 'Z');
+            let still = family == stopped && family.iter().all(|&pid| has_stopped(pid));
             stopped = family;
             still
         });

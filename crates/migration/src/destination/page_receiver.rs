@@ -14,6 +14,7 @@ mod waiting;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use godwit_criu::images::{ImageError, RestoredPages, restored_pages, wiped_areas};
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Restored, Stored};
 use godwit_memory::process::{Process, ProcessError};
@@ -60,7 +61,7 @@ pub enum PageReceiverError {
     Process(#[from] ProcessError),
     /// The images do not say what CRIU restores itself.
     #[error(transparent)]
-    Image(#[from] godwit_criu::images::ImageError),
+    Image(#[from] ImageError),
     /// CRIU reports success, but has not told the pager that the restore is finished.
     #[error("the restore was not finished: {0}")]
     Unrestored(String),
@@ -257,17 +258,16 @@ impl PageReceiver {
     /// CRIU restores from these images what they have; the rest of the memory is left to the pager.
     pub(crate) async fn know_images(&self, images: &Path) -> Result<(), PageReceiverError> {
         let images = images.to_path_buf();
-        let reading = tokio::task::spawn_blocking(move || godwit_criu::images::restored_pages(&images));
-        let extents = reading.await??.into_iter().flat_map(|process| {
-            let extent = move |range: std::ops::Range<u64>| Extent {
-                space: process.pid,
-                addr: range.start,
-                pages: (range.end - range.start) / PAGE_SIZE,
-            };
-            process.ranges.into_iter().map(extent)
+        let reading = tokio::task::spawn_blocking(move || {
+            Ok::<_, ImageError>((restored_pages(&images)?, wiped_areas(&images)?))
         });
-        let extents: Vec<_> = extents.collect();
-        self.ask(move |client| client.in_images(&extents)).await
+        let (restored, wiped) = reading.await??;
+        let (restored, wiped) = (extents(restored), extents(wiped));
+        self.ask(move |client| {
+            client.in_images(&restored)?;
+            client.wiped_on_fork(&wiped)
+        })
+        .await
     }
 
     /// From now on a restorer that works in this directory finds the pager.
@@ -368,6 +368,18 @@ impl PageReceiver {
         let client = Arc::clone(&self.client);
         Ok(tokio::task::spawn_blocking(move || question(&client)).await??)
     }
+}
+
+fn extents(processes: Vec<RestoredPages>) -> Vec<Extent> {
+    let of_process = |process: RestoredPages| {
+        let extent = move |range: std::ops::Range<u64>| Extent {
+            space: process.pid,
+            addr: range.start,
+            pages: (range.end - range.start) / PAGE_SIZE,
+        };
+        process.ranges.into_iter().map(extent)
+    };
+    processes.into_iter().flat_map(of_process).collect()
 }
 
 /// Waits; returns the reason when it failed instead. Pends when the task of the [`PageReceiver`] is gone: this daemon

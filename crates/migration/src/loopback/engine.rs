@@ -373,7 +373,7 @@ fn write_images(process: &Process, images: &Path, lazy: bool) {
     let tree = ProcessTreeEntry { pid, ppid: 0, pgid: pid, sid: pid, threads: vec![pid] };
     write("pstree.img".into(), ImageKind::ProcessTree, &tree.encode_to_vec());
     let pattern = BASE..BASE + PAGES * PAGE_SIZE;
-    let area = Area { start: pattern.start, end: pattern.end, prot: 3, flags: 0x22, status: 1 };
+    let area = Area { start: pattern.start, end: pattern.end, prot: 3, flags: 0x22, status: 1, advice: None };
     write(format!("mm-{pid}.img"), ImageKind::Memory, &Areas { areas: vec![area] }.encode_to_vec());
     // Where nothing comes later, only lazy areas are looked at.
     let is_other =

@@ -30,6 +30,12 @@ impl State {
         Ok(())
     }
 
+    /// A child of the process has this area empty.
+    pub(crate) fn wiped_on_fork(&mut self, extent: &Extent) -> Result<(), IndexError> {
+        self.wiped.entry(extent.space).or_default().insert(extent.range()?);
+        Ok(())
+    }
+
     /// Checks these restored processes, which do not run: one that has a page where it lacks one has
     /// not been restored as it was. With the last of them all are known.
     pub(crate) fn verify(&mut self, processes: &[Restored], last: bool) -> Result<(), String> {

@@ -421,6 +421,18 @@ fn what_is_gone_goes_before_all_that_may_come_after_a_restore() {
 }
 
 #[test]
+fn executable_pages_that_an_earlier_scan_has_noted_are_read_after_the_dump() {
+    let mut both = Both::new(2, 1);
+    both.scan(&[0, 1], &[]);
+    both.scan(&[], &[]);
+    let executable = both.range(0);
+    both.todo().executable.insert(executable);
+    assert_eq!(both.send_in(State::Dumping), [[[(1, Kind::Data)]]]);
+    assert_eq!(both.send_in(State::Frozen), [[[(0, Kind::Data)]]]);
+    both.agrees();
+}
+
+#[test]
 fn what_an_ended_process_had_is_gone_before_a_restore() {
     let mut both = Both::new(2, 1);
     both.wrote(&[0, 1]);
