@@ -95,6 +95,7 @@ test-full: ## make test in all combinations, then under eager huge pages, progra
 	@scripts/timed "formatting, shellcheck, words" $(MAKE) --no-print-directory style
 	@scripts/timed "documentation" $(MAKE) --no-print-directory docs
 	@GODWIT_TEST_FULL=1 $(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit
+	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory test-engines
 	@$(CLIPPY_COMPILES) scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
 	@scripts/timed "Debian packages" $(MAKE) --no-print-directory test-packages
@@ -136,6 +137,13 @@ crates:
 
 e2e:
 	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
+
+.PHONY: test-engines
+test-engines: setup ## real services in containers of Podman, and then of Docker, moved in every mode; minutes (as root)
+	@for engine in podman docker; do \
+		GODWIT_TEST_FULL=1 GODWIT_TEST_ENGINE=$$engine scripts/timed "services in containers of $$engine" \
+			$(MAKE) --no-print-directory e2e TEST_ARGS="redis:: mosquitto:: nginx:: postgres:: python:: $(TEST_ARGS)" || exit 1; \
+	done
 
 .PHONY: test-criu
 test-criu: ## CRIU's own tests with godwit's patches and without, compared; a quarter of an hour (as root)

@@ -1,29 +1,11 @@
 //! What another node says of a container of Podman's: what is passed on reaches nothing of this node.
 #![no_main]
 
-use arbitrary::Arbitrary;
+use godwit_fuzz::json::Input;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
 const ID: &str = "c0";
-
-/// A usual container, and what is changed of it.
-#[derive(Debug, Arbitrary)]
-struct Input<'a> {
-    changes: Vec<(Vec<u8>, Change<'a>)>,
-}
-
-#[derive(Debug, Arbitrary)]
-enum Change<'a> {
-    /// To some JSON.
-    Json(&'a str),
-    Text(&'a str),
-    Flag(bool),
-    /// One more key of an object, or the same in another case.
-    Key(&'a str, &'a str),
-    More(&'a str),
-    Gone,
-}
 
 fn usual() -> Value {
     json!({
@@ -57,52 +39,9 @@ fn usual() -> Value {
     })
 }
 
-/// What these steps lead to.
-fn at<'a>(mut value: &'a mut Value, steps: &[u8]) -> &'a mut Value {
-    for step in steps.iter().take(8) {
-        let length = match &*value {
-            Value::Array(list) => list.len(),
-            Value::Object(map) => map.len(),
-            _ => 0,
-        };
-        if length == 0 {
-            break;
-        }
-        let nth = usize::from(*step) % length;
-        value = match value {
-            Value::Array(list) => &mut list[nth],
-            Value::Object(map) => map.values_mut().nth(nth).expect("one of them"),
-            _ => unreachable!("it has none"),
-        };
-    }
-    value
-}
-
-fn change(value: &mut Value, change: &Change<'_>) {
-    let json = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
-    match change {
-        Change::Json(text) => *value = json(text),
-        Change::Text(text) => *value = (*text).into(),
-        Change::Flag(flag) => *value = (*flag).into(),
-        Change::Key(key, content) => {
-            if let Some(map) = value.as_object_mut() {
-                map.insert((*key).to_owned(), json(content));
-            }
-        }
-        Change::More(text) => {
-            if let Some(list) = value.as_array_mut() {
-                list.push(json(text));
-            }
-        }
-        Change::Gone => *value = Value::Null,
-    }
-}
-
 fuzz_target!(|input: Input<'_>| {
     let mut definition = usual();
-    for (steps, changed) in input.changes.iter().take(16) {
-        change(at(&mut definition, steps), changed);
-    }
+    input.change(&mut definition);
     let Ok(Some(passed)) = godwit_engine::podman::passed_on(&definition, ID) else { return };
     let none = Vec::new();
     let list = |value: &Value| value.as_array().unwrap_or(&none).clone();

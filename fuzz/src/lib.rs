@@ -1,6 +1,7 @@
 //! What the fuzz targets share: a place to write to with something beside it that must not be
 //! touched, and one runtime.
 
+pub mod json;
 pub mod tar;
 
 use std::ffi::OsString;

@@ -12,6 +12,7 @@ mod check;
 mod confinement;
 mod connections;
 mod demo;
+mod docker;
 mod doctored;
 mod failures_cancel;
 mod failures_criu;

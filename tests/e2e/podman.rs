@@ -46,7 +46,7 @@ impl Cache {
             points = Some(Points::among(config, &HELD));
         });
         let preset = bed.build(Workload::Redis);
-        podmans.image(&bed, &preset, IMAGE);
+        podmans.image(&bed, &["a", "b"], &preset, IMAGE);
         let mut words = vec!["run", "--detach", "--name", "cache"];
         words.extend(more);
         words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
@@ -481,7 +481,7 @@ fn what_cannot_move_is_refused_by_name_and_stays_podmans() {
         assert_eq!(state, "running\n", "{name}");
     }
     for (container, reason) in
-        [("podman:none", "no container none"), ("web", "podman:web"), ("docker:web", "podman:")]
+        [("podman:none", "no container none"), ("web", "podman:web"), ("lxc:web", "podman:")]
     {
         let refused = cache.bed.godwit("a", &["adopt", container]);
         assert!(refused.code != 0 && refused.stderr.contains(reason), "{container}: {refused:?}");

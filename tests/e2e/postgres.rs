@@ -128,6 +128,9 @@ fn moves_keep_open_transactions() {
     for session in [writer, reader, waiter] {
         session.end();
     }
+    if !bed.has_logs() {
+        return;
+    }
     let log = bed.godwit("a", &["logs", "database"]);
     assert!(log.stderr.contains("ready to accept connections"), "{log:?}");
     // Those who asked for its readiness may have been too early.

@@ -39,8 +39,10 @@ fn moves_stop_no_activity_of_a_program() {
     let end = ask(&mut connection, "end");
     assert_eq!((&end["problems"], &end["pid"]), (&json!([]), &json!(1)), "{end}");
     println!("{rounds} rounds of activities, {} threads", end["threads"]);
-    let log = bed.godwit("a", &["logs", "busy"]);
-    assert_eq!((log.stdout.as_str(), log.stderr.as_str()), ("ready\n", ""));
+    if bed.has_logs() {
+        let log = bed.godwit("a", &["logs", "busy"]);
+        assert_eq!((log.stdout.as_str(), log.stderr.as_str()), ("ready\n", ""));
+    }
 }
 
 /// Waits in vfork on request, until somebody writes to a FIFO, and then says so.

@@ -14,7 +14,9 @@
 
 pub mod comparison;
 pub mod disks;
+pub mod docker;
 pub mod echo;
+pub mod engine;
 pub mod hold;
 pub mod hooks;
 pub mod leftovers;
@@ -76,6 +78,8 @@ const LOG_TAIL: usize = 40;
 pub struct Bed {
     lab: Lab,
     scratch: tempfile::TempDir,
+    /// The one that has the containers, if that is not godwit.
+    engine: Option<engine::Engine>,
 }
 
 /// What a command of godwit said.
@@ -240,8 +244,19 @@ impl Bed {
             config.network_backend = backend.parse().unwrap_or_else(|error| panic!("{error}"));
         }
         change(&mut config);
+        let engine = engine::Engine::wanted(&mut config);
         let lab = Lab::up(&config).unwrap_or_else(|error| panic!("{error}"));
-        Self { lab, scratch: tempfile::tempdir().unwrap() }
+        let mut bed = Self { lab, scratch: tempfile::tempdir().unwrap(), engine: None };
+        bed.engine = engine.map(|mut engine| {
+            engine.start(&bed);
+            engine
+        });
+        bed
+    }
+
+    /// Whether its containers are godwit's own, whose logs it has.
+    pub fn has_logs(&self) -> bool {
+        self.engine.is_none()
     }
 
     /// The lab.
@@ -320,6 +335,9 @@ impl Bed {
 
     /// Runs a preset as a service; `more` are further flags of `godwit run`.
     pub fn run(&self, node: &str, name: &str, address: Ipv4Addr, preset: &Preset, more: &[&str]) {
+        if let Some(engine) = &self.engine {
+            return engine.run(self, node, name, address, preset, more);
+        }
         let address = address.to_string();
         let mut arguments = vec!["run", "--name", name, "--ip", &address];
         arguments.extend(["--rootfs", preset.rootfs.to_str().unwrap()]);
@@ -466,6 +484,11 @@ impl Drop for Bed {
                 eprintln!("--- end of the log of godwitd on {node}\n{}", tail.join("\n"));
             }
             self.show_services();
+        }
+        if let Some(engine) = self.engine.take()
+            && !failing
+        {
+            engine.clear(self);
         }
         let name = self.lab.name();
         let taken_down = match Lab::down(name) {

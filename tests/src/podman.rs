@@ -98,29 +98,32 @@ impl Podmans {
         names.map(|entry| entry.unwrap().file_name().into_string().unwrap() + "\n").collect()
     }
 
-    /// Makes an image of a preset, with a shell, which both nodes have then.
-    pub fn image(&self, bed: &Bed, preset: &Preset, name: &str) {
+    /// Makes an image of a preset, with a shell, which these nodes have then.
+    pub fn image(&self, bed: &Bed, nodes: &[&str], preset: &Preset, name: &str) {
         let (layer, archive) =
             (self.directory.path().join("layer.tar"), self.directory.path().join("image.tar"));
         let bin = preset.rootfs.join("bin");
         std::fs::create_dir_all(&bin).unwrap();
         std::fs::copy("/bin/busybox", bin.join("busybox")).unwrap();
         for name in ["cat", "sh", "sleep", "true"] {
+            let _ = std::fs::remove_file(bin.join(name));
             std::os::unix::fs::symlink("busybox", bin.join(name)).unwrap();
         }
         let mut packed = std::process::Command::new("tar");
         packed.arg("-C").arg(&preset.rootfs).arg("-cf").arg(&layer).arg(".");
         assert!(packed.status().unwrap().success());
-        self.done(bed, "a", &["import", "--quiet", layer.to_str().unwrap(), name]);
-        self.done(
-            bed,
-            "a",
-            &["save", "--quiet", "--format", "oci-archive", "--output", archive.to_str().unwrap(), name],
-        );
-        self.done(bed, "b", &["load", "--quiet", "--input", archive.to_str().unwrap()]);
-        for file in [layer, archive] {
-            std::fs::remove_file(file).unwrap();
+        let (layer, archive) = (layer.to_str().unwrap(), archive.to_str().unwrap());
+        // One ID for all of them.
+        let (first, others) = nodes.split_first().unwrap();
+        self.done(bed, first, &["import", "--quiet", layer, name]);
+        if !others.is_empty() {
+            self.done(bed, first, &["save", "--quiet", "--format", "oci-archive", "--output", archive, name]);
+            others
+                .iter()
+                .for_each(|node| drop(self.done(bed, node, &["load", "--quiet", "--input", archive])));
+            std::fs::remove_file(archive).unwrap();
         }
+        std::fs::remove_file(layer).unwrap();
     }
 
     /// Removes all containers, before the lab goes.

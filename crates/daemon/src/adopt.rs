@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, AdoptRequest, RunRequest};
-use godwit_engine::EngineError;
-use godwit_engine::podman::{Found, Port};
+use godwit_engine::foreign::{Found, Port};
+use godwit_engine::{EngineError, Keeper};
 use godwit_migration::{Attachment, LocalError, Restart, Service, error_chain, failpoint, hooks};
 use godwit_names::ServiceName;
 use tonic::Status;
@@ -22,23 +22,22 @@ use crate::status::{internal, invalid};
 
 /// Takes a container into godwit's care.
 pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result<api::Service, Status> {
-    let container = match request.container.split_once(':') {
-        Some(("podman", container)) if !container.is_empty() => container,
-        _ => {
-            return Err(Status::invalid_argument(format!(
-                "{:?} is not a container of another engine; give podman: and its name or ID",
-                request.container
-            )));
-        }
+    let asked_for = request.container.clone();
+    let named =
+        asked_for.split_once(':').and_then(|(engine, container)| Some((Keeper::named(engine)?, container)));
+    let Some((keeper, container)) = named.filter(|(_, container)| !container.is_empty()) else {
+        return Err(Status::invalid_argument(format!(
+            "{asked_for:?} is not a container of another engine; give podman: or docker:, and its name or ID"
+        )));
     };
+    let engine = node.engines().adopts(keeper);
     // Its name in the engine is known when it is found.
     let asked = match request.name.as_str() {
         "" => "new".to_owned(),
         name => name.to_owned(),
     };
     let asked = convert::service_name(&asked)?;
-    let found = node.podman().find(&asked, container, request.leave_networks);
-    let found = found.await.map_err(refused)?;
+    let found = engine.find(&asked, container, request.leave_networks).await.map_err(refused)?;
     if request.publish.is_empty() && request.leave_networks {
         request.publish = found.ports.iter().map(published).collect::<Result<_, _>>()?;
     }
@@ -50,7 +49,10 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
     // Two must not find the same container free.
     let _alone = node.adopting.lock().await;
     let others = node.state.services().map_err(internal)?;
-    let same = |other: &Service| other.kept.as_ref().is_some_and(|kept| kept.id == found.kept.id);
+    let same = |other: &Service| {
+        let here = engine.id_here(&node.local().config(other)).ok().flatten();
+        other.kept.as_ref().is_some_and(|kept| kept.keeper == keeper) && here.as_ref() == Some(&found.kept.id)
+    };
     if let Some(other) = others.iter().find(|other| same(&other.service)) {
         return Err(Status::already_exists(format!(
             "container {container} is in godwit's care already, as service {}",
@@ -77,7 +79,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
         }
         return Err(error);
     }
-    node.podman().own(&node.local().config(&service)).map_err(internal)?;
+    engine.own(&node.local().config(&service)).map_err(internal)?;
     if let Err(error) = node.local().made(&service) {
         // The state is read before the mark is believed.
         tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
@@ -141,20 +143,20 @@ fn describe(
 }
 
 async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), Status> {
-    let local = node.local();
-    node.podman().disown(&local.config(service)).map_err(internal)?;
+    let (local, engine) = (node.local(), node.keeper(&found.kept));
+    engine.disown(&local.config(service)).map_err(internal)?;
     // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
     local.make_directories(service, false).await.map_err(internal)?;
-    let state = node.podman().take(&local.config(service)).await.map_err(refused)?;
+    let state = engine.take(&local.config(service)).await.map_err(refused)?;
     if state.pid != found.pid {
         return Err(Status::aborted(format!(
             "the container of service {} was started again meanwhile; try again",
             service.name
         )));
     }
-    node.podman().leave_networks(&local.config(service), &found.networks).await.map_err(refused)?;
+    engine.leave_networks(&local.config(service), &found.networks).await.map_err(refused)?;
     let network = &local.network;
     network.join(service, found.pid).await.map_err(internal)?;
     network.plug(service).await.map_err(internal)?;

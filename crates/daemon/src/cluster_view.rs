@@ -113,7 +113,7 @@ impl Cluster for ClusterView {
         }
         node.let_leave(&service.name).await;
         node.settle(&service.name).await;
-        let claim = Claim { addresses: service.addresses(), ports: service.publish.clone() };
+        let claim = Claim { addresses: service.addresses(), ports: service.publish.clone(), is_look: false };
         let mut objections =
             match cluster::settled_conflict(&node, &service.name, &claim, &service.id, &node.name).await {
                 Ok(conflict) => conflict.into_iter().map(|conflict| conflict.sentence).collect::<Vec<_>>(),
@@ -205,7 +205,7 @@ impl Cluster for ClusterView {
         let (end, ended) = watch::channel(());
         let (_, progress) = watch::channel(Progress { phase: "serve", ..Progress::default() });
         let (id, to, cancel) = (migration.into(), to.into(), CancellationToken::new());
-        node.begin_migration(&service.name, Migrating { id, to, cancel, progress, ended })
+        node.resume_migration(&service.name, &Migrating { id, to, cancel, progress, ended })
             .map_err(|doing| ClusterError(format!("service {} {doing}", service.name)))?;
         Ok(Box::new(Leaving { node, name: service.name.clone(), _end: end }))
     }

@@ -44,7 +44,7 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
         return Err(Status::failed_precondition(format!("service {name} is not running")));
     }
     // A migration that began already must not meet a new process in the service.
-    let occupied = node.occupy(&name).ok_or_else(|| {
+    let occupied = node.reserve(&name).await.ok_or_else(|| {
         Status::aborted(format!(
             "service {name} is being created, removed or migrated; try again when that has ended"
         ))

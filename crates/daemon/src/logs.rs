@@ -13,6 +13,7 @@ use tonic::Status;
 use crate::convert;
 use crate::node::Node;
 use crate::services::owned;
+use crate::status::internal;
 
 /// Entries that wait for a slow reader; then the log is read no further.
 const QUEUE: usize = 256;
@@ -23,11 +24,13 @@ type Entries = Pin<Box<dyn Stream<Item = Result<LogEntry, Status>> + Send>>;
 pub(crate) async fn stream(node: &Node, request: LogsRequest) -> Result<Entries, Status> {
     let service = owned(node, &convert::service_name(&request.name)?)?;
     if let Some(kept) = &service.service.kept {
+        let config = node.local().config(&service.service);
+        let id = node.keeper(kept).id_here(&config).map_err(internal)?.unwrap_or_default();
         return Err(Status::failed_precondition(format!(
             "the log of service {} is kept by its engine; `{} logs {}` on node {} shows it",
             request.name,
             kept.keeper.name(),
-            kept.id,
+            id,
             node.name
         )));
     }

@@ -64,6 +64,7 @@ pub(crate) async fn start(
         ended,
     };
     node.begin_migration(&name, migrating)
+        .await
         .map_err(|doing| Status::aborted(format!("service {name} {doing}")))?;
     let source = Source::new(
         Arc::clone(node.local()),

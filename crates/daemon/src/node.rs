@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
 use godwit_criu::Criu;
-use godwit_engine::podman::Podman;
+use godwit_engine::foreign::Adopts;
+use godwit_engine::{Engines, Kept};
 use godwit_migration::resources::NodeResources;
 use godwit_migration::{Backoff, Port, Progress, Service};
 use godwit_names::ServiceName;
@@ -53,6 +54,8 @@ pub(crate) struct Claim {
     pub addresses: Vec<Ipv4Addr>,
     /// Its published ports.
     pub ports: Vec<Port>,
+    /// Whether it is a look of this node's own at the service, which ends at once: whoever wants the name waits for that.
+    pub is_look: bool,
 }
 
 /// Why there cannot be a service of a name, with addresses and ports.
@@ -93,6 +96,29 @@ struct Transient {
     last_seen: HashMap<String, NodeInfo>,
 }
 
+impl Transient {
+    /// Reserves a name; whether it was free.
+    fn claim(&mut self, name: &ServiceName, claim: Claim) -> bool {
+        let free = !self.migrating.contains_key(name) && !self.busy.contains_key(name);
+        if free {
+            self.busy.insert(name.clone(), claim);
+        }
+        free
+    }
+
+    /// Enters a migration; what the service is doing, if it cannot begin one.
+    fn begin(&mut self, name: &ServiceName, migrating: &Migrating) -> Result<(), String> {
+        if let Some(other) = self.migrating.get(name) {
+            return Err(format!("is on its way to node {} already", other.to));
+        }
+        if self.busy.contains_key(name) {
+            return Err("is being started, stopped, removed or checked; try again in a moment".into());
+        }
+        self.migrating.insert(name.clone(), migrating.clone());
+        Ok(())
+    }
+}
+
 /// What a node works with.
 pub(crate) struct Means {
     /// What migrations use: engine, network, images and journal.
@@ -101,8 +127,8 @@ pub(crate) struct Means {
     pub networks: Arc<Networks>,
     /// CRIU, for `godwit doctor`.
     pub criu: Criu,
-    /// Podman, for containers that come into godwit's care.
-    pub podman: Podman,
+    /// For containers that come into godwit's care.
+    pub engines: Engines,
     /// Starts a service again that has ended after so long, if its policy wants that.
     pub by_policy: fn(&Arc<Node>, &Service, Duration),
 }
@@ -199,9 +225,14 @@ impl Node {
         &self.means().criu
     }
 
-    /// Its Podman.
-    pub(crate) fn podman(&self) -> &Podman {
-        &self.means().podman
+    /// The engine that keeps a container, as far as that comes into godwit's care.
+    pub(crate) fn keeper(&self, kept: &Kept) -> &dyn Adopts {
+        self.means().engines.adopts(kept.keeper)
+    }
+
+    /// What has engines by their names.
+    pub(crate) fn engines(&self) -> &Engines {
+        &self.means().engines
     }
 
     /// Starts a service again that has ended after so long, if its policy wants that.
@@ -219,15 +250,40 @@ impl Node {
         self.claim(name, Claim::default())
     }
 
+    /// The same for a look of this node's own.
+    pub(crate) fn occupy_for_a_look(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
+        self.claim(name, Claim { is_look: true, ..Claim::default() })
+    }
+
+    /// The same for what somebody has asked for.
+    pub(crate) async fn reserve(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
+        let is_free = |transient: &mut Transient| transient.claim(name, Claim::default());
+        let reserved = self.past_looks(name, is_free).await;
+        reserved.then(|| Occupied { node: Arc::clone(self), name: name.clone() })
+    }
+
+    /// Does something once no look of this node's own has the name.
+    async fn past_looks<T>(&self, name: &ServiceName, mut act: impl FnMut(&mut Transient) -> T) -> T {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // From here on no notification is missed.
+            freed.as_mut().enable();
+            {
+                let mut transient = self.transient();
+                if !transient.busy.get(name).is_some_and(|claim| claim.is_look) {
+                    return act(&mut transient);
+                }
+            }
+            freed.await;
+        }
+    }
+
     /// The same with addresses and ports, which are reserved meanwhile; under [`Node::claiming`] from the check of what
     /// is free.
     pub(crate) fn claim(self: &Arc<Self>, name: &ServiceName, claim: Claim) -> Option<Occupied> {
-        let mut transient = self.transient();
-        if transient.migrating.contains_key(name) || transient.busy.contains_key(name) {
-            return None;
-        }
-        transient.busy.insert(name.clone(), claim);
-        Some(Occupied { node: Arc::clone(self), name: name.clone() })
+        let claimed = self.transient().claim(name, claim);
+        claimed.then(|| Occupied { node: Arc::clone(self), name: name.clone() })
     }
 
     /// Names being created or removed now.
@@ -246,18 +302,17 @@ impl Node {
     }
 
     /// Enters a migration; what the service is doing, if it cannot begin one.
-    pub(crate) fn begin_migration(&self, name: &ServiceName, migrating: Migrating) -> Result<(), String> {
-        let mut transient = self.transient();
-        if let Some(other) = transient.migrating.get(name) {
-            return Err(format!("is on its way to node {} already", other.to));
-        }
-        if transient.busy.contains_key(name) {
-            return Err(
-                "is being started, stopped, removed, checked or plugged in; try again in a moment".into()
-            );
-        }
-        transient.migrating.insert(name.clone(), migrating);
-        Ok(())
+    pub(crate) async fn begin_migration(
+        &self,
+        name: &ServiceName,
+        migrating: Migrating,
+    ) -> Result<(), String> {
+        self.past_looks(name, |transient| transient.begin(name, &migrating)).await
+    }
+
+    /// The same before this node looks at its services.
+    pub(crate) fn resume_migration(&self, name: &ServiceName, migrating: &Migrating) -> Result<(), String> {
+        self.transient().begin(name, migrating)
     }
 
     /// Forgets a migration that has ended.
@@ -394,7 +449,7 @@ impl Node {
     pub(crate) fn conflict(
         &self,
         name: &ServiceName,
-        Claim { addresses, ports }: &Claim,
+        Claim { addresses, ports, .. }: &Claim,
         id: &str,
         asker: &str,
     ) -> Result<Option<Conflict>, StateError> {

@@ -53,7 +53,7 @@ impl Objection {
 pub(crate) async fn start(node: &Arc<Node>, name: &ServiceName) -> Result<api::Service, Status> {
     node.settle(name).await;
     services::owned(node, name)?;
-    let _occupied = node.occupy(name).ok_or_else(|| services::occupied(name))?;
+    let _occupied = node.reserve(name).await.ok_or_else(|| services::occupied(name))?;
     start_ended(node, services::owned(node, name)?).await
 }
 
@@ -65,7 +65,7 @@ pub(crate) async fn restart(
 ) -> Result<api::Service, Status> {
     node.settle(name).await;
     services::owned(node, name)?;
-    let _occupied = node.occupy(name).ok_or_else(|| services::occupied(name))?;
+    let _occupied = node.reserve(name).await.ok_or_else(|| services::occupied(name))?;
     let owned = services::owned(node, name)?;
     if owned.exit_code.is_none() {
         // Before the service is stopped in vain.
@@ -187,6 +187,7 @@ fn follow_engine(node: &Arc<Node>, service: &Service) {
     tokio::spawn(async move {
         let _alone = node.following(&service.id).await;
         let ended = |owned: &Owned| owned.service.id == service.id && owned.exit_code.is_some();
+        let mut again = ENGINE_AGAIN;
         while let Ok(Some(owned)) = node.state.service(&service.name)
             && ended(&owned)
         {
@@ -208,7 +209,7 @@ fn follow_engine(node: &Arc<Node>, service: &Service) {
                 }
                 Err(error) => {
                     tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot follow its engine");
-                    tokio::time::sleep(ENGINE_AGAIN).await;
+                    again.wait().await;
                 }
             }
         }
@@ -231,7 +232,8 @@ async fn follow_once(node: &Arc<Node>, service: &Service) -> Result<(), LocalErr
     if owned.service.id != service.id || owned.service.epoch != service.epoch || owned.exit_code.is_none() {
         return Ok(());
     }
-    let state = node.podman().take(&local.config(service)).await?;
+    let Some(kept) = &service.kept else { return Err(failed_by("no engine keeps it")) };
+    let state = node.keeper(kept).take(&local.config(service)).await?;
     if state.status == ContainerStatus::Stopped {
         return Err(failed_by("it has ended again"));
     }
@@ -251,8 +253,8 @@ fn failed_by(reason: &str) -> LocalError {
     LocalError::Cluster(godwit_migration::ClusterError(reason.to_owned()))
 }
 
-/// How long to wait before an engine is asked again that could not be followed.
-const ENGINE_AGAIN: Duration = Duration::from_secs(1);
+/// The pauses before an engine is asked again that could not be followed.
+const ENGINE_AGAIN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
 /// The service as it is in the state, if it is this life of it, has ended, and its policy wants it to be started.
 fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {

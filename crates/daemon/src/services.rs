@@ -136,7 +136,7 @@ fn claim(
 ) -> Result<Result<(Attachment, Vec<Ipv4Addr>, Occupied), Conflict>, Status> {
     let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
     let (network, addresses) = attachment::attach(node, request, refused)?;
-    let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec() };
+    let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec(), is_look: false };
     if let Some(conflict) = node.conflict(name, &claim, "", &node.name).map_err(internal)? {
         return Ok(Err(conflict));
     }
@@ -348,6 +348,11 @@ async fn show_life(node: &Node, owned: &Owned) -> Result<api::Service, Status> {
             shown.awaits = Some(convert::awaits(&wait));
         }
     }
+    if let Some(kept) = &owned.service.kept
+        && let Some(id) = node.keeper(kept).id_here(&config).map_err(internal)?
+    {
+        shown.container_id = id;
+    }
     if let Ok(state) = node.local().engine.state(&config).await {
         shown.pid = state.pid;
         shown.memory_current_bytes = node.local().engine.memory_current(&config).await.unwrap_or(0);
@@ -410,7 +415,7 @@ pub(crate) async fn stop(
 ) -> Result<api::Service, Status> {
     node.settle(name).await;
     owned(node, name)?;
-    let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    let _occupied = node.reserve(name).await.ok_or_else(|| occupied(name))?;
     let service = owned(node, name)?;
     // Before it ends: it stays stopped, whatever happens to this daemon.
     node.state.set_stopped(&service.service).map_err(internal)?;
@@ -451,7 +456,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
         return forget(node, name).await;
     }
     owned(node, name)?;
-    let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    let _occupied = node.reserve(name).await.ok_or_else(|| occupied(name))?;
     let service = owned(node, name)?;
     if service.exit_code.is_none() && !force {
         return Err(Status::failed_precondition(format!(
@@ -475,7 +480,7 @@ async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let Some(placement) = placement.filter(|placement| placement.node == node.name) else {
         return owned(node, name).map(drop);
     };
-    let _occupied = node.occupy(name).ok_or_else(|| occupied(name))?;
+    let _occupied = node.reserve(name).await.ok_or_else(|| occupied(name))?;
     let local = node.local();
     let open = local.journal.unfinished_of(&placement.id).map_err(internal)?;
     if node.state.service(name).map_err(internal)?.is_some() || !open.is_empty() || local.doubts.has(name) {
@@ -520,8 +525,8 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
             continue;
         }
         let config = node.local().config(&service);
-        if service.kept.is_some()
-            && let Err(error) = node.podman().own(&config)
+        if let Some(kept) = &service.kept
+            && let Err(error) = node.keeper(kept).own(&config)
         {
             tracing::error!(service = %service.name, error = %error_chain(&error), "its record cannot be read or written");
         }

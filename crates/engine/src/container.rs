@@ -62,6 +62,8 @@ pub struct User {
 pub enum Keeper {
     /// Podman.
     Podman,
+    /// Docker.
+    Docker,
 }
 
 impl Keeper {
@@ -70,6 +72,22 @@ impl Keeper {
     pub fn name(self) -> &'static str {
         match self {
             Self::Podman => "podman",
+            Self::Docker => "docker",
+        }
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Podman, Self::Docker].into_iter().find(|keeper| keeper.name() == name)
+    }
+
+    /// Its name in a sentence.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Podman => "Podman",
+            Self::Docker => "Docker",
         }
     }
 }
@@ -79,7 +97,7 @@ impl Keeper {
 pub struct Kept {
     /// The engine.
     pub keeper: Keeper,
-    /// Its ID there, which it has on every node.
+    /// Its ID there when it was adopted; an engine may give it another one on another node.
     pub id: String,
     /// What the engine makes it from on another node, in the engine's own words.
     pub definition: serde_json::Value,

@@ -11,6 +11,8 @@ use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
     Keeper, OutputPipes, RestoreRequest, Tmpfs,
 };
+use crate::docker::Docker;
+use crate::foreign::Adopts;
 use crate::podman::Podman;
 use crate::runc::Runc;
 
@@ -21,6 +23,8 @@ pub struct Engines {
     pub runc: Runc,
     /// For those of Podman.
     pub podman: Podman,
+    /// For those of Docker.
+    pub docker: Docker,
 }
 
 impl Engines {
@@ -28,6 +32,16 @@ impl Engines {
         match config.kept.as_ref().map(|kept| kept.keeper) {
             None => &self.runc,
             Some(Keeper::Podman) => &self.podman,
+            Some(Keeper::Docker) => &self.docker,
+        }
+    }
+
+    /// How containers of an engine of others come into godwit's care.
+    #[must_use]
+    pub fn adopts(&self, keeper: Keeper) -> &dyn Adopts {
+        match keeper {
+            Keeper::Podman => &self.podman,
+            Keeper::Docker => &self.docker,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Containers: one trait, [`Engine`], with runc and Podman behind it, and what containers stand on.
+//! Containers: one trait, [`Engine`], with runc, Podman and Docker behind it, and what containers stand on.
 //!
 //! ```text
 //!  OCI archive ──▶ image: layers in a store ──▶ rootfs: layers + changed files = overlayfs ──▶ runc ──▶ godwit-shim
@@ -8,7 +8,8 @@
 //! ```
 //!
 //! - [`Engine`] (`container.rs`): run, stop, freeze, describe for a dump, restore, recover. `runc.rs` makes
-//!   containers itself, `podman.rs` has those that Podman keeps, and [`Engines`] asks the one that a container is of.
+//!   containers itself; `foreign.rs` has what is alike in those that other engines keep, `podman.rs` and `docker.rs` what is
+//!   not. [`Engines`] asks the one that a container is of.
 //! - `processes`: what all of them do alike with processes, cgroups and the freezer.
 //! - [`image`]: images and layers; [`rootfs`]: root filesystems; [`tree`]: trees of changed files that can be sent.
 //! - `confinement.rs`, `seccomp.rs`: what a container may do.
@@ -18,7 +19,9 @@
 mod beneath;
 pub mod confinement;
 pub mod container;
+pub mod docker;
 mod engines;
+pub mod foreign;
 pub mod image;
 pub mod podman;
 mod processes;

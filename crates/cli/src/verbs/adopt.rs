@@ -7,18 +7,19 @@ use godwit_api::v1::{AdoptRequest, PublishedPort};
 
 use crate::{client::Connection, global::Global, output, values};
 
-/// Take a running container of Podman's into godwit's care; print the name of its service
+/// Take a running container of Podman's or Docker's into godwit's care; print the name of its service
 ///
-/// The container runs on, and Podman keeps it: `podman ps`, `logs`, `exec` and `stop` work as before, also on the node that it
-/// moves to. It gets an address that moves with it.
+/// The container runs on, and its engine keeps it: `podman ps`, `logs`, `exec` and `stop`, or those of `docker`, work as
+/// before, also on the node that it moves to. It gets an address that moves with it.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   podman run -d --name web -p 8080:80 nginx && godwit adopt podman:web --leave-networks
+  docker run -d --name web -p 8080:80 nginx && godwit adopt docker:web --leave-networks
   podman run -d --name db --network none postgres && godwit adopt podman:db
   godwit adopt podman:3f4a0c2b9d17 --name cache --ip 10.88.0.10")]
 pub(crate) struct Args {
-    /// Engine and container: podman:NAME, or podman:ID
+    /// Engine and container: podman: or docker:, and a name or an ID
     #[arg(value_name = "ENGINE:CONTAINER", value_parser = container)]
     container: String,
     /// Name of the service, unique in the cluster [default: the container's]
@@ -34,8 +35,8 @@ pub(crate) struct Args {
     /// Forward a port of the node to the service: HOST:CONTAINER[/udp]
     #[arg(short, long, value_name = "PORTS", value_parser = values::publish)]
     publish: Vec<PublishedPort>,
-    /// Take it off Podman's networks, whose addresses do not move: connections over them end, and godwit publishes the ports
-    /// that Podman did
+    /// Take it off its engine's networks, whose addresses do not move: connections over them end, and godwit publishes the
+    /// ports that the engine did
     #[arg(long)]
     leave_networks: bool,
     /// Program in the nodes' directory of hooks to run at a point of a move: pre-freeze, post-resume, aborted
@@ -48,8 +49,8 @@ pub(crate) struct Args {
 
 fn container(text: &str) -> Result<String, String> {
     match text.split_once(':') {
-        Some(("podman", container)) if !container.is_empty() => Ok(text.to_owned()),
-        _ => Err("give podman: and the name or ID of a container, for example podman:web".into()),
+        Some(("podman" | "docker", container)) if !container.is_empty() => Ok(text.to_owned()),
+        _ => Err("give podman: or docker:, and the name or ID of a container, for example podman:web".into()),
     }
 }
 
@@ -81,8 +82,10 @@ mod tests {
 
     #[test]
     fn an_engine_and_a_container_are_needed() {
-        assert_eq!(container("podman:web").as_deref(), Ok("podman:web"));
-        for text in ["web", "podman:", "docker:web", ":web"] {
+        for text in ["podman:web", "docker:web"] {
+            assert_eq!(container(text).as_deref(), Ok(text));
+        }
+        for text in ["web", "podman:", "lxc:web", ":web"] {
             assert!(container(text).is_err(), "{text}");
         }
     }

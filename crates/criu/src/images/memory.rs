@@ -49,7 +49,7 @@ pub struct Area {
     /// What kind of area CRIU found it to be: `VMA_*` of its image.h.
     #[prost(uint32, required, tag = "7")]
     pub status: u32,
-    /// The advices of madvise(2) that it was given, a bit for each.
+    /// What madvise(2) was told of it, a bit for each advice.
     #[prost(uint64, optional, tag = "9")]
     pub advice: Option<u64>,
 }

@@ -78,7 +78,7 @@ async fn plug_in(node: &Arc<Node>, all: bool) -> Result<(), StateError> {
     for owned in node.state.services()?.into_iter().filter(|owned| owned.exit_code.is_none()) {
         let (service, name) = (&owned.service, &owned.service.name);
         // The task that works on a service decides whether its port is open; none begins while this one checks it.
-        let Some(_occupied) = node.occupy(name) else { continue };
+        let Some(_occupied) = node.occupy_for_a_look(name) else { continue };
         for endpoint in service.endpoints() {
             // Without its network there is nothing to plug it into, and that was said.
             let Ok(overlay) = node.networks().of(endpoint.address) else { continue };

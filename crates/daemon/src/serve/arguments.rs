@@ -57,6 +57,12 @@ pub(crate) struct ServeArgs {
     /// Podman, for containers that `godwit adopt` takes, and for those that come here
     #[arg(long, default_value = "podman", value_name = "PATH")]
     pub podman: PathBuf,
+    /// Docker's command, for commands in its containers
+    #[arg(long, default_value = "docker", value_name = "PATH")]
+    pub docker: PathBuf,
+    /// Socket of dockerd, for containers that `godwit adopt` takes, and for those that come here
+    #[arg(long, default_value = "/run/docker.sock", value_name = "PATH")]
+    pub docker_socket: PathBuf,
     /// cgroup below each hierarchy's root under which services live
     #[arg(long, default_value = "/godwit")]
     pub cgroup_parent: String,

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use godwit_api::v1::Member;
 use godwit_criu::Criu;
 use godwit_engine::Engines;
+use godwit_engine::docker::{Docker, DockerConfig};
 use godwit_engine::image::Store;
 use godwit_engine::podman::{Podman, PodmanConfig};
 use godwit_engine::runc::{Runc, RuncConfig};
@@ -92,6 +93,15 @@ pub(super) async fn build(
         run: args.run.join("podman"),
         cgroup_parent: args.cgroup_parent.clone(),
     });
+    let docker = Docker::new(DockerConfig {
+        socket: args.docker_socket.clone(),
+        docker: args.docker.clone(),
+        runc: args.runc.clone(),
+        criu: criu_path.clone(),
+        programs: Some(programs.clone()),
+        run: args.run.join("docker"),
+    });
+    let engines = Engines { runc: engine, podman, docker };
     let criu = Criu::new(&criu_path).with_programs(Some(programs));
     let criu = match args.criu_patches {
         CriuPatches::Auto => criu,
@@ -122,7 +132,7 @@ pub(super) async fn build(
     let local = NodeResources {
         node: own.name.clone(),
         layout: layout.clone(),
-        engine: Arc::new(Engines { runc: engine, podman: podman.clone() }),
+        engine: Arc::new(engines.clone()),
         network: Arc::new(network),
         standstills: Arc::new(Standstills::new(layout, holds)),
         mounts: Arc::new(SystemMounts),
@@ -145,7 +155,7 @@ pub(super) async fn build(
         fatal: tokio::sync::watch::channel(None).0,
         criu: Arc::new(criu.clone()),
     };
-    node.equip(Means { local: Arc::new(local), networks, criu, podman, by_policy: restart::by_policy });
+    node.equip(Means { local: Arc::new(local), networks, criu, engines, by_policy: restart::by_policy });
     Ok(node)
 }
 

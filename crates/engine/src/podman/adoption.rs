@@ -10,61 +10,19 @@ use godwit_names::ServiceName;
 use serde_json::{Value, json};
 
 use super::command::{Call, Inspected};
-use super::definition::{Definition, Port};
+use super::definition::Definition;
 use super::{Podman, arrival};
 use crate::container::{EngineError, Keeper, Kept, User, io_error};
-
-/// A container of Podman that godwit is to move.
-#[derive(Debug, Clone)]
-pub struct Found {
-    /// What makes it Podman's.
-    pub kept: Kept,
-    /// Its name in Podman.
-    pub name: String,
-    /// Name of its image.
-    pub image: String,
-    /// ID of its image, `sha256:…`.
-    pub image_id: String,
-    /// Its main process.
-    pub pid: u32,
-    /// Command with arguments.
-    pub command: Vec<String>,
-    /// `NAME=VALUE` pairs.
-    pub env: Vec<String>,
-    /// Host name inside.
-    pub hostname: String,
-    /// Who runs it.
-    pub user: User,
-    /// Working directory inside.
-    pub workdir: PathBuf,
-    /// Memory limit in bytes; 0 for none.
-    pub memory_bytes: u64,
-    /// CPU limit in thousandths; 0 for none.
-    pub cpu_millis: u32,
-    /// Podman's networks that it is on, and its address on each.
-    pub networks: Vec<(String, String)>,
-    /// Ports of the node that Podman has lead into it over them.
-    pub ports: Vec<Port>,
-}
+use crate::foreign::{Found, landing, on_networks};
 
 impl Podman {
-    /// Finds a container by name or ID that runs and that godwit can move. Where it is on networks of Podman's, it must be
-    /// one that leaves them.
-    ///
-    /// # Errors
-    /// Podman has no such container, it does not run, or something speaks against moving it: all that does.
-    pub async fn find(
+    pub(super) async fn find(
         &self,
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
     ) -> Result<Found, EngineError> {
-        let refused = |reason: String| EngineError::Keeper {
-            keeper: "Podman",
-            action: "give godwit",
-            name: name.clone(),
-            reason,
-        };
+        let refused = |reason: String| self.care.failed(name, "give godwit", reason);
         let Some(inspected) = self.inspect(name, container).await? else {
             return Err(refused(format!("it has no container {container}; `podman ps` lists them")));
         };
@@ -83,15 +41,10 @@ impl Podman {
         objections.extend(self.volume_objections(name, &inspected).await?);
         let mounts = fs::read_to_string("/proc/self/mountinfo")
             .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
-        objections.extend(arrival::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
-        let networks = inspected.network_settings.networks.clone().unwrap_or_default();
-        let networks: Vec<_> = networks.into_iter().map(|(name, network)| (name, network.address)).collect();
+        objections.extend(landing::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
+        let networks = inspected.networks();
         if !networks.is_empty() && !leaves_networks {
-            let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
-            objections.push(format!(
-                "it is on Podman's network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and connections that are open end",
-                names.join(", ")
-            ));
+            objections.push(on_networks(Keeper::Podman, &networks));
         }
         if !objections.is_empty() {
             return Err(refused(objections.join("; ")));
@@ -164,7 +117,7 @@ impl Podman {
 
     /// Has Podman describe a container: in the archive of a checkpoint that dumps nothing and stops nothing.
     async fn describe(&self, name: &ServiceName, inspected: &Inspected) -> Result<Definition, EngineError> {
-        let place = self.place(&format!("describe-{}", inspected.id));
+        let place = self.care.place(&format!("describe-{}", inspected.id));
         let io = |action: &'static str| {
             let (name, place) = (name.clone(), place.clone());
             move |source| io_error(&name, format!("{action} {}", place.display()), source)

@@ -11,11 +11,9 @@ use serde::Deserialize;
 use tokio::process::Command;
 
 use super::Podman;
-use crate::container::EngineError;
+use crate::container::{EngineError, Keeper};
+use crate::foreign::{Look, SHORT};
 use crate::processes::process::Handle;
-
-/// How long a call may take that only asks, or changes a record.
-pub(super) const SHORT: Duration = Duration::from_secs(20);
 
 /// A container as `podman container inspect` tells it.
 #[derive(Debug, Clone, Deserialize)]
@@ -50,6 +48,26 @@ pub(super) struct InspectedState {
 }
 
 impl Inspected {
+    pub(super) fn look(&self) -> Look {
+        Look {
+            id: self.id.clone(),
+            running: self.state.running,
+            restarting: self.state.restarting,
+            exit_code: self.state.exit_code,
+            pid: self.state.pid,
+            reader: self.state.conmon_pid,
+            upper: self.graph_driver.data.upper_dir.clone(),
+            merged: self.graph_driver.data.merged_dir.clone(),
+            networks: self.networks(),
+        }
+    }
+
+    /// The networks that it is on, and its address on each.
+    pub(super) fn networks(&self) -> Vec<(String, String)> {
+        let networks = self.network_settings.networks.iter().flatten();
+        networks.map(|(name, network)| (name.clone(), network.address.clone())).collect()
+    }
+
     /// The names of its volumes.
     pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
         self.mounts.iter().filter(|mount| mount.kind == "volume").map(|mount| mount.name.as_str())
@@ -313,7 +331,12 @@ impl Podman {
 
 /// The error of a call.
 pub(super) fn failed(call: &Call<'_>, reason: String) -> EngineError {
-    EngineError::Keeper { keeper: "Podman", action: call.action, name: call.name.clone(), reason }
+    EngineError::Keeper {
+        keeper: Keeper::Podman.title(),
+        action: call.action,
+        name: call.name.clone(),
+        reason,
+    }
 }
 
 /// The error in what Podman said: its last line that is one.

@@ -20,6 +20,8 @@ use oci_spec::runtime::Spec;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::foreign::{MASKED, Port, READ_ONLY, is_target, is_volume};
+
 /// Largest document taken, bytes; they have some tens of thousands.
 const LIMIT: u64 = 4 << 20;
 
@@ -125,30 +127,11 @@ const MOUNT_OPTIONS: &[&str] = &[
 /// The same for options with a value.
 const MOUNT_VALUES: &[&str] = &["gid", "mode", "nr_blocks", "nr_inodes", "ptmxmode", "size", "uid"];
 
-/// Paths that no container sees, whatever the version of Podman.
-const MASKED: &[&str] = &["/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"];
-
-/// Paths that no container writes to.
-const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-
 /// Labels by which Podman acts on the node, and not on the container.
 const LABELS_OF_NODE: &[&str] = &["io.containers.autoupdate", "PODMAN_SYSTEMD_UNIT"];
 
 /// Namespaces that a container has for itself.
 const NAMESPACES: &[&str] = &["ipc", "mount", "network", "pid", "uts"];
-
-/// Whether this can be a volume's name in Podman; it becomes a part of paths.
-fn is_volume(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    name.len() <= 255
-        && name.bytes().all(allowed)
-        && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
-}
-
-/// Whether a volume can be mounted there.
-fn is_target(path: &str) -> bool {
-    path.starts_with('/') && path.split('/').skip(1).all(|part| !matches!(part, "" | "." | ".."))
-}
 
 /// Whether this is an option of a mount that says how its files may be used, and nothing else.
 fn is_volume_option(option: &str) -> bool {
@@ -157,19 +140,6 @@ fn is_volume_option(option: &str) -> bool {
         "rprivate", "slave", "rslave", "z", "Z", "copy", "nocopy",
     ];
     KNOWN.contains(&option)
-}
-
-/// A port of the node that leads into a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
-    /// The only address of the node that it is on; empty for all.
-    pub address: String,
-    /// That of the node.
-    pub node: u16,
-    /// That of the container.
-    pub container: u16,
-    /// `tcp`, `udp` or `sctp`.
-    pub protocol: String,
 }
 
 /// What a node has for a container.
@@ -337,6 +307,12 @@ impl Definition {
                 (is_volume(name) && is_target(target) && known).then_some((name, target))
             })
             .collect()
+    }
+
+    /// The same, of a container without objections.
+    pub(super) fn volumes_and_targets(&self) -> Vec<(String, String)> {
+        let volumes = self.volumes().unwrap_or_default().into_iter();
+        volumes.map(|(name, target)| (name.to_owned(), target.to_owned())).collect()
     }
 
     /// Ports of the node that lead into it.

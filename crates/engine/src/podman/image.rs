@@ -16,8 +16,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use super::Podman;
-use super::command::{Call, SHORT, failed, said};
+use super::command::{Call, failed, said};
 use crate::container::{ContainerConfig, EngineError};
+use crate::foreign::SHORT;
 
 /// Bytes of a piece.
 const PIECE: usize = 256 << 10;
@@ -67,12 +68,14 @@ impl Podman {
 
     /// Bytes of its layers.
     pub(super) async fn bytes_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
-        // What Podman counts may be 0, which means that there is nothing to send.
-        Ok(self.own_image(config).await?.1.size.max(1))
+        Ok(self.own_image(config).await?.1.size)
     }
 
     /// The layers that are here, of whatever image, where this one is not.
-    pub(super) async fn lacking(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
+    pub(super) async fn layers_here(
+        &self,
+        config: &ContainerConfig,
+    ) -> Result<Option<Vec<String>>, EngineError> {
         let (_, definition) = self.kept(config)?;
         if self.has_image(&config.name, definition.image().1).await? {
             return Ok(None);
@@ -94,7 +97,7 @@ impl Podman {
     }
 
     /// Sends the image in pieces, without these layers.
-    pub(super) async fn save(
+    pub(super) async fn save_image(
         &self,
         config: &ContainerConfig,
         without: Vec<String>,
@@ -151,7 +154,7 @@ impl Podman {
     }
 
     /// Takes the image in pieces.
-    pub(super) async fn load(
+    pub(super) async fn load_image(
         &self,
         config: &ContainerConfig,
         mut from: mpsc::Receiver<Bytes>,

@@ -1,10 +1,12 @@
-//! `godwit-runtime`: stands in the place of the OCI runtime for one call of a container engine of others, and is the
-//! runtime for all else that the call wants of it.
+//! `godwit-runtime`: stands in the place of the OCI runtime of a container engine of others, and is the runtime for all
+//! that godwitd does not want otherwise.
 //!
 //! ```text
-//! godwitd ──▶ engine, told that this is its runtime ──▶ conmon ──▶ godwit-runtime ──▶ runc, with what godwitd has for it
+//! godwitd ──▶ engine, told that this is its runtime ──▶ conmon or a shim ──▶ godwit-runtime ──▶ runc, with what godwitd has
 //! ```
-//! godwitd writes what to do into a directory, with a link to this program in it by which the engine calls it:
+//! godwitd writes what to do into a directory. Podman calls the program by a link in it, for one call. Docker calls it for each
+//! of its containers that has come from another node; then the directory is one of [`STATE`], or of `--state DIR`, and has the
+//! ID of the container for its name.
 //!
 //! | file | what |
 //! |---|---|
@@ -13,7 +15,8 @@
 //!
 //! - `checkpoint`: where the instructions say so nothing is dumped, so that an engine that exports a checkpoint exports no
 //!   more than its description of the container.
-//! - `restore`: of the images that the instructions name, in place of the engine's.
+//! - `restore`, and `create` where the engine knows of no restore: of the images that the instructions name. A `start` after
+//!   such a `create` finds the container running.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -30,6 +33,8 @@ use serde_json::Value;
 struct Instructions {
     /// The runtime.
     runtime: PathBuf,
+    /// Where it looks for programs.
+    path: String,
     /// The container that they are for.
     id: String,
     /// What a checkpoint or a restore of it becomes.
@@ -51,6 +56,8 @@ enum Task {
         criu_config: PathBuf,
         /// Whether no page that is put in place may bring others with it that come later.
         without_huge_pages: bool,
+        /// The network namespace, where it is not the one that the engine names.
+        network_namespace: Option<PathBuf>,
     },
 }
 
@@ -62,6 +69,12 @@ struct Arrived {
     /// Where the runtime writes the PID of the main process.
     pid_file: PathBuf,
 }
+
+/// What to do, in such a directory.
+const INSTRUCTIONS: &str = "instructions.json";
+
+/// Where the directories are that godwitd makes for the containers of Docker.
+const STATE: &str = "/run/godwit/docker";
 
 /// Global options of runc and crun that have their value in the word after them.
 const WITH_VALUE: &[&str] = &["--log", "--log-format", "--root", "--criu", "--rootless", "--cgroup-manager"];
@@ -79,12 +92,34 @@ fn main() -> ExitCode {
     }
 }
 
+/// The directory with the instructions for a call, and the call's words.
+fn place_of<'a>(name: &Path, words: &'a [OsString]) -> (Option<PathBuf>, &'a [OsString]) {
+    let (state, words) = match words {
+        [option, state, words @ ..] if option == "--state" => (Path::new(state), words),
+        _ => {
+            let beside = name.parent().unwrap_or(Path::new("."));
+            if beside.join(INSTRUCTIONS).exists() {
+                return (Some(beside.to_owned()), words);
+            }
+            (Path::new(STATE), words)
+        }
+    };
+    let id = words.last().and_then(|last| last.to_str()).filter(|id| is_id(id));
+    (id.map(|id| state.join(id)).filter(|place| place.join(INSTRUCTIONS).exists()), words)
+}
+
+/// Whether this can be an ID of a container; it becomes a part of paths.
+fn is_id(id: &str) -> bool {
+    id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// Does what is wanted; does not return where the runtime goes on in its place.
 fn run(name: &Path, words: &[OsString]) -> Result<(), String> {
-    let place = name.parent().unwrap_or(Path::new("."));
-    let path = place.join("instructions.json");
+    let (place, words) = place_of(name, words);
+    let Some(place) = place else { return Err(become_runtime(Path::new("runc"), words)) };
+    let path = place.join(INSTRUCTIONS);
     let text = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    let Instructions { runtime, id, task } =
+    let Instructions { runtime, path: path_variable, id, task } =
         serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     let call = Call::of(words);
     let is_help = words.iter().any(|word| word == "--help" || word == "-h");
@@ -96,12 +131,21 @@ fn run(name: &Path, words: &[OsString]) -> Result<(), String> {
             call.is_for(&id)?;
             describe(&call)
         }
-        (Task::Restore { images, work, criu_config, without_huge_pages }, Some("restore")) => {
+        // What was restored runs. The next start is a start.
+        (Task::Restore { .. }, Some("start")) => {
+            call.is_for(&id)?;
+            let done = place.join("started.json");
+            fs::rename(&path, &done).map_err(|error| format!("cannot rename {}: {error}", path.display()))
+        }
+        (
+            Task::Restore { images, work, criu_config, without_huge_pages, network_namespace },
+            Some("restore" | "create"),
+        ) => {
             call.is_for(&id)?;
             let [bundle, pid_file] = ["--bundle", "--pid-file"].map(|option| call.value(option));
             let bundle = bundle.ok_or("the engine names no bundle for a restore")?;
             let pid_file = pid_file.ok_or("the engine names no file for the PID of a restore")?;
-            configure_criu(&bundle, &criu_config)?;
+            adapt(&bundle, &criu_config, network_namespace.as_deref())?;
             let arrived = Arrived { bundle: bundle.clone(), pid_file: pid_file.clone() };
             write_whole(&place.join("arrived.json"), &json(&arrived)?)?;
             if without_huge_pages {
@@ -124,7 +168,8 @@ fn run(name: &Path, words: &[OsString]) -> Result<(), String> {
                 words.extend([option.into(), path.into()]);
             }
             words.push(id.into());
-            Err(become_runtime(&runtime, &words))
+            let error = Command::new(&runtime).args(words).env("PATH", path_variable).exec();
+            Err(format!("cannot run {}: {error}", runtime.display()))
         }
         _ => Err(become_runtime(&runtime, words)),
     }
@@ -193,13 +238,19 @@ fn describe(call: &Call<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Has the runtime give CRIU a file with options: by the annotation that runc knows for it.
-fn configure_criu(bundle: &Path, criu_config: &Path) -> Result<(), String> {
+/// Has the runtime give CRIU a file with options, by the annotation that runc knows for it, and take this network namespace.
+fn adapt(bundle: &Path, criu_config: &Path, network_namespace: Option<&Path>) -> Result<(), String> {
     let path = bundle.join("config.json");
     let text = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let mut description: Value =
         serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     description["annotations"]["org.criu.config"] = criu_config.to_string_lossy().into();
+    let namespaces = description["linux"]["namespaces"].as_array_mut().map(Vec::as_mut_slice);
+    for namespace in namespaces.unwrap_or_default() {
+        if let Some(path) = network_namespace.filter(|_| namespace["type"] == "network") {
+            namespace["path"] = path.to_string_lossy().into();
+        }
+    }
     write_whole(&path, &json(&description)?)
 }
 
@@ -247,6 +298,25 @@ mod tests {
     }
 
     #[test]
+    fn instructions_are_beside_the_program_or_for_the_container() {
+        let directory = tempfile::tempdir().unwrap();
+        let (beside, id) = (directory.path().join("runtime"), "0a".repeat(32));
+        let place = directory.path().join(&id);
+        let line = words(&format!("--state {} --root /r start {id}", directory.path().display()));
+        let of_state = |line: &[OsString]| place_of(Path::new("/usr/bin/godwit-runtime"), line).0;
+        assert_eq!(of_state(&line), None, "there are none");
+        fs::create_dir(&place).unwrap();
+        fs::write(place.join(INSTRUCTIONS), "").unwrap();
+        assert_eq!(of_state(&line), Some(place.clone()));
+        assert_eq!(place_of(&beside, &line).1, words(&format!("--root /r start {id}")));
+        let other = words(&format!("--state {} start ../{id}", directory.path().display()));
+        assert_eq!(of_state(&other), None);
+        fs::write(directory.path().join(INSTRUCTIONS), "").unwrap();
+        let line = words("start x");
+        assert_eq!(place_of(&beside, &line), (Some(directory.path().to_owned()), &line[..]));
+    }
+
+    #[test]
     fn a_call_without_a_verb_has_none() {
         let line = words("--version");
         assert!(Call::of(&line).verb.is_none());
@@ -269,10 +339,13 @@ mod tests {
     fn criu_is_given_its_options_beside_what_the_bundle_says() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("config.json");
-        fs::write(&path, r#"{"annotations":{"a":"b"},"root":{"path":"/r"}}"#).unwrap();
-        configure_criu(directory.path(), Path::new("/c")).unwrap();
+        let text = r#"{"annotations":{"a":"b"},"root":{"path":"/r"},"linux":{"namespaces":[{"type":"network"},{"type":"pid"}]}}"#;
+        fs::write(&path, text).unwrap();
+        adapt(directory.path(), Path::new("/c"), Some(Path::new("/n"))).unwrap();
         let written: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert_eq!(written["annotations"], serde_json::json!({"a": "b", "org.criu.config": "/c"}));
         assert_eq!(written["root"]["path"], "/r");
+        let namespaces = serde_json::json!([{"type": "network", "path": "/n"}, {"type": "pid"}]);
+        assert_eq!(written["linux"]["namespaces"], namespaces);
     }
 }

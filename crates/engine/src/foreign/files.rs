@@ -1,11 +1,11 @@
-//! The files of a container as one tree: its changed files and its volumes, which Podman has in different places.
+//! The files of a container as one tree: its changed files and its volumes, which an engine has in different places.
 //!
 //! ```text
 //!  diff            the upper directory of its root filesystem
 //!  volumes/NAME    each of its volumes
 //! ```
 //! On a node that it is coming to they wait in such a tree. On one where it runs they are bound into one. A tree ends where
-//! another filesystem begins, so its own directories are of Podman's storage, too: empty ones, themselves bound where the tree
+//! another filesystem begins, so its own directories are of the engine's storage, too: empty ones, themselves bound where the tree
 //! is, so that nobody who looks into the storage meets the files twice.
 
 use std::fs;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
-use super::arrival::{UPPER, VOLUMES, in_storage};
+use super::landing::{UPPER, VOLUMES, in_storage};
 use super::record::Record;
 use crate::runc::lifecycle::detach_all;
 
@@ -30,7 +30,7 @@ fn parts(record: &Record) -> impl Iterator<Item = (PathBuf, &Path)> {
 fn empty(record: &Record) -> io::Result<PathBuf> {
     let storage = record.upper.ancestors().nth(3);
     let storage = storage.ok_or_else(|| io::Error::other("its upper directory is in no storage"))?;
-    Ok(in_storage(storage).join(format!("tree-{}", record.id)))
+    Ok(in_storage(storage).join(format!("tree-{}", record.of)))
 }
 
 /// Makes the tree of a container that runs here, or has run.
@@ -46,7 +46,7 @@ pub(super) fn bind(record: &Record, tree: &Path) -> io::Result<()> {
     for (part, files) in parts(record) {
         create(&empty.join(&part))?;
         if identity(files)?.0 != device {
-            let reason = format!("{} is on another filesystem than Podman's storage", files.display());
+            let reason = format!("{} is on another filesystem than its engine's storage", files.display());
             return Err(io::Error::other(reason));
         }
         bind_at(files, &tree.join(part))?;

@@ -1,4 +1,4 @@
-//! What a container writes, as conmon reads it.
+//! What a container writes, as its engine reads it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -9,19 +9,20 @@ use std::time::{Duration, Instant};
 
 use crate::container::OutputPipes;
 
-/// How long conmon may take to read what a frozen container has written, and how often to look: nobody tells that.
+/// How long its reader may take to read what a frozen container has written, and how often to look: nobody tells that.
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 const SETTLE_LOOK: Duration = Duration::from_millis(1);
 
-/// The pipes that a container was started with as standard output and standard error: those that conmon reads. The main
+/// The pipes that a container was started with as standard output and standard error: those that its engine's process reads, conmon or a
+/// shim of containerd's. The main
 /// process may have others there by now.
-pub(super) fn pipes(pid: u32, conmon: u32) -> io::Result<OutputPipes> {
+pub(super) fn pipes(pid: u32, reader: u32) -> io::Result<OutputPipes> {
     let mut read = Vec::new();
-    for (path, link) in descriptors(conmon)? {
+    for (path, link) in descriptors(reader)? {
         let Some(number) = pipe_number(&link) else { continue };
         let descriptor: u32 =
             path.file_name().and_then(|name| name.to_str()?.parse().ok()).unwrap_or(u32::MAX);
-        let flags = fs::read_to_string(format!("/proc/{conmon}/fdinfo/{descriptor}")).unwrap_or_default();
+        let flags = fs::read_to_string(format!("/proc/{reader}/fdinfo/{descriptor}")).unwrap_or_default();
         if is_read_only(&flags) {
             read.push((descriptor, number));
         }
@@ -35,7 +36,7 @@ pub(super) fn pipes(pid: u32, conmon: u32) -> io::Result<OutputPipes> {
         (Some(stdout), Some(stderr), _) => Ok([stdout, stderr]),
         // conmon makes that of the standard output first.
         (_, _, [(_, stdout), (_, stderr)]) => Ok([*stdout, *stderr]),
-        _ => Err(io::Error::other(format!("conmon (process {conmon}) reads {} pipes, not two", read.len()))),
+        _ => Err(io::Error::other(format!("reader (process {reader}) reads {} pipes, not two", read.len()))),
     }
 }
 
@@ -68,9 +69,9 @@ fn descriptors(pid: u32) -> io::Result<Vec<(PathBuf, PathBuf)>> {
 }
 
 /// Bytes that wait in pipes for their reader.
-fn unread(conmon: u32, pipes: OutputPipes) -> io::Result<u64> {
+fn unread(reader: u32, pipes: OutputPipes) -> io::Result<u64> {
     let mut bytes = 0;
-    for (path, link) in descriptors(conmon)? {
+    for (path, link) in descriptors(reader)? {
         if pipe_number(&link).is_some_and(|number| pipes.contains(&number)) {
             let pipe = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -87,10 +88,10 @@ fn unread(conmon: u32, pipes: OutputPipes) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Returns when conmon has read all that a frozen container has written, or does not in time.
-pub(super) async fn is_read(conmon: u32, pipes: OutputPipes) -> io::Result<()> {
+/// Returns when its reader has read all that a frozen container has written, or does not in time.
+pub(super) async fn is_read(reader: u32, pipes: OutputPipes) -> io::Result<()> {
     let begin = Instant::now();
-    while unread(conmon, pipes)? > 0 && begin.elapsed() < SETTLE_LIMIT {
+    while unread(reader, pipes)? > 0 && begin.elapsed() < SETTLE_LIMIT {
         tokio::time::sleep(SETTLE_LOOK).await;
     }
     Ok(())

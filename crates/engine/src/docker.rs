@@ -1,0 +1,392 @@
+//! [`Docker`]: containers that Docker keeps.
+//!
+//! [`adoption`] finds a container, and what Docker makes it from ([`definition`]). [`arrival`] has Docker create and start it,
+//! and [`image`] moves its image. Docker is asked by its API ([`api`]), over the socket of dockerd.
+//!
+//! Docker gives a container that it creates a new ID. Its runtime is [`RUNTIME`]: godwit-runtime, which stands for runc, and
+//! restores where godwit has something for a container. An operator names it in dockerd's settings once.
+
+mod adoption;
+mod api;
+mod arrival;
+mod definition;
+mod image;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use godwit_names::ServiceName;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::{OnceCell, mpsc};
+
+use crate::container::{
+    BegunRestore, ContainerConfig, EngineError, ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest,
+    io_error,
+};
+use crate::foreign::record::{Record, Volume};
+use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
+use crate::processes::{Processes, process};
+use crate::runc::path_variable;
+use api::{Api, ApiError, encoded, filtered};
+use definition::Definition;
+
+/// The name under which dockerd knows godwit-runtime.
+pub const RUNTIME: &str = "godwit";
+
+/// Which programs to use, and where.
+#[derive(Debug, Clone)]
+pub struct DockerConfig {
+    /// The socket of dockerd.
+    pub socket: PathBuf,
+    /// The docker binary, for commands in containers.
+    pub docker: PathBuf,
+    /// The runc binary.
+    pub runc: PathBuf,
+    /// The CRIU binary that runc shall restore with.
+    pub criu: PathBuf,
+    /// Where CRIU shall look first for the programs that it starts.
+    pub programs: Option<PathBuf>,
+    /// Directory for what godwit-runtime is given; on a file system that a reboot empties.
+    pub run: PathBuf,
+}
+
+/// Containers of Docker.
+#[derive(Debug, Clone)]
+pub struct Docker {
+    config: DockerConfig,
+    path_variable: OsString,
+    api: Api,
+    care: Care,
+    info: Arc<OnceCell<Info>>,
+}
+
+/// What dockerd says of itself.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Info {
+    docker_root_dir: PathBuf,
+    driver: String,
+    #[serde(default)]
+    runtimes: BTreeMap<String, Value>,
+    #[serde(default)]
+    security_options: Option<Vec<String>>,
+}
+
+/// A volume as dockerd tells it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedVolume {
+    driver: String,
+    mountpoint: PathBuf,
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    options: Option<BTreeMap<String, String>>,
+}
+
+impl Docker {
+    /// Containers by these programs.
+    #[must_use]
+    pub fn new(config: DockerConfig) -> Self {
+        let processes = Processes { criu: config.criu.clone() };
+        let care = Care { keeper: Keeper::Docker, run: config.run.clone(), processes };
+        let path_variable = path_variable(&config.criu, config.programs.as_deref());
+        Self { api: Api::new(&config.socket), path_variable, config, care, info: Arc::default() }
+    }
+
+    fn failed(&self, name: &ServiceName, action: &'static str) -> impl Fn(ApiError) -> EngineError {
+        let (care, name) = (self.care.clone(), name.clone());
+        move |error| care.failed(&name, action, error)
+    }
+
+    /// What dockerd says of itself, which it is asked for once.
+    async fn info(&self, name: &ServiceName) -> Result<&Info, EngineError> {
+        let ask = async { self.api.get("/info").await.map_err(self.failed(name, "tell its storage for")) };
+        self.info.get_or_try_init(|| ask).await
+    }
+
+    /// What a configuration says of a container in Docker.
+    fn kept<'a>(&self, config: &'a ContainerConfig) -> Result<(&'a Kept, Definition), EngineError> {
+        let kept = self.care.kept(config)?;
+        let definition = Definition::told(&kept.definition)
+            .map_err(|source| io_error(&config.name, "understand its definition".into(), source))?;
+        Ok((kept, definition.of_no_node()))
+    }
+
+    async fn volume(&self, name: &ServiceName, volume: &str) -> Result<Option<InspectedVolume>, EngineError> {
+        let path = format!("/volumes/{}", encoded(volume));
+        self.api.find(&path).await.map_err(self.failed(name, "inspect a volume of"))
+    }
+
+    /// A request about a container.
+    async fn about(
+        &self,
+        config: &ContainerConfig,
+        action: &'static str,
+        path: &str,
+        document: Option<&Value>,
+        limit: Duration,
+    ) -> Result<(), EngineError> {
+        let told = self.api.post(path, document, limit).await;
+        told.map(drop).map_err(self.failed(&config.name, action))
+    }
+}
+
+/// What is passed on to Docker of a definition that another node has told; nothing of one that there is an objection to.
+///
+/// # Errors
+/// It is not understood.
+pub fn passed_on(definition: &Value) -> std::io::Result<Option<Value>> {
+    let told = Definition::told(definition)?.of_no_node();
+    Ok(told.objections().is_empty().then(|| told.to_create(&told.image.0, RUNTIME, "")))
+}
+
+#[async_trait]
+impl Keeps for Docker {
+    fn care(&self) -> &Care {
+        &self.care
+    }
+
+    fn keeps_ids(&self) -> bool {
+        false
+    }
+
+    fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let volumes = definition.volumes_and_targets().into_iter().map(|(_, target)| target).collect();
+        Ok(Inside { volumes, masked: definition.masked() })
+    }
+
+    async fn find_one(
+        &self,
+        name: &ServiceName,
+        container: &str,
+        leaves_networks: bool,
+    ) -> Result<Found, EngineError> {
+        self.find(name, container, leaves_networks).await
+    }
+
+    async fn speaks_against(
+        &self,
+        config: &ContainerConfig,
+        is_new: bool,
+    ) -> Result<Vec<String>, EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let mut found = definition.objections();
+        let info = self.info(&config.name).await?;
+        if !info.runtimes.contains_key(RUNTIME) {
+            found.push(format!(
+                "Docker there does not know the runtime {RUNTIME}; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"/usr/bin/godwit-runtime\"}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
+            ));
+        }
+        found.extend(info.objection());
+        if !is_new {
+            return Ok(found);
+        }
+        if self.inspect(&config.name, &definition.name).await?.is_some() {
+            let name = &definition.name;
+            found.push(format!("Docker has a container {name} there already; `docker rm` removes it"));
+        }
+        for (volume, _) in definition.volumes_and_targets() {
+            if self.volume(&config.name, &volume).await?.is_some() {
+                found.push(format!(
+                    "Docker has a volume {volume} there already; `docker volume rm` removes it"
+                ));
+            }
+        }
+        Ok(found)
+    }
+
+    async fn look(&self, name: &ServiceName, id: &str) -> Result<Option<Look>, EngineError> {
+        Ok(self.inspect(name, id).await?.map(|inspected| inspected.look()))
+    }
+
+    async fn volumes_of(&self, name: &ServiceName, id: &str) -> Result<Vec<Volume>, EngineError> {
+        let inspected = self.inspect(name, id).await?.ok_or_else(|| EngineError::NotFound(name.clone()))?;
+        Ok(inspected.volumes())
+    }
+
+    async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError> {
+        Ok(self.info(name).await?.docker_root_dir.clone())
+    }
+
+    async fn make_volumes(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let (kept, definition) = self.kept(config)?;
+        for (volume, _) in definition.volumes_and_targets() {
+            let made = json!({ "Name": volume, "Labels": { ARRIVAL_LABEL: kept.id } });
+            self.about(config, "make a volume of", "/volumes/create", Some(&made), SHORT).await?;
+        }
+        Ok(())
+    }
+
+    async fn made_volumes(&self, config: &ContainerConfig) -> Result<Vec<String>, EngineError> {
+        let Ok((kept, definition)) = self.kept(config) else { return Ok(Vec::new()) };
+        let mut names = Vec::new();
+        for (volume, _) in definition.volumes_and_targets() {
+            let labels = self.volume(&config.name, &volume).await?.and_then(|found| found.labels);
+            if labels.is_some_and(|labels| labels.get(ARRIVAL_LABEL) == Some(&kept.id)) {
+                names.push(volume);
+            }
+        }
+        Ok(names)
+    }
+
+    async fn remove_volume(&self, config: &ContainerConfig, volume: &str) -> Result<(), EngineError> {
+        match self.api.delete(&format!("/volumes/{}", encoded(volume)), SHORT).await {
+            Err(error) if error.is_conflict() => {
+                tracing::warn!(container = %config.name, volume, %error, "a volume is left here");
+                Ok(())
+            }
+            removed => removed.map_err(self.failed(&config.name, "remove a volume of")),
+        }
+    }
+
+    async fn leave(&self, config: &ContainerConfig, id: &str, network: &str) -> Result<(), EngineError> {
+        let path = format!("/networks/{}/disconnect", encoded(network));
+        let document = json!({ "Container": id });
+        self.about(config, "take off its network", &path, Some(&document), SHORT).await
+    }
+
+    async fn join(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+        network: &str,
+        address: &str,
+    ) -> Result<(), EngineError> {
+        let path = format!("/networks/{}/connect", encoded(network));
+        // On its first network Docker chooses the addresses.
+        let chosen = !address.is_empty() && network != "bridge";
+        let ipam = if chosen { json!({ "IPv4Address": address }) } else { Value::Null };
+        let document = json!({ "Container": id, "EndpointConfig": { "IPAMConfig": ipam } });
+        self.about(config, "put back on its network", &path, Some(&document), SHORT).await
+    }
+
+    async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        self.about(config, "start", &format!("/containers/{id}/start"), None, LONG).await
+    }
+
+    async fn signal_it(&self, config: &ContainerConfig, id: &str, signal: i32) -> Result<(), EngineError> {
+        self.about(config, "signal", &format!("/containers/{id}/kill?signal={signal}"), None, SHORT).await
+    }
+
+    async fn stop_it(&self, config: &ContainerConfig, id: &str, limit: Duration) -> Result<(), EngineError> {
+        let path = format!("/containers/{id}/stop?t={}", limit.as_secs());
+        self.about(config, "stop", &path, None, limit + LONG).await
+    }
+
+    async fn until_it_runs(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        let failed = self.failed(&config.name, "tell the next start of");
+        // Before it is looked at, so that nothing happens unseen in between.
+        let mut events = self.api.stream(&filtered("/events?", "container", id)).await.map_err(&failed)?;
+        loop {
+            let inspected = self.inspect(&config.name, id).await?;
+            let look = inspected.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.look();
+            if look.running {
+                return Ok(());
+            }
+            if events.next().await.map_err(&failed)?.is_none() {
+                return Err(failed(ApiError::Broken("dockerd has ended".into())));
+            }
+        }
+    }
+
+    fn command_in(&self, _: &ContainerConfig, id: &str, request: &ExecRequest) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(&self.config.docker);
+        command.arg("--host").arg(format!("unix://{}", self.api.socket().display()));
+        command.args(["exec", "--interactive"]);
+        for pair in &request.env {
+            command.args(["--env", pair]);
+        }
+        if let Some(user) = &request.user {
+            command.args(["--user", user]);
+        }
+        if let Some(workdir) = &request.workdir {
+            command.args(["--workdir", workdir]);
+        }
+        command.arg(id).args(&request.command);
+        command
+    }
+
+    async fn begin_arrival(
+        &self,
+        request: RestoreRequest,
+        pipes: OutputPipes,
+    ) -> Result<Box<dyn BegunRestore>, EngineError> {
+        self.begin(request, pipes).await
+    }
+
+    async fn end_arrival(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
+        self.end_start(config, record).await
+    }
+
+    async fn remove_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        let failed = self.failed(&config.name, "remove");
+        // What is killed is not to be started again before it is removed.
+        let never = json!({ "RestartPolicy": { "Name": "no" } });
+        match self.api.post(&format!("/containers/{id}/update"), Some(&never), SHORT).await {
+            Err(error) if error.is_missing() => return Ok(()),
+            Err(error @ ApiError::Unreachable { .. }) => return Err(failed(error)),
+            // It may be on its way out.
+            Err(error) => {
+                tracing::debug!(container = %config.name, %error, "its restart policy is not changed")
+            }
+            Ok(_) => {}
+        }
+        // It may be frozen, of which Docker does not know.
+        if let Some(life) = Record::read(config)?.and_then(|record| record.life) {
+            let cgroup = ContainerConfig { cgroup: life.cgroup, ..config.clone() };
+            self.care.processes.kill(&cgroup).await?;
+        }
+        self.api.delete(&format!("/containers/{id}?force=1"), LONG).await.map_err(failed)
+    }
+
+    async fn size_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        self.bytes_of_image(config).await
+    }
+
+    async fn lacking(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
+        self.layers_here(config).await
+    }
+
+    async fn save(
+        &self,
+        config: &ContainerConfig,
+        _without: Vec<String>,
+        to: mpsc::Sender<Bytes>,
+    ) -> Result<(), EngineError> {
+        self.save_image(config, to).await
+    }
+
+    async fn load(&self, config: &ContainerConfig, from: mpsc::Receiver<Bytes>) -> Result<(), EngineError> {
+        self.load_image(config, from).await
+    }
+}
+
+impl Info {
+    /// What speaks against moving containers of this dockerd.
+    fn objection(&self) -> Option<String> {
+        let option = |name: &str| {
+            let options = self.security_options.iter().flatten();
+            options.into_iter().any(|option| option.split(',').any(|part| part == name))
+        };
+        if self.driver != "overlay2" {
+            return Some(format!("the storage driver of Docker is {}; godwit moves overlay2", self.driver));
+        }
+        ["name=userns", "name=rootless"]
+            .into_iter()
+            .find(|name| option(name))
+            .map(|name| format!("Docker maps users ({name})"))
+    }
+}
+
+/// The parent of a process, which reads what it writes.
+fn shim_of(pid: u32) -> u32 {
+    process::parent(pid).unwrap_or(0)
+}

@@ -1,0 +1,348 @@
+//! A container that Docker has started is to come into godwit's care: what it is, and what speaks against that.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use godwit_names::ServiceName;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::definition::{Config, Definition, HostConfig, MountedVolume};
+use super::{Docker, RUNTIME, encoded, filtered, shim_of};
+use crate::container::{EngineError, Keeper, Kept, User, io_error};
+use crate::foreign::record::Volume;
+use crate::foreign::{Found, Look, Port, landing, on_networks};
+
+/// A container as `docker inspect` tells it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Inspected {
+    pub(super) id: String,
+    name: String,
+    image: String,
+    state: State,
+    config: Map<String, Value>,
+    host_config: Map<String, Value>,
+    #[serde(default)]
+    graph_driver: GraphDriver,
+    #[serde(default)]
+    mounts: Vec<Mount>,
+    network_settings: NetworkSettings,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct State {
+    running: bool,
+    paused: bool,
+    restarting: bool,
+    pid: u32,
+    exit_code: i32,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct GraphDriver {
+    name: String,
+    data: Option<GraphData>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct GraphData {
+    upper_dir: PathBuf,
+    merged_dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Mount {
+    r#type: String,
+    name: String,
+    source: PathBuf,
+    destination: String,
+    driver: String,
+    #[serde(rename = "RW")]
+    rw: bool,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct NetworkSettings {
+    networks: Option<BTreeMap<String, Network>>,
+    ports: Option<BTreeMap<String, Option<Vec<Binding>>>>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Network {
+    #[serde(rename = "IPAddress")]
+    address: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Binding {
+    host_ip: String,
+    host_port: String,
+}
+
+/// Settings of `HostConfig` that godwit cannot take along, and what they are called for the user.
+const NOT_YET: &[(&str, &str)] = &[
+    ("AutoRemove", "it is removed when it ends (--rm), as it does for Docker when it moves"),
+    ("Cgroup", "it is in the cgroup of another container"),
+    ("DeviceCgroupRules", "it has devices of the node (--device-cgroup-rule)"),
+    ("DeviceRequests", "it has devices of the node (--gpus)"),
+    ("Devices", "it has devices of the node (--device)"),
+    ("Init", "it has an init process of the node (--init)"),
+    ("Links", "it has links to other containers (--link)"),
+    ("PidMode", "it shares a PID namespace (--pid)"),
+    ("Privileged", "it is privileged, so that nothing holds it in its place"),
+    ("UTSMode", "it shares a UTS namespace (--uts)"),
+    ("UsernsMode", "it has a user namespace of its own choice (--userns)"),
+    ("VolumesFrom", "it has the volumes of another container (--volumes-from)"),
+];
+
+/// The same for `Config`.
+const NOT_OPEN: &[(&str, &str)] = &[
+    ("OpenStdin", "its standard input is open (-i), whose other end is on this node"),
+    ("Tty", "it has a terminal (-t), whose other end is on this node"),
+];
+
+/// Runtimes whose containers runc can restore.
+const RUNTIMES: &[&str] = &["", "runc", RUNTIME, "io.containerd.runc.v2"];
+
+fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    }
+}
+
+impl Inspected {
+    pub(super) fn look(&self) -> Look {
+        let data = self.graph_driver.data.clone().unwrap_or_default();
+        Look {
+            id: self.id.clone(),
+            running: self.state.running && !self.state.restarting,
+            restarting: self.state.restarting,
+            exit_code: self.state.exit_code,
+            pid: self.state.pid,
+            reader: shim_of(self.state.pid),
+            upper: data.upper_dir,
+            merged: data.merged_dir,
+            networks: self.networks(),
+        }
+    }
+
+    /// The networks that it is on, and its address on each.
+    fn networks(&self) -> Vec<(String, String)> {
+        let networks = self.network_settings.networks.iter().flatten();
+        let networks = networks.filter(|(name, _)| name.as_str() != "none");
+        networks.map(|(name, network)| (name.clone(), network.address.clone())).collect()
+    }
+
+    pub(super) fn volumes(&self) -> Vec<Volume> {
+        let volumes = self.mounts.iter().filter(|mount| mount.r#type == "volume");
+        // Docker gives those without a name one of 64 digits.
+        let of = |mount: &Mount| Volume {
+            name: mount.name.clone(),
+            files: mount.source.clone(),
+            anonymous: crate::foreign::is_id(&mount.name),
+        };
+        volumes.map(of).collect()
+    }
+
+    /// Ports of the node that lead into it.
+    fn ports(&self) -> Vec<Port> {
+        let mut found: Vec<Port> = Vec::new();
+        for (inside, bindings) in self.network_settings.ports.iter().flatten() {
+            let (container, protocol) = inside.split_once('/').unwrap_or((inside, "tcp"));
+            for binding in bindings.iter().flatten() {
+                let (Ok(container), Ok(node)) = (container.parse(), binding.host_port.parse()) else {
+                    continue;
+                };
+                let everywhere = matches!(binding.host_ip.as_str(), "" | "0.0.0.0" | "::");
+                let address = if everywhere { String::new() } else { binding.host_ip.clone() };
+                let port = Port { address, node, container, protocol: protocol.to_owned() };
+                // Docker tells those of IPv4 and of IPv6.
+                if !found.contains(&port) {
+                    found.push(port);
+                }
+            }
+        }
+        found
+    }
+
+    fn text(&self, setting: &str) -> &str {
+        self.host_config.get(setting).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// What speaks against moving it, beside its definition.
+    fn objections(&self) -> Vec<String> {
+        let of = |settings: &Map<String, Value>, list: &[(&str, &str)]| -> Vec<String> {
+            let found = list.iter().filter(|(name, _)| settings.get(*name).is_some_and(is_set));
+            found.map(|(_, reason)| (*reason).to_owned()).collect()
+        };
+        let mut found = of(&self.host_config, NOT_YET);
+        found.extend(of(&self.config, NOT_OPEN));
+        let network = self.text("NetworkMode");
+        if network == "host" || network.starts_with("container:") {
+            found.push(format!("its network is {network:?} (--network)"));
+        }
+        if !RUNTIMES.contains(&self.text("Runtime")) {
+            found.push(format!("its runtime is {}; godwit moves those of runc", self.text("Runtime")));
+        }
+        if self.graph_driver.name != "overlay2" {
+            found.push(format!("its storage driver is {:?}; godwit moves overlay2", self.graph_driver.name));
+        }
+        for mount in &self.mounts {
+            match mount.r#type.as_str() {
+                "volume" if matches!(mount.driver.as_str(), "" | "local") => {}
+                "volume" => found.push(format!("its volume {} is one of {}", mount.name, mount.driver)),
+                "bind" => found.push(format!(
+                    "it has {} of the node mounted on {}, which does not move yet",
+                    mount.source.display(),
+                    mount.destination
+                )),
+                other => found.push(format!(
+                    "it has a mount of type {other} on {}, which does not move yet",
+                    mount.destination
+                )),
+            }
+        }
+        found
+    }
+
+    /// What Docker makes it from.
+    fn definition(&self) -> Result<Definition, serde_json::Error> {
+        let volumes = self.mounts.iter().filter(|mount| mount.r#type == "volume");
+        let of = |mount: &Mount| MountedVolume {
+            name: mount.name.clone(),
+            target: mount.destination.clone(),
+            read_only: !mount.rw,
+        };
+        let image = self.config.get("Image").and_then(Value::as_str).unwrap_or_default();
+        Ok(Definition {
+            name: self.name.trim_start_matches('/').to_owned(),
+            image: (image.to_owned(), self.image.clone()),
+            config: Config::deserialize(Value::Object(self.config.clone()))?,
+            host: HostConfig::deserialize(Value::Object(self.host_config.clone()))?,
+            volumes: volumes.map(of).collect(),
+        })
+    }
+}
+
+impl Docker {
+    /// What Docker knows of a container, by its ID or name; nothing where there is none.
+    pub(super) async fn inspect(
+        &self,
+        name: &ServiceName,
+        container: &str,
+    ) -> Result<Option<Inspected>, EngineError> {
+        let path = format!("/containers/{}/json", encoded(container));
+        self.api.find(&path).await.map_err(self.failed(name, "inspect"))
+    }
+
+    pub(super) async fn find(
+        &self,
+        name: &ServiceName,
+        container: &str,
+        leaves_networks: bool,
+    ) -> Result<Found, EngineError> {
+        let refused = |reason: String| self.care.failed(name, "give godwit", reason);
+        let Some(inspected) = self.inspect(name, container).await? else {
+            return Err(refused(format!("it has no container {container}; `docker ps` lists them")));
+        };
+        let state = &inspected.state;
+        if !state.running || state.paused || state.restarting {
+            return Err(refused(format!("{container} does not run; start it first")));
+        }
+        let definition = inspected
+            .definition()
+            .map_err(|error| refused(format!("what Docker tells of it is not understood: {error}")))?;
+        let mut objections = inspected.objections();
+        objections.extend(definition.objections());
+        objections.extend(self.info(name).await?.objection());
+        objections.extend(self.volume_objections(name, &inspected).await?);
+        let mounts = fs::read_to_string("/proc/self/mountinfo")
+            .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
+        let look = inspected.look();
+        objections.extend(landing::overlay_objection(&mounts, &look.merged));
+        if !look.networks.is_empty() && !leaves_networks {
+            objections.push(on_networks(Keeper::Docker, &look.networks));
+        }
+        if !objections.is_empty() {
+            return Err(refused(objections.join("; ")));
+        }
+        let spec = self.spec_of(name, look.reader)?;
+        let process = &spec["process"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let texts =
+            |value: &Value| -> Vec<String> { value.as_array().into_iter().flatten().map(text).collect() };
+        let number = |value: &Value| u32::try_from(value.as_u64().unwrap_or(0)).unwrap_or(0);
+        let groups = process["user"]["additionalGids"].as_array().into_iter().flatten();
+        let resources = &spec["linux"]["resources"];
+        let (quota, period) = (resources["cpu"]["quota"].as_u64(), resources["cpu"]["period"].as_u64());
+        let millis = quota.unwrap_or(0).saturating_mul(1000) / period.unwrap_or(100_000).max(1);
+        Ok(Found {
+            name: definition.name.clone(),
+            image: definition.image.0.clone(),
+            image_id: definition.image.1.clone(),
+            pid: look.pid,
+            command: texts(&process["args"]),
+            env: texts(&process["env"]),
+            hostname: text(&spec["hostname"]),
+            user: User {
+                uid: number(&process["user"]["uid"]),
+                gid: number(&process["user"]["gid"]),
+                groups: groups.map(number).collect(),
+            },
+            workdir: text(&process["cwd"]).into(),
+            memory_bytes: resources["memory"]["limit"].as_u64().unwrap_or(0),
+            cpu_millis: u32::try_from(millis).unwrap_or(0),
+            networks: look.networks,
+            ports: inspected.ports(),
+            kept: Kept { keeper: Keeper::Docker, id: inspected.id.clone(), definition: definition.value() },
+        })
+    }
+
+    /// What a container's runtime was given: containerd's shim works in the directory with it.
+    fn spec_of(&self, name: &ServiceName, shim: u32) -> Result<Value, EngineError> {
+        let path = PathBuf::from(format!("/proc/{shim}/cwd/config.json"));
+        let spec = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+        spec.map_err(|source| io_error(name, format!("read {}", path.display()), source))
+    }
+
+    /// What speaks against moving the volumes of a container.
+    async fn volume_objections(
+        &self,
+        name: &ServiceName,
+        inspected: &Inspected,
+    ) -> Result<Vec<String>, EngineError> {
+        let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+        let storage = self.info(name).await?.docker_root_dir.clone();
+        let mut found = Vec::new();
+        for Volume { name: volume, .. } in inspected.volumes() {
+            let Some(told) = self.volume(name, &volume).await? else { continue };
+            if told.driver != "local" || told.options.is_some_and(|options| !options.is_empty()) {
+                found.push(format!("its volume {volume} is not one of Docker's own driver without options"));
+            }
+            if device(&told.mountpoint) != device(&storage) || !told.mountpoint.starts_with(&storage) {
+                found.push(format!("its volume {volume} is on another filesystem than Docker's storage"));
+            }
+            let users = filtered("/containers/json?all=1&", "volume", &volume);
+            let users: Vec<Value> =
+                self.api.get(&users).await.map_err(self.failed(name, "list who shares a volume with"))?;
+            if users.len() > 1 {
+                found.push(format!("another container uses its volume {volume}"));
+            }
+        }
+        Ok(found)
+    }
+}

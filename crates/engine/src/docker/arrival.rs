@@ -1,0 +1,130 @@
+//! A container comes to this node's Docker: Docker creates it anew and starts it ([`landing`]).
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use tokio::task::JoinHandle;
+
+use super::api::ApiError;
+use super::{Docker, RUNTIME, filtered};
+use crate::container::{
+    BegunRestore, ContainerConfig, ContainerState, EngineError, OutputPipes, RestoreRequest, io_error,
+};
+use crate::foreign::landing::{self, Landing, Prepared};
+use crate::foreign::record::Record;
+use crate::foreign::{ARRIVAL_LABEL, Keeps, LONG, is_id};
+
+/// How often a start is told that there is nothing to wait for.
+const START_LOOK: Duration = Duration::from_millis(20);
+
+/// A container that dockerd names.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Named {
+    id: String,
+}
+
+/// A start that waits for its inventory.
+struct Begun {
+    docker: Docker,
+    starting: JoinHandle<Result<(), ApiError>>,
+    landing: Landing,
+}
+
+impl Docker {
+    /// Has Docker begin the start.
+    pub(super) async fn begin(
+        &self,
+        request: RestoreRequest,
+        pipes: OutputPipes,
+    ) -> Result<Box<dyn BegunRestore>, EngineError> {
+        let config = &request.config;
+        let (kept, definition) = self.kept(config)?;
+        self.end_start(config, &Record::of(config)?).await?;
+        let document = definition.to_create(&self.image_name(config).await?, RUNTIME, &kept.id);
+        let failed = self.failed(&config.name, "create");
+        let path = format!("/containers/create?name={}", definition.name);
+        let created = self.api.post(&path, Some(&document), LONG).await.map_err(&failed)?;
+        let Named { id } = serde_json::from_slice(&created).map_err(|error| failed(error.into()))?;
+        if !is_id(&id) {
+            return Err(failed(ApiError::Broken(format!("its ID is {id:?}"))));
+        }
+        Record { id: id.clone(), ..Record::of(config)? }.write(config)?;
+        let place = self.care.place(&id);
+        let task = Prepared::task(&place, &request, Some(&config.network_namespace));
+        landing::instruct(&place, (&self.config.runc, &self.path_variable), &id, &task)
+            .map_err(request.io("prepare Docker's start in", &place))?;
+        let prepared = Prepared::new(&self.care, &place, &request, pipes)?;
+        let (api, path) = (self.api.clone(), format!("/containers/{id}/start"));
+        // It ends by itself once the gate is closed.
+        let mut starting = tokio::spawn(async move { api.post_patiently(&path).await });
+        let failed = self.failed(&config.name, "start");
+        let ended = async {
+            let reason = match (&mut starting).await {
+                Ok(Err(error)) => error,
+                Ok(Ok(())) => ApiError::Broken("it has started it without godwit-runtime".into()),
+                Err(error) => ApiError::Broken(error.to_string()),
+            };
+            landing::failed(&request, failed(reason))
+        };
+        let storage = self.storage_of(&config.name).await?;
+        let volumes = definition.volumes_and_targets();
+        let landing = prepared.opened((&self.care, &request, &storage), &volumes, ended).await?;
+        Ok(Box::new(Begun { docker: self.clone(), starting, landing }))
+    }
+
+    /// Ends a start that is under way, and removes what was created for it.
+    pub(super) async fn end_start(
+        &self,
+        config: &ContainerConfig,
+        record: &Record,
+    ) -> Result<(), EngineError> {
+        if record.waiting.is_none() {
+            return Ok(());
+        }
+        let mut created: Vec<_> = Some(record.id.clone()).filter(|id| !id.is_empty()).into_iter().collect();
+        if created.is_empty() {
+            // The note of its ID may be missing.
+            let label =
+                filtered("/containers/json?all=1&", "label", &format!("{ARRIVAL_LABEL}={}", record.of));
+            let found: Vec<Named> =
+                self.api.get(&label).await.map_err(self.failed(&config.name, "look for"))?;
+            created.extend(found.into_iter().map(|found| found.id));
+        }
+        for id in created {
+            let place = self.care.place(&id);
+            let removing = self.remove_it(config, &id);
+            tokio::pin!(removing);
+            loop {
+                tokio::select! {
+                    removed = &mut removing => break removed?,
+                    // Docker does nothing else with a container while it starts.
+                    () = tokio::time::sleep(START_LOOK) => {
+                        landing::end_waiting(&place)
+                            .map_err(|source| io_error(&config.name, "end its start".into(), source))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl BegunRestore for Begun {
+    fn charge(&self, pid: u32) -> Result<(), EngineError> {
+        self.landing.charge(pid)
+    }
+
+    async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError> {
+        let Self { docker, starting, landing } = *self;
+        let request = landing.request().clone();
+        let landed = landing.go_on(None)?;
+        let started = starting.await.unwrap_or_else(|error| Err(ApiError::Broken(error.to_string())));
+        landed.put_away()?;
+        let failed = docker.failed(&request.config.name, "start");
+        started.map_err(|error| landing::failed(&request, failed(error)))?;
+        landed.done().await
+    }
+}

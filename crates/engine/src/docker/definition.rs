@@ -1,0 +1,350 @@
+//! What Docker makes a container from, without what belongs to one node and without what godwit cannot answer for.
+//!
+//! It comes from another node, and dockerd does what it says as root. dockerd takes `binds` for `Binds`: it reads JSON without
+//! regard to case. So what comes is read into these types, which leave out what they do not know, and only what is written
+//! from them is passed on.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::foreign::{ARRIVAL_LABEL, MASKED, READ_ONLY, is_id, is_target, is_volume};
+
+type Texts = Option<Vec<String>>;
+type Table = Option<BTreeMap<String, String>>;
+
+/// What a container is, of `docker inspect`'s `Config`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct Config {
+    hostname: String,
+    domainname: String,
+    user: String,
+    exposed_ports: Option<BTreeMap<String, Nothing>>,
+    env: Texts,
+    cmd: Texts,
+    healthcheck: Option<Healthcheck>,
+    working_dir: String,
+    entrypoint: Texts,
+    labels: Table,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_signal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_timeout: Option<i64>,
+    shell: Texts,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Nothing {}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Healthcheck {
+    test: Texts,
+    interval: i64,
+    timeout: i64,
+    start_period: i64,
+    retries: i64,
+}
+
+/// How a container is held, of `docker inspect`'s `HostConfig`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct HostConfig {
+    log_config: LogConfig,
+    restart_policy: RestartPolicy,
+    cap_add: Texts,
+    cap_drop: Texts,
+    cgroupns_mode: String,
+    dns: Texts,
+    dns_options: Texts,
+    dns_search: Texts,
+    extra_hosts: Texts,
+    group_add: Texts,
+    ipc_mode: String,
+    oom_score_adj: i64,
+    readonly_rootfs: bool,
+    security_opt: Texts,
+    shm_size: i64,
+    sysctls: Table,
+    cpu_shares: i64,
+    memory: i64,
+    nano_cpus: i64,
+    cpu_period: i64,
+    cpu_quota: i64,
+    cpuset_cpus: String,
+    cpuset_mems: String,
+    memory_reservation: i64,
+    memory_swap: i64,
+    memory_swappiness: Option<i64>,
+    oom_kill_disable: Option<bool>,
+    pids_limit: Option<i64>,
+    ulimits: Option<Vec<Ulimit>>,
+    tmpfs: Table,
+    masked_paths: Texts,
+    readonly_paths: Texts,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct LogConfig {
+    r#type: String,
+    config: Table,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct RestartPolicy {
+    name: String,
+    maximum_retry_count: i64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Ulimit {
+    name: String,
+    hard: i64,
+    soft: i64,
+}
+
+/// A volume in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct MountedVolume {
+    pub(super) name: String,
+    pub(super) target: String,
+    pub(super) read_only: bool,
+}
+
+/// What Docker makes a container from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Definition {
+    pub(super) name: String,
+    /// By which name it was started, and the ID, `sha256:…`.
+    pub(super) image: (String, String),
+    pub(super) config: Config,
+    pub(super) host: HostConfig,
+    pub(super) volumes: Vec<MountedVolume>,
+}
+
+/// Drivers that keep a log on the node, and tell nobody else.
+const LOG_DRIVERS: &[&str] = &["", "json-file", "local", "journald", "none"];
+
+/// Their options.
+const LOG_OPTIONS: &[&str] =
+    &["max-size", "max-file", "compress", "mode", "max-buffer-size", "labels", "env", "tag"];
+
+/// Kernel parameters that belong to a namespace of the container.
+const SYSCTLS: &[&str] = &["fs.mqueue.", "kernel.msg", "kernel.sem", "kernel.shm", "net."];
+
+/// Options of a tmpfs, those with a value by their names.
+const TMPFS_OPTIONS: &[&str] = &[
+    "defaults",
+    "rw",
+    "ro",
+    "suid",
+    "nosuid",
+    "dev",
+    "nodev",
+    "exec",
+    "noexec",
+    "noatime",
+    "relatime",
+    "mode",
+    "size",
+    "uid",
+    "gid",
+    "nr_inodes",
+    "nr_blocks",
+];
+
+impl Definition {
+    /// One that another node has told.
+    pub(super) fn told(definition: &Value) -> io::Result<Self> {
+        Ok(Self::deserialize(definition)?)
+    }
+
+    pub(super) fn value(&self) -> Value {
+        json!(self)
+    }
+
+    /// Its volumes, and where each is mounted.
+    pub(super) fn volumes_and_targets(&self) -> Vec<(String, String)> {
+        self.volumes.iter().map(|volume| (volume.name.clone(), volume.target.clone())).collect()
+    }
+
+    /// Paths that it does not see.
+    pub(super) fn masked(&self) -> Vec<String> {
+        self.host.masked_paths.clone().unwrap_or_default()
+    }
+
+    /// What speaks against making it on another node.
+    pub(super) fn objections(&self) -> Vec<String> {
+        let host = &self.host;
+        let mut found = Vec::new();
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+        if self.name.is_empty() || !self.name.bytes().all(allowed) {
+            found.push(format!("its name is {:?}", self.name));
+        }
+        if !self.image.1.strip_prefix("sha256:").is_some_and(is_id) {
+            found.push(format!("the ID of its image is {:?}", self.image.1));
+        }
+        for (number, volume) in self.volumes.iter().enumerate() {
+            if !is_volume(&volume.name) || !is_target(&volume.target) {
+                found.push(format!("it has a volume {:?} on {:?}", volume.name, volume.target));
+            }
+            if self.volumes[..number].iter().any(|other| other.name == volume.name) {
+                found.push(format!("its volume {} is mounted twice", volume.name));
+            }
+        }
+        if !matches!(host.ipc_mode.as_str(), "" | "private" | "none") {
+            found.push(format!("its IPC namespace is {:?} (--ipc)", host.ipc_mode));
+        }
+        if !matches!(host.cgroupns_mode.as_str(), "" | "private" | "host") {
+            found.push(format!("its cgroup namespace is {:?} (--cgroupns)", host.cgroupns_mode));
+        }
+        let log = &host.log_config;
+        if !LOG_DRIVERS.contains(&log.r#type.as_str()) {
+            found.push(format!("its log goes to {:?} (--log-driver)", log.r#type));
+        }
+        let options = log.config.iter().flatten().map(|(name, _)| name.as_str());
+        if let Some(option) = options.into_iter().find(|name| !LOG_OPTIONS.contains(name)) {
+            found.push(format!("its log has the option {option} (--log-opt)"));
+        }
+        for option in host.security_opt.iter().flatten() {
+            let name = option.split([':', '=']).next().unwrap_or_default();
+            if !matches!(name, "no-new-privileges" | "seccomp") {
+                found.push(format!("it has the security option {name} (--security-opt)"));
+            }
+        }
+        for name in host.sysctls.iter().flatten().map(|(name, _)| name) {
+            if !SYSCTLS.iter().any(|prefix| name.starts_with(prefix)) {
+                found.push(format!("it sets {name}, which is the node's (--sysctl)"));
+            }
+        }
+        for (target, options) in host.tmpfs.iter().flatten() {
+            let names = options.split(',').filter_map(|option| option.split('=').next());
+            let unknown = names.filter(|name| !name.is_empty()).find(|name| !TMPFS_OPTIONS.contains(name));
+            if let Some(unknown) = unknown {
+                found.push(format!("its tmpfs on {target} has the option {unknown}"));
+            } else if !is_target(target) {
+                found.push(format!("it has a tmpfs on {target:?}"));
+            }
+        }
+        for (paths, wanted) in [(&host.masked_paths, MASKED), (&host.readonly_paths, READ_ONLY)] {
+            // None are the paths that dockerd has for all.
+            let lacks = |path: &&&str| paths.as_ref().is_some_and(|has| !has.iter().any(|has| has == **path));
+            if wanted.iter().find(lacks).is_some() {
+                found.push("it sees or writes what containers do not (--security-opt systempaths)".into());
+            }
+        }
+        found
+    }
+
+    /// What dockerd of this node is given: it is in no network of Docker's, and its runtime steps in for runc.
+    pub(super) fn to_create(&self, image: &str, runtime: &str, of: &str) -> Value {
+        let mut config = self.config.clone();
+        config.labels.get_or_insert_default().insert(ARRIVAL_LABEL.into(), of.into());
+        let mounts = self.volumes.iter().map(|volume| {
+            json!({
+                "Type": "volume",
+                "Source": volume.name,
+                "Target": volume.target,
+                "ReadOnly": volume.read_only,
+                "VolumeOptions": { "NoCopy": true },
+            })
+        });
+        let mut host = json!(self.host);
+        host["Mounts"] = mounts.collect();
+        host["NetworkMode"] = "none".into();
+        host["Runtime"] = runtime.into();
+        let mut whole = json!(config);
+        whole["Image"] = image.into();
+        whole["HostConfig"] = host;
+        whole
+    }
+
+    /// The definition without what says where it has been.
+    pub(super) fn of_no_node(mut self) -> Self {
+        if let Some(labels) = &mut self.config.labels {
+            labels.remove(ARRIVAL_LABEL);
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn definition() -> Value {
+        json!({
+            "name": "web",
+            "image": ["web:1", format!("sha256:{}", "0a".repeat(32))],
+            "config": {
+                "Hostname": "h", "Env": ["A=b"], "Cmd": ["sleep", "1"], "Labels": { "tier": "x", ARRIVAL_LABEL: "old" },
+                "ExposedPorts": { "80/tcp": {} }, "Volumes": { "/x": {} }, "Entrypoint": null, "MacAddress": "x",
+            },
+            "host": {
+                "binds": ["/:/host"], "Binds": ["/:/host"], "Privileged": true, "PidMode": "host",
+                "Devices": [{ "PathOnHost": "/dev/sda" }],
+                "RestartPolicy": { "Name": "always", "MaximumRetryCount": 0, "x": 1 },
+                "Memory": 1 << 20, "IpcMode": "private", "MaskedPaths": null,
+                "LogConfig": { "Type": "json-file", "Config": {} },
+            },
+            "volumes": [{ "name": "data", "target": "/data", "read_only": false }],
+        })
+    }
+
+    #[test]
+    fn only_what_is_known_is_passed_on() {
+        let told = Definition::told(&definition()).unwrap();
+        assert_eq!(told.objections(), [""; 0]);
+        let created = told.of_no_node().to_create("web:1", "godwit", "new");
+        let host = created["HostConfig"].as_object().unwrap();
+        for name in ["Binds", "binds", "Privileged", "PidMode", "Devices"] {
+            assert!(!host.contains_key(name), "{name}");
+        }
+        assert!(created.get("Volumes").is_none() && created.get("MacAddress").is_none());
+        assert_eq!(host["RestartPolicy"], json!({ "Name": "always", "MaximumRetryCount": 0 }));
+        assert_eq!((&host["NetworkMode"], &host["Runtime"]), (&json!("none"), &json!("godwit")));
+        assert_eq!(host["Memory"], 1 << 20);
+        assert_eq!(host["Mounts"][0]["Source"], "data");
+        assert_eq!(created["Labels"], json!({ "tier": "x", ARRIVAL_LABEL: "new" }));
+        assert_eq!((&created["Image"], &created["Env"]), (&json!("web:1"), &json!(["A=b"])));
+    }
+
+    #[test]
+    fn what_reaches_out_of_a_container_is_refused() {
+        let cases = [
+            ("/name", json!("../x"), "its name"),
+            ("/image/1", json!("sha256:../x"), "ID of its image"),
+            ("/volumes/0/name", json!("../x"), "volume \"../x\""),
+            ("/volumes/0/target", json!("/a/../b"), "volume \"data\" on"),
+            ("/host/IpcMode", json!("host"), "--ipc"),
+            ("/host/LogConfig/Type", json!("syslog"), "--log-driver"),
+            ("/host/LogConfig/Config", json!({ "syslog-address": "x" }), "--log-opt"),
+            ("/host/MaskedPaths", json!([]), "systempaths"),
+        ];
+        for (path, value, reason) in cases {
+            let mut changed = definition();
+            *changed.pointer_mut(path).unwrap() = value;
+            let found = Definition::told(&changed).unwrap().objections();
+            assert!(found.len() == 1 && found[0].contains(reason), "{path}: {found:?}");
+        }
+        let more = [
+            ("SecurityOpt", json!(["apparmor=unconfined"]), "apparmor"),
+            ("Sysctls", json!({ "kernel.core_pattern": "|/x" }), "kernel.core_pattern"),
+            ("Tmpfs", json!({ "/x": "rw,bind" }), "option bind"),
+            ("Tmpfs", json!({ "/x/../y": "" }), "tmpfs on"),
+        ];
+        for (name, value, reason) in more {
+            let mut changed = definition();
+            changed["host"][name] = value;
+            let found = Definition::told(&changed).unwrap().objections();
+            assert!(found.len() == 1 && found[0].contains(reason), "{name}: {found:?}");
+        }
+    }
+}

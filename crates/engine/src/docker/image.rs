@@ -1,0 +1,86 @@
+//! An image goes from one Docker to another, whole: of what `docker save` writes the layers have no names of their own until
+//! its end.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use tokio::sync::mpsc;
+
+use super::api::ApiError;
+use super::{Docker, encoded};
+use crate::container::{ContainerConfig, EngineError};
+
+/// An image as dockerd tells it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Inspected {
+    id: String,
+    size: u64,
+}
+
+impl Docker {
+    async fn image(&self, config: &ContainerConfig, image: &str) -> Result<Option<Inspected>, EngineError> {
+        let path = format!("/images/{}/json", encoded(image));
+        self.api.find(&path).await.map_err(self.failed(&config.name, "inspect the image of"))
+    }
+
+    /// Bytes of its layers.
+    pub(super) async fn bytes_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let found = self.image(config, &definition.image.1).await?;
+        Ok(found.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.size)
+    }
+
+    /// No layers, where the image is not here.
+    pub(super) async fn layers_here(
+        &self,
+        config: &ContainerConfig,
+    ) -> Result<Option<Vec<String>>, EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let found = self.image(config, &definition.image.1).await?;
+        Ok(found.is_none().then(Vec::new))
+    }
+
+    /// By which name a container of the image is made here: its own, if that is this image's here, or else its ID. An image
+    /// that comes from another node is given no name, under which others would take it for what they know by that.
+    pub(super) async fn image_name(&self, config: &ContainerConfig) -> Result<String, EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let (name, id) = definition.image;
+        let is_its = !name.is_empty() && self.image(config, &name).await?.is_some_and(|found| found.id == id);
+        Ok(if is_its { name } else { id })
+    }
+
+    /// Sends the image in pieces.
+    pub(super) async fn save_image(
+        &self,
+        config: &ContainerConfig,
+        to: mpsc::Sender<Bytes>,
+    ) -> Result<(), EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let failed = self.failed(&config.name, "save the image of");
+        let path = format!("/images/{}/get", encoded(&definition.image.1));
+        let mut archive = self.api.stream(&path).await.map_err(&failed)?;
+        while let Some(piece) = archive.next().await.map_err(&failed)? {
+            if to.send(piece).await.is_err() {
+                return Err(failed(ApiError::Broken("nobody takes it any more".into())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the image in pieces.
+    pub(super) async fn load_image(
+        &self,
+        config: &ContainerConfig,
+        from: mpsc::Receiver<Bytes>,
+    ) -> Result<(), EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let failed = self.failed(&config.name, "load the image of");
+        let said = self.api.send("/images/load?quiet=1", from).await.map_err(&failed)?;
+        if self.image(config, &definition.image.1).await?.is_none() {
+            let (id, said) = (&definition.image.1, String::from_utf8_lossy(&said));
+            let reason = format!("what has come is not the image {id}; it says {:?}", said.trim());
+            return Err(failed(ApiError::Broken(reason)));
+        }
+        Ok(())
+    }
+}

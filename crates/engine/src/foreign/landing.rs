@@ -1,0 +1,508 @@
+//! A container comes to an engine of this node: the engine starts what it takes for one of its own, and its runtime restores
+//! what godwit has.
+//!
+//! ```text
+//! begin   the engine ──▶ conmon or a shim ──▶ godwit-runtime ──▶ runc ──▶ CRIU, which opens the inventory: a FIFO
+//!         (the service runs at its source, is frozen and dumped)
+//! finish  the engine's root filesystem makes room for one with the changed files ──▶ the inventory ──▶ CRIU goes on
+//! ```
+//! So the engine makes all that belongs to the container, watches it from its first instruction here, and what is asked of the
+//! engine later it answers as for any container.
+//!
+//! Changed files come before the engine has made a place for them. They wait in a directory of the engine's storage, so that
+//! the two change names at the end. The engine has mounted the overlay by then, and what is changed below a mounted overlay is
+//! stale; so it is mounted anew.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with, statat,
+};
+use rustix::mount::{OpenTreeFlags, open_tree};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::record::{Record, Volume};
+use super::{CGROUPS, Care};
+use crate::container::{
+    ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
+};
+use crate::processes::tmpfs::unescaped;
+use crate::processes::{cgroup, process};
+use crate::rootfs::Overlay;
+use crate::runc::lifecycle::detach_all;
+use crate::runc::provided::RESTORE_KEY as COVER_KEY;
+use crate::runc::restore::{self, Gate, StandIn};
+use crate::runc::rights;
+
+/// Where what waits for a container is in an engine's storage: its changed files in [`UPPER`], its volumes in directories of
+/// [`VOLUMES`].
+pub(super) fn waiting_in(storage: &Path, id: &str) -> PathBuf {
+    in_storage(storage).join(id)
+}
+
+/// What of an engine's storage is godwit's.
+pub(super) fn in_storage(storage: &Path) -> PathBuf {
+    storage.join("godwit")
+}
+
+/// Where the changed files of a container's root filesystem are among its files.
+pub(super) const UPPER: &str = "diff";
+
+/// Where its volumes are among its files, each in a directory with its name.
+pub(super) const VOLUMES: &str = "volumes";
+
+/// The file in which the runtime looks for what to do.
+const INSTRUCTIONS: &str = "instructions.json";
+
+/// Makes an empty directory in which the runtime finds instructions.
+pub(crate) fn instruct(
+    place: &Path,
+    (runtime, path_variable): (&Path, &OsStr),
+    id: &str,
+    task: &Value,
+) -> io::Result<()> {
+    match fs::remove_dir_all(place) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(place)?;
+    let path_variable = path_variable.to_string_lossy();
+    let instructions = json!({ "runtime": runtime, "path": path_variable, "id": id, "task": task });
+    fs::write(place.join(INSTRUCTIONS), instructions.to_string())
+}
+
+/// The FIFO for which CRIU waits.
+fn inventory_in(place: &Path) -> PathBuf {
+    place.join("inventory")
+}
+
+/// Ends a CRIU that waits: it finds that there is nothing to wait for. Nothing happens where none does.
+pub(crate) fn end_waiting(place: &Path) -> io::Result<()> {
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    match OpenOptions::new().write(true).custom_flags(flags).open(inventory_in(place)) {
+        Err(error) if error.kind() != ErrorKind::NotFound && error.raw_os_error() != Some(libc::ENXIO) => {
+            Err(error)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the runtime tells when the engine has come to the restore.
+#[derive(Debug, Deserialize)]
+struct Arrived {
+    bundle: PathBuf,
+    pid_file: PathBuf,
+}
+
+/// What godwit has for a restore, before the engine begins it.
+pub(crate) struct Prepared {
+    place: PathBuf,
+    descriptors: Vec<u8>,
+    gate: Gate,
+    stand_in: StandIn,
+}
+
+/// A restore that waits for its inventory.
+pub(crate) struct Landing {
+    care: Care,
+    request: RestoreRequest,
+    descriptors: Vec<u8>,
+    gate: File,
+    arrived: Arrived,
+    /// The OCI description that the engine has given the runtime.
+    bundle: Value,
+    /// The root filesystem that the engine has made, and mounted.
+    root: MountedRoot,
+    /// The volumes that it has made.
+    volumes: Vec<Volume>,
+    cgroup: String,
+}
+
+/// A restore that goes on.
+pub(crate) struct Landed {
+    care: Care,
+    request: RestoreRequest,
+    arrived: Arrived,
+    root: MountedRoot,
+    volumes: Vec<Volume>,
+    waiting: PathBuf,
+    own_cgroup: PathBuf,
+    synced: tokio::task::JoinHandle<io::Result<()>>,
+    _links: godwit_criu::repair::Links,
+}
+
+impl Prepared {
+    /// The task of the runtime: a restore.
+    pub(crate) fn task(place: &Path, request: &RestoreRequest, network_namespace: Option<&Path>) -> Value {
+        json!({ "restore": {
+            "images": request.images,
+            "work": request.work,
+            "criu_config": Self::criu_config(place),
+            "without_huge_pages": request.lazy_pages,
+            "network_namespace": network_namespace,
+        }})
+    }
+
+    fn criu_config(place: &Path) -> PathBuf {
+        place.join("criu.conf")
+    }
+
+    /// Puts what runc and CRIU find before there are images into a directory with [instructions](instruct).
+    pub(crate) fn new(
+        care: &Care,
+        place: &Path,
+        request: &RestoreRequest,
+        pipes: OutputPipes,
+    ) -> Result<Self, EngineError> {
+        fs::create_dir_all(&request.work).map_err(request.io("create", &request.work))?;
+        let cover = place.join("empty");
+        let covered =
+            File::create(&cover).and_then(|file| file.set_permissions(Permissions::from_mode(0o444)));
+        covered.map_err(request.io("create", &cover))?;
+        let cover = format!("external \"mnt[{COVER_KEY}]:{}\"\n", cover.display());
+        let own_cgroup = care.own_cgroup(&Record::of(&request.config)?);
+        let cgroups = format!("external \"mnt[{CGROUPS}]:{}\"\n", own_cgroup.display());
+        let criu_config = Self::criu_config(place);
+        fs::write(&criu_config, restore::criu_options(request) + &cover + &cgroups)
+            .map_err(request.io("write", &criu_config))?;
+        let fifo = inventory_in(place);
+        let gate = Gate::new(&fifo).map_err(request.io("make", &fifo))?;
+        let descriptors = restore::descriptors(pipes);
+        let stand_in = StandIn::put(request, &fifo, &descriptors)?;
+        Ok(Self { place: place.to_owned(), descriptors, gate, stand_in })
+    }
+
+    /// Waits until CRIU waits. `ended` is the engine's failure.
+    pub(crate) async fn opened(
+        self,
+        (care, request, storage): (&Care, &RestoreRequest, &Path),
+        volumes: &[(String, String)],
+        ended: impl Future<Output = EngineError>,
+    ) -> Result<Landing, EngineError> {
+        let Self { place, descriptors, gate, stand_in } = self;
+        let gate = tokio::select! {
+            opened = gate.opened() => opened.map_err(request.io("wait until CRIU opens", &inventory_in(&place)))?,
+            error = ended => return Err(error),
+        };
+        let path = place.join("arrived.json");
+        let arrived: Arrived = read_json(&path).map_err(request.io("read", &path))?;
+        let path = arrived.bundle.join("config.json");
+        let bundle: Value = read_json(&path).map_err(request.io("read", &path))?;
+        let root = PathBuf::from(bundle["root"]["path"].as_str().unwrap_or_default());
+        let id = Record::of(&request.config)?.id;
+        let found = MountedRoot::on(&root, &id, storage);
+        let root = found.map_err(request.io("find how its engine has mounted", &root))?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo")
+            .map_err(request.io("read", Path::new("/proc/self/mountinfo")))?;
+        if let Some(objection) = overlay_objection(&mounts, &root.overlay.target) {
+            return Err(request.refused(objection));
+        }
+        let volumes = volumes_in(&bundle, volumes);
+        let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
+        let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
+        stand_in.remove(request)?;
+        let (care, request) = (care.clone(), request.clone());
+        Ok(Landing { care, request, descriptors, gate, arrived, bundle, root, volumes, cgroup })
+    }
+}
+
+impl Landing {
+    pub(crate) fn request(&self) -> &RestoreRequest {
+        &self.request
+    }
+
+    /// Puts a process into the memory cgroup of the container.
+    pub(crate) fn charge(&self, pid: u32) -> Result<(), EngineError> {
+        let config = ContainerConfig { cgroup: self.cgroup.clone(), ..self.request.config.clone() };
+        let cgroup = self.care.processes.cgroup(&config)?;
+        cgroup.charge(pid).map_err(|source| {
+            io_error(&config.name, format!("put process {pid} into its memory cgroup"), source)
+        })
+    }
+
+    /// Lets CRIU go on with the images and the files that are there now. The container may have what `spec` allows, an OCI
+    /// description; nothing stands for that of the engine.
+    pub(crate) fn go_on(self, spec: Option<&Value>) -> Result<Landed, EngineError> {
+        let Self { care, request, descriptors, gate, arrived, bundle, root, volumes, cgroup: path } = self;
+        let spec = spec.unwrap_or(&bundle);
+        godwit_criu::repair::repair(&request.images).map_err(|error| request.refused(error))?;
+        rights::check_spec(&request, spec)?;
+        // runc would bring the node's own /dev/null, which root in the container could change.
+        let masked = spec["linux"]["maskedPaths"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let masked: Vec<_> = masked.iter().filter_map(Value::as_str).collect();
+        godwit_criu::repair::external_mounts(&request.images, &masked, COVER_KEY)
+            .map_err(|error| request.refused(error))?;
+        restore::same_descriptors(&request, &descriptors)?;
+        detach_all(&root.criu).map_err(request.io("unmount", &root.criu))?;
+        let record = Record::of(&request.config)?;
+        let waiting = record.waiting.clone().unwrap_or_default();
+        root.take(&waiting.join(UPPER))
+            .map_err(request.io("put its changed files into", &root.overlay.target))?;
+        for volume in &volumes {
+            let waiting = waiting.join(VOLUMES).join(&volume.name);
+            exchange(&waiting, &volume.files).map_err(request.io("put the volume into", &volume.files))?;
+        }
+        let renamed: Vec<_> = volumes
+            .iter()
+            .map(|volume| volume.files.as_path())
+            .chain([root.overlay.upper.as_path()])
+            .flat_map(|path| [path.parent(), Some(&waiting), waiting.parent()])
+            .flatten()
+            .map(Path::to_owned)
+            .collect();
+        // On the disk before the commit, beside the restore.
+        let synced = tokio::task::spawn_blocking(move || {
+            renamed.iter().try_for_each(|path| File::open(path)?.sync_all())
+        });
+        restore::bind_root(&root.overlay.target, &root.criu)
+            .map_err(request.io("mount the root on", &root.criu))?;
+        let links = restore::complete(&request, &root.overlay.target)?;
+        let own_cgroup = care.own_cgroup(&record);
+        if cgroup::is_unified() {
+            let seen = Path::new(CGROUPS).join(path.trim_start_matches('/'));
+            bind_cgroup(&seen, &own_cgroup).map_err(request.io("bind its cgroup on", &own_cgroup))?;
+        }
+        restore::hand_over(&request, gate)?;
+        Ok(Landed { care, request, arrived, root, volumes, waiting, own_cgroup, synced, _links: links })
+    }
+}
+
+impl Landed {
+    /// What is to be done whether the engine has succeeded or not.
+    pub(crate) fn put_away(&self) -> Result<(), EngineError> {
+        unbind_cgroup(&self.own_cgroup).map_err(self.request.io("unmount", &self.own_cgroup))
+    }
+
+    /// The engine has it run.
+    pub(crate) async fn done(self) -> Result<ContainerState, EngineError> {
+        let Self { care, request, arrived, root, volumes, waiting, synced, .. } = self;
+        let config = &request.config;
+        let pid = fs::read_to_string(&arrived.pid_file)
+            .and_then(|text| text.trim().parse().map_err(io::Error::other))
+            .map_err(request.io("read", &arrived.pid_file))?;
+        let synced = synced.await.map_err(io::Error::other).and_then(|synced| synced);
+        synced.map_err(request.io("bring to the disk", &waiting))?;
+        let reader = process::parent(pid).unwrap_or(0);
+        let life = care.life(config, (pid, reader), root.overlay.target.clone())?;
+        let (life, upper) = (Some(life), root.overlay.upper.clone());
+        let (left, record) = (Some(waiting), Record::of(config)?);
+        Record { life, upper, volumes, import: None, left, waiting: None, ..record }.write(config)?;
+        Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
+    }
+}
+
+/// What failed in a restore, as well as it is known: what the log of CRIU says, or else the engine.
+pub(crate) fn failed(request: &RestoreRequest, engine: EngineError) -> EngineError {
+    let criu_log = godwit_criu::log::read_lossy(&request.log());
+    match godwit_criu::log::first_error_explained(&criu_log) {
+        Some(reason) => request.refused(reason),
+        None => engine,
+    }
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<T> {
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+/// The path below each hierarchy's root of a cgroup as the OCI description names it: a path, or for systemd
+/// `SLICE:PREFIX:NAME`.
+fn cgroup_of(described: &str) -> String {
+    let mut parts = described.splitn(3, ':');
+    let (Some(slice), Some(prefix), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
+        return described.to_owned();
+    };
+    // A slice is below those whose names its own begins with.
+    let stem = slice.strip_suffix(".slice").unwrap_or(slice);
+    let mut path = String::new();
+    for (at, _) in stem.match_indices('-').chain([(stem.len(), "")]) {
+        path.push_str(&format!("/{}.slice", &stem[..at]));
+    }
+    format!("{path}/{prefix}-{name}.scope")
+}
+
+/// A root filesystem that an engine has mounted.
+#[derive(Debug)]
+struct MountedRoot {
+    overlay: Overlay,
+    /// Where runc has bound it for CRIU.
+    criu: PathBuf,
+}
+
+impl MountedRoot {
+    /// That of the container with this ID, which is mounted there.
+    fn on(target: &Path, id: &str, storage: &Path) -> io::Result<Self> {
+        let text = fs::read_to_string("/proc/self/mountinfo")?;
+        Self::parse(&text, target, id, storage).ok_or_else(|| io::Error::other("no overlay is mounted there"))
+    }
+
+    fn parse(text: &str, target: &Path, id: &str, storage: &Path) -> Option<Self> {
+        let mounted = |line: &str| {
+            let mut fields = line.split(' ').skip(2);
+            Some((fields.next()?.to_owned(), PathBuf::from(unescaped(fields.nth(1)?)?)))
+        };
+        let (line, overlay) =
+            text.lines().rev().find_map(|line| Some((line, overlay_of(line, target, storage)?)))?;
+        let (device, _) = mounted(line)?;
+        let end = Path::new(id).join("criu-root");
+        let mut others = text.lines().rev().filter_map(mounted);
+        let (_, criu) = others.find(|(other, place)| *other == device && place.ends_with(&end))?;
+        Some(Self { overlay, criu })
+    }
+
+    /// Mounts it with the files that wait in a directory, and with nothing that is there now.
+    fn take(&self, waiting: &Path) -> io::Result<()> {
+        let Overlay { upper, work, target, .. } = &self.overlay;
+        detach_all(target)?;
+        exchange(waiting, upper)?;
+        // What an overlay has worked in belongs to its upper directory.
+        fs::remove_dir_all(work)?;
+        fs::create_dir(work)?;
+        self.overlay.mount().map_err(io::Error::other)
+    }
+}
+
+/// Shows CRIU the cgroup that a container is to see. It takes no link for it.
+fn bind_cgroup(cgroup: &Path, place: &Path) -> io::Result<()> {
+    fs::create_dir_all(place)?;
+    let none = None::<&str>;
+    mount(Some(cgroup), place, none, MsFlags::MS_BIND, none)?;
+    Ok(mount(none, place, none, MsFlags::MS_PRIVATE, none)?)
+}
+
+/// Removes that, and nothing in it.
+pub(super) fn unbind_cgroup(place: &Path) -> io::Result<()> {
+    detach_all(place)?;
+    match fs::remove_dir(place) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The volumes of a container, by name and place, and where the engine has them, by its OCI description.
+fn volumes_in(bundle: &Value, volumes: &[(String, String)]) -> io::Result<Vec<Volume>> {
+    let mounts = bundle["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let volumes = volumes.iter();
+    volumes
+        .map(|(name, target)| {
+            let is_it = |mount: &&Value| mount["destination"] == target.as_str() && mount["type"] == "bind";
+            let mount = mounts.iter().find(is_it);
+            let files = mount.and_then(|mount| mount["source"].as_str()).map(PathBuf::from);
+            let files = files.ok_or_else(|| io::Error::other(format!("nothing is mounted on {target}")))?;
+            Ok(Volume { name: name.clone(), files, anonymous: false })
+        })
+        .collect()
+}
+
+/// Exchanges a directory that has come with one of the engine's, in its storage.
+///
+/// Podman has bound a part of its storage on itself, and no rename crosses mounts, even of the same filesystem. So both are
+/// named in a view of the storage that has no mount in it. What has come may have links in it, which lead out of it.
+fn exchange(waiting: &Path, own: &Path) -> io::Result<()> {
+    let not_below = || io::Error::other("it is not in its engine's storage");
+    let of_container = |path: &&Path| path.parent().is_some_and(|parent| parent.ends_with("godwit"));
+    let storage = waiting.ancestors().find(of_container).and_then(|path| path.parent()?.parent());
+    let storage = storage.ok_or_else(not_below)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let view = open_tree(CWD, storage, flags)?;
+    let parent = |path: &Path| -> io::Result<(OwnedFd, OsString)> {
+        let below = path.strip_prefix(storage).map_err(|_| not_below())?;
+        let (parent, name) =
+            (below.parent().ok_or_else(not_below)?, below.file_name().ok_or_else(not_below)?);
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok((openat2(&view, parent, directory, Mode::empty(), resolve)?, name.to_owned()))
+    };
+    let ((from, name), (to, own_name)) = (parent(waiting)?, parent(own)?);
+    let come = statat(&from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(come.st_mode) != FileType::Directory {
+        return Err(io::Error::other("what has come for it is no directory"));
+    }
+    renameat_with(&from, &name, &to, &own_name, RenameFlags::EXCHANGE)?;
+    Ok(())
+}
+
+/// The overlay that a line of mountinfo tells of, if it is the one mounted there.
+fn overlay_of(line: &str, target: &Path, storage: &Path) -> Option<Overlay> {
+    let (mounted, filesystem) = line.split_once(" - ")?;
+    let mut filesystem = filesystem.split(' ');
+    if Path::new(&unescaped(mounted.split(' ').nth(4)?)?) != target || filesystem.next()? != "overlay" {
+        return None;
+    }
+    let options = filesystem.nth(1)?;
+    let option =
+        |name: &str| options.split(',').find_map(|option| option.strip_prefix(name)?.strip_prefix('='));
+    // Engines name layers from the directory in which their containers are, where there are many.
+    let of_container = target.parent()?;
+    let base = of_container.parent().filter(|base| base.parent() == Some(storage))?;
+    let path = |text: &str| Some(base.join(unescaped(text)?));
+    let (upper, work) = (path(option("upperdir")?)?, path(option("workdir")?)?);
+    let mut lower: Vec<_> = option("lowerdir")?.split(':').map(path).collect::<Option<_>>()?;
+    lower.reverse();
+    Some(Overlay { lower, upper, work, target: target.to_owned() })
+}
+
+/// What speaks against mounting an overlay anew that is mounted with these options: godwit's own mean something else.
+pub(crate) fn overlay_objection(mountinfo: &str, target: &Path) -> Option<String> {
+    let is_there = |mounted: &str| {
+        mounted.split(' ').nth(4).and_then(unescaped).is_some_and(|at| Path::new(&at) == target)
+    };
+    let options = mountinfo
+        .lines()
+        .rev()
+        .filter_map(|line| line.split_once(" - "))
+        .find(|(mounted, _)| is_there(mounted));
+    let options = options?.1.split(' ').nth(2)?;
+    let unfit = |option: &&str| {
+        matches!(*option, "metacopy=on" | "redirect_dir=on" | "redirect_dir=follow" | "userxattr")
+            || option.starts_with("context=")
+    };
+    let unfit = options.split(',').find(unfit)?;
+    Some(format!("its root filesystem is mounted with {unfit}, with which godwit cannot mount it"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cgroup_of_systemd_is_below_its_slices() {
+        assert_eq!(cgroup_of("/libpod_parent/libpod-1"), "/libpod_parent/libpod-1");
+        assert_eq!(cgroup_of("machine.slice:libpod:1"), "/machine.slice/libpod-1.scope");
+        assert_eq!(cgroup_of("a-b.slice:libpod:1"), "/a.slice/a-b.slice/libpod-1.scope");
+    }
+
+    #[test]
+    fn an_overlay_that_is_not_godwits_to_mount_is_told_by_its_options() {
+        let line = |options: &str| {
+            format!("71 63 0:57 / /m rw - overlay overlay rw,lowerdir=/l,{options},uuid=on\n")
+        };
+        assert_eq!(overlay_objection(&line("upperdir=/u"), Path::new("/m")), None);
+        for option in ["metacopy=on", "redirect_dir=on", "context=x"] {
+            assert!(overlay_objection(&line(option), Path::new("/m")).unwrap().contains(option));
+        }
+    }
+
+    #[test]
+    fn layers_are_found_in_the_words_of_mountinfo() {
+        let line = "71 63 0:57 / /s/overlay/c/merged rw,relatime - overlay overlay \
+                    rw,lowerdir=/s/overlay/l/A:l/B,upperdir=c/diff,workdir=/s/overlay/c/work,uuid=on";
+        let text = format!(
+            "{line}\n80 63 0:58 / /x/ID/criu-root rw - overlay overlay rw\n81 63 0:57 / /r/ID/criu-root rw - overlay overlay rw"
+        );
+        let whole =
+            MountedRoot::parse(&text, Path::new("/s/overlay/c/merged"), "ID", Path::new("/s")).unwrap();
+        assert_eq!(whole.criu, Path::new("/r/ID/criu-root"));
+        let found = whole.overlay;
+        assert_eq!(found.lower, ["/s/overlay/l/B", "/s/overlay/l/A"].map(PathBuf::from));
+        assert_eq!(found.upper, Path::new("/s/overlay/c/diff"));
+        assert!(overlay_of(line, Path::new("/s/overlay/d/merged"), Path::new("/s")).is_none());
+    }
+}

@@ -1,0 +1,271 @@
+//! Containers that were started by a plain `docker run`: adopted, moved, and managed by plain `docker` afterwards. Needs root
+//! and Docker.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
+use godwit_tests::docker::Dockers;
+use godwit_tests::{Bed, CLIENT, PATIENCE, wait_for};
+use serde_json::Value;
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
+const IMAGE: &str = "redis:1";
+/// Data in Redis.
+const FILL: u64 = 32 << 20;
+
+/// A lab with a Docker on each node, and Redis in the one on `a`.
+struct Cache {
+    // It ends before the lab, which ends what is in its network namespaces.
+    dockers: Dockers,
+    bed: Bed,
+    preset: Preset,
+}
+
+impl Cache {
+    fn up(test: &str, more: &[&str]) -> Self {
+        let more = [&["--network", "none"], more].concat();
+        let cache = Self::started(test, &more);
+        let address = ADDRESS.to_string();
+        assert_eq!(cache.bed.done("a", &["adopt", "docker:cache", "--ip", &address]), "cache\n");
+        cache
+    }
+
+    /// Not adopted yet.
+    fn started(test: &str, more: &[&str]) -> Self {
+        let mut dockers = Dockers::new();
+        let bed = Bed::up_with(test, |config| dockers.equip(config));
+        dockers.start(&bed);
+        let preset = bed.build(Workload::Redis);
+        dockers.image(&["a"], &preset, IMAGE);
+        let mut words = vec!["run", "--detach", "--name", "cache"];
+        words.extend(more);
+        words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
+        words.extend(preset.user.iter().flat_map(|user| ["--user", user]));
+        words.push(IMAGE);
+        words.extend(preset.command.iter().map(String::as_str));
+        dockers.done("a", &words);
+        Self { bed, dockers, preset }
+    }
+
+    fn connect(&self) -> RedisClient {
+        RedisClient::connect(self.bed.lab(), CLIENT, self.preset.at(ADDRESS), PATIENCE).unwrap()
+    }
+
+    fn docker(&self, node: &str, words: &[&str]) -> String {
+        self.dockers.done(node, words)
+    }
+
+    /// The containers of a node's Docker, and in which state they are.
+    fn listed(&self, node: &str) -> String {
+        self.docker(node, &["ps", "--all", "--format", "{{.Names}} {{.State}}"])
+    }
+
+    /// One Docker has it, in this state, and the other does not.
+    fn is_at(&self, node: &str, state: &str) {
+        let other = if node == "a" { "b" } else { "a" };
+        let wanted = (format!("cache {state}\n"), String::new());
+        wait_for(&format!("Docker on {node} alone to have it {state}"), || {
+            let now = (self.listed(node), self.listed(other));
+            (now == wanted).then_some(())
+        });
+    }
+
+    /// godwit has it in this state.
+    fn is_shown(&self, node: &str, state: &str) -> Value {
+        wait_for(&format!("godwit to show it {state}"), || {
+            let shown: Value = self.bed.json(node, &["inspect", "cache"]);
+            (shown["state"] == state).then_some(shown)
+        })
+    }
+
+    fn inspect(&self, node: &str) -> Value {
+        let all: Value = serde_json::from_str(&self.docker(node, &["inspect", "cache"])).unwrap();
+        all[0].clone()
+    }
+
+    fn down(self) {
+        self.dockers.clear();
+    }
+}
+
+#[test]
+fn a_container_of_dockers_moves_with_its_connections() {
+    let cache = Cache::up("dock-moves", &[]);
+    let shown = cache.is_shown("a", "running");
+    assert_eq!(shown["engine"], "docker");
+    assert_eq!(shown["container_id"], cache.inspect("a")["Id"]);
+    cache.connect().fill(FILL).unwrap();
+    let load = RedisLoad::start(cache.bed.lab(), CLIENT, cache.preset.at(ADDRESS), 1000).unwrap();
+    cache.bed.move_to_and_fro("cache", |number, here| {
+        let lap = load.lap().unwrap();
+        assert!(lap.is_clean(), "move {number}: {lap:?}");
+        cache.is_at(here, "running");
+        assert_eq!(cache.is_shown(here, "running")["container_id"], cache.inspect(here)["Id"]);
+    });
+    drop(load);
+    cache.down();
+}
+
+#[test]
+fn docker_manages_what_came_to_it_as_if_it_had_been_started_there() {
+    let labels = ["--label", "tier=x", "--restart", "always", "--stop-timeout", "3", "--env", "COLOUR=blue"];
+    let cache = Cache::up("dock-owns", &labels);
+    let first = cache.inspect("a");
+    cache.docker("a", &["exec", "cache", "/bin/sh", "-c", "echo 1 >/changed"]);
+    cache.bed.migrate("cache", "a", "b");
+    cache.is_at("b", "running");
+
+    // What was said of it at its start is known here, and nothing of the other node.
+    let there = cache.inspect("b");
+    for field in ["Name", "Path", "Args", "Image", "RestartCount"] {
+        assert_eq!(there[field], first[field], "{field}");
+    }
+    for field in ["Env", "Cmd", "Hostname", "StopTimeout", "User"] {
+        assert_eq!(there["Config"][field], first["Config"][field], "{field}");
+    }
+    assert_eq!(there["Config"]["Labels"]["tier"], "x");
+    assert_eq!(there["HostConfig"]["RestartPolicy"]["Name"], "always");
+    assert!(!there.to_string().contains(cache.dockers.storage("a").to_str().unwrap()), "{there}");
+
+    // Commands in it, by either.
+    let read = ["exec", "cache", "/bin/sh", "-c", "cat /changed; echo $COLOUR"];
+    assert_eq!(cache.docker("b", &read), "1\nblue\n");
+    assert_eq!(cache.bed.done("b", &read), "1\nblue\n");
+    // Its log, from its arrival on.
+    cache.docker("b", &["exec", "cache", "/bin/sh", "-c", "echo hello >/proc/1/fd/1"]);
+    wait_for("a line in its log", || cache.docker("b", &["logs", "cache"]).contains("hello").then_some(()));
+    let refused = cache.bed.godwit("b", &["logs", "cache"]);
+    let command = format!("docker logs {}", there["Id"].as_str().unwrap());
+    assert!(refused.code == 1 && refused.stderr.contains(&command), "{refused:?}");
+
+    // Its restart policy is Docker's, and the address is there again.
+    let pid = |node: &str| cache.inspect(node)["State"]["Pid"].as_u64().unwrap();
+    let before = pid("b");
+    let killed = rustix::process::Pid::from_raw(i32::try_from(before).unwrap()).unwrap();
+    rustix::process::kill_process(killed, rustix::process::Signal::KILL).unwrap();
+    wait_for("Docker to start it again", || (![0, before].contains(&pid("b"))).then_some(()));
+    wait_for("godwit to follow", || (cache.bed.pid("b", "cache") == pid("b")).then_some(()));
+    cache.connect();
+
+    // Stopped and started by Docker, by godwit, and by one and then the other.
+    cache.docker("b", &["stop", "cache"]);
+    cache.is_at("b", "exited");
+    cache.is_shown("b", "stopped");
+    cache.docker("b", &["start", "cache"]);
+    cache.is_shown("b", "running");
+    cache.connect();
+    assert_eq!(cache.docker("b", &read), "1\nblue\n");
+    cache.bed.done("b", &["stop", "cache"]);
+    cache.is_at("b", "exited");
+    cache.is_shown("b", "stopped");
+    cache.bed.done("b", &["start", "cache"]);
+    cache.is_at("b", "running");
+    cache.connect();
+    cache.bed.done("b", &["stop", "cache"]);
+    cache.docker("b", &["start", "cache"]);
+    cache.is_shown("b", "running");
+    cache.connect();
+
+    // It goes on, and back.
+    cache.bed.migrate("cache", "b", "a");
+    cache.is_at("a", "running");
+    assert_eq!(cache.docker("a", &read), "1\nblue\n");
+    cache.connect();
+
+    // Removed behind godwit's back, and then there.
+    cache.docker("a", &["rm", "--force", "cache"]);
+    wait_for("godwit to know", || {
+        let shown: Value = cache.bed.json("a", &["inspect", "cache"]);
+        shown["reason"].as_str().unwrap().contains("removed").then_some(())
+    });
+    cache.bed.done("a", &["rm", "cache"]);
+    assert_eq!((cache.listed("a"), cache.listed("b")), (String::new(), String::new()));
+    cache.down();
+}
+
+#[test]
+fn a_container_of_a_plain_docker_run_leaves_dockers_network_and_keeps_its_published_port_and_volumes() {
+    const PORT: u16 = 16380;
+    let publish = format!("{PORT}:6379");
+    let cache = Cache::started(
+        "dock-plain",
+        &["--publish", &publish, "--restart", "always", "--volume", "store:/data", "--volume", "/scratch"],
+    );
+    let publishes = |node: &str| {
+        let at = SocketAddrV4::new(cache.bed.lab().config().address(node).unwrap(), PORT);
+        RedisClient::connect(cache.bed.lab(), CLIENT, at, PATIENCE).unwrap()
+    };
+    publishes("a").fill(1 << 20).unwrap();
+    let write = "echo 1 >/data/file; echo 2 >/scratch/file";
+    cache.docker("a", &["exec", "cache", "/bin/sh", "-c", write]);
+    let refused = cache.bed.godwit("a", &["adopt", "docker:cache"]);
+    assert!(refused.code == 1 && refused.stderr.contains("Docker's network bridge"), "{refused:?}");
+    assert!(refused.stderr.contains("--leave-networks"), "{refused:?}");
+    // It is where it was.
+    publishes("a");
+    let address = ADDRESS.to_string();
+    cache.bed.done("a", &["adopt", "docker:cache", "--leave-networks", "--ip", &address]);
+    publishes("a");
+    let mut before = cache.connect();
+    // Docker starts it again, in another network namespace, in which the address is then.
+    let pid = cache.bed.pid("a", "cache");
+    let killed = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(killed, rustix::process::Signal::KILL).unwrap();
+    wait_for("godwit to follow", || (![0, pid].contains(&cache.bed.pid("a", "cache"))).then_some(()));
+    assert!(before.call(&["PING"]).is_err(), "that was another life");
+    let mut lasting = cache.connect();
+    let volumes = |node: &str| cache.docker(node, &["volume", "ls", "--quiet"]).lines().count();
+    for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "postcopy")] {
+        cache.bed.migrate_so("cache", from, to, &["--mode", mode]);
+        cache.is_at(to, "running");
+        lasting.call(&["PING"]).unwrap();
+        publishes(to);
+        let read = ["exec", "cache", "/bin/sh", "-c", "cat /data/file /scratch/file"];
+        assert_eq!(cache.docker(to, &read), "1\n2\n");
+        wait_for("the volumes to be on one node", || ((volumes(from), volumes(to)) == (0, 2)).then_some(()));
+    }
+    cache.down();
+}
+
+#[test]
+fn what_cannot_move_is_refused_by_name_and_stays_dockers() {
+    let cache = Cache::up("dock-refuses", &[]);
+    let dir = cache.bed.scratch().to_str().unwrap().to_owned();
+    let bind = format!("{dir}:/data");
+    let sleep = [IMAGE, "/bin/sleep", "1000"];
+    let first = ["run", "--detach", "--name", "first", "--network", "none", "--volume", "both:/data"];
+    cache.docker("a", &[&first[..], &sleep].concat());
+    let cases: [(&str, &[&str], &str); 9] = [
+        ("bound", &["--volume", &bind], "mounted on /data"),
+        ("shared", &["--volume", "both:/data"], "another container uses its volume both"),
+        ("tty", &["--tty"], "terminal"),
+        ("input", &["--interactive"], "standard input"),
+        ("pids", &["--pid", "host"], "PID namespace"),
+        ("ipc", &["--ipc", "host"], "IPC namespace"),
+        ("device", &["--device", "/dev/fuse"], "devices of the node"),
+        ("host", &["--security-opt", "systempaths=unconfined"], "systempaths"),
+        ("gone", &["--rm"], "removed when it ends"),
+    ];
+    for (name, options, reason) in cases {
+        let words = ["run", "--detach", "--name", name, "--network", "none"];
+        cache.docker("a", &[&words[..], options, &sleep].concat());
+        let refused = cache.bed.godwit("a", &["adopt", &format!("docker:{name}")]);
+        assert!(refused.code == 1 && refused.stderr.contains(reason), "{name}: {refused:?}");
+        let state = cache.docker("a", &["inspect", "--format", "{{.State.Status}}", name]);
+        assert_eq!(state, "running\n", "{name}");
+    }
+    let refused = cache.bed.godwit("a", &["adopt", "docker:none"]);
+    assert!(refused.code == 1 && refused.stderr.contains("no container none"), "{refused:?}");
+    // In godwit's care once.
+    let twice = cache.bed.godwit("a", &["adopt", "docker:cache", "--name", "other"]);
+    assert!(twice.code == 1 && twice.stderr.contains("as service cache"), "{twice:?}");
+    // A container in the way is not taken away.
+    cache.dockers.image(&["a", "b"], &cache.preset, "other:1");
+    cache.docker("b", &["create", "--name", "cache", "--network", "none", "other:1", "/bin/true"]);
+    let refused = cache.bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    let reason = "Docker has a container cache there already";
+    assert!(refused.code == 1 && refused.stderr.contains(reason), "{refused:?}");
+    assert_eq!(cache.listed("b"), "cache created\n");
+    cache.connect();
+    cache.down();
+}

@@ -1,0 +1,180 @@
+//! A Docker for each node of a lab: a dockerd in the node's network namespace, with storage and sockets of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use godwit_lab::LabConfig;
+use godwit_lab::workload::Preset;
+use serde_json::json;
+
+use crate::{Bed, programs, wait_for};
+
+const NODES: [&str; 2] = ["a", "b"];
+
+/// The Dockers of a lab.
+#[derive(Debug)]
+pub struct Dockers {
+    directory: tempfile::TempDir,
+    daemons: Vec<Child>,
+}
+
+impl Default for Dockers {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Dockers {
+    /// Those of a lab that is to be made.
+    pub fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap(), daemons: Vec::new() }
+    }
+
+    fn of_node(&self, node: &str) -> PathBuf {
+        self.directory.path().join(node)
+    }
+
+    fn socket(&self, node: &str) -> PathBuf {
+        self.of_node(node).join("sock")
+    }
+
+    /// Has the daemons of a lab use them.
+    pub fn equip(&self, config: &mut LabConfig) {
+        let own = self.directory.path().display();
+        let through = format!(
+            "node=$(ip netns identify)\nexec \"$@\" --docker-socket {own}/${{node##*-}}/sock --docker docker\n"
+        );
+        config.programs.serve_through = ["sh", "-c", &through, "sh"].map(str::to_owned).into();
+    }
+
+    /// Starts them.
+    pub fn start(&mut self, bed: &Bed) {
+        for node in NODES {
+            let own = self.of_node(node);
+            std::fs::create_dir_all(&own).unwrap();
+            let state = Path::new("/run/godwit/labs").join(bed.lab().name()).join(node).join("docker");
+            // No limits that a container here may not have.
+            let limit = |name: &str| json!({ "Name": name, "Soft": 20000, "Hard": 20000 });
+            let settings = json!({
+                "runtimes": { "godwit": { "path": programs().join("godwit-runtime"), "runtimeArgs": ["--state", state] } },
+                "default-ulimits": { "nofile": limit("nofile"), "nproc": limit("nproc") },
+            });
+            let file = own.join("daemon.json");
+            std::fs::write(&file, settings.to_string()).unwrap();
+            let log = std::fs::File::create(own.join("log")).unwrap();
+            let mut command = bed.lab().command(node, "dockerd").unwrap();
+            let option = |name: &str, path: PathBuf| format!("--{name}={}", path.display());
+            command
+                .arg(option("config-file", file))
+                .arg(option("data-root", own.join("root")))
+                .arg(option("exec-root", own.join("exec")))
+                .arg(option("pidfile", own.join("pid")))
+                .arg(format!("--host=unix://{}", self.socket(node).display()))
+                .arg(format!("--cgroup-parent=/godwit-lab/{}/{node}/docker", bed.lab().name()))
+                .arg("--bip=10.77.0.1/24")
+                .stdin(Stdio::null())
+                .stdout(log.try_clone().unwrap())
+                .stderr(log);
+            self.daemons.push(command.spawn().unwrap());
+        }
+        for node in NODES {
+            wait_for(&format!("dockerd on {node}"), || {
+                self.call(node, &["info"]).status.success().then_some(())
+            });
+        }
+    }
+
+    /// Calls the Docker of a node, whatever comes of it.
+    pub fn call(&self, node: &str, words: &[&str]) -> Output {
+        let mut command = Command::new("docker");
+        command.arg("--host").arg(format!("unix://{}", self.socket(node).display()));
+        command.args(words).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Calls the Docker of a node, which must do what it is asked; what it printed.
+    pub fn done(&self, node: &str, words: &[&str]) -> String {
+        let output = self.call(node, words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "docker {words:?} on {node}: {said}\n{}", self.log(node));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The end of the log of a node's dockerd.
+    fn log(&self, node: &str) -> String {
+        let text = std::fs::read_to_string(self.of_node(node).join("log")).unwrap_or_default();
+        let lines: Vec<_> = text.lines().rev().take(10).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+
+    /// Where the Docker of a node keeps what it has.
+    pub fn storage(&self, node: &str) -> PathBuf {
+        self.of_node(node).join("root")
+    }
+
+    /// The containers that runc has for the Docker of a node.
+    pub fn of_runc(&self, node: &str) -> String {
+        let roots = ["runtime-runc", "runtime-godwit"]
+            .map(|root| self.of_node(node).join("exec").join(root).join("moby"));
+        let names = roots.into_iter().flat_map(|root| std::fs::read_dir(root).into_iter().flatten());
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap() + "\n").collect()
+    }
+
+    /// Makes an image of a preset, with a shell, which these nodes have then.
+    pub fn image(&self, nodes: &[&str], preset: &Preset, name: &str) {
+        let layer = self.directory.path().join("layer.tar");
+        let bin = preset.rootfs.join("bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        std::fs::copy("/bin/busybox", bin.join("busybox")).unwrap();
+        for name in ["cat", "sh", "sleep", "true"] {
+            let _ = std::fs::remove_file(bin.join(name));
+            std::os::unix::fs::symlink("busybox", bin.join(name)).unwrap();
+        }
+        let mut packed = Command::new("tar");
+        packed.arg("-C").arg(&preset.rootfs).arg("-cf").arg(&layer).arg(".");
+        assert!(packed.status().unwrap().success());
+        // One ID for all of them.
+        let (first, others) = nodes.split_first().unwrap();
+        self.done(first, &["import", layer.to_str().unwrap(), name]);
+        std::fs::remove_file(&layer).unwrap();
+        for node in others {
+            let archive = self.directory.path().join("image.tar");
+            self.done(first, &["save", "--output", archive.to_str().unwrap(), name]);
+            self.done(node, &["load", "--quiet", "--input", archive.to_str().unwrap()]);
+            std::fs::remove_file(archive).unwrap();
+        }
+    }
+
+    /// Removes all containers, before the lab goes.
+    pub fn clear(&self) {
+        for node in NODES {
+            let all = self.done(node, &["ps", "--all", "--quiet"]);
+            let mut words = vec!["rm", "--force"];
+            words.extend(all.lines());
+            if words.len() > 2 {
+                self.done(node, &words);
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        for mut daemon in std::mem::take(&mut self.daemons) {
+            let pid = rustix::process::Pid::from_child(&daemon);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            daemon.wait().unwrap();
+        }
+        let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let places = text.lines().filter_map(|line| line.split(' ').nth(4));
+        for place in places.filter(|place| Path::new(place).starts_with(self.directory.path())) {
+            // It may have gone with another.
+            let gone = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
+            assert!(matches!(gone, Ok(()) | Err(rustix::io::Errno::INVAL)), "{place}: {gone:?}");
+        }
+    }
+}
+
+impl Drop for Dockers {
+    /// After a test that failed, its containers are killed with the lab.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
