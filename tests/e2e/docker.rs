@@ -2,9 +2,13 @@
 //! and Docker.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
 
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
 use godwit_tests::docker::Dockers;
+use godwit_tests::hold::Points;
 use godwit_tests::{Bed, CLIENT, PATIENCE, wait_for};
 use serde_json::Value;
 
@@ -18,8 +22,18 @@ struct Cache {
     // It ends before the lab, which ends what is in its network namespaces.
     dockers: Dockers,
     bed: Bed,
+    points: Points,
     preset: Preset,
 }
+
+/// Where a move is held in these tests: each is another state of Docker at the destination.
+const HELD: [&str; 5] = [
+    "destination.reserved",
+    "destination.prepared",
+    "destination.received",
+    "destination.restored",
+    "source.committed",
+];
 
 impl Cache {
     fn up(test: &str, more: &[&str]) -> Self {
@@ -33,7 +47,11 @@ impl Cache {
     /// Not adopted yet.
     fn started(test: &str, more: &[&str]) -> Self {
         let mut dockers = Dockers::new();
-        let bed = Bed::up_with(test, |config| dockers.equip(config));
+        let mut points = None;
+        let bed = Bed::up_with(test, |config| {
+            dockers.equip(config);
+            points = Some(Points::among(config, &HELD));
+        });
         dockers.start(&bed);
         let preset = bed.build(Workload::Redis);
         dockers.image(&["a"], &preset, IMAGE);
@@ -44,7 +62,7 @@ impl Cache {
         words.push(IMAGE);
         words.extend(preset.command.iter().map(String::as_str));
         dockers.done("a", &words);
-        Self { bed, dockers, preset }
+        Self { dockers, bed, points: points.unwrap(), preset }
     }
 
     fn connect(&self) -> RedisClient {
@@ -81,6 +99,18 @@ impl Cache {
     fn inspect(&self, node: &str) -> Value {
         let all: Value = serde_json::from_str(&self.docker(node, &["inspect", "cache"])).unwrap();
         all[0].clone()
+    }
+
+    /// Node b has nothing of it, in Docker or beside it, but this container of a user's.
+    fn is_not_on_b(&self, own: &str) {
+        wait_for("Docker on b to have nothing of it", || {
+            let volumes = self.docker("b", &["volume", "ls", "--quiet"]);
+            let waiting = self.dockers.storage("b").join("godwit");
+            let waits = std::fs::read_dir(waiting).map_or(0, Iterator::count);
+            let containers = self.docker("b", &["ps", "--all", "--quiet", "--no-trunc"]);
+            let runs = self.dockers.of_runc("b");
+            (containers == own && volumes.is_empty() && waits == 0 && runs == own).then_some(())
+        });
     }
 
     fn down(self) {
@@ -124,7 +154,9 @@ fn docker_manages_what_came_to_it_as_if_it_had_been_started_there() {
         assert_eq!(there["Config"][field], first["Config"][field], "{field}");
     }
     assert_eq!(there["Config"]["Labels"]["tier"], "x");
-    assert_eq!(there["HostConfig"]["RestartPolicy"]["Name"], "always");
+    wait_for("its restart policy", || {
+        (cache.inspect("b")["HostConfig"]["RestartPolicy"]["Name"] == "always").then_some(())
+    });
     assert!(!there.to_string().contains(cache.dockers.storage("a").to_str().unwrap()), "{there}");
 
     // Commands in it, by either.
@@ -267,5 +299,72 @@ fn what_cannot_move_is_refused_by_name_and_stays_dockers() {
     assert!(refused.code == 1 && refused.stderr.contains(reason), "{refused:?}");
     assert_eq!(cache.listed("b"), "cache created\n");
     cache.connect();
+    cache.down();
+}
+
+#[test]
+fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_nothing_elsewhere() {
+    let cache = Cache::up("dock-ends", &["--volume", "data:/data", "--restart", "always"]);
+    let mut lasting = cache.connect();
+    lasting.fill(1 << 20).unwrap();
+    let pid = cache.bed.pid("a", "cache");
+    // A user's container that says it had been on its way, as one from `docker commit` does.
+    cache.dockers.image(&["b"], &cache.preset, "other:1");
+    let label = format!("godwit.arrival={}", cache.inspect("a")["Id"].as_str().unwrap());
+    let words = ["run", "--detach", "--name", "own", "--network", "none", "--label", &label];
+    let own = cache.docker("b", &[&words[..], &["other:1", "/bin/sleep", "1000"]].concat());
+    let begin = |point: &str| {
+        cache.points.hold(point);
+        // The destination may still be putting away what the move before has left.
+        wait_for(&format!("a move that comes to {point}"), || {
+            let mut command = cache.bed.command("a", &["migrate", "cache", "--to", "b"]);
+            let mut moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            while moving.try_wait().unwrap().is_none() {
+                if cache.points.has_reached(point) {
+                    return Some(moving);
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            let said = moving.wait_with_output().unwrap();
+            let refused = String::from_utf8_lossy(&said.stderr);
+            assert!(refused.contains("try again in a moment"), "{point}: {refused}");
+            None
+        })
+    };
+    let mut is_as_before = |point: &str| {
+        cache.is_not_on_b(&own);
+        cache.is_shown("a", "running");
+        assert_eq!(cache.bed.pid("a", "cache"), pid, "{point}");
+        lasting.call(&["PING"]).unwrap();
+    };
+    for point in HELD.into_iter().take_while(|point| *point != "source.committed") {
+        let moving = begin(point);
+        cache.bed.done("a", &["cancel", "cache"]);
+        let said = moving.wait_with_output().unwrap();
+        assert_eq!(said.status.code(), Some(1), "{point}: {said:?}");
+        cache.points.let_go(point);
+        is_as_before(point);
+
+        // The destination's daemon is killed, and finds what it had begun.
+        let moving = begin(point);
+        cache.bed.lab().stop_node("b").unwrap();
+        let said = moving.wait_with_output().unwrap();
+        assert_eq!(said.status.code(), Some(1), "{point}: {said:?}");
+        cache.points.let_go(point);
+        cache.bed.lab().start_node("b").unwrap();
+        is_as_before(point);
+    }
+    // Until the commit Docker would not start it by itself. After it, it is the destination's, whatever becomes of the source's
+    // daemon.
+    let moving = begin("source.committed");
+    let policy = || cache.inspect("b")["HostConfig"]["RestartPolicy"]["Name"].as_str().unwrap().to_owned();
+    assert_eq!(policy(), "no");
+    cache.bed.lab().stop_node("a").unwrap();
+    cache.points.let_go("source.committed");
+    cache.bed.lab().start_node("a").unwrap();
+    moving.wait_with_output().unwrap();
+    wait_for("Docker on a to have nothing of it", || cache.listed("a").is_empty().then_some(()));
+    wait_for("its restart policy", || (policy() == "always").then_some(()));
+    lasting.call(&["PING"]).unwrap();
     cache.down();
 }

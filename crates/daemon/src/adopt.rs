@@ -50,8 +50,9 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
     let _alone = node.adopting.lock().await;
     let others = node.state.services().map_err(internal)?;
     let same = |other: &Service| {
+        let Some(kept) = other.kept.as_ref().filter(|kept| kept.keeper == keeper) else { return false };
         let here = engine.id_here(&node.local().config(other)).ok().flatten();
-        other.kept.as_ref().is_some_and(|kept| kept.keeper == keeper) && here.as_ref() == Some(&found.kept.id)
+        here.unwrap_or_else(|| kept.id.clone()) == found.kept.id
     };
     if let Some(other) = others.iter().find(|other| same(&other.service)) {
         return Err(Status::already_exists(format!(

@@ -219,7 +219,9 @@ fn follow_engine(node: &Arc<Node>, service: &Service) {
 async fn follow_once(node: &Arc<Node>, service: &Service) -> Result<(), LocalError> {
     let local = node.local();
     {
-        let Some(_occupied) = node.occupy(&service.name) else { return Err(failed_by("it is in use")) };
+        let Some(_occupied) = node.occupy_for_a_look(&service.name) else {
+            return Err(failed_by("it is in use"));
+        };
         // A container that has come here is started in this namespace.
         local.network.plug(service).await?;
     }
@@ -254,7 +256,7 @@ fn failed_by(reason: &str) -> LocalError {
 }
 
 /// The pauses before an engine is asked again that could not be followed.
-const ENGINE_AGAIN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+const ENGINE_AGAIN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(4));
 
 /// The service as it is in the state, if it is this life of it, has ended, and its policy wants it to be started.
 fn wanted(node: &Node, service: &Service) -> Option<(Owned, i32)> {

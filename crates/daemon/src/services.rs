@@ -463,6 +463,9 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
             "service {name} runs; stop it first, or remove it with --force"
         )));
     }
+    if let Some(kept) = &service.service.kept {
+        node.keeper(kept).own(&node.local().config(&service.service)).map_err(internal)?;
+    }
     node.unwatch(name);
     node.local().clear(&service.service).await.map_err(internal)?;
     node.state.remove_service(&service.service).map_err(internal)?;

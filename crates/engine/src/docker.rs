@@ -14,7 +14,8 @@ mod image;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use bytes::Bytes;
 use godwit_names::ServiceName;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::{OnceCell, mpsc};
+use tokio::sync::{Mutex, mpsc};
 
 use crate::container::{
     BegunRestore, ContainerConfig, EngineError, ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest,
@@ -63,7 +64,8 @@ pub struct Docker {
     path_variable: OsString,
     api: Api,
     care: Care,
-    info: Arc<OnceCell<Info>>,
+    /// Held while a container is created.
+    creating: Arc<Mutex<()>>,
 }
 
 /// What dockerd says of itself.
@@ -73,9 +75,16 @@ struct Info {
     docker_root_dir: PathBuf,
     driver: String,
     #[serde(default)]
-    runtimes: BTreeMap<String, Value>,
+    runtimes: BTreeMap<String, RuntimeOf>,
     #[serde(default)]
     security_options: Option<Vec<String>>,
+}
+
+/// A runtime that dockerd knows.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RuntimeOf {
+    runtime_args: Option<Vec<String>>,
 }
 
 /// A volume as dockerd tells it.
@@ -97,7 +106,7 @@ impl Docker {
         let processes = Processes { criu: config.criu.clone() };
         let care = Care { keeper: Keeper::Docker, run: config.run.clone(), processes };
         let path_variable = path_variable(&config.criu, config.programs.as_deref());
-        Self { api: Api::new(&config.socket), path_variable, config, care, info: Arc::default() }
+        Self { api: Api::new(&config.socket), path_variable, config, care, creating: Arc::default() }
     }
 
     fn failed(&self, name: &ServiceName, action: &'static str) -> impl Fn(ApiError) -> EngineError {
@@ -105,10 +114,9 @@ impl Docker {
         move |error| care.failed(&name, action, error)
     }
 
-    /// What dockerd says of itself, which it is asked for once.
-    async fn info(&self, name: &ServiceName) -> Result<&Info, EngineError> {
-        let ask = async { self.api.get("/info").await.map_err(self.failed(name, "tell its storage for")) };
-        self.info.get_or_try_init(|| ask).await
+    /// What dockerd says of itself.
+    async fn info(&self, name: &ServiceName) -> Result<Info, EngineError> {
+        self.api.get("/info").await.map_err(self.failed(name, "tell its storage for"))
     }
 
     /// What a configuration says of a container in Docker.
@@ -122,6 +130,17 @@ impl Docker {
     async fn volume(&self, name: &ServiceName, volume: &str) -> Result<Option<InspectedVolume>, EngineError> {
         let path = format!("/volumes/{}", encoded(volume));
         self.api.find(&path).await.map_err(self.failed(name, "inspect a volume of"))
+    }
+
+    /// Whether a volume was made for this arrival.
+    async fn has_made(
+        &self,
+        config: &ContainerConfig,
+        volume: &str,
+        token: &str,
+    ) -> Result<bool, EngineError> {
+        let labels = self.volume(&config.name, volume).await?.and_then(|found| found.labels);
+        Ok(labels.is_some_and(|labels| labels.get(ARRIVAL_LABEL).is_some_and(|label| label == token)))
     }
 
     /// A request about a container.
@@ -180,11 +199,7 @@ impl Keeps for Docker {
         let (_, definition) = self.kept(config)?;
         let mut found = definition.objections();
         let info = self.info(&config.name).await?;
-        if !info.runtimes.contains_key(RUNTIME) {
-            found.push(format!(
-                "Docker there does not know the runtime {RUNTIME}; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"/usr/bin/godwit-runtime\"}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
-            ));
-        }
+        found.extend(info.runtime_objection(&self.care.run));
         found.extend(info.objection());
         if !is_new {
             return Ok(found);
@@ -199,6 +214,11 @@ impl Keeps for Docker {
                     "Docker has a volume {volume} there already; `docker volume rm` removes it"
                 ));
             }
+        }
+        let device =
+            |place: &str| std::fs::metadata(info.docker_root_dir.join(place)).map(|found| found.dev()).ok();
+        if !definition.volumes.is_empty() && device("volumes") != device("overlay2") {
+            found.push("Docker has its volumes on another filesystem than its root filesystems there".into());
         }
         Ok(found)
     }
@@ -216,21 +236,25 @@ impl Keeps for Docker {
         Ok(self.info(name).await?.docker_root_dir.clone())
     }
 
-    async fn make_volumes(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let (kept, definition) = self.kept(config)?;
+    async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
+        let (_, definition) = self.kept(config)?;
         for (volume, _) in definition.volumes_and_targets() {
-            let made = json!({ "Name": volume, "Labels": { ARRIVAL_LABEL: kept.id } });
+            let made = json!({ "Name": volume, "Labels": { ARRIVAL_LABEL: token } });
             self.about(config, "make a volume of", "/volumes/create", Some(&made), SHORT).await?;
+            // Docker says the same of one that somebody has.
+            if !self.has_made(config, &volume, token).await? {
+                let reason = format!("it has a volume {volume} there already; `docker volume rm` removes it");
+                return Err(self.care.failed(&config.name, "make a volume of", reason));
+            }
         }
         Ok(())
     }
 
-    async fn made_volumes(&self, config: &ContainerConfig) -> Result<Vec<String>, EngineError> {
-        let Ok((kept, definition)) = self.kept(config) else { return Ok(Vec::new()) };
+    async fn made_volumes(&self, config: &ContainerConfig, token: &str) -> Result<Vec<String>, EngineError> {
+        let Ok((_, definition)) = self.kept(config) else { return Ok(Vec::new()) };
         let mut names = Vec::new();
         for (volume, _) in definition.volumes_and_targets() {
-            let labels = self.volume(&config.name, &volume).await?.and_then(|found| found.labels);
-            if labels.is_some_and(|labels| labels.get(ARRIVAL_LABEL) == Some(&kept.id)) {
+            if self.has_made(config, &volume, token).await? {
                 names.push(volume);
             }
         }
@@ -258,14 +282,22 @@ impl Keeps for Docker {
         config: &ContainerConfig,
         id: &str,
         network: &str,
-        address: &str,
+        how: &str,
     ) -> Result<(), EngineError> {
         let path = format!("/networks/{}/connect", encoded(network));
-        // On its first network Docker chooses the addresses.
-        let chosen = !address.is_empty() && network != "bridge";
-        let ipam = if chosen { json!({ "IPv4Address": address }) } else { Value::Null };
-        let document = json!({ "Container": id, "EndpointConfig": { "IPAMConfig": ipam } });
+        let how: Value = serde_json::from_str(how).unwrap_or_default();
+        let document = json!({ "Container": id, "EndpointConfig": how });
         self.about(config, "put back on its network", &path, Some(&document), SHORT).await
+    }
+
+    async fn set_policy(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        let (_, definition) = self.kept(config)?;
+        let policy = json!({ "RestartPolicy": definition.restart_policy() });
+        let path = format!("/containers/{id}/update");
+        match self.api.post(&path, Some(&policy), SHORT).await {
+            Err(error) if error.is_missing() => Ok(()),
+            told => told.map(drop).map_err(self.failed(&config.name, "set the restart policy of")),
+        }
     }
 
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
@@ -332,17 +364,18 @@ impl Keeps for Docker {
         let never = json!({ "RestartPolicy": { "Name": "no" } });
         match self.api.post(&format!("/containers/{id}/update"), Some(&never), SHORT).await {
             Err(error) if error.is_missing() => return Ok(()),
-            Err(error @ ApiError::Unreachable { .. }) => return Err(failed(error)),
-            // It may be on its way out.
-            Err(error) => {
-                tracing::debug!(container = %config.name, %error, "its restart policy is not changed")
+            // It is on its way out.
+            Err(ApiError::Refused { message, .. }) => {
+                tracing::debug!(container = %config.name, message, "its restart policy is not changed");
             }
+            Err(error) => return Err(failed(error)),
             Ok(_) => {}
         }
         // It may be frozen, of which Docker does not know.
-        if let Some(life) = Record::read(config)?.and_then(|record| record.life) {
-            let cgroup = ContainerConfig { cgroup: life.cgroup, ..config.clone() };
-            self.care.processes.kill(&cgroup).await?;
+        let life = Record::read(config)?.filter(|record| record.id == id).and_then(|record| record.life);
+        if let Some(life) = life {
+            let placed = ContainerConfig { cgroup: life.cgroup, ..config.clone() };
+            self.care.processes.kill(&placed).await?;
         }
         self.api.delete(&format!("/containers/{id}?force=1"), LONG).await.map_err(failed)
     }
@@ -369,7 +402,24 @@ impl Keeps for Docker {
     }
 }
 
+/// Where godwit-runtime looks for instructions unless it is told otherwise.
+const STATE: &str = "/run/godwit/docker";
+
 impl Info {
+    /// What is wrong with the runtime that restores, which looks for instructions in a directory.
+    fn runtime_objection(&self, run: &Path) -> Option<String> {
+        let (place, state) = (run.display(), Path::new(STATE) == run);
+        let arguments =
+            if state { String::new() } else { format!(", \"runtimeArgs\": [\"--state\", \"{place}\"]") };
+        let told = self.runtimes.get(RUNTIME).map(|of| of.runtime_args.clone().unwrap_or_default());
+        let wanted = if state { Vec::new() } else { vec!["--state".to_owned(), run.display().to_string()] };
+        (told != Some(wanted)).then(|| {
+            format!(
+                "Docker there does not know the runtime {RUNTIME}; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"/usr/bin/godwit-runtime\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
+            )
+        })
+    }
+
     /// What speaks against moving containers of this dockerd.
     fn objection(&self) -> Option<String> {
         let option = |name: &str| {

@@ -10,6 +10,7 @@
 //! What each engine does in its own way is behind [`Keeps`]; whoever does that is an [`Engine`], and [`Adopts`]. What godwit
 //! knows of a container is in its [`record`]; a container without one is none of godwit's business, whatever its name or ID.
 
+pub(crate) mod archive;
 pub(crate) mod files;
 pub(crate) mod landing;
 pub(crate) mod output;
@@ -40,15 +41,23 @@ pub(crate) const SHORT: Duration = Duration::from_secs(20);
 /// How long an engine may take to start a container, or to end one.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// The label of what was made for a container on its way here, with the ID that it was adopted with.
+/// The label of what was made for a container on its way here, with the [token](Record::token) of that.
 pub(crate) const ARRIVAL_LABEL: &str = "godwit.arrival";
 
 /// How long an engine may take to see that a container has ended, and how often to look.
 const END_SEEN: Duration = Duration::from_secs(10);
 const END_LOOK: Duration = Duration::from_millis(100);
 
-/// After so long an engine is helped to end a container: by then it has begun to.
-const HELP: Duration = Duration::from_secs(5);
+/// How long commands in a container are waited for that its engine may have begun, as for health checks, and how often to
+/// look.
+const SESSIONS_LIMIT: Duration = Duration::from_secs(3);
+const SESSIONS_LOOK: Duration = Duration::from_millis(20);
+
+/// The pauses before an engine is told again how to restart a container.
+const POLICY_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// A number that nobody can guess, another at each look.
+const UUID: &str = "/proc/sys/kernel/random/uuid";
 
 /// Where a container sees cgroups.
 pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
@@ -90,7 +99,7 @@ pub struct Found {
     pub memory_bytes: u64,
     /// CPU limit in thousandths; 0 for none.
     pub cpu_millis: u32,
-    /// The engine's networks that it is on, and its address on each.
+    /// The engine's networks that it is on, and what it takes to put it on each again.
     pub networks: Vec<(String, String)>,
     /// Ports of the node that the engine has lead into it over them.
     pub ports: Vec<Port>,
@@ -135,7 +144,7 @@ pub trait Adopts: Send + Sync {
     ) -> Result<(), EngineError>;
     /// What an earlier life of godwit has noted of a container, which it has forgotten, is no reason to remove it.
     fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError>;
-    /// From here on a container is removed with its service.
+    /// From here on a container is this node's, and is removed with its service.
     fn own(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// The ID of a container in this node's engine; nothing where it is not here.
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError>;
@@ -157,7 +166,7 @@ pub(crate) struct Look {
     pub(crate) upper: PathBuf,
     /// Its root filesystem, as the node has it mounted.
     pub(crate) merged: PathBuf,
-    /// The engine's networks that it is on, and its address on each.
+    /// The engine's networks that it is on, and what it takes to put it on each again.
     pub(crate) networks: Vec<(String, String)>,
 }
 
@@ -187,13 +196,13 @@ impl Care {
     }
 
     /// Where the files of a container that is here are bound into one tree.
-    fn tree(&self, record: &Record) -> PathBuf {
-        self.run.join(format!("files-{}", record.of))
+    fn tree(&self, config: &ContainerConfig) -> PathBuf {
+        self.run.join(format!("files-{}", config.name))
     }
 
     /// Where its restore finds the cgroup that a container is to see.
-    fn own_cgroup(&self, record: &Record) -> PathBuf {
-        self.run.join(format!("cgroup-{}", record.of))
+    fn own_cgroup(&self, config: &ContainerConfig) -> PathBuf {
+        self.run.join(format!("cgroup-{}", config.name))
     }
 
     /// Where the runtime finds what it is to do for a container with this ID.
@@ -219,7 +228,7 @@ impl Care {
             let (name, action) = (config.name.clone(), format!("find {what} of process {pid}"));
             move |source| io_error(&name, action, source)
         };
-        let gone = || EngineError::NotFound(config.name.clone());
+        let gone = || self.failed(&config.name, "reach", "its main process has ended");
         let start = process::start_time(pid).ok_or_else(gone)?;
         let cgroup = cgroup::of_process(pid).map_err(io("the cgroup"))?;
         let pipes = output::pipes(pid, reader).map_err(io("the output"))?;
@@ -278,25 +287,28 @@ pub(crate) trait Keeps: Send + Sync {
     /// Where the engine keeps root filesystems and volumes.
     async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError>;
 
-    /// Makes the volumes of a container on its way here, with [`ARRIVAL_LABEL`].
-    async fn make_volumes(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// Makes the volumes of a container on its way here, with [`ARRIVAL_LABEL`]. One that is there already is an error.
+    async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError>;
 
     /// Those of its volumes that were made so, and that are here.
-    async fn made_volumes(&self, config: &ContainerConfig) -> Result<Vec<String>, EngineError>;
+    async fn made_volumes(&self, config: &ContainerConfig, token: &str) -> Result<Vec<String>, EngineError>;
 
     /// Removes a volume, if it is there and nobody uses it.
     async fn remove_volume(&self, config: &ContainerConfig, volume: &str) -> Result<(), EngineError>;
 
     async fn leave(&self, config: &ContainerConfig, id: &str, network: &str) -> Result<(), EngineError>;
 
-    /// Puts a container on a network, with this address, if it has one.
+    /// Puts a container on a network again; see [`Look::networks`].
     async fn join(
         &self,
         config: &ContainerConfig,
         id: &str,
         network: &str,
-        address: &str,
+        how: &str,
     ) -> Result<(), EngineError>;
+
+    /// Tells the engine how to restart a container that has come here and is here for good, where it does not know yet.
+    async fn set_policy(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 
@@ -324,8 +336,8 @@ pub(crate) trait Keeps: Send + Sync {
     /// Ends a restore that waits for its images, and removes what it has made.
     async fn end_arrival(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError>;
 
-    /// Removes a container and not its volumes; nothing happens where it is not there. It must not be started again by the
-    /// engine's policy meanwhile.
+    /// Removes a container and not its volumes, whether it is frozen or not; nothing happens where it is not there. It must not
+    /// be started again by the engine's policy meanwhile.
     async fn remove_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 
     async fn size_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
@@ -386,7 +398,61 @@ async fn note(
     let blank = Record { of, id: look.id.clone(), ..Record::default() };
     let before = Record::read(config)?.unwrap_or(blank);
     let (upper, volumes) = (look.upper.clone(), keeps.volumes_of(&config.name, &look.id).await?);
-    Record { life, upper, volumes, import: None, waiting: None, ..before }.write(config)
+    // What runs here is here for good: its volumes are its own.
+    let left = before.left.clone();
+    Record { life, upper, volumes, import: None, waiting: None, left: None, landing: None, ..before }
+        .write(config)?;
+    forget_files(left);
+    Ok(())
+}
+
+/// Removes what an engine had made where files have come. Nobody waits for it, and what is not removed goes before the next
+/// arrival.
+fn forget_files(left: Option<PathBuf>) {
+    if let Some(left) = left {
+        tokio::task::spawn_blocking(move || fs::remove_dir_all(left));
+    }
+}
+
+/// Tells an engine how to restart a container, again until it succeeds. The container's record says so until then.
+fn tell_policy<K: Keeps + Clone + 'static>(keeps: &K, config: &ContainerConfig) {
+    let (keeps, config) = (keeps.clone(), config.clone());
+    tokio::spawn(async move {
+        let [mut pause, longest] = POLICY_PAUSES;
+        loop {
+            let Ok(Some(record)) = Record::read(&config) else { return };
+            if !record.owes_policy {
+                return;
+            }
+            match keeps.set_policy(&config, &record.id).await {
+                Ok(()) => {
+                    let told = Record::of(&config)
+                        .and_then(|record| Record { owes_policy: false, ..record }.write(&config));
+                    if let Err(error) = told {
+                        tracing::warn!(container = %config.name, %error, "its engine will be told again how to restart it");
+                    }
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(container = %config.name, %error, "its engine does not know yet how to restart it");
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    });
+}
+
+/// How many commands from outside run in a container. Those that its engine has begun end soon, unless they are frozen.
+async fn sessions(care: &Care, placed: &ContainerConfig, main: u32) -> Result<usize, EngineError> {
+    let begin = Instant::now();
+    loop {
+        let commands = care.processes.sessions(placed, main)?;
+        if commands == 0 || begin.elapsed() > SESSIONS_LIMIT || care.processes.cgroup(placed)?.is_frozen() {
+            return Ok(commands);
+        }
+        tokio::time::sleep(SESSIONS_LOOK).await;
+    }
 }
 
 /// The configuration of a container whose main process must live.
@@ -421,7 +487,7 @@ async fn state(
 }
 
 #[async_trait]
-impl<K: Keeps> Adopts for K {
+impl<K: Keeps + Clone + 'static> Adopts for K {
     async fn find(
         &self,
         name: &ServiceName,
@@ -452,6 +518,9 @@ impl<K: Keeps> Adopts for K {
         config: &ContainerConfig,
         networks: &[(String, String)],
     ) -> Result<(), EngineError> {
+        if networks.is_empty() {
+            return Ok(());
+        }
         let record = Record { networks: networks.to_vec(), leaves: true, ..Record::of(config)? };
         record.write(config)?;
         for (network, _) in networks {
@@ -470,12 +539,17 @@ impl<K: Keeps> Adopts for K {
     }
 
     fn own(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        match Record::read(config)? {
-            Some(record) if !record.ours => {
-                Record { ours: true, networks: Vec::new(), ..record }.write(config)
-            }
-            _ => Ok(()),
+        let Some(record) = Record::read(config)? else { return Ok(()) };
+        if record.owes_policy {
+            tell_policy(self, config);
         }
+        if record.ours && record.left.is_none() {
+            return Ok(());
+        }
+        let left = record.left.clone();
+        Record { ours: true, networks: Vec::new(), left: None, ..record }.write(config)?;
+        forget_files(left);
+        Ok(())
     }
 
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError> {
@@ -484,7 +558,7 @@ impl<K: Keeps> Adopts for K {
 }
 
 #[async_trait]
-impl<K: Keeps> Engine for K {
+impl<K: Keeps + Clone + 'static> Engine for K {
     async fn objections(&self, config: &ContainerConfig) -> Vec<String> {
         let asking = async { self.speaks_against(config, Record::read(config)?.is_none()).await };
         asking.await.unwrap_or_else(|error: EngineError| vec![error.to_string()])
@@ -518,11 +592,15 @@ impl<K: Keeps> Engine for K {
 
     async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let kept = self.care().kept(config)?;
-        let waiting = landing::waiting_in(&self.storage_of(&config.name).await?, &kept.id);
+        let waiting = landing::waiting_in(&self.storage_of(&config.name).await?, &config.name);
         let id = if self.keeps_ids() { kept.id.clone() } else { String::new() };
         let of = kept.id.clone();
+        let token = fs::read_to_string(UUID).map(|text| text.trim().to_owned());
+        let token = token.map_err(|source| io_error(&config.name, format!("read {UUID}"), source))?;
+        let record =
+            Record { of, id, token, ours: true, waiting: Some(waiting.clone()), ..Record::default() };
         // First, so that what is made is removed.
-        Record { of, id, ours: true, waiting: Some(waiting.clone()), ..Record::default() }.write(config)?;
+        record.write(config)?;
         let failed = |source| io_error(&config.name, format!("create {}", waiting.display()), source);
         // What an earlier arrival has left would be taken for a part of this one.
         match fs::remove_dir_all(&waiting) {
@@ -531,12 +609,12 @@ impl<K: Keeps> Engine for K {
         }
         fs::create_dir_all(&waiting).map_err(failed)?;
         // The engine would take a volume of that name for it that somebody makes until it does.
-        self.make_volumes(config).await
+        self.make_volumes(config, &record.token).await
     }
 
     fn changed_files(&self, config: &ContainerConfig) -> Result<PathBuf, EngineError> {
         let record = Record::of(config)?;
-        let tree = self.care().tree(&record);
+        let tree = self.care().tree(config);
         if let Some(waiting) = record.waiting {
             return Ok(waiting);
         }
@@ -609,7 +687,7 @@ impl<K: Keeps> Engine for K {
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
         let (placed, life) = living(self, config).await?;
         let processes = &self.care().processes;
-        let commands = processes.sessions(&placed, life.pid)?;
+        let commands = sessions(self.care(), &placed, life.pid).await?;
         if commands > 0 {
             return Err(EngineError::Occupied { name: config.name.clone(), commands });
         }
@@ -668,15 +746,9 @@ impl<K: Keeps> Engine for K {
     }
 
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
-        self.care().processes.cont(&self.care().placed(config)?.0, keep_stopped).await?;
-        let record = Record::of(config)?;
-        if let Some(left) = record.left.clone() {
-            // It runs: its volumes are its own from here on.
-            Record { left: None, ..record }.write(config)?;
-            // Nobody waits for it, and what is not removed goes before the next arrival.
-            tokio::task::spawn_blocking(move || fs::remove_dir_all(left));
-        }
-        Ok(())
+        // It is here for good.
+        self.own(config)?;
+        self.care().processes.cont(&self.care().placed(config)?.0, keep_stopped).await
     }
 
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
@@ -711,7 +783,7 @@ impl<K: Keeps> Engine for K {
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
         let (placed, life) = living(self, config).await?;
-        self.care().processes.sessions(&placed, life.pid)
+        sessions(self.care(), &placed, life.pid).await
     }
 
     async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
@@ -743,14 +815,14 @@ impl<K: Keeps> Engine for K {
 async fn remove(keeps: &(impl Keeps + ?Sized), config: &ContainerConfig) -> Result<(), EngineError> {
     let Some(record) = Record::read(config)? else { return Ok(()) };
     let care = keeps.care();
-    let tree = care.tree(&record);
+    let tree = care.tree(config);
     let io = |path: &Path| {
         let action = format!("remove {}", path.display());
         move |source| io_error(&config.name, action, source)
     };
     if !record.ours {
-        for (network, address) in &record.networks {
-            if let Err(error) = keeps.join(config, &record.id, network, address).await {
+        for (network, how) in &record.networks {
+            if let Err(error) = keeps.join(config, &record.id, network, how).await {
                 tracing::error!(container = %config.name, network, %error, "it is not put back on its network");
             }
         }
@@ -760,25 +832,15 @@ async fn remove(keeps: &(impl Keeps + ?Sized), config: &ContainerConfig) -> Resu
     keeps.end_arrival(config, &record).await?;
     // What was made meanwhile has another ID.
     let record = Record::of(config)?;
-    let own_cgroup = care.own_cgroup(&record);
+    let own_cgroup = care.own_cgroup(config);
     landing::unbind_cgroup(&own_cgroup).map_err(io(&own_cgroup))?;
     if !record.id.is_empty() {
-        // The engine notes that it ends the container before it does, and so starts it no more by its policy.
-        let removing = keeps.remove_it(config, &record.id);
-        tokio::pin!(removing);
-        match tokio::time::timeout(HELP, &mut removing).await {
-            Ok(removed) => removed?,
-            Err(_) => {
-                // Not every runtime kills what is frozen.
-                if record.life.is_some() {
-                    care.processes.kill(&care.placed(config)?.0).await?;
-                }
-                removing.await?;
-            }
-        }
-        if record.life.is_some() {
-            care.processes.kill(&care.placed(config)?.0).await?;
-        }
+        keeps.remove_it(config, &record.id).await?;
+    }
+    // What an engine has forgotten, too.
+    let lives = record.life.iter().map(|life| &life.cgroup);
+    for cgroup in lives.chain(&record.landing) {
+        care.processes.kill(&ContainerConfig { cgroup: cgroup.clone(), ..config.clone() }).await?;
     }
     files::unbind(&record, &tree).map_err(io(&tree))?;
     remove_volumes(keeps, config, &record).await?;
@@ -808,7 +870,7 @@ async fn remove_volumes(
     let mut names: Vec<_> = of_container.map(|volume| volume.name.clone()).collect();
     // Those that were made for an arrival which comes to nothing.
     if record.waiting.is_some() || record.left.is_some() {
-        names.extend(keeps.made_volumes(config).await?);
+        names.extend(keeps.made_volumes(config, &record.token).await?);
     }
     for name in names {
         keeps.remove_volume(config, &name).await?;

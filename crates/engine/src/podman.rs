@@ -36,6 +36,9 @@ use definition::Definition;
 /// built for that, as in Debian.
 const RUNTIME: &str = "runc";
 
+/// After so long Podman is helped to end a container: by then it has begun to.
+const HELP: Duration = Duration::from_secs(5);
+
 /// Which programs to use, and where.
 #[derive(Debug, Clone)]
 pub struct PodmanConfig {
@@ -184,10 +187,10 @@ impl Keeps for Podman {
         Ok(self.storage(name).await?.root.clone())
     }
 
-    async fn make_volumes(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let (kept, definition) = self.kept(config)?;
+    async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
+        let (_, definition) = self.kept(config)?;
         for (volume, _) in definition.volumes().unwrap_or_default() {
-            let label = format!("{ARRIVAL_LABEL}={}", kept.id);
+            let label = format!("{ARRIVAL_LABEL}={token}");
             let words = ["volume", "create", "--label", &label, "--", volume].map(OsStr::new).to_vec();
             let call = Call { name: &config.name, action: "make a volume of", words, settings: None };
             self.call(&call, SHORT).await?;
@@ -195,13 +198,15 @@ impl Keeps for Podman {
         Ok(())
     }
 
-    async fn made_volumes(&self, config: &ContainerConfig) -> Result<Vec<String>, EngineError> {
-        let Ok((kept, definition)) = self.kept(config) else { return Ok(Vec::new()) };
+    async fn made_volumes(&self, config: &ContainerConfig, token: &str) -> Result<Vec<String>, EngineError> {
+        let Ok((_, definition)) = self.kept(config) else { return Ok(Vec::new()) };
         let mut names = Vec::new();
         for (volume, _) in definition.volumes().unwrap_or_default() {
             if self.has_volume(&config.name, volume).await? {
                 let found = self.volumes(&config.name, &[volume]).await?;
-                let made = found.iter().any(|found| found.labels.get(ARRIVAL_LABEL) == Some(&kept.id));
+                let made = found
+                    .iter()
+                    .any(|found| found.labels.get(ARRIVAL_LABEL).is_some_and(|label| label == token));
                 names.extend(made.then(|| volume.to_owned()));
             }
         }
@@ -240,6 +245,11 @@ impl Keeps for Podman {
         }
         words.extend(["--", network]);
         self.about((config, id), "put back on its network", &words, SHORT).await.map(drop)
+    }
+
+    async fn set_policy(&self, _: &ContainerConfig, _: &str) -> Result<(), EngineError> {
+        // It has come with its description.
+        Ok(())
     }
 
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
@@ -309,7 +319,21 @@ impl Keeps for Podman {
 
     async fn remove_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
         let words = ["container", "rm", "--force", "--time", "0", "--ignore", "--"];
-        match self.about((config, id), "remove", &words, LONG).await {
+        // Podman notes that it ends the container before it does, and so starts it no more by its policy.
+        let removing = self.about((config, id), "remove", &words, LONG);
+        tokio::pin!(removing);
+        let removed = match tokio::time::timeout(HELP, &mut removing).await {
+            Ok(removed) => removed,
+            Err(_) => {
+                // Not every runtime kills what is frozen.
+                if let Some(life) = Record::read(config)?.and_then(|record| record.life) {
+                    let placed = ContainerConfig { cgroup: life.cgroup, ..config.clone() };
+                    self.care.processes.kill(&placed).await?;
+                }
+                removing.await
+            }
+        };
+        match removed {
             Err(EngineError::Keeper { reason, .. }) if reason.contains("no such container") => Ok(()),
             removed => removed.map(drop),
         }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use godwit_names::ServiceName;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::definition::{Config, Definition, HostConfig, MountedVolume};
+use super::definition::{Config, Definition, HostConfig, MountedVolume, OTHERWISE};
 use super::{Docker, RUNTIME, encoded, filtered, shim_of};
 use crate::container::{EngineError, Keeper, Kept, User, io_error};
 use crate::foreign::record::Volume;
@@ -71,15 +71,8 @@ struct Mount {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct NetworkSettings {
-    networks: Option<BTreeMap<String, Network>>,
+    networks: Option<BTreeMap<String, Map<String, Value>>>,
     ports: Option<BTreeMap<String, Option<Vec<Binding>>>>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct Network {
-    #[serde(rename = "IPAddress")]
-    address: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -120,7 +113,8 @@ fn is_set(value: &Value) -> bool {
         Value::String(text) => !text.is_empty(),
         Value::Array(list) => !list.is_empty(),
         Value::Object(map) => !map.is_empty(),
-        _ => true,
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        Value::Bool(true) => true,
     }
 }
 
@@ -140,20 +134,25 @@ impl Inspected {
         }
     }
 
-    /// The networks that it is on, and its address on each.
+    /// The networks that it is on, and what its user has said of each.
     fn networks(&self) -> Vec<(String, String)> {
         let networks = self.network_settings.networks.iter().flatten();
         let networks = networks.filter(|(name, _)| name.as_str() != "none");
-        networks.map(|(name, network)| (name.clone(), network.address.clone())).collect()
+        let of_user = |network: &Map<String, Value>| {
+            let said = ["IPAMConfig", "Aliases", "Links", "DriverOpts"].into_iter();
+            let said = said.filter_map(|name| Some((name.to_owned(), network.get(name)?.clone())));
+            Value::from(said.collect::<Map<_, _>>()).to_string()
+        };
+        networks.map(|(name, network)| (name.clone(), of_user(network))).collect()
     }
 
     pub(super) fn volumes(&self) -> Vec<Volume> {
         let volumes = self.mounts.iter().filter(|mount| mount.r#type == "volume");
-        // Docker gives those without a name one of 64 digits.
+        // `docker rm` keeps those without a name of their user's choice, too.
         let of = |mount: &Mount| Volume {
             name: mount.name.clone(),
             files: mount.source.clone(),
-            anonymous: crate::foreign::is_id(&mount.name),
+            anonymous: false,
         };
         volumes.map(of).collect()
     }
@@ -190,6 +189,15 @@ impl Inspected {
             found.map(|(_, reason)| (*reason).to_owned()).collect()
         };
         let mut found = of(&self.host_config, NOT_YET);
+        let known = json!(HostConfig::default());
+        let is_known = |name: &str| {
+            known.get(name).is_some()
+                || OTHERWISE.contains(&name)
+                || NOT_YET.iter().any(|(other, _)| *other == name)
+        };
+        for (name, _) in self.host_config.iter().filter(|(name, value)| is_set(value) && !is_known(name)) {
+            found.push(format!("it has the setting {name}, which does not move yet"));
+        }
         found.extend(of(&self.config, NOT_OPEN));
         let network = self.text("NetworkMode");
         if network == "host" || network.starts_with("container:") {
@@ -281,6 +289,10 @@ impl Docker {
             return Err(refused(objections.join("; ")));
         }
         let spec = self.spec_of(name, look.reader)?;
+        let mounts = spec["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
+        if mounts.iter().any(|mount| mount["destination"] == "/sbin/docker-init") {
+            return Err(refused("it has an init process of the node (\"init\" in Docker's settings)".into()));
+        }
         let process = &spec["process"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let texts =

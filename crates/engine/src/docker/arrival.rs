@@ -1,9 +1,12 @@
 //! A container comes to this node's Docker: Docker creates it anew and starts it ([`landing`]).
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::task::JoinHandle;
 
 use super::api::ApiError;
@@ -40,17 +43,11 @@ impl Docker {
         pipes: OutputPipes,
     ) -> Result<Box<dyn BegunRestore>, EngineError> {
         let config = &request.config;
-        let (kept, definition) = self.kept(config)?;
+        let (_, definition) = self.kept(config)?;
         self.end_start(config, &Record::of(config)?).await?;
-        let document = definition.to_create(&self.image_name(config).await?, RUNTIME, &kept.id);
-        let failed = self.failed(&config.name, "create");
-        let path = format!("/containers/create?name={}", definition.name);
-        let created = self.api.post(&path, Some(&document), LONG).await.map_err(&failed)?;
-        let Named { id } = serde_json::from_slice(&created).map_err(|error| failed(error.into()))?;
-        if !is_id(&id) {
-            return Err(failed(ApiError::Broken(format!("its ID is {id:?}"))));
-        }
-        Record { id: id.clone(), ..Record::of(config)? }.write(config)?;
+        let document =
+            definition.to_create(&self.image_name(config).await?, RUNTIME, &Record::of(config)?.token);
+        let id = self.create(config, &definition.name, document).await?;
         let place = self.care.place(&id);
         let task = Prepared::task(&place, &request, Some(&config.network_namespace));
         landing::instruct(&place, (&self.config.runc, &self.path_variable), &id, &task)
@@ -74,6 +71,32 @@ impl Docker {
         Ok(Box::new(Begun { docker: self.clone(), starting, landing }))
     }
 
+    /// Has Docker create a container, whoever waits for that; its ID.
+    async fn create(
+        &self,
+        config: &ContainerConfig,
+        name: &str,
+        document: Value,
+    ) -> Result<String, EngineError> {
+        let failed = self.failed(&config.name, "create");
+        let alone = Arc::clone(&self.creating).lock_owned().await;
+        Record { id: String::new(), ..Record::of(config)? }.write(config)?;
+        let (docker, config, path) =
+            (self.clone(), config.clone(), format!("/containers/create?name={name}"));
+        let creating = tokio::spawn(async move {
+            let _alone = alone;
+            let failed = docker.failed(&config.name, "create");
+            let created = docker.api.post(&path, Some(&document), LONG).await.map_err(&failed)?;
+            let Named { id } = serde_json::from_slice(&created).map_err(|error| failed(error.into()))?;
+            if !is_id(&id) {
+                return Err(failed(ApiError::Broken(format!("its ID is {id:?}"))));
+            }
+            Record { id: id.clone(), owes_policy: true, ..Record::of(&config)? }.write(&config)?;
+            Ok(id)
+        });
+        creating.await.unwrap_or_else(|error| Err(failed(ApiError::Broken(error.to_string()))))
+    }
+
     /// Ends a start that is under way, and removes what was created for it.
     pub(super) async fn end_start(
         &self,
@@ -83,22 +106,24 @@ impl Docker {
         if record.waiting.is_none() {
             return Ok(());
         }
-        let mut created: Vec<_> = Some(record.id.clone()).filter(|id| !id.is_empty()).into_iter().collect();
-        if created.is_empty() {
-            // The note of its ID may be missing.
-            let label =
-                filtered("/containers/json?all=1&", "label", &format!("{ARRIVAL_LABEL}={}", record.of));
-            let found: Vec<Named> =
-                self.api.get(&label).await.map_err(self.failed(&config.name, "look for"))?;
-            created.extend(found.into_iter().map(|found| found.id));
-        }
+        // One that is being created is known then.
+        drop(self.creating.lock().await);
+        let label =
+            filtered("/containers/json?all=1&", "label", &format!("{ARRIVAL_LABEL}={}", record.token));
+        let found: Vec<Named> = self.api.get(&label).await.map_err(self.failed(&config.name, "look for"))?;
+        let known = Record::of(config)?.id;
+        let created: BTreeSet<_> =
+            found.into_iter().map(|found| found.id).chain([known]).filter(|id| is_id(id)).collect();
         for id in created {
             let place = self.care.place(&id);
             let removing = self.remove_it(config, &id);
             tokio::pin!(removing);
             loop {
                 tokio::select! {
-                    removed = &mut removing => break removed?,
+                    removed = &mut removing => {
+                        removed?;
+                        break;
+                    }
                     // Docker does nothing else with a container while it starts.
                     () = tokio::time::sleep(START_LOOK) => {
                         landing::end_waiting(&place)
@@ -120,6 +145,9 @@ impl BegunRestore for Begun {
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError> {
         let Self { docker, starting, landing } = *self;
         let request = landing.request().clone();
+        if starting.is_finished() {
+            return Err(request.refused("Docker has not waited for it"));
+        }
         let landed = landing.go_on(None)?;
         let started = starting.await.unwrap_or_else(|error| Err(ApiError::Broken(error.to_string())));
         landed.put_away()?;

@@ -36,6 +36,19 @@ pub(super) struct Config {
     shell: Texts,
 }
 
+/// Settings of `HostConfig` that are looked at otherwise, or say nothing on another node.
+pub(super) const OTHERWISE: &[&str] = &[
+    "Binds",
+    "ConsoleSize",
+    "ContainerIDFile",
+    "Isolation",
+    "Mounts",
+    "NetworkMode",
+    "PortBindings",
+    "PublishAllPorts",
+    "Runtime",
+];
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Nothing {}
 
@@ -46,6 +59,8 @@ struct Healthcheck {
     interval: i64,
     timeout: i64,
     start_period: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start_interval: Option<i64>,
     retries: i64,
 }
 
@@ -242,10 +257,18 @@ impl Definition {
         found
     }
 
-    /// What dockerd of this node is given: it is in no network of Docker's, and its runtime steps in for runc.
-    pub(super) fn to_create(&self, image: &str, runtime: &str, of: &str) -> Value {
+    /// How Docker restarts it, once it is here for good.
+    pub(super) fn restart_policy(&self) -> Value {
+        json!(self.host.restart_policy)
+    }
+
+    /// What dockerd of this node is given: it is in no network of Docker's, its runtime steps in for runc, and Docker does not
+    /// start it by itself.
+    pub(super) fn to_create(&self, image: &str, runtime: &str, token: &str) -> Value {
         let mut config = self.config.clone();
-        config.labels.get_or_insert_default().insert(ARRIVAL_LABEL.into(), of.into());
+        config.labels.get_or_insert_default().insert(ARRIVAL_LABEL.into(), token.into());
+        // None would be the image's.
+        config.entrypoint.get_or_insert_with(|| vec![String::new()]);
         let mounts = self.volumes.iter().map(|volume| {
             json!({
                 "Type": "volume",
@@ -257,6 +280,7 @@ impl Definition {
         });
         let mut host = json!(self.host);
         host["Mounts"] = mounts.collect();
+        host["RestartPolicy"] = json!(RestartPolicy { name: "no".into(), maximum_retry_count: 0 });
         host["NetworkMode"] = "none".into();
         host["Runtime"] = runtime.into();
         let mut whole = json!(config);
@@ -302,13 +326,15 @@ mod tests {
     fn only_what_is_known_is_passed_on() {
         let told = Definition::told(&definition()).unwrap();
         assert_eq!(told.objections(), [""; 0]);
+        assert_eq!(told.restart_policy(), json!({ "Name": "always", "MaximumRetryCount": 0 }));
         let created = told.of_no_node().to_create("web:1", "godwit", "new");
         let host = created["HostConfig"].as_object().unwrap();
         for name in ["Binds", "binds", "Privileged", "PidMode", "Devices"] {
             assert!(!host.contains_key(name), "{name}");
         }
         assert!(created.get("Volumes").is_none() && created.get("MacAddress").is_none());
-        assert_eq!(host["RestartPolicy"], json!({ "Name": "always", "MaximumRetryCount": 0 }));
+        assert_eq!(host["RestartPolicy"], json!({ "Name": "no", "MaximumRetryCount": 0 }));
+        assert_eq!(created["Entrypoint"], json!([""]));
         assert_eq!((&host["NetworkMode"], &host["Runtime"]), (&json!("none"), &json!("godwit")));
         assert_eq!(host["Memory"], 1 << 20);
         assert_eq!(host["Mounts"][0]["Source"], "data");

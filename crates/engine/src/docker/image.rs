@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use super::api::ApiError;
 use super::{Docker, encoded};
 use crate::container::{ContainerConfig, EngineError};
+use crate::foreign::archive::without_names;
 
 /// An image as dockerd tells it.
 #[derive(Debug, Deserialize)]
@@ -23,11 +24,12 @@ impl Docker {
         self.api.find(&path).await.map_err(self.failed(&config.name, "inspect the image of"))
     }
 
-    /// Bytes of its layers.
+    /// Bytes of its archive at most. Docker counts what is in files, and each has a header there.
     pub(super) async fn bytes_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         let (_, definition) = self.kept(config)?;
         let found = self.image(config, &definition.image.1).await?;
-        Ok(found.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.size)
+        let size = found.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.size;
+        Ok(size.saturating_add(size / 4))
     }
 
     /// No layers, where the image is not here.
@@ -75,7 +77,12 @@ impl Docker {
     ) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         let failed = self.failed(&config.name, "load the image of");
-        let said = self.api.send("/images/load?quiet=1", from).await.map_err(&failed)?;
+        let (pieces, passing) = without_names(from, definition.image.1.clone());
+        let said = self.api.send("/images/load?quiet=1", pieces).await;
+        if let Some(error) = passing.objection().await {
+            return Err(failed(ApiError::Broken(error.to_string())));
+        }
+        let said = said.map_err(&failed)?;
         if self.image(config, &definition.image.1).await?.is_none() {
             let (id, said) = (&definition.image.1, String::from_utf8_lossy(&said));
             let reason = format!("what has come is not the image {id}; it says {:?}", said.trim());

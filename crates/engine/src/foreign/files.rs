@@ -27,15 +27,16 @@ fn parts(record: &Record) -> impl Iterator<Item = (PathBuf, &Path)> {
 }
 
 /// The empty directories of the tree, in the storage that has the upper directory.
-fn empty(record: &Record) -> io::Result<PathBuf> {
-    let storage = record.upper.ancestors().nth(3);
-    let storage = storage.ok_or_else(|| io::Error::other("its upper directory is in no storage"))?;
-    Ok(in_storage(storage).join(format!("tree-{}", record.of)))
+fn empty(record: &Record, tree: &Path) -> io::Result<PathBuf> {
+    let storage = record.upper.ancestors().nth(3).zip(tree.file_name());
+    let (storage, name) = storage.ok_or_else(|| io::Error::other("its upper directory is in no storage"))?;
+    // No service has such a name.
+    Ok(in_storage(storage).join(format!(".{}", name.display())))
 }
 
 /// Makes the tree of a container that runs here, or has run.
 pub(super) fn bind(record: &Record, tree: &Path) -> io::Result<()> {
-    let empty = empty(record)?;
+    let empty = empty(record, tree)?;
     let create = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     create(tree)?;
     create(&empty)?;
@@ -69,7 +70,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Removes the tree, and none of the files.
 pub(super) fn unbind(record: &Record, tree: &Path) -> io::Result<()> {
-    for place in [Some(tree.to_owned()), empty(record).ok()].into_iter().flatten() {
+    for place in [Some(tree.to_owned()), empty(record, tree).ok()].into_iter().flatten() {
         for (part, _) in parts(record) {
             detach_all(&place.join(part))?;
         }
@@ -77,7 +78,7 @@ pub(super) fn unbind(record: &Record, tree: &Path) -> io::Result<()> {
     detach_all(tree)?;
     let mut directories: Vec<_> = parts(record).map(|(part, _)| tree.join(part)).collect();
     directories.extend([tree.join(VOLUMES), tree.to_owned()]);
-    if let Ok(empty) = empty(record) {
+    if let Ok(empty) = empty(record, tree) {
         directories.extend(
             parts(record).map(|(part, _)| empty.join(part)).chain([empty.join(VOLUMES), empty.clone()]),
         );

@@ -20,7 +20,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use godwit_names::ServiceName;
 use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with, statat,
 };
@@ -43,8 +45,8 @@ use crate::runc::rights;
 
 /// Where what waits for a container is in an engine's storage: its changed files in [`UPPER`], its volumes in directories of
 /// [`VOLUMES`].
-pub(super) fn waiting_in(storage: &Path, id: &str) -> PathBuf {
-    in_storage(storage).join(id)
+pub(super) fn waiting_in(storage: &Path, name: &ServiceName) -> PathBuf {
+    in_storage(storage).join(name.as_str())
 }
 
 /// What of an engine's storage is godwit's.
@@ -167,7 +169,7 @@ impl Prepared {
             File::create(&cover).and_then(|file| file.set_permissions(Permissions::from_mode(0o444)));
         covered.map_err(request.io("create", &cover))?;
         let cover = format!("external \"mnt[{COVER_KEY}]:{}\"\n", cover.display());
-        let own_cgroup = care.own_cgroup(&Record::of(&request.config)?);
+        let own_cgroup = care.own_cgroup(&request.config);
         let cgroups = format!("external \"mnt[{CGROUPS}]:{}\"\n", own_cgroup.display());
         let criu_config = Self::criu_config(place);
         fs::write(&criu_config, restore::criu_options(request) + &cover + &cgroups)
@@ -207,6 +209,8 @@ impl Prepared {
         let volumes = volumes_in(&bundle, volumes);
         let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
+        // An engine may forget of what it has started.
+        Record { landing: Some(cgroup.clone()), ..Record::of(&request.config)? }.write(&request.config)?;
         stand_in.remove(request)?;
         let (care, request) = (care.clone(), request.clone());
         Ok(Landing { care, request, descriptors, gate, arrived, bundle, root, volumes, cgroup })
@@ -264,11 +268,13 @@ impl Landing {
         restore::bind_root(&root.overlay.target, &root.criu)
             .map_err(request.io("mount the root on", &root.criu))?;
         let links = restore::complete(&request, &root.overlay.target)?;
-        let own_cgroup = care.own_cgroup(&record);
+        let own_cgroup = care.own_cgroup(&request.config);
         if cgroup::is_unified() {
             let seen = Path::new(CGROUPS).join(path.trim_start_matches('/'));
             bind_cgroup(&seen, &own_cgroup).map_err(request.io("bind its cgroup on", &own_cgroup))?;
         }
+        let namespace = &request.config.network_namespace;
+        set_parameters(namespace, &bundle).map_err(request.io("set kernel parameters in", namespace))?;
         restore::hand_over(&request, gate)?;
         Ok(Landed { care, request, arrived, root, volumes, waiting, own_cgroup, synced, _links: links })
     }
@@ -293,9 +299,43 @@ impl Landed {
         let life = care.life(config, (pid, reader), root.overlay.target.clone())?;
         let (life, upper) = (Some(life), root.overlay.upper.clone());
         let (left, record) = (Some(waiting), Record::of(config)?);
-        Record { life, upper, volumes, import: None, left, waiting: None, ..record }.write(config)?;
+        Record { life, upper, volumes, import: None, left, waiting: None, landing: None, ..record }
+            .write(config)?;
         Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
     }
+}
+
+/// Sets the kernel parameters of the network that an OCI description has: a runtime sets them in namespaces that it makes.
+fn set_parameters(namespace: &Path, bundle: &Value) -> io::Result<()> {
+    let parameters = bundle["linux"]["sysctl"].as_object().into_iter().flatten();
+    let mut set = Vec::new();
+    for (name, value) in parameters.filter(|(name, _)| name.starts_with("net.")) {
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        let plain = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/_-".contains(&byte));
+        let (Some(value), true) = (value.as_str(), plain && !path.contains("//")) else {
+            return Err(io::Error::other(format!("{name} is not a kernel parameter")));
+        };
+        set.push((path, value.to_owned()));
+    }
+    if set.is_empty() {
+        return Ok(());
+    }
+    let namespace = File::open(namespace)?;
+    // A thread of its own is in that namespace, and ends with it.
+    let setting = std::thread::spawn(move || {
+        setns(&namespace, CloneFlags::CLONE_NEWNET)?;
+        for (path, value) in set {
+            match fs::write(&path, &value) {
+                // This kernel does not have it in namespaces.
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(io::Error::new(error.kind(), format!("{path}: {error}")));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    });
+    setting.join().map_err(|_| io::Error::other("a thread has failed"))?
 }
 
 /// What failed in a restore, as well as it is known: what the log of CRIU says, or else the engine.

@@ -17,16 +17,19 @@ const SETTLE_LOOK: Duration = Duration::from_millis(1);
 /// shim of containerd's. The main
 /// process may have others there by now.
 pub(super) fn pipes(pid: u32, reader: u32) -> io::Result<OutputPipes> {
-    let mut read = Vec::new();
+    let (mut read, mut written) = (Vec::new(), Vec::new());
     for (path, link) in descriptors(reader)? {
         let Some(number) = pipe_number(&link) else { continue };
         let descriptor: u32 =
             path.file_name().and_then(|name| name.to_str()?.parse().ok()).unwrap_or(u32::MAX);
         let flags = fs::read_to_string(format!("/proc/{reader}/fdinfo/{descriptor}")).unwrap_or_default();
-        if is_read_only(&flags) {
-            read.push((descriptor, number));
+        match is_read_only(&flags) {
+            true => read.push((descriptor, number)),
+            false => written.push(number),
         }
     }
+    // A pipe of which it has both ends is its own.
+    read.retain(|(_, number)| !written.contains(number));
     read.sort_unstable();
     let own = |number: u32| {
         let link = fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;

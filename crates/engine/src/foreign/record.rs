@@ -14,11 +14,18 @@ const FILE: &str = "kept.json";
 
 /// The record. Where there is none, nothing of a container in an engine of others is godwit's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Record {
     /// The ID that the container was adopted with.
     pub(crate) of: String,
     /// Its ID in this node's engine; empty while that has none.
     pub(crate) id: String,
+    /// By which what is made for its arrival here is known, and nothing else: a label that nobody can guess.
+    pub(crate) token: String,
+    /// The cgroup in which its restore waits.
+    pub(crate) landing: Option<String>,
+    /// Whether its engine is still to be told how to restart it.
+    pub(crate) owes_policy: bool,
     /// Its life, where it has had one here.
     pub(crate) life: Option<Life>,
     /// The upper directory of its root filesystem; empty while it waits.
@@ -27,7 +34,7 @@ pub(crate) struct Record {
     pub(crate) volumes: Vec<Volume>,
     /// The engine's process that imports it, and when that began.
     pub(crate) import: Option<(u32, u64)>,
-    /// Networks of its engine's that it has left, and its address on each: it is put back on them unless it becomes a service.
+    /// Networks of its engine's that it has left, and what its engine needs to put it back: it is put back on them unless it becomes a service.
     pub(crate) networks: Vec<(String, String)>,
     /// Whether it is to be on none of them.
     pub(crate) leaves: bool,

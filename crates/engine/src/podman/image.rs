@@ -19,9 +19,7 @@ use super::Podman;
 use super::command::{Call, failed, said};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
-
-/// Bytes of a piece.
-const PIECE: usize = 256 << 10;
+use crate::foreign::archive::{Pieces, without_names};
 
 /// Where an OCI archive has its blobs.
 const BLOBS: &str = "blobs/sha256/";
@@ -115,7 +113,7 @@ impl Podman {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.map_err(|error| self.not_started(&call, &error))?;
         let saving = tokio::task::spawn_blocking(move || {
-            let mut pieces = Pieces { to, piece: Vec::with_capacity(PIECE) };
+            let mut pieces = Pieces::new(to);
             let sent = match child.stdout.take() {
                 Some(archive) if is_oci => filter(archive, &without, &mut pieces),
                 Some(mut archive) => io::copy(&mut archive, &mut pieces).map(drop),
@@ -157,10 +155,11 @@ impl Podman {
     pub(super) async fn load_image(
         &self,
         config: &ContainerConfig,
-        mut from: mpsc::Receiver<Bytes>,
+        from: mpsc::Receiver<Bytes>,
     ) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         let (_, id) = definition.image();
+        let (mut pieces, passing) = without_names(from, id.to_owned());
         let words = ["load", "--quiet"].map(OsStr::new).to_vec();
         let call = Call { name: &config.name, action: "load the image of", words, settings: None };
         let mut command = self.command(&call);
@@ -169,13 +168,17 @@ impl Podman {
         let stdin = child.stdin.take();
         let feeding = async {
             if let Some(mut stdin) = stdin {
-                while let Some(piece) = from.recv().await {
+                while let Some(piece) = pieces.recv().await {
                     stdin.write_all(&piece).await?;
                 }
             }
             Ok::<_, io::Error>(())
         };
         let (fed, output) = tokio::join!(feeding, child.wait_with_output());
+        drop(pieces);
+        if let Some(error) = passing.objection().await {
+            return Err(failed(&call, error.to_string()));
+        }
         let output = output.map_err(|error| failed(&call, error.to_string()))?;
         if !output.status.success() {
             return Err(failed(&call, said(&output.stderr)));
@@ -205,31 +208,6 @@ fn filter(archive: impl Read, without: &[String], to: impl Write) -> io::Result<
     copy.into_inner()?.flush()
 }
 
-/// Sends what is written, in pieces.
-struct Pieces {
-    to: mpsc::Sender<Bytes>,
-    piece: Vec<u8>,
-}
-
-impl Write for Pieces {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let taken = data.len().min(PIECE - self.piece.len());
-        self.piece.extend(data.iter().take(taken));
-        if self.piece.len() == PIECE {
-            self.flush()?;
-        }
-        Ok(taken)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.piece.is_empty() {
-            return Ok(());
-        }
-        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
-        self.to.blocking_send(piece.into()).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -257,24 +235,5 @@ mod tests {
             names,
             ["oci-layout", "blobs/sha256/bb", "index.json", "aa"].map(std::path::PathBuf::from)
         );
-    }
-
-    #[tokio::test]
-    async fn pieces_are_all_that_was_written_in_order() {
-        let (to, mut from) = mpsc::channel(1);
-        let data: Vec<u8> = (0..3 * PIECE / 2).map(|n| u8::try_from(n % 251).unwrap()).collect();
-        let written = data.clone();
-        let writing = tokio::task::spawn_blocking(move || {
-            let mut pieces = Pieces { to, piece: Vec::new() };
-            pieces.write_all(&written).unwrap();
-            pieces.flush().unwrap();
-        });
-        let mut all = Vec::new();
-        while let Some(piece) = from.recv().await {
-            assert!(piece.len() <= PIECE);
-            all.extend_from_slice(&piece);
-        }
-        writing.await.unwrap();
-        assert_eq!(all, data);
     }
 }

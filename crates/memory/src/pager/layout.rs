@@ -5,6 +5,7 @@
 //! are kept as ranges with the same distance: destination = origin + distance, wrapping.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use rangemap::{RangeMap, RangeSet};
 
@@ -15,15 +16,17 @@ use crate::Range;
 pub(crate) struct Layout {
     by_destination: RangeMap<u64, u64>,
     by_origin: RangeMap<u64, u64>,
-    /// Where pages have moved away from, of which the kernel is still to say that nothing is mapped there, in order.
-    left: VecDeque<Range>,
+    /// Where pages have moved away from, of which the kernel is still to say that nothing is mapped there, and since when.
+    left: VecDeque<(Range, Instant)>,
     /// Addresses that a child of fork(2) has empty (`MADV_WIPEONFORK`).
     wiped: RangeSet<u64>,
 }
 
-/// Most places of that kind that are kept: one for each thread that may be in mremap(2), and those of moves that leave the
-/// mapping there (`MREMAP_DONTUNMAP`), of which the kernel says nothing more.
+/// Most places of that kind that are kept: one for each thread that may be in mremap(2).
 const MOST_LEFT: usize = 1024;
+
+/// So long they are. Of a move that leaves the mapping there (`MREMAP_DONTUNMAP`) the kernel says nothing more.
+const LEFT_FOR: Duration = Duration::from_secs(10);
 
 /// The part of `range` that is inside `bounds`.
 pub(crate) fn clip(range: &Range, bounds: &Range) -> Range {
@@ -49,7 +52,8 @@ impl Layout {
 
     /// What a child of fork(2) lacks.
     pub(crate) fn of_child(&self) -> Self {
-        let mut child = self.clone();
+        // Nobody moves anything in it yet.
+        let mut child = Self { left: VecDeque::new(), ..self.clone() };
         for wiped in self.wiped.iter() {
             child.take(wiped);
         }
@@ -120,15 +124,22 @@ impl Layout {
     /// Nothing is mapped at these addresses any more, as the kernel says; which origins were lacking there.
     ///
     /// The kernel tells of a move first, and then that its old place is unmapped, when the thread that moves has run again.
-    /// Another thread may have moved something there meanwhile, of which the kernel has told by then: that stays.
+    /// Another thread may have moved something there meanwhile, of which the kernel has told before: that stays.
     pub(crate) fn unmap(&mut self, destination: &Range) -> Vec<Range> {
-        match self.left.iter().position(|left| left == destination) {
-            Some(at) => {
-                self.left.remove(at);
-                Vec::new()
-            }
-            None => self.remove(destination),
+        self.left.retain(|(_, since)| since.elapsed() < LEFT_FOR);
+        if let Some(at) = self.left.iter().position(|(left, _)| left == destination) {
+            self.left.remove(at);
+            return Vec::new();
         }
+        // A move that leaves a part of its place behind: Linux before 6.15 tells of all of it.
+        let is_end = |left: &Range| left.end == destination.end && left.contains(&destination.start);
+        if let Some((left, _)) = self.left.iter_mut().find(|(left, _)| is_end(left)) {
+            left.end = destination.start;
+        }
+        if !destination.is_empty() {
+            self.wiped.remove(destination.clone());
+        }
+        self.remove(destination)
     }
 
     /// These origins are no longer wanted; which addresses that was.
@@ -144,15 +155,20 @@ impl Layout {
     /// `mremap`: what was at `from` is at `to`. Answers the origins that moved, and those that were
     /// lacking at `to` before.
     pub(crate) fn remap(&mut self, from: &Range, to: u64) -> (Vec<Range>, Vec<Range>) {
+        if from.is_empty() {
+            return (Vec::new(), Vec::new());
+        }
         let moved = self.take(from);
         let by = to.wrapping_sub(from.start);
         let lost = self.remove(&shift(from, by));
         if self.left.len() == MOST_LEFT {
             self.left.pop_front();
         }
-        self.left.push_back(from.clone());
+        self.left.push_back((from.clone(), Instant::now()));
         let wiped: Vec<_> = self.wiped.overlapping(from).map(|range| shift(&clip(range, from), by)).collect();
-        self.wiped.remove(from.clone());
+        for gone in [from.clone(), shift(from, by)] {
+            self.wiped.remove(gone);
+        }
         self.wiped.extend(wiped);
         let mut origins = Vec::with_capacity(moved.len());
         for (origin, distance) in moved {
@@ -218,6 +234,24 @@ mod tests {
             |layout: &Layout| (0..12).filter(|page| layout.origin(page * P).is_some()).collect::<Vec<_>>();
         assert_eq!(lacking(&layout), [1, 2, 5, 8, 9]);
         assert_eq!(lacking(&child), [1, 5, 9]);
+        // What comes to where something was empty for children is not, whether that was unmapped before or not.
+        layout.remap(&(P..2 * P), 2 * P);
+        layout.unmap(&(8 * P..9 * P));
+        layout.add(20 * P..21 * P);
+        layout.remap(&(20 * P..21 * P), 8 * P);
+        assert_eq!(lacking(&layout.of_child()), [2, 5, 8, 9]);
+    }
+
+    #[test]
+    fn a_move_that_leaves_a_part_behind_has_left_the_rest() {
+        let mut layout = Layout::default();
+        layout.add(P..5 * P);
+        layout.remap(&(P..5 * P), 8 * P);
+        layout.unmap(&(3 * P..5 * P));
+        layout.add(20 * P..21 * P);
+        layout.remap(&(20 * P..21 * P), P);
+        assert_eq!(layout.unmap(&(P..3 * P)), [] as [Range; 0]);
+        assert_eq!(layout.origin(P), Some(20 * P));
     }
 
     #[test]
@@ -227,7 +261,7 @@ mod tests {
             layout.remap(&(page * P..(page + 1) * P), (page + 10_000) * P);
         }
         assert_eq!(layout.left.len(), MOST_LEFT);
-        assert_eq!(layout.left.front(), Some(&(P..2 * P)));
+        assert_eq!(layout.left.front().unwrap().0, P..2 * P);
     }
 
     #[test]

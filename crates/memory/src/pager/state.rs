@@ -355,8 +355,11 @@ impl State {
         let child =
             Live { space: live.space, uffd, layout: live.layout.of_child(), tables: None, is_forked: true };
         let space = child.space;
-        if let Err(error) = self.add_live(child) {
-            self.fail(format!("a forked process of space {space} cannot be watched: {error}"));
+        let id = self.next_live;
+        match self.add_live(child) {
+            // It may lack nothing, and never say anything.
+            Ok(()) => self.close_if_empty(id),
+            Err(error) => self.fail(format!("a forked process of space {space} cannot be watched: {error}")),
         }
     }
 

@@ -7,13 +7,15 @@ use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
 use nix::errno::Errno;
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::{PAGE_SIZE, Range};
 
 /// The page frame's number, in entries of pages that are present.
 const FRAME: u64 = (1 << 55) - 1;
 const SOFT_DIRTY: u64 = 1 << 55;
+/// The page is in one page table only.
+const EXCLUSIVE: u64 = 1 << 56;
 /// Set beside [`SWAPPED`] from Linux 6.15 on.
 const GUARD: u64 = 1 << 58;
 /// The page is a file's, or shared anonymous memory.
@@ -33,7 +35,7 @@ pub(super) fn pages(pagemap: &File, range: &Range, mut each: impl FnMut(Range, b
     let zero = zero_page();
     walk(pagemap, range, |page, entry| {
         if let Some(dirty) = soft_dirty(entry).filter(|_| !is_zeros(entry, zero)) {
-            each(page, dirty);
+            each(page, dirty || zero.is_none() && entry & EXCLUSIVE == 0);
         }
     })
 }
@@ -44,16 +46,20 @@ fn is_zeros(entry: u64, zero: Option<u64>) -> bool {
     entry & PRESENT != 0 && (entry & FILE != 0 || zero == Some(entry & FRAME))
 }
 
-/// The frame of the kernel's page of zeros; none where it is not told, which takes `CAP_SYS_ADMIN`.
+/// The frame of the kernel's page of zeros; none where it is not told, which takes `CAP_SYS_ADMIN`. Then each page that others
+/// may have, too, may be that, and counts as written.
 fn zero_page() -> Option<u64> {
-    static ZERO: OnceLock<Option<u64>> = OnceLock::new();
-    *ZERO.get_or_init(|| {
-        let found = frame_of_zeros();
-        if let Err(error) = &found {
+    static ZERO: OnceLock<u64> = OnceLock::new();
+    if let Some(zero) = ZERO.get() {
+        return Some(*zero);
+    }
+    match frame_of_zeros() {
+        Ok(zero) => Some(*ZERO.get_or_init(|| zero)),
+        Err(error) => {
             tracing::warn!(%error, "the kernel's page of zeros is not found");
+            None
         }
-        found.ok().filter(|frame| *frame != 0)
-    })
+    }
 }
 
 /// The frame of a page of this process that is only read.
@@ -61,6 +67,9 @@ fn frame_of_zeros() -> std::io::Result<u64> {
     let length = NonZeroUsize::new(4096).ok_or(std::io::ErrorKind::InvalidInput)?;
     // SAFETY: a new mapping, which nobody else knows.
     let page = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE) }?;
+    // Beside others of its kind it may be a part of a huge one.
+    // SAFETY: ours.
+    unsafe { madvise(page, length.get(), MmapAdvise::MADV_NOHUGEPAGE) }.or_else(not_built_in)?;
     // SAFETY: it is mapped, and can be read.
     let content = unsafe { page.cast::<u8>().read_volatile() };
     debug_assert_eq!(content, 0);
@@ -71,7 +80,16 @@ fn frame_of_zeros() -> std::io::Result<u64> {
     // SAFETY: it was mapped above, and nothing points into it.
     unsafe { munmap(page, length.get()) }?;
     read?;
-    Ok(u64::from_ne_bytes(entry) & FRAME)
+    let entry = u64::from_ne_bytes(entry);
+    match entry & (PRESENT | FILE) == PRESENT && entry & FRAME != 0 {
+        true => Ok(entry & FRAME),
+        false => Err(std::io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// A kernel without huge pages knows no advice about them.
+fn not_built_in(errno: Errno) -> Result<(), Errno> {
+    if errno == Errno::EINVAL { Ok(()) } else { Err(errno) }
 }
 
 /// Gives the pages of a private mapping of a file that are no pages of the file.
@@ -136,6 +154,10 @@ mod tests {
         // SAFETY: a new mapping, which nobody else knows.
         let pages_there =
             unsafe { mmap_anonymous(None, length, rights, MapFlags::MAP_PRIVATE) }.expect("mapped");
+        // SAFETY: ours.
+        unsafe { madvise(pages_there, length.get(), MmapAdvise::MADV_NOHUGEPAGE) }
+            .or_else(not_built_in)
+            .expect("advised");
         for page in 0..8 {
             // SAFETY: these pages are in it.
             let byte = unsafe { pages_there.cast::<u8>().add(page * 4096) };

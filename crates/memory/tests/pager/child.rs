@@ -52,7 +52,7 @@ pub(crate) enum Op {
     Remap,
     /// Moves (a, pages b) to c and leaves the mapping, empty, where it was.
     RemapAndKeep,
-    /// Moves (a, pages b) to c once nothing is mapped there.
+    /// Moves (a, pages b) to c once the process's main thread has moved away from there.
     Follow,
     /// Has children begin with (a, pages b) empty.
     WipeOnFork,
@@ -277,7 +277,8 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
                 answer = (0..b).map(|i| u64::from(is_mapped(c + i * P))).collect();
             }
             Op::Follow => {
-                while is_mapped(c) {
+                // It has moved, and the kernel has told of it: it waits until that is read, or for the next request.
+                while is_mapped(c) || main_thread() == 'R' {
                     std::hint::spin_loop();
                 }
                 assert!(remap(a, b, c, 0));
@@ -316,6 +317,12 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
         let bytes: Vec<u8> = answer.iter().flat_map(|w| w.to_ne_bytes()).collect();
         (&stream).write_all(&bytes).unwrap();
     }
+}
+
+/// What the main thread of this process does (proc_pid_stat(5)).
+fn main_thread() -> char {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
 }
 
 fn end() -> ! {

@@ -61,6 +61,19 @@ fn a_forked_process_has_empty_what_its_parent_has_said_and_the_parent_has_not() 
 }
 
 #[test]
+fn a_forked_process_that_lacks_nothing_keeps_nobody_waiting() {
+    let pager = Pager::new();
+    pager.pending(7, BASE, 4);
+    pager.wiped_on_fork(7, BASE, 4);
+    let child = restored(&pager, 4);
+    child.ask(Op::WipeOnFork, BASE, 4, 0);
+    let _son = child.another(Op::Fork);
+    pager.client.push().unwrap();
+    pager.put(7, BASE, &tags(7, BASE, 4, 0));
+    pager.wait_for(&Event::Done);
+}
+
+#[test]
 fn what_follows_at_once_to_where_something_has_moved_away_from_keeps_its_pages() {
     const PAGES: u64 = 4;
     const ROUNDS: u64 = 200;

@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 use godwit_memory::tracker::{Backend, Tracker, detect};
 
 use crate::child::{Child, pipe, poke, read_byte};
+use crate::replica::Replica;
 
 const PAGE: usize = 4096;
 /// Pages of a mapping, of which the lower half goes away and comes back.
@@ -98,4 +99,33 @@ fn what_stayed_is_followed_when_memory_comes_back_beside_it() {
         assert_eq!(moving.scan(&mut tracker), [usize::from(page)]);
     }
     assert!(moving.scan(&mut tracker).is_empty());
+}
+
+#[test]
+fn executable_memory_is_told_of_in_each_scan_whether_it_was_written_since_or_not() {
+    let (orders, order) = pipe();
+    let (answers, answer) = pipe();
+    let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    // SAFETY: a new mapping, which no reference points to.
+    let at = unsafe { libc::mmap(null_mut(), PAGE, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    let child = Child::fork(|| {
+        // SAFETY: the mapping, to which there are no references.
+        unsafe { at.cast::<u8>().write_volatile(1) };
+        poke(&answer);
+        i32::from(read_byte(&orders))
+    });
+    assert!(read_byte(&answers));
+    let (mut tracker, mut replica) = (Tracker::new(detect().backend), Replica::new());
+    let has =
+        |ranges: &[godwit_memory::Range]| ranges.iter().any(|range| range.contains(&(at.addr() as u64)));
+    for frozen in [false, false, true] {
+        if frozen {
+            child.stop();
+        }
+        let round = replica.scan(&mut tracker, &[child.pid], frozen);
+        assert!(has(&round.spaces[0].executable), "frozen: {frozen}");
+    }
+    replica.assert_equals(&[child.pid]);
+    drop(order);
 }

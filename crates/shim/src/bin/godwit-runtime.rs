@@ -86,7 +86,13 @@ fn main() -> ExitCode {
     match run(Path::new(&name), &words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("godwit-runtime: {reason}");
+            let reason = format!("godwit-runtime: {reason}");
+            // There containerd's shim looks for it: its standard error is the container's.
+            if let Some(log) = value(&words, "--log") {
+                let line = serde_json::json!({ "level": "error", "msg": reason });
+                let _ = fs::write(log, format!("{line}\n"));
+            }
+            eprintln!("{reason}");
             ExitCode::FAILURE
         }
     }
@@ -97,8 +103,9 @@ fn place_of<'a>(name: &Path, words: &'a [OsString]) -> (Option<PathBuf>, &'a [Os
     let (state, words) = match words {
         [option, state, words @ ..] if option == "--state" => (Path::new(state), words),
         _ => {
-            let beside = name.parent().unwrap_or(Path::new("."));
-            if beside.join(INSTRUCTIONS).exists() {
+            // Without a directory the engine has looked the program up.
+            let beside = name.parent().filter(|beside| !beside.as_os_str().is_empty());
+            if let Some(beside) = beside.filter(|beside| beside.join(INSTRUCTIONS).exists()) {
                 return (Some(beside.to_owned()), words);
             }
             (Path::new(STATE), words)

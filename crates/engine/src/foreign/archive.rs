@@ -1,0 +1,309 @@
+//! Archives of images, on their way from an engine to another.
+//!
+//! One that comes from another node is passed on without names: users of this node would take it for the image that they know
+//! by one, and an engine takes a name from the image that had it. So only what belongs to one image is passed on, and the lists
+//! of images are written anew.
+
+use std::io::{self, Read, Write};
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+use tokio::sync::mpsc;
+
+/// Bytes of a piece.
+const PIECE: usize = 256 << 10;
+
+/// Pieces that wait for whoever takes them.
+const PIECES: usize = 8;
+
+/// Largest list of images, bytes.
+const LIST: u64 = 4 << 20;
+
+/// What is in an archive.
+enum Part<'a> {
+    /// `manifest.json`, Docker's list of images.
+    Manifest,
+    /// `index.json`, that of the OCI.
+    Index,
+    /// A file of the image.
+    File,
+    Directory,
+    /// A layer that is there under another name.
+    Link(&'a str),
+    /// What nobody needs, names among it.
+    Other,
+}
+
+/// Whether this is the name of a file by its content.
+fn is_digest(name: &str) -> bool {
+    name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+fn part<'a>(path: &str, kind: tar::EntryType, link: Option<&'a str>) -> Part<'a> {
+    let of_digest = |name: &str, end: &str| name.strip_suffix(end).is_some_and(is_digest);
+    let is_file = match path.split_once('/') {
+        None => path == "oci-layout" || of_digest(path, ".json") || of_digest(path, ".tar"),
+        Some(("blobs", below)) => below.strip_prefix("sha256/").is_some_and(is_digest),
+        Some((directory, file)) => is_digest(directory) && matches!(file, "VERSION" | "json" | "layer.tar"),
+    };
+    let links_to_layer = |link: &str| {
+        link.strip_prefix("../").is_some_and(|link| of_digest(link, ".tar") || of_digest(link, "/layer.tar"))
+    };
+    match (kind, path, link) {
+        (tar::EntryType::Regular, "manifest.json", _) => Part::Manifest,
+        (tar::EntryType::Regular, "index.json", _) => Part::Index,
+        (tar::EntryType::Regular, ..) if is_file => Part::File,
+        (tar::EntryType::Symlink, _, Some(link))
+            if path.ends_with("/layer.tar") && is_file && links_to_layer(link) =>
+        {
+            Part::Link(link)
+        }
+        (tar::EntryType::Directory, "blobs" | "blobs/sha256", _) => Part::Directory,
+        (tar::EntryType::Directory, directory, _) if is_digest(directory) => Part::Directory,
+        _ => Part::Other,
+    }
+}
+
+/// The only entry of a list of images.
+fn only(list: &mut Value) -> io::Result<&mut Map<String, Value>> {
+    match list.as_array_mut().map(Vec::as_mut_slice) {
+        Some([Value::Object(image)]) => Ok(image),
+        _ => Err(io::Error::other("an archive that is not one of one image")),
+    }
+}
+
+/// Writes an archive of the image with this ID and nothing else, without names.
+pub(crate) fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> {
+    let id = id.strip_prefix("sha256:").unwrap_or(id);
+    let (mut archive, mut copy) = (tar::Archive::new(archive), tar::Builder::new(to));
+    let mut lists = [false; 2];
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.to_str().unwrap_or_default().trim_end_matches('/').to_owned();
+        let link = entry.link_name()?.and_then(|link| link.to_str().map(str::to_owned));
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o644);
+        let list = match part(&path, entry.header().entry_type(), link.as_deref()) {
+            Part::Other => continue,
+            Part::File => {
+                header.set_size(entry.size());
+                copy.append_data(&mut header, &path, &mut entry)?;
+                continue;
+            }
+            Part::Directory => {
+                header.set_entry_type(tar::EntryType::Directory);
+                header.set_mode(0o755);
+                header.set_size(0);
+                copy.append_data(&mut header, &path, io::empty())?;
+                continue;
+            }
+            Part::Link(link) => {
+                header.set_entry_type(tar::EntryType::Symlink);
+                header.set_size(0);
+                copy.append_link(&mut header, &path, link)?;
+                continue;
+            }
+            Part::Manifest => 0,
+            Part::Index => 1,
+        };
+        if std::mem::replace(&mut lists[list], true) {
+            return Err(io::Error::other(format!("an archive with two files {path}")));
+        }
+        let mut text = Vec::new();
+        entry.take(LIST).read_to_end(&mut text)?;
+        let mut document: Value = serde_json::from_slice(&text)?;
+        if list == 0 {
+            let image = only(&mut document)?;
+            let config = image.get("Config").and_then(Value::as_str).unwrap_or_default();
+            if config != format!("{id}.json") && config != format!("blobs/sha256/{id}") {
+                return Err(io::Error::other(format!("an archive of the image {config}, not of {id}")));
+            }
+            image.insert("RepoTags".into(), Value::Null);
+        } else {
+            only(document.get_mut("manifests").unwrap_or(&mut Value::Null))?.remove("annotations");
+            document.as_object_mut().map(|index| index.remove("annotations"));
+        }
+        let text = serde_json::to_vec(&document)?;
+        header.set_size(text.len() as u64);
+        copy.append_data(&mut header, &path, text.as_slice())?;
+    }
+    copy.into_inner()?.flush()
+}
+
+/// An archive that is passed on so, on a thread that may block.
+pub(crate) struct Passing(tokio::task::JoinHandle<io::Result<()>>);
+
+impl Passing {
+    /// What is wrong with the archive, if that is why it was not passed on to its end.
+    pub(crate) async fn objection(self) -> Option<io::Error> {
+        let passed = self.0.await.map_err(io::Error::other).and_then(|passed| passed);
+        // Whoever takes it has a better reason.
+        passed.err().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// The same for an archive in pieces; what comes of it in pieces.
+pub(crate) fn without_names(from: mpsc::Receiver<Bytes>, id: String) -> (mpsc::Receiver<Bytes>, Passing) {
+    let (to, pieces) = mpsc::channel(PIECES);
+    let passing = tokio::task::spawn_blocking(move || {
+        let mut from = Incoming { from, piece: Bytes::new() };
+        nameless(&mut from, Pieces::new(to), &id)?;
+        // Who sends it is not to be interrupted by what follows the archive's end.
+        io::copy(&mut from, &mut io::sink()).map(drop)
+    });
+    (pieces, Passing(passing))
+}
+
+/// Reads what comes in pieces.
+struct Incoming {
+    from: mpsc::Receiver<Bytes>,
+    piece: Bytes,
+}
+
+impl Read for Incoming {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            match self.from.blocking_recv() {
+                Some(piece) => self.piece = piece,
+                None => return Ok(0),
+            }
+        }
+        let taken = self.piece.split_to(self.piece.len().min(into.len()));
+        into[..taken.len()].copy_from_slice(&taken);
+        Ok(taken.len())
+    }
+}
+
+/// Sends what is written, in pieces.
+pub(crate) struct Pieces {
+    to: mpsc::Sender<Bytes>,
+    piece: Vec<u8>,
+}
+
+impl Pieces {
+    pub(crate) fn new(to: mpsc::Sender<Bytes>) -> Self {
+        Self { to, piece: Vec::with_capacity(PIECE) }
+    }
+}
+
+impl Write for Pieces {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let taken = data.len().min(PIECE - self.piece.len());
+        self.piece.extend(data.iter().take(taken));
+        if self.piece.len() == PIECE {
+            self.flush()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.piece.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
+        self.to.blocking_send(piece.into()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn archive(entries: &[(&str, &str)]) -> Vec<u8> {
+        let mut archive = tar::Builder::new(Vec::new());
+        for (name, content) in entries {
+            let mut header = tar::Header::new_gnu();
+            match content.strip_prefix("-> ") {
+                Some(link) => {
+                    header.set_entry_type(tar::EntryType::Symlink);
+                    header.set_size(0);
+                    archive.append_link(&mut header, name, link).unwrap();
+                }
+                None => {
+                    header.set_size(content.len() as u64);
+                    archive.append_data(&mut header, name, content.as_bytes()).unwrap();
+                }
+            }
+        }
+        archive.into_inner().unwrap()
+    }
+
+    fn passed(entries: &[(&str, &str)], id: &str) -> io::Result<Vec<(String, String)>> {
+        let mut copy = Vec::new();
+        nameless(archive(entries).as_slice(), &mut copy, id)?;
+        let mut copy = tar::Archive::new(copy.as_slice());
+        let read = |entry: io::Result<tar::Entry<'_, _>>| {
+            let mut entry = entry.unwrap();
+            let path = entry.path().unwrap().to_str().unwrap().to_owned();
+            let mut content = String::new();
+            entry.read_to_string(&mut content).unwrap();
+            (path, content)
+        };
+        Ok(copy.entries().unwrap().map(read).collect())
+    }
+
+    #[test]
+    fn an_image_of_docker_comes_without_a_name_and_nothing_else_with_it() {
+        let (id, layer) = ("0a".repeat(32), "0b".repeat(32));
+        let manifest = format!(
+            r#"[{{"Config":"{id}.json","RepoTags":["debian:latest"],"Layers":["{layer}/layer.tar"]}}]"#
+        );
+        let (config, tar, link) =
+            (format!("{id}.json"), format!("{layer}/layer.tar"), format!("{id}/layer.tar"));
+        let to_layer = format!("-> ../{layer}/layer.tar");
+        let entries = [
+            (&*tar, "layer"),
+            (&*link, &*to_layer),
+            (&*config, "{}"),
+            ("manifest.json", &*manifest),
+            ("repositories", r#"{"debian":{"latest":"x"}}"#),
+            ("x/manifest.json", "[]"),
+            ("x/y", "z"),
+        ];
+        let found = passed(&entries, &format!("sha256:{id}")).unwrap();
+        let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, [&*tar, &*link, &*config, "manifest.json"]);
+        let list: Value = serde_json::from_str(&found[3].1).unwrap();
+        assert_eq!((&list[0]["RepoTags"], &list[0]["Layers"][0]), (&Value::Null, &Value::from(tar.clone())));
+
+        // Another image, more than one, or two lists.
+        let other = format!("sha256:{}", "0c".repeat(32));
+        assert!(passed(&entries, &other).unwrap_err().to_string().contains("not of 0c"));
+        let two = manifest.replace("}]", "},{}]");
+        assert!(passed(&[("manifest.json", &two)], &id).is_err());
+        assert!(passed(&[("manifest.json", &manifest), ("manifest.json", &manifest)], &id).is_err());
+        // Links that lead elsewhere are left out.
+        for to in ["-> /etc/shadow", "-> ../../x", "-> ../x/layer.tar"] {
+            assert_eq!(passed(&[(&link, to)], &id).unwrap(), [], "{to}");
+        }
+    }
+
+    #[test]
+    fn an_image_of_the_oci_comes_without_a_name() {
+        let blob = format!("blobs/sha256/{}", "0a".repeat(32));
+        let index = r#"{"schemaVersion":2,"manifests":[{"digest":"d","annotations":{"org.opencontainers.image.ref.name":"debian"}}],"annotations":{}}"#;
+        let found = passed(&[("oci-layout", "{}"), (&blob, "b"), ("index.json", index)], "x").unwrap();
+        assert_eq!(found.len(), 3);
+        assert_eq!(found[2].1, r#"{"manifests":[{"digest":"d"}],"schemaVersion":2}"#);
+    }
+
+    #[tokio::test]
+    async fn pieces_are_all_that_was_written_in_order() {
+        let (to, mut from) = mpsc::channel(1);
+        let data: Vec<u8> = (0..3 * PIECE / 2).map(|n| u8::try_from(n % 251).unwrap()).collect();
+        let written = data.clone();
+        let writing = tokio::task::spawn_blocking(move || {
+            let mut pieces = Pieces::new(to);
+            pieces.write_all(&written).unwrap();
+            pieces.flush().unwrap();
+        });
+        let mut all = Vec::new();
+        while let Some(piece) = from.recv().await {
+            assert!(piece.len() <= PIECE);
+            all.extend_from_slice(&piece);
+        }
+        writing.await.unwrap();
+        assert_eq!(all, data);
+    }
+}
