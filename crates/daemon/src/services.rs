@@ -464,7 +464,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
         )));
     }
     if let Some(kept) = &service.service.kept {
-        node.keeper(kept).own(&node.local().config(&service.service)).map_err(internal)?;
+        node.keeper(kept).settle(&node.local().config(&service.service)).map_err(internal)?;
     }
     node.unwatch(name);
     node.local().clear(&service.service).await.map_err(internal)?;
@@ -522,16 +522,16 @@ pub(crate) fn record_all(node: &Node) -> anyhow::Result<()> {
 pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
     for owned in node.state.services()? {
         let service = owned.service;
-        if owned.exit_code.is_some() {
-            // Its next start may have been due.
-            node.by_policy(&service, Duration::ZERO);
-            continue;
-        }
         let config = node.local().config(&service);
         if let Some(kept) = &service.kept
             && let Err(error) = node.keeper(kept).own(&config)
         {
             tracing::error!(service = %service.name, error = %error_chain(&error), "its record cannot be read or written");
+        }
+        if owned.exit_code.is_some() {
+            // Its next start may have been due.
+            node.by_policy(&service, Duration::ZERO);
+            continue;
         }
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {

@@ -104,7 +104,7 @@ impl Docker {
     #[must_use]
     pub fn new(config: DockerConfig) -> Self {
         let processes = Processes { criu: config.criu.clone() };
-        let care = Care { keeper: Keeper::Docker, run: config.run.clone(), processes };
+        let care = Care::new(Keeper::Docker, config.run.clone(), processes);
         let path_variable = path_variable(&config.criu, config.programs.as_deref());
         Self { api: Api::new(&config.socket), path_variable, config, care, creating: Arc::default() }
     }
@@ -217,8 +217,13 @@ impl Keeps for Docker {
         }
         let device =
             |place: &str| std::fs::metadata(info.docker_root_dir.join(place)).map(|found| found.dev()).ok();
-        if !definition.volumes.is_empty() && device("volumes") != device("overlay2") {
-            found.push("Docker has its volumes on another filesystem than its root filesystems there".into());
+        let mut places = vec!["overlay2"];
+        if !definition.volumes.is_empty() {
+            places.push("volumes");
+        }
+        if let Some(place) = places.into_iter().find(|place| device(place) != device("")) {
+            let root = info.docker_root_dir.display();
+            found.push(format!("Docker has {root}/{place} on another filesystem than {root} there"));
         }
         Ok(found)
     }
@@ -316,7 +321,8 @@ impl Keeps for Docker {
     async fn until_it_runs(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
         let failed = self.failed(&config.name, "tell the next start of");
         // Before it is looked at, so that nothing happens unseen in between.
-        let mut events = self.api.stream(&filtered("/events?", "container", id)).await.map_err(&failed)?;
+        let mut events =
+            self.api.stream(&filtered("/events?", "container", id), SHORT).await.map_err(&failed)?;
         loop {
             let inspected = self.inspect(&config.name, id).await?;
             let look = inspected.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.look();
@@ -408,16 +414,23 @@ const STATE: &str = "/run/godwit/docker";
 impl Info {
     /// What is wrong with the runtime that restores, which looks for instructions in a directory.
     fn runtime_objection(&self, run: &Path) -> Option<String> {
-        let (place, state) = (run.display(), Path::new(STATE) == run);
-        let arguments =
-            if state { String::new() } else { format!(", \"runtimeArgs\": [\"--state\", \"{place}\"]") };
         let told = self.runtimes.get(RUNTIME).map(|of| of.runtime_args.clone().unwrap_or_default());
-        let wanted = if state { Vec::new() } else { vec!["--state".to_owned(), run.display().to_string()] };
-        (told != Some(wanted)).then(|| {
-            format!(
-                "Docker there does not know the runtime {RUNTIME}; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"/usr/bin/godwit-runtime\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
-            )
-        })
+        let looks_in = match told.as_deref() {
+            Some([]) => Some(STATE),
+            Some([option, state]) if option == "--state" => Some(state.as_str()),
+            _ => None,
+        };
+        if looks_in.is_some_and(|state| Path::new(state) == run) {
+            return None;
+        }
+        let arguments = match Path::new(STATE) == run {
+            true => String::new(),
+            false => format!(", \"runtimeArgs\": [\"--state\", \"{}\"]", run.display()),
+        };
+        let known = if told.is_some() { "has another directory for" } else { "does not know" };
+        Some(format!(
+            "Docker there {known} the runtime {RUNTIME}; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"/usr/bin/godwit-runtime\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
+        ))
     }
 
     /// What speaks against moving containers of this dockerd.

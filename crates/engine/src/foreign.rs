@@ -20,12 +20,13 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use godwit_names::ServiceName;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
@@ -144,7 +145,9 @@ pub trait Adopts: Send + Sync {
     ) -> Result<(), EngineError>;
     /// What an earlier life of godwit has noted of a container, which it has forgotten, is no reason to remove it.
     fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError>;
-    /// From here on a container is this node's, and is removed with its service.
+    /// A container is this node's, and is removed with its service.
+    fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// The same, and its engine is told how to restart it, where it does not know yet.
     fn own(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// The ID of a container in this node's engine; nothing where it is not here.
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError>;
@@ -186,9 +189,15 @@ pub(crate) struct Care {
     /// Directory for what the engine is given; on a file system that a reboot empties.
     pub(crate) run: PathBuf,
     pub(crate) processes: Processes,
+    /// Held while an engine is told how to restart a container.
+    pub(crate) telling: Arc<Mutex<()>>,
 }
 
 impl Care {
+    pub(crate) fn new(keeper: Keeper, run: PathBuf, processes: Processes) -> Self {
+        Self { keeper, run, processes, telling: Arc::default() }
+    }
+
     /// What a configuration says of a container of this engine's.
     pub(crate) fn kept<'a>(&self, config: &'a ContainerConfig) -> Result<&'a Kept, EngineError> {
         let kept = config.kept.as_ref().filter(|kept| kept.keeper == self.keeper && is_id(&kept.id));
@@ -395,47 +404,53 @@ async fn note(
         false => None,
     };
     let of = care.kept(config)?.id.clone();
-    let blank = Record { of, id: look.id.clone(), ..Record::default() };
-    let before = Record::read(config)?.unwrap_or(blank);
-    let (upper, volumes) = (look.upper.clone(), keeps.volumes_of(&config.name, &look.id).await?);
-    // What runs here is here for good: its volumes are its own.
-    let left = before.left.clone();
-    Record { life, upper, volumes, import: None, waiting: None, left: None, landing: None, ..before }
-        .write(config)?;
-    forget_files(left);
+    let volumes = keeps.volumes_of(&config.name, &look.id).await?;
+    let begin = || Record { of, id: look.id.clone(), ..Record::default() };
+    let record = Record::change_or_begin(config, begin, |record| {
+        (record.life, record.upper, record.volumes) = (life, look.upper.clone(), volumes);
+        (record.import, record.waiting, record.landing) = (None, None, None);
+        // What runs here is here for good.
+        record.settled = true;
+    })?;
+    forget_files(config, &record);
     Ok(())
 }
 
-/// Removes what an engine had made where files have come. Nobody waits for it, and what is not removed goes before the next
-/// arrival.
-fn forget_files(left: Option<PathBuf>) {
-    if let Some(left) = left {
-        tokio::task::spawn_blocking(move || fs::remove_dir_all(left));
-    }
+/// Removes what an engine had made where files have come. Nobody waits for it; what is not removed goes with the container.
+fn forget_files(config: &ContainerConfig, record: &Record) {
+    let Some(left) = record.left.clone() else { return };
+    let config = config.clone();
+    tokio::task::spawn_blocking(move || {
+        let forget = |record: &mut Record| record.left = record.left.take().filter(|other| *other != left);
+        let forgotten = match fs::remove_dir_all(&left) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.to_string()),
+            _ => Record::change(&config, forget).map(drop).map_err(|error| error.to_string()),
+        };
+        if let Err(error) = forgotten {
+            tracing::debug!(container = %config.name, path = %left.display(), error, "what was left is not removed yet");
+        }
+    });
 }
 
 /// Tells an engine how to restart a container, again until it succeeds. The container's record says so until then.
-fn tell_policy<K: Keeps + Clone + 'static>(keeps: &K, config: &ContainerConfig) {
+fn tell_policy<K: Keeps + Clone + 'static>(keeps: &K, config: &ContainerConfig, token: String) {
     let (keeps, config) = (keeps.clone(), config.clone());
     tokio::spawn(async move {
         let [mut pause, longest] = POLICY_PAUSES;
         loop {
-            let Ok(Some(record)) = Record::read(&config) else { return };
-            if !record.owes_policy {
-                return;
-            }
-            match keeps.set_policy(&config, &record.id).await {
-                Ok(()) => {
-                    let told = Record::of(&config)
-                        .and_then(|record| Record { owes_policy: false, ..record }.write(&config));
-                    if let Err(error) = told {
-                        tracing::warn!(container = %config.name, %error, "its engine will be told again how to restart it");
-                    }
+            {
+                let _alone = keeps.care().telling.lock().await;
+                let Ok(Some(record)) = Record::read(&config) else { return };
+                // Another arrival tells by itself.
+                if !record.owes_policy || !record.settled || record.departed || record.token != token {
                     return;
                 }
-                Err(error) => {
-                    tracing::warn!(container = %config.name, %error, "its engine does not know yet how to restart it");
-                }
+                let told = match keeps.set_policy(&config, &record.id).await {
+                    Ok(()) => Record::change(&config, |record| record.owes_policy = false).map(drop),
+                    Err(error) => Err(error),
+                };
+                let Err(error) = told else { return };
+                tracing::warn!(container = %config.name, %error, "its engine does not know yet how to restart it");
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
@@ -521,8 +536,9 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
         if networks.is_empty() {
             return Ok(());
         }
-        let record = Record { networks: networks.to_vec(), leaves: true, ..Record::of(config)? };
-        record.write(config)?;
+        let record = Record::change(config, |record| {
+            (record.networks, record.leaves) = (networks.to_vec(), true);
+        })?;
         for (network, _) in networks {
             self.leave(config, &record.id, network).await?;
         }
@@ -530,25 +546,31 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
     }
 
     fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let is_here = Record::read(config)?.is_some_and(|record| record.waiting.is_none());
+        if is_here {
+            Record::change(config, |record| (record.ours, record.networks) = (false, Vec::new()))?;
+        }
+        Ok(())
+    }
+
+    fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         match Record::read(config)? {
-            Some(record) if record.waiting.is_none() => {
-                Record { ours: false, networks: Vec::new(), ..record }.write(config)
+            Some(record) if !record.ours || !record.settled => {
+                let settled = Record::change(config, |record| {
+                    (record.ours, record.settled, record.networks) = (true, true, Vec::new());
+                })?;
+                forget_files(config, &settled);
+                Ok(())
             }
             _ => Ok(()),
         }
     }
 
     fn own(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let Some(record) = Record::read(config)? else { return Ok(()) };
-        if record.owes_policy {
-            tell_policy(self, config);
+        self.settle(config)?;
+        if let Some(record) = Record::read(config)?.filter(|record| record.owes_policy) {
+            tell_policy(self, config, record.token);
         }
-        if record.ours && record.left.is_none() {
-            return Ok(());
-        }
-        let left = record.left.clone();
-        Record { ours: true, networks: Vec::new(), left: None, ..record }.write(config)?;
-        forget_files(left);
         Ok(())
     }
 
@@ -592,22 +614,17 @@ impl<K: Keeps + Clone + 'static> Engine for K {
 
     async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let kept = self.care().kept(config)?;
-        let waiting = landing::waiting_in(&self.storage_of(&config.name).await?, &config.name);
-        let id = if self.keeps_ids() { kept.id.clone() } else { String::new() };
-        let of = kept.id.clone();
         let token = fs::read_to_string(UUID).map(|text| text.trim().to_owned());
         let token = token.map_err(|source| io_error(&config.name, format!("read {UUID}"), source))?;
+        let waiting = landing::waiting_in(&self.storage_of(&config.name).await?, &token);
+        let id = if self.keeps_ids() { kept.id.clone() } else { String::new() };
+        let of = kept.id.clone();
         let record =
             Record { of, id, token, ours: true, waiting: Some(waiting.clone()), ..Record::default() };
         // First, so that what is made is removed.
-        record.write(config)?;
-        let failed = |source| io_error(&config.name, format!("create {}", waiting.display()), source);
-        // What an earlier arrival has left would be taken for a part of this one.
-        match fs::remove_dir_all(&waiting) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
-        fs::create_dir_all(&waiting).map_err(failed)?;
+        record.begin(config)?;
+        fs::create_dir_all(&waiting)
+            .map_err(|source| io_error(&config.name, format!("create {}", waiting.display()), source))?;
         // The engine would take a volume of that name for it that somebody makes until it does.
         self.make_volumes(config, &record.token).await
     }
@@ -746,9 +763,12 @@ impl<K: Keeps + Clone + 'static> Engine for K {
     }
 
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
-        // It is here for good.
-        self.own(config)?;
-        self.care().processes.cont(&self.care().placed(config)?.0, keep_stopped).await
+        self.care().processes.cont(&self.care().placed(config)?.0, keep_stopped).await?;
+        // It runs, whatever comes of this, which the next life of godwitd does otherwise.
+        if let Err(error) = self.own(config) {
+            tracing::warn!(container = %config.name, %error, "it is not noted that it has come");
+        }
+        Ok(())
     }
 
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
@@ -756,10 +776,10 @@ impl<K: Keeps + Clone + 'static> Engine for K {
     }
 
     async fn departed(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        match Record::read(config)? {
-            Some(record) if !record.departed => Record { departed: true, ..record }.write(config),
-            _ => Ok(()),
+        if Record::read(config)?.is_some_and(|record| !record.departed) {
+            Record::change(config, |record| record.departed = true)?;
         }
+        Ok(())
     }
 
     async fn delete(&self, config: &ContainerConfig) -> Result<(), EngineError> {
@@ -830,8 +850,11 @@ async fn remove(keeps: &(impl Keeps + ?Sized), config: &ContainerConfig) -> Resu
         return Record::remove(config);
     }
     keeps.end_arrival(config, &record).await?;
-    // What was made meanwhile has another ID.
-    let record = Record::of(config)?;
+    let record = {
+        // What its engine is being told is told by then, and nothing more is.
+        let _alone = care.telling.lock().await;
+        Record::change(config, |record| record.owes_policy = false)?
+    };
     let own_cgroup = care.own_cgroup(config);
     landing::unbind_cgroup(&own_cgroup).map_err(io(&own_cgroup))?;
     if !record.id.is_empty() {
@@ -845,8 +868,7 @@ async fn remove(keeps: &(impl Keeps + ?Sized), config: &ContainerConfig) -> Resu
     files::unbind(&record, &tree).map_err(io(&tree))?;
     remove_volumes(keeps, config, &record).await?;
     // What has one of their names from here on is another's, however often the rest is tried.
-    let record = Record { volumes: Vec::new(), departed: false, ..record };
-    record.write(config)?;
+    let record = Record::change(config, |record| (record.volumes, record.departed) = (Vec::new(), false))?;
     let place = (!record.id.is_empty()).then(|| care.place(&record.id));
     for path in record.waiting.iter().chain(&record.left).chain(&place) {
         let removed = path.clone();
@@ -869,7 +891,7 @@ async fn remove_volumes(
     let of_container = record.volumes.iter().filter(|volume| record.departed || volume.anonymous);
     let mut names: Vec<_> = of_container.map(|volume| volume.name.clone()).collect();
     // Those that were made for an arrival which comes to nothing.
-    if record.waiting.is_some() || record.left.is_some() {
+    if !record.settled && !record.token.is_empty() {
         names.extend(keeps.made_volumes(config, &record.token).await?);
     }
     for name in names {

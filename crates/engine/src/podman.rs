@@ -73,7 +73,7 @@ impl Podman {
     pub fn new(config: PodmanConfig) -> Self {
         let path_variable = path_variable(&config.criu, config.programs.as_deref());
         let processes = Processes { criu: config.criu.clone() };
-        let care = Care { keeper: Keeper::Podman, run: config.run.clone(), processes };
+        let care = Care::new(Keeper::Podman, config.run.clone(), processes);
         Self { config, path_variable, care, storage: Arc::default() }
     }
 

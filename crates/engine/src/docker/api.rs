@@ -24,9 +24,6 @@ use crate::foreign::SHORT;
 /// Longest answer taken, bytes; descriptions have some tens of thousands, and lists may have thousands of entries.
 const LIMIT: usize = 32 << 20;
 
-/// How long dockerd may prepare what comes in pieces: it writes an image of gigabytes to its disk first.
-const PREPARED: Duration = Duration::from_secs(1800);
-
 /// The body of a request.
 type Sent = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
@@ -126,9 +123,9 @@ impl Api {
         }
     }
 
-    /// Asks for what comes in pieces. dockerd may prepare all of it first.
-    pub(super) async fn stream(&self, path: &str) -> Result<Pieces, ApiError> {
-        let response = self.within(PREPARED, self.request(Method::GET, path, empty())).await?;
+    /// Asks for what comes in pieces, the first of them within this time.
+    pub(super) async fn stream(&self, path: &str, limit: Duration) -> Result<Pieces, ApiError> {
+        let response = self.within(limit, self.request(Method::GET, path, empty())).await?;
         Ok(Pieces(response.into_body()))
     }
 

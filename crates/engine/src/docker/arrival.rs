@@ -16,10 +16,13 @@ use crate::container::{
 };
 use crate::foreign::landing::{self, Landing, Prepared};
 use crate::foreign::record::Record;
-use crate::foreign::{ARRIVAL_LABEL, Keeps, LONG, is_id};
+use crate::foreign::{ARRIVAL_LABEL, Keeps, is_id};
 
 /// How often a start is told that there is nothing to wait for.
 const START_LOOK: Duration = Duration::from_millis(20);
+
+/// How long dockerd may take to create a container on a busy disk.
+const CREATION: Duration = Duration::from_secs(600);
 
 /// A container that dockerd names.
 #[derive(Debug, Deserialize)]
@@ -80,18 +83,18 @@ impl Docker {
     ) -> Result<String, EngineError> {
         let failed = self.failed(&config.name, "create");
         let alone = Arc::clone(&self.creating).lock_owned().await;
-        Record { id: String::new(), ..Record::of(config)? }.write(config)?;
+        Record::change(config, |record| record.id.clear())?;
         let (docker, config, path) =
             (self.clone(), config.clone(), format!("/containers/create?name={name}"));
         let creating = tokio::spawn(async move {
             let _alone = alone;
             let failed = docker.failed(&config.name, "create");
-            let created = docker.api.post(&path, Some(&document), LONG).await.map_err(&failed)?;
+            let created = docker.api.post(&path, Some(&document), CREATION).await.map_err(&failed)?;
             let Named { id } = serde_json::from_slice(&created).map_err(|error| failed(error.into()))?;
             if !is_id(&id) {
                 return Err(failed(ApiError::Broken(format!("its ID is {id:?}"))));
             }
-            Record { id: id.clone(), owes_policy: true, ..Record::of(&config)? }.write(&config)?;
+            Record::change(&config, |record| (record.id, record.owes_policy) = (id.clone(), true))?;
             Ok(id)
         });
         creating.await.unwrap_or_else(|error| Err(failed(ApiError::Broken(error.to_string()))))
@@ -103,7 +106,7 @@ impl Docker {
         config: &ContainerConfig,
         record: &Record,
     ) -> Result<(), EngineError> {
-        if record.waiting.is_none() {
+        if record.waiting.is_none() || record.token.is_empty() {
             return Ok(());
         }
         // One that is being created is known then.

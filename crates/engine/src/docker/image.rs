@@ -1,6 +1,8 @@
 //! An image goes from one Docker to another, whole: of what `docker save` writes the layers have no names of their own until
 //! its end.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use serde::Deserialize;
 use tokio::sync::mpsc;
@@ -9,6 +11,9 @@ use super::api::ApiError;
 use super::{Docker, encoded};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::archive::without_names;
+
+/// How long dockerd may prepare an archive: it writes all of it to its disk first.
+const PREPARED: Duration = Duration::from_secs(1800);
 
 /// An image as dockerd tells it.
 #[derive(Debug, Deserialize)]
@@ -60,7 +65,7 @@ impl Docker {
         let (_, definition) = self.kept(config)?;
         let failed = self.failed(&config.name, "save the image of");
         let path = format!("/images/{}/get", encoded(&definition.image.1));
-        let mut archive = self.api.stream(&path).await.map_err(&failed)?;
+        let mut archive = self.api.stream(&path, PREPARED).await.map_err(&failed)?;
         while let Some(piece) = archive.next().await.map_err(&failed)? {
             if to.send(piece).await.is_err() {
                 return Err(failed(ApiError::Broken("nobody takes it any more".into())));

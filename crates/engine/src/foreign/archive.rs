@@ -7,8 +7,10 @@
 use std::io::{self, Read, Write};
 
 use bytes::Bytes;
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+
+use super::SHORT;
 
 /// Bytes of a piece.
 const PIECE: usize = 256 << 10;
@@ -64,12 +66,68 @@ fn part<'a>(path: &str, kind: tar::EntryType, link: Option<&'a str>) -> Part<'a>
     }
 }
 
-/// The only entry of a list of images.
-fn only(list: &mut Value) -> io::Result<&mut Map<String, Value>> {
-    match list.as_array_mut().map(Vec::as_mut_slice) {
-        Some([Value::Object(image)]) => Ok(image),
-        _ => Err(io::Error::other("an archive that is not one of one image")),
+/// Docker's list of images. An engine reads JSON without regard to case, and takes the last of two keys: nothing is passed on
+/// that is not named here.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Manifest {
+    config: String,
+    #[serde(skip_deserializing)]
+    repo_tags: (),
+    layers: Vec<String>,
+}
+
+/// That of the OCI.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Index {
+    schema_version: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    media_type: Option<String>,
+    manifests: Vec<Descriptor>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    media_type: String,
+    digest: String,
+    size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    platform: Option<Platform>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Platform {
+    architecture: String,
+    os: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    variant: Option<String>,
+}
+
+fn not_one() -> io::Error {
+    io::Error::other("an archive that is not one of one image")
+}
+
+/// Docker's list, of this image alone.
+fn manifest(text: &[u8], id: &str) -> io::Result<Vec<u8>> {
+    let images: Vec<Manifest> = serde_json::from_slice(text)?;
+    let [image] = images.as_slice() else { return Err(not_one()) };
+    if image.config != format!("{id}.json") && image.config != format!("blobs/sha256/{id}") {
+        return Err(io::Error::other(format!("an archive of the image {}, not of {id}", image.config)));
     }
+    let is_file = |path: &String| matches!(part(path, tar::EntryType::Regular, None), Part::File);
+    if !image.layers.iter().all(is_file) {
+        return Err(io::Error::other("an archive of an image whose layers are not in it"));
+    }
+    Ok(serde_json::to_vec(&images)?)
+}
+
+/// That of the OCI, of one image.
+fn index(text: &[u8]) -> io::Result<Vec<u8>> {
+    let index: Index = serde_json::from_slice(text)?;
+    let [_] = index.manifests.as_slice() else { return Err(not_one()) };
+    Ok(serde_json::to_vec(&index)?)
 }
 
 /// Writes an archive of the image with this ID and nothing else, without names.
@@ -111,19 +169,7 @@ pub(crate) fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Resu
         }
         let mut text = Vec::new();
         entry.take(LIST).read_to_end(&mut text)?;
-        let mut document: Value = serde_json::from_slice(&text)?;
-        if list == 0 {
-            let image = only(&mut document)?;
-            let config = image.get("Config").and_then(Value::as_str).unwrap_or_default();
-            if config != format!("{id}.json") && config != format!("blobs/sha256/{id}") {
-                return Err(io::Error::other(format!("an archive of the image {config}, not of {id}")));
-            }
-            image.insert("RepoTags".into(), Value::Null);
-        } else {
-            only(document.get_mut("manifests").unwrap_or(&mut Value::Null))?.remove("annotations");
-            document.as_object_mut().map(|index| index.remove("annotations"));
-        }
-        let text = serde_json::to_vec(&document)?;
+        let text = if list == 0 { manifest(&text, id)? } else { index(&text)? };
         header.set_size(text.len() as u64);
         copy.append_data(&mut header, &path, text.as_slice())?;
     }
@@ -136,7 +182,9 @@ pub(crate) struct Passing(tokio::task::JoinHandle<io::Result<()>>);
 impl Passing {
     /// What is wrong with the archive, if that is why it was not passed on to its end.
     pub(crate) async fn objection(self) -> Option<io::Error> {
-        let passed = self.0.await.map_err(io::Error::other).and_then(|passed| passed);
+        // An engine that has answered may neither take the rest nor say so.
+        let passed = tokio::time::timeout(SHORT, self.0).await.ok()?;
+        let passed = passed.map_err(io::Error::other).and_then(|passed| passed);
         // Whoever takes it has a better reason.
         passed.err().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
     }
@@ -208,6 +256,8 @@ impl Write for Pieces {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     fn archive(entries: &[(&str, &str)]) -> Vec<u8> {
@@ -267,6 +317,12 @@ mod tests {
         let list: Value = serde_json::from_str(&found[3].1).unwrap();
         assert_eq!((&list[0]["RepoTags"], &list[0]["Layers"][0]), (&Value::Null, &Value::from(tar.clone())));
 
+        // Nor by keys in another case.
+        let hidden =
+            manifest.replace(r#""RepoTags""#, r#""repotags""#).replace("}]", r#","config":"x.json"}]"#);
+        let found = passed(&[("manifest.json", &hidden)], &id).unwrap();
+        assert!(!found[0].1.contains("debian") && !found[0].1.contains("x.json"), "{found:?}");
+
         // Another image, more than one, or two lists.
         let other = format!("sha256:{}", "0c".repeat(32));
         assert!(passed(&entries, &other).unwrap_err().to_string().contains("not of 0c"));
@@ -282,10 +338,13 @@ mod tests {
     #[test]
     fn an_image_of_the_oci_comes_without_a_name() {
         let blob = format!("blobs/sha256/{}", "0a".repeat(32));
-        let index = r#"{"schemaVersion":2,"manifests":[{"digest":"d","annotations":{"org.opencontainers.image.ref.name":"debian"}}],"annotations":{}}"#;
+        let index = r#"{"schemaVersion":2,"manifests":[{"mediaType":"m","digest":"d","size":1,"Annotations":{"org.opencontainers.image.ref.name":"debian"}}],"annotations":{},"Manifests":[{},{}]}"#;
         let found = passed(&[("oci-layout", "{}"), (&blob, "b"), ("index.json", index)], "x").unwrap();
         assert_eq!(found.len(), 3);
-        assert_eq!(found[2].1, r#"{"manifests":[{"digest":"d"}],"schemaVersion":2}"#);
+        assert_eq!(
+            found[2].1,
+            r#"{"schemaVersion":2,"manifests":[{"mediaType":"m","digest":"d","size":1}]}"#
+        );
     }
 
     #[tokio::test]

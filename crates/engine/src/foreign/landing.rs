@@ -15,12 +15,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use godwit_names::ServiceName;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
 use rustix::fs::{
@@ -45,8 +44,8 @@ use crate::runc::rights;
 
 /// Where what waits for a container is in an engine's storage: its changed files in [`UPPER`], its volumes in directories of
 /// [`VOLUMES`].
-pub(super) fn waiting_in(storage: &Path, name: &ServiceName) -> PathBuf {
-    in_storage(storage).join(name.as_str())
+pub(super) fn waiting_in(storage: &Path, token: &str) -> PathBuf {
+    in_storage(storage).join(token)
 }
 
 /// What of an engine's storage is godwit's.
@@ -115,6 +114,7 @@ pub(crate) struct Prepared {
 pub(crate) struct Landing {
     care: Care,
     request: RestoreRequest,
+    storage: PathBuf,
     descriptors: Vec<u8>,
     gate: File,
     arrived: Arrived,
@@ -209,11 +209,15 @@ impl Prepared {
         let volumes = volumes_in(&bundle, volumes);
         let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
+        if !cgroup.contains(&id) {
+            return Err(request.refused(format!("its engine has put it into the cgroup {cgroup:?}")));
+        }
         // An engine may forget of what it has started.
-        Record { landing: Some(cgroup.clone()), ..Record::of(&request.config)? }.write(&request.config)?;
+        Record::change(&request.config, |record| record.landing = Some(cgroup.clone()))?;
         stand_in.remove(request)?;
         let (care, request) = (care.clone(), request.clone());
-        Ok(Landing { care, request, descriptors, gate, arrived, bundle, root, volumes, cgroup })
+        let storage = storage.to_owned();
+        Ok(Landing { care, request, storage, descriptors, gate, arrived, bundle, root, volumes, cgroup })
     }
 }
 
@@ -234,7 +238,8 @@ impl Landing {
     /// Lets CRIU go on with the images and the files that are there now. The container may have what `spec` allows, an OCI
     /// description; nothing stands for that of the engine.
     pub(crate) fn go_on(self, spec: Option<&Value>) -> Result<Landed, EngineError> {
-        let Self { care, request, descriptors, gate, arrived, bundle, root, volumes, cgroup: path } = self;
+        let Self { care, request, storage, descriptors, gate, arrived, bundle, root, volumes, cgroup: path } =
+            self;
         let spec = spec.unwrap_or(&bundle);
         godwit_criu::repair::repair(&request.images).map_err(|error| request.refused(error))?;
         rights::check_spec(&request, spec)?;
@@ -247,11 +252,12 @@ impl Landing {
         detach_all(&root.criu).map_err(request.io("unmount", &root.criu))?;
         let record = Record::of(&request.config)?;
         let waiting = record.waiting.clone().unwrap_or_default();
-        root.take(&waiting.join(UPPER))
+        root.take(&storage, &waiting.join(UPPER))
             .map_err(request.io("put its changed files into", &root.overlay.target))?;
         for volume in &volumes {
             let waiting = waiting.join(VOLUMES).join(&volume.name);
-            exchange(&waiting, &volume.files).map_err(request.io("put the volume into", &volume.files))?;
+            exchange(&storage, &waiting, &volume.files)
+                .map_err(request.io("put the volume into", &volume.files))?;
         }
         let renamed: Vec<_> = volumes
             .iter()
@@ -297,10 +303,12 @@ impl Landed {
         synced.map_err(request.io("bring to the disk", &waiting))?;
         let reader = process::parent(pid).unwrap_or(0);
         let life = care.life(config, (pid, reader), root.overlay.target.clone())?;
-        let (life, upper) = (Some(life), root.overlay.upper.clone());
-        let (left, record) = (Some(waiting), Record::of(config)?);
-        Record { life, upper, volumes, import: None, left, waiting: None, landing: None, ..record }
-            .write(config)?;
+        let upper = root.overlay.upper.clone();
+        Record::change(config, |record| {
+            (record.life, record.upper, record.volumes) = (Some(life), upper, volumes);
+            (record.import, record.landing, record.waiting) = (None, None, None);
+            record.left = Some(waiting);
+        })?;
         Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
     }
 }
@@ -325,7 +333,11 @@ fn set_parameters(namespace: &Path, bundle: &Value) -> io::Result<()> {
     let setting = std::thread::spawn(move || {
         setns(&namespace, CloneFlags::CLONE_NEWNET)?;
         for (path, value) in set {
-            match fs::write(&path, &value) {
+            let written = OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .and_then(|mut file| file.write_all(value.as_bytes()));
+            match written {
                 // This kernel does not have it in namespaces.
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(io::Error::new(error.kind(), format!("{path}: {error}")));
@@ -397,10 +409,10 @@ impl MountedRoot {
     }
 
     /// Mounts it with the files that wait in a directory, and with nothing that is there now.
-    fn take(&self, waiting: &Path) -> io::Result<()> {
+    fn take(&self, storage: &Path, waiting: &Path) -> io::Result<()> {
         let Overlay { upper, work, target, .. } = &self.overlay;
         detach_all(target)?;
-        exchange(waiting, upper)?;
+        exchange(storage, waiting, upper)?;
         // What an overlay has worked in belongs to its upper directory.
         fs::remove_dir_all(work)?;
         fs::create_dir(work)?;
@@ -444,11 +456,8 @@ fn volumes_in(bundle: &Value, volumes: &[(String, String)]) -> io::Result<Vec<Vo
 ///
 /// Podman has bound a part of its storage on itself, and no rename crosses mounts, even of the same filesystem. So both are
 /// named in a view of the storage that has no mount in it. What has come may have links in it, which lead out of it.
-fn exchange(waiting: &Path, own: &Path) -> io::Result<()> {
+fn exchange(storage: &Path, waiting: &Path, own: &Path) -> io::Result<()> {
     let not_below = || io::Error::other("it is not in its engine's storage");
-    let of_container = |path: &&Path| path.parent().is_some_and(|parent| parent.ends_with("godwit"));
-    let storage = waiting.ancestors().find(of_container).and_then(|path| path.parent()?.parent());
-    let storage = storage.ok_or_else(not_below)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let view = open_tree(CWD, storage, flags)?;
     let parent = |path: &Path| -> io::Result<(OwnedFd, OsString)> {

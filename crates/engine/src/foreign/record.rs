@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,9 @@ use crate::container::{ContainerConfig, EngineError, OutputPipes, io_error};
 
 /// The file.
 const FILE: &str = "kept.json";
+
+/// Held from the reading of a record to its writing.
+static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The record. Where there is none, nothing of a container in an engine of others is godwit's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +46,9 @@ pub(crate) struct Record {
     pub(crate) departed: bool,
     /// Whether it goes with its service: not before it is one.
     pub(crate) ours: bool,
-    /// What is left where it waited: what the engine had made for it. Nothing once it runs.
+    /// Whether it has come for good, and its volumes are its own.
+    pub(crate) settled: bool,
+    /// What is left where it waited: what the engine had made for it. Nothing once that is removed.
     pub(crate) left: Option<PathBuf>,
     /// Where what comes for it is put before the engine has a place for it; nothing once it has.
     pub(crate) waiting: Option<PathBuf>,
@@ -95,7 +101,38 @@ impl Record {
         Self::read(config)?.ok_or_else(|| EngineError::NotFound(config.name.clone()))
     }
 
-    pub(crate) fn write(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+    /// Changes that of a container which there must be; what it is then.
+    pub(crate) fn change(
+        config: &ContainerConfig,
+        change: impl FnOnce(&mut Self),
+    ) -> Result<Self, EngineError> {
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = Self::of(config)?;
+        change(&mut record);
+        record.put(config)?;
+        Ok(record)
+    }
+
+    /// The same, or begins one.
+    pub(crate) fn change_or_begin(
+        config: &ContainerConfig,
+        begin: impl FnOnce() -> Self,
+        change: impl FnOnce(&mut Self),
+    ) -> Result<Self, EngineError> {
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = Self::read(config)?.unwrap_or_else(begin);
+        change(&mut record);
+        record.put(config)?;
+        Ok(record)
+    }
+
+    /// Begins one, whatever there was.
+    pub(crate) fn begin(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        self.put(config)
+    }
+
+    fn put(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let (path, half) = (config.directory.join(FILE), config.directory.join("kept.json.half"));
         let written = serde_json::to_vec(self).map_err(io::Error::from).and_then(|text| {
             std::fs::create_dir_all(&config.directory)?;
@@ -109,6 +146,7 @@ impl Record {
     }
 
     pub(crate) fn remove(config: &ContainerConfig) -> Result<(), EngineError> {
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         let path = config.directory.join(FILE);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {

@@ -108,7 +108,7 @@ impl Podman {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let child = child.map_err(|error| self.not_started(&call, &error))?;
         if let Some(import) = child.id().and_then(|pid| Some((pid, process::start_time(pid)?))) {
-            Record { import: Some(import), ..Record::of(config)? }.write(config)?;
+            Record::change(config, |record| record.import = Some(import))?;
         }
         // It ends by itself once the gate is closed.
         let mut importing = Importing(tokio::spawn(child.wait_with_output()));
