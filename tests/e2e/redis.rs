@@ -3,10 +3,11 @@
 use std::{
     net::Ipv4Addr,
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use godwit_lab::workload::{RedisClient, RedisLoad, Workload, resp::Reply};
-use godwit_tests::{Bed, CLIENT, PATIENCE, tier};
+use godwit_tests::{Bed, CLIENT, PATIENCE, tier, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 /// Data in it.
@@ -16,8 +17,12 @@ fn bulk(text: &str) -> Reply {
     Reply::Bulk(Some(text.as_bytes().to_vec()))
 }
 
+/// How long a client waits inside Redis: longer than all the moves of a test take on any machine.
+const ALL_MOVES: Duration = Duration::from_secs(1800);
+
 /// A client that is blocked inside Redis until there is something in a list.
 fn waiting(mut client: RedisClient, list: String) -> JoinHandle<(RedisClient, Reply)> {
+    client.set_patience(ALL_MOVES).unwrap();
     thread::spawn(move || {
         let answer = client.call(&["BLPOP", &list, "0"]).unwrap();
         (client, answer)
@@ -36,13 +41,13 @@ fn moves_lose_no_answer_and_no_data() {
     let mut blocked = Some(waiting(connect(), "list:1".to_owned()));
     // One more that waits over all the moves.
     let patient = waiting(connect(), "at the end".to_owned());
-    let blocked_clients = |data: &mut RedisClient| {
-        let Reply::Bulk(Some(info)) = data.call(&["INFO", "clients"]).unwrap() else { panic!() };
-        String::from_utf8(info).unwrap().contains("blocked_clients:2\r\n")
+    let both_wait = |data: &mut RedisClient| {
+        wait_for("both clients to wait in Redis", || {
+            let Reply::Bulk(Some(info)) = data.call(&["INFO", "clients"]).unwrap() else { panic!() };
+            String::from_utf8(info).unwrap().contains("blocked_clients:2\r\n").then_some(())
+        });
     };
-    while !blocked_clients(&mut data) {
-        thread::yield_now();
-    }
+    both_wait(&mut data);
 
     let mut worst: f64 = 0.0;
     bed.move_to_and_fro("redis", |number, _| {
@@ -54,9 +59,7 @@ fn moves_lose_no_answer_and_no_data() {
         let (client, answer) = blocked.take().unwrap().join().unwrap();
         assert_eq!(answer, Reply::Array(Some(vec![bulk(&list), bulk("x")])), "move {number}");
         blocked = Some(waiting(client, format!("list:{}", number + 1)));
-        while !blocked_clients(&mut data) {
-            thread::yield_now();
-        }
+        both_wait(&mut data);
     });
     let report = load.stop().unwrap();
     assert!(report.is_clean() && report.reconnects == 0, "{report:?}");

@@ -62,10 +62,20 @@ impl RedisClient {
         }
     }
 
+    /// From now on waits for so long for an answer.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub fn set_patience(&mut self, patience: Duration) -> Result<(), LabError> {
+        let set = self.stream.set_read_timeout(Some(patience));
+        set.map_err(|error| failed(self.address, format!("how long to wait for it cannot be set: {error}")))
+    }
+
     /// One request and its answer.
     ///
     /// # Errors
-    /// The connection broke, or no answer came within a minute. An error that Redis sends is an answer.
+    /// The connection broke, or no answer came within a minute, unless [`RedisClient::set_patience`] has said how long. An
+    /// error that Redis sends is an answer.
     pub fn call(&mut self, words: &[&str]) -> Result<Reply, LabError> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         let mut request = Vec::new();
