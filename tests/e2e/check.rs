@@ -63,7 +63,7 @@ fn a_service_that_can_move_is_measured_and_moves_as_was_predicted() {
     // The destination's reasons are told before anything is sent.
     let directory = bed.scratch().join("bound");
     std::fs::create_dir(&directory).unwrap();
-    let mount = format!("type=bind,src={},dst=/bound", directory.display());
+    let mount = format!("type=bind,src={},dst=/bound,move=skip", directory.display());
     bed.run("a", "bound", OTHER, &preset, &["--mount", &mount]);
     let refused = bed.check("a", &["bound", "--to", "b"]);
     let objections = sentences(&told(&refused), "objections");

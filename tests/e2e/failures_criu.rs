@@ -100,7 +100,7 @@ fn a_service_that_criu_cannot_dump_goes_on() {
             preset.command.extend(["--unixsocket", "/outside/redis.sock"].map(str::to_owned));
             fs::create_dir_all(preset.rootfs.join("outside")).unwrap();
             let outside = tests_directory(preset);
-            vec!["--mount".to_owned(), format!("type=bind,source={outside},target=/outside")]
+            vec!["--mount".to_owned(), format!("type=bind,source={outside},target=/outside,move=skip")]
         },
     );
     let socket = PathBuf::from(tests_directory(&victim.preset)).join("redis.sock");
@@ -170,7 +170,10 @@ fn a_restore_that_fails_half_way_leaves_the_service_where_it_was() {
         |preset| {
             let program = format!("{}/redis-server", tests_directory(preset));
             fs::copy(preset.rootfs.join("usr/bin/redis-server"), &program).unwrap();
-            vec!["--mount".to_owned(), format!("type=bind,source={program},target=/usr/bin/redis-server")]
+            vec![
+                "--mount".to_owned(),
+                format!("type=bind,source={program},target=/usr/bin/redis-server,move=skip"),
+            ]
         },
     );
     let program = PathBuf::from(tests_directory(&victim.preset)).join("redis-server");

@@ -138,7 +138,7 @@ fn a_mount_whose_source_the_destination_lacks() {
     let directory = tempfile::tempdir().unwrap();
     let shared = directory.path().join("shared");
     fs::create_dir(&shared).unwrap();
-    let mount = format!("type=bind,source={},target=/shared", shared.display());
+    let mount = format!("type=bind,source={},target=/shared,move=skip", shared.display());
     let victim = Victim::up_with(
         "no-mount",
         |config, _| config.programs.serve_arguments.extend(["--allow-bind", "/"].map(str::to_owned)),

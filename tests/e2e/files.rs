@@ -80,11 +80,20 @@ fn differences(before: &Value, after: &Value) -> Vec<String> {
 
 #[test]
 fn moves_keep_every_file() {
-    let bed = Bed::up("files");
+    every_file_moves("files", &[]);
+}
+
+#[test]
+fn moves_keep_every_file_of_a_volume_that_began_with_what_the_image_has_there() {
+    every_file_moves("files-volume", &["-v", "data:/data"]);
+}
+
+fn every_file_moves(test: &str, flags: &[&str]) {
+    let bed = Bed::up(test);
     let preset = bed.build(Workload::Python);
     fs::write(preset.rootfs.join("program.py"), include_str!("../programs/files.py")).unwrap();
     lay_out(&preset.rootfs.join("data"));
-    bed.run("a", "files", ADDRESS, &preset, &[]);
+    bed.run("a", "files", ADDRESS, &preset, flags);
     let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, 7000)));
     let open = json!({
         "deleted": true, "lower": "open in the layer of the layer\n", "replaced": "the first", "linked": true, "log": true,

@@ -187,7 +187,7 @@ fn names_addresses_and_limits_that_cannot_be() {
     run(&["--memory", "lots"], 2, &["lots", "--memory", "256m"]);
     let missing = "type=bind,source=/nosuch,target=/x";
     run(&["--mount", missing], 125, &["/nosuch", "does not exist on this node"]);
-    run(&["--mount", "banana"], 2, &["banana", "type=bind or type=tmpfs"]);
+    run(&["--mount", "banana"], 2, &["banana", "type=bind, type=volume or type=tmpfs"]);
     run(&["--publish", "0:80"], 2, &["0:80", "8080:80"]);
     run(&["--user", "nobody-here"], 125, &[&shell.rootfs, "nobody-here"]);
 }

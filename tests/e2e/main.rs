@@ -53,5 +53,6 @@ mod stale;
 mod tmpfs;
 mod unacknowledged;
 mod upgrade;
+mod volumes;
 mod watches;
 mod without;

@@ -4,6 +4,8 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
+    os::unix::fs::symlink,
+    path::Path,
 };
 
 use godwit_lab::workload::Workload;
@@ -18,14 +20,29 @@ fn touch(connection: &mut BufReader<TcpStream>, path: &str) -> String {
     line.trim().to_owned()
 }
 
-/// A directory, a file that was renamed since the watch began, and one of the image's layer.
 #[test]
 fn watches_of_files_move() {
-    let bed = Bed::up("watches");
+    they_move("watches", |_| {}, &[]);
+}
+
+/// Its target leads over a link of the image.
+#[test]
+fn watches_of_files_in_a_volume_move() {
+    let link = |root: &Path| {
+        fs::create_dir(root.join("var/data")).unwrap();
+        symlink("var/data", root.join("data")).unwrap();
+    };
+    they_move("watches-volume", link, &["-v", "data:/data"]);
+}
+
+/// A directory, a file that was renamed since the watch began, and one of the image's layer.
+fn they_move(test: &str, prepare: impl FnOnce(&Path), flags: &[&str]) {
+    let bed = Bed::up(test);
     let preset = bed.build(Workload::Python);
+    prepare(&preset.rootfs);
     fs::write(preset.rootfs.join("program.py"), include_str!("../programs/watcher.py")).unwrap();
     fs::write(preset.rootfs.join("layer"), "").unwrap();
-    bed.run("a", "watches", ADDRESS, &preset, &[]);
+    bed.run("a", "watches", ADDRESS, &preset, flags);
     let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, 7000)));
     for (from, to) in [("a", "b"), ("b", "a")] {
         bed.migrate("watches", from, to);

@@ -27,6 +27,10 @@ pub struct How {
     /// What may be done to a service that writes faster than the link carries
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     allow: Vec<Allow>,
+    /// What becomes of a bind mount, by its target: `skip` for what the destination has under the same path, `shared` for
+    /// storage that both nodes have, which is tried
+    #[arg(long, value_name = "TARGET=WHAT", value_parser = values::on_move)]
+    mount: Vec<(String, String)>,
     /// Connections for its memory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     streams: Option<u32>,
@@ -125,6 +129,7 @@ impl How {
             allow_postcopy: self.allow.contains(&Allow::Postcopy),
             streams: self.streams.unwrap_or(0),
             network: String::new(),
+            mounts: self.mount.iter().cloned().collect(),
         }
     }
 }

@@ -44,7 +44,7 @@ pub enum ValueError {
     Label,
     #[error("write POINT=NAME, for example post-resume=announce")]
     Hook,
-    #[error("a mount needs type=bind or type=tmpfs")]
+    #[error("a mount needs type=bind, type=volume or type=tmpfs")]
     MountType,
     #[error("'{key}' is not a field of a {kind} mount; the fields are {known}")]
     MountKey { kind: &'static str, key: String, known: &'static str },
@@ -54,12 +54,14 @@ pub enum ValueError {
     Target { path: String },
     #[error("tmpfs size: {0}")]
     MountSize(Box<ValueError>),
-    #[error("write SOURCE:TARGET or SOURCE:TARGET:ro")]
+    #[error(
+        "write SOURCE:TARGET, or SOURCE:TARGET:ro; of a path also SOURCE:TARGET:move=skip or move=shared"
+    )]
     Volume,
     #[error(
-        "named volumes are not supported; write ./{name} for a directory here, or the path of one, for example /srv/{name}"
+        "what becomes of a bind mount in a move is skip or shared: skip for what the destination has under the same path, shared for storage that both nodes have"
     )]
-    NamedVolume { name: String },
+    OnMove,
     #[error(
         "there is no such archive or image layout here, and godwit does not pull from registries; fetch it first, for example with `skopeo copy docker://{reference} oci-archive:image.tar`, and give --image image.tar"
     )]
@@ -223,7 +225,8 @@ pub(crate) fn label(text: &str) -> Result<String, ValueError> {
     }
 }
 
-/// Podman's `--mount`: `type=bind,src=DIR,dst=DIR[,ro]` or `type=tmpfs,dst=DIR[,size=64m]`.
+/// Podman's `--mount`: `type=bind,src=DIR,dst=DIR[,ro]`, `type=volume,src=NAME,dst=DIR[,ro]` or
+/// `type=tmpfs,dst=DIR[,size=64m]`.
 pub(crate) fn mount(text: &str) -> Result<Mount, ValueError> {
     let parts: Vec<(&str, Option<&str>)> = text
         .split(',')
@@ -232,17 +235,25 @@ pub(crate) fn mount(text: &str) -> Result<Mount, ValueError> {
     let kind = match parts.iter().find(|(key, _)| *key == "type") {
         Some((_, Some("bind"))) => "bind",
         Some((_, Some("tmpfs"))) => "tmpfs",
+        Some((_, Some("volume"))) => "volume",
         _ => return Err(ValueError::MountType),
     };
-    let known = if kind == "bind" { "type, src, dst, ro" } else { "type, dst, size, ro" };
+    let known = match kind {
+        "tmpfs" => "type, dst, size, ro",
+        "bind" => "type, src, dst, ro, move",
+        _ => "type, src, dst, ro",
+    };
     let mut mount = Mount { kind: kind.to_owned(), ..Mount::default() };
     for (key, value) in parts {
         match (key, value, kind) {
             ("type", ..) => {}
             ("src" | "source", Some(path), "bind") if !path.is_empty() => mount.source = absolute_text(path)?,
+            ("src" | "source", Some(name), "volume") if !name.is_empty() => mount.source = name.to_owned(),
             ("dst" | "destination" | "target", Some(path), _) => mount.target = target(path)?,
             ("ro" | "readonly", None | Some("true"), _) => mount.read_only = true,
             ("ro" | "readonly", Some("false"), _) | ("rw", None | Some("true"), _) => mount.read_only = false,
+            ("move", Some(what), "bind") if ON_MOVE.contains(&what) => mount.on_move = what.to_owned(),
+            ("move", _, "bind") => return Err(ValueError::OnMove),
             ("size" | "tmpfs-size", Some(text), "tmpfs") => {
                 mount.size_bytes = size(text).map_err(|error| ValueError::MountSize(Box::new(error)))?;
             }
@@ -255,31 +266,51 @@ pub(crate) fn mount(text: &str) -> Result<Mount, ValueError> {
     if kind == "bind" && mount.source.is_empty() {
         return Err(ValueError::MountPart { kind, missing: "src=PATH, what to mount" });
     }
+    if kind == "volume" && mount.source.is_empty() {
+        return Err(ValueError::MountPart { kind, missing: "src=NAME, the volume" });
+    }
     Ok(mount)
 }
 
-/// Podman's `-v`: `SOURCE:TARGET[:ro|rw]`.
+/// What can become of a bind mount in a move.
+const ON_MOVE: [&str; 2] = ["skip", "shared"];
+
+/// `TARGET=skip` or `TARGET=shared`.
+pub(crate) fn on_move(text: &str) -> Result<(String, String), ValueError> {
+    match text.split_once('=') {
+        Some((path, what)) if ON_MOVE.contains(&what) => Ok((target(path)?, what.to_owned())),
+        _ => Err(ValueError::OnMove),
+    }
+}
+
+/// Podman's `-v`, and what becomes of it in a move: `SOURCE:TARGET[:ro|rw|move=skip|move=shared,…]`.
 pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
     let parts: Vec<_> = text.split(':').collect();
-    let (source, path, read_only) = match parts.as_slice() {
-        [source, path] | [source, path, "rw"] => (source, path, false),
-        [source, path, "ro"] => (source, path, true),
+    let (source, path, words) = match parts.as_slice() {
+        [source, path] => (source, path, ""),
+        [source, path, words] if !words.is_empty() => (source, path, *words),
         _ => return Err(ValueError::Volume),
     };
     if source.is_empty() {
         return Err(ValueError::Volume);
     }
-    // To Podman and Docker this is the name of a volume, which could be made when it is first used.
-    if !source.contains('/') && !source.starts_with('.') {
-        return Err(ValueError::NamedVolume { name: (*source).to_owned() });
+    // As Podman and Docker tell them apart.
+    let (kind, source) = match source.contains('/') || source.starts_with('.') {
+        true => ("bind", absolute_text(source)?),
+        false => ("volume", (*source).to_owned()),
+    };
+    let mut mount = Mount { kind: kind.to_owned(), source, target: target(path)?, ..Mount::default() };
+    for word in words.split(',').filter(|word| !word.is_empty()) {
+        match word.split_once('=') {
+            None if word == "rw" => mount.read_only = false,
+            None if word == "ro" => mount.read_only = true,
+            Some(("move", what)) if kind == "bind" && ON_MOVE.contains(&what) => {
+                mount.on_move = what.to_owned();
+            }
+            _ => return Err(ValueError::Volume),
+        }
     }
-    Ok(Mount {
-        kind: "bind".to_owned(),
-        source: absolute_text(source)?,
-        target: target(path)?,
-        read_only,
-        size_bytes: 0,
-    })
+    Ok(mount)
 }
 
 /// The path of an archive or an image layout directory; said here what a registry's reference is not.

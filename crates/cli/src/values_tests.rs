@@ -78,9 +78,22 @@ fn mounts_read_like_podmans() {
 }
 
 #[test]
+fn what_becomes_of_a_bind_mount_in_a_move_is_said_with_it_or_at_the_move() {
+    assert_eq!(mount("type=bind,src=/a,dst=/b,move=shared").unwrap().on_move, "shared");
+    let bound = volume("/a:/b:ro,move=skip").unwrap();
+    assert!(bound.read_only && bound.on_move == "skip");
+    assert_eq!(volume("/a:/b").unwrap().on_move, "");
+    assert_eq!(on_move("/data=skip"), Ok(("/data".into(), "skip".into())));
+    for text in ["/data", "/data=", "/data=copy"] {
+        assert_eq!(on_move(text), Err(ValueError::OnMove), "{text}");
+    }
+    assert_eq!(mount("type=bind,src=/a,dst=/b,move=copy"), Err(ValueError::OnMove));
+}
+
+#[test]
 fn a_wrong_mount_is_told_what_is_wrong() {
     for (text, expected) in [
-        ("src=/a,dst=/b", "a mount needs type=bind or type=tmpfs"),
+        ("src=/a,dst=/b", "a mount needs type=bind, type=volume or type=tmpfs"),
         ("type=bind,dst=/b", "a bind mount needs src=PATH, what to mount"),
         ("type=bind,src=/a", "a bind mount needs dst=PATH, where it goes in the container"),
         ("type=bind,src=/a,dst=b", "'b' must be an absolute path inside the container, without '..'"),
@@ -94,13 +107,17 @@ fn a_wrong_mount_is_told_what_is_wrong() {
         ),
         (
             "type=bind,src=/a,dst=/b,size=1m",
-            "'size' is not a field of a bind mount; the fields are type, src, dst, ro",
+            "'size' is not a field of a bind mount; the fields are type, src, dst, ro, move",
         ),
         ("type=tmpfs,dst=/b,size=0", "tmpfs size: the size is zero; for no limit, leave the flag out"),
     ] {
         assert_eq!(mount(text).unwrap_err().to_string(), expected);
     }
-    for text in ["/a", "/a:/b:rx", ":/b", "/a:/b:ro:z"] {
+    assert_eq!(
+        mount("type=volume,dst=/b").unwrap_err().to_string(),
+        "a volume mount needs src=NAME, the volume"
+    );
+    for text in ["/a", "/a:/b:rx", ":/b", "/a:/b:ro:z", "/a:/b:", "/a:/b:move=copy", "a:/b:move=skip"] {
         assert_eq!(volume(text), Err(ValueError::Volume), "{text}");
     }
 }
@@ -172,9 +189,12 @@ fn limits_of_processes_and_entrypoints_are_read_strictly() {
 
 #[test]
 fn what_podman_takes_for_the_name_of_a_volume_or_of_an_image_is_told_from_a_path() {
-    let said = volume("data:/data").unwrap_err().to_string();
-    assert!(said.contains("named volumes are not supported") && said.contains("./data"), "{said}");
-    assert!(volume("../data:/data").is_ok() && volume("a/b:/data").is_ok());
+    let named = volume("data:/data:ro").unwrap();
+    assert_eq!((named.kind.as_str(), named.source.as_str(), named.read_only), ("volume", "data", true));
+    assert_eq!(mount("type=volume,src=data,dst=/data,ro").unwrap(), named);
+    for path in ["../data:/data", "a/b:/data"] {
+        assert_eq!(volume(path).unwrap().kind, "bind");
+    }
     for reference in ["redis", "docker.io/library/redis:7", "quay.io/x/y"] {
         let said = image(reference).unwrap_err().to_string();
         assert!(said.contains(&format!("skopeo copy docker://{reference}")), "{said}");

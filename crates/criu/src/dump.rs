@@ -21,6 +21,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::images::{self, DumpStats};
 use crate::linked::Linked;
+use crate::places::Places;
 use crate::{Criu, CriuError, lazy, limits, log, open_files, rpc, watches};
 
 /// Largest deleted-but-open file that a dump carries along, in bytes: 256 MiB. CRIU's own limit of
@@ -70,6 +71,8 @@ pub struct DumpOptions {
     pub pid: u32,
     /// The tree's root directory as it is mounted on the node.
     pub root: PathBuf,
+    /// Volumes that move with it: where each is mounted inside, and its directory on the node.
+    pub volumes: Vec<(PathBuf, PathBuf)>,
     /// Mount points that whoever restores will bring: `(path inside, key)`.
     pub external_mounts: Vec<(String, String)>,
     /// Key of the network namespace that whoever restores will bring; none when the tree has the
@@ -117,6 +120,7 @@ impl DumpOptions {
         Self {
             pid,
             root: root.into(),
+            volumes: Vec::new(),
             external_mounts: Vec::new(),
             external_network: None,
             external: Vec::new(),
@@ -361,10 +365,10 @@ impl Prepared {
         let Self { criu, mut service, client, ready } = prepared;
         let (watched, linked) = match options.freezer.clone() {
             Some(cgroup) => {
-                let root = options.root.clone();
+                let places = Places::new(&options.root, &options.volumes);
                 let looking = move || {
                     let open = open_files::of(&limits::members(&cgroup));
-                    (watches::names(&open, &root), Linked::find(&open, &root))
+                    (watches::names(&open, &places), Linked::find(&open, &places))
                 };
                 tokio::task::spawn_blocking(looking).await.unwrap_or_default()
             }

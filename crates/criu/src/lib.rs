@@ -29,6 +29,7 @@ mod linked;
 pub mod log;
 pub mod obstacles;
 mod open_files;
+mod places;
 pub mod remains;
 pub mod repair;
 mod rpc;
@@ -46,6 +47,7 @@ pub use dump::{
 };
 pub use error::CriuError;
 pub use open_files::not_external;
+pub use places::Places;
 
 /// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.
 pub const OLDEST_VERSION: Version = Version::release(4, 1, 0);

@@ -28,6 +28,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::open_files::{OpenFile, walk};
+use crate::places::Places;
 
 /// The note beside the images: the deleted name and the other name of each file, each with a zero at its end.
 pub(crate) const NOTE: &str = "linked-files.img";
@@ -41,7 +42,7 @@ type Identity = (u64, u64);
 /// The files of a service that are open under deleted names and have others.
 #[derive(Debug, Default)]
 pub(crate) struct Linked {
-    root: PathBuf,
+    places: Places,
     /// Deleted name and other name, relative to the root.
     files: Vec<(Vec<u8>, Vec<u8>, Identity)>,
     /// Whether CRIU may make its names.
@@ -50,20 +51,20 @@ pub(crate) struct Linked {
 
 impl Linked {
     /// Looks for them. If one has no other name that goes along, CRIU is to make none of its names, and says so.
-    pub(crate) fn find(open: &[OpenFile], root: &Path) -> Self {
-        let mut found = Self { root: root.to_owned(), ..Self::default() };
+    pub(crate) fn find(open: &[OpenFile], places: &Places) -> Self {
+        let mut found = Self { places: places.clone(), ..Self::default() };
         let mut gone: HashMap<&[u8], Identity> = HashMap::new();
-        let Ok(of_root) = statfs(root) else { return found };
         let mut is_in_tmpfs = false;
         for file in open {
             let (Some(name), Ok(status)) = (file.deleted(), fs::metadata(file.entry("fd"))) else { continue };
             if !status.is_file() || status.nlink() == 0 {
                 continue;
             }
+            let name = name.strip_prefix(b"/").unwrap_or(name);
+            let Ok(of_place) = statfs(places.of(Path::new(OsStr::from_bytes(name))).0) else { return found };
             match statfs(&file.entry("fd")) {
-                Ok(system) if system.filesystem_id() == of_root.filesystem_id() => {
+                Ok(system) if system.filesystem_id() == of_place.filesystem_id() => {
                     let identity = (status.dev(), status.ino());
-                    let name = name.strip_prefix(b"/").unwrap_or(name);
                     // Two files of one name: images tell names only.
                     if gone.insert(name, identity).is_some_and(|other| other != identity) {
                         return found;
@@ -78,13 +79,15 @@ impl Linked {
             let mut others: HashMap<Identity, Option<Vec<u8>>> =
                 gone.values().map(|identity| (*identity, None)).collect();
             let mut missing = others.len();
-            walk(root, |path, status| {
-                if let Some(other @ None) = others.get_mut(&(status.dev(), status.ino())) {
-                    *other = Some(path.as_os_str().as_bytes().to_vec());
-                    missing -= 1;
-                }
-                if missing == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
+            for (inside, directory) in places.all() {
+                walk(directory, |path, status| {
+                    if let Some(other @ None) = others.get_mut(&(status.dev(), status.ino())) {
+                        *other = Some(inside.join(path).as_os_str().as_bytes().to_vec());
+                        missing -= 1;
+                    }
+                    if missing == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                });
+            }
             if missing > 0 {
                 return found;
             }
@@ -112,7 +115,7 @@ impl Linked {
     /// Removes names of these files that a CRIU which was killed has left.
     pub(crate) fn clean(&self) {
         for (gone, other, identity) in &self.files {
-            if let Err(error) = clean_one(&self.root, gone, other, *identity) {
+            if let Err(error) = clean_one(&self.places, gone, other, *identity) {
                 let name = String::from_utf8_lossy(gone);
                 tracing::warn!(%error, %name, "cannot check whether CRIU has left a link to the file");
             }
@@ -120,16 +123,18 @@ impl Linked {
     }
 }
 
-fn clean_one(root: &Path, gone: &[u8], other: &[u8], identity: Identity) -> io::Result<()> {
-    let root = open_root(root)?;
-    let mut directory = Path::new(OsStr::from_bytes(gone)).parent();
+fn clean_one(places: &Places, gone: &[u8], other: &[u8], identity: Identity) -> io::Result<()> {
+    let path = |name| places.of(Path::new(OsStr::from_bytes(name)));
+    let ((place, gone), (_, other)) = (path(gone), path(other));
+    let root = open_root(place)?;
+    let mut directory = gone.parent();
     // Where that is deleted too, CRIU takes the one above.
     while let Some(path) = directory {
         match open_beneath(&root, path, OFlag::O_DIRECTORY | OFlag::O_RDONLY) {
             Ok(opened) => {
                 for entry in fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd()))?.flatten() {
                     let name = entry.file_name();
-                    let is_other = path.join(&name).as_os_str().as_bytes() == other;
+                    let is_other = path.join(&name) == other;
                     let is_it = || entry.metadata().is_ok_and(|found| (found.dev(), found.ino()) == identity);
                     if is_name_of_criu(name.as_bytes()) && !is_other && is_it() {
                         unlinkat(&opened, name.as_os_str(), UnlinkatFlags::NoRemoveDir)?;
@@ -207,7 +212,7 @@ mod tests {
         fs::hard_link(at("deep/below/gone"), at("elsewhere/other")).unwrap();
         fs::remove_dir_all(at("deep/below")).unwrap();
         fs::remove_file(at("deep/ghost")).unwrap();
-        let linked = Linked::find(&open_below(root.path()), root.path());
+        let linked = Linked::find(&open_below(root.path()), &Places::new(root.path(), &[]));
         assert!(linked.can_be_dumped);
         linked.note(images.path()).unwrap();
         let note = fs::read(images.path().join(NOTE)).unwrap();
@@ -234,11 +239,11 @@ mod tests {
         let file = File::create(root.join("gone")).unwrap();
         fs::hard_link(root.join("gone"), directory.path().join("outside")).unwrap();
         fs::remove_file(root.join("gone")).unwrap();
-        let linked = Linked::find(&open_below(&root), &root);
+        let linked = Linked::find(&open_below(&root), &Places::new(&root, &[]));
         assert!(!linked.can_be_dumped && linked.files.is_empty());
         drop(file);
         // And nothing is to be done without any.
-        assert!(!Linked::find(&[], &root).can_be_dumped);
+        assert!(!Linked::find(&[], &Places::new(&root, &[])).can_be_dumped);
     }
 
     #[test]

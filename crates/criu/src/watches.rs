@@ -8,15 +8,21 @@
 use std::collections::HashSet;
 use std::fs;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::open_files::{OpenFile, walk};
+use crate::places::Places;
 
 /// The names, as seen from the root directory of the service, of what these open files watch in the file
-/// system of that directory.
-pub(crate) fn names(open: &[OpenFile], root: &Path) -> Vec<String> {
+/// systems of its places.
+pub(crate) fn names(open: &[OpenFile], places: &Places) -> Vec<String> {
+    places.all().flat_map(|(inside, directory)| names_in(open, directory, inside)).collect()
+}
+
+/// Those in a directory, which has this name inside.
+fn names_in(open: &[OpenFile], root: &Path, inside: &Path) -> Vec<String> {
     let Ok(device) = fs::metadata(root).map(|found| found.dev()) else { return Vec::new() };
     // As the kernel writes it: 12 bits and 20 bits.
     let kernel_device = (u64::from(libc::major(device)) << 20) | u64::from(libc::minor(device));
@@ -29,9 +35,8 @@ pub(crate) fn names(open: &[OpenFile], root: &Path) -> Vec<String> {
     walk(root, |path, found| {
         if wanted.remove(&found.ino()) {
             // CRIU's option takes text.
-            names.extend(
-                String::from_utf8(path.as_os_str().as_bytes().to_vec()).map(|name| format!("/{name}")),
-            );
+            let name = inside.join(path).into_os_string().into_vec();
+            names.extend(String::from_utf8(name).map(|name| format!("/{name}")));
         }
         if wanted.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
@@ -73,7 +78,7 @@ mod tests {
         // SAFETY: a new descriptor, which nobody else has.
         let inotify = unsafe { OwnedFd::from_raw_fd(libc::inotify_init1(libc::IN_CLOEXEC)) };
         for name in ["deep/below", "deep/before", "deep/below/gone"] {
-            let path = std::ffi::CString::new(at(name).as_os_str().as_bytes()).unwrap();
+            let path = std::ffi::CString::new(at(name).into_os_string().into_vec()).unwrap();
             // SAFETY: the path lives during the call.
             let watch =
                 unsafe { libc::inotify_add_watch(inotify.as_raw_fd(), path.as_ptr(), libc::IN_MODIFY) };
@@ -81,7 +86,7 @@ mod tests {
         }
         fs::rename(at("deep/before"), at("after")).unwrap();
         fs::remove_file(at("deep/below/gone")).unwrap();
-        let mut names = names(&open_files::of(&[std::process::id()]), root.path());
+        let mut names = names(&open_files::of(&[std::process::id()]), &Places::new(root.path(), &[]));
         names.sort();
         assert_eq!(names, ["/after", "/deep/below"]);
     }

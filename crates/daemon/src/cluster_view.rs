@@ -113,7 +113,12 @@ impl Cluster for ClusterView {
         }
         node.let_leave(&service.name).await;
         node.settle(&service.name).await;
-        let claim = Claim { addresses: service.addresses(), ports: service.publish.clone(), is_look: false };
+        let claim = Claim {
+            addresses: service.addresses(),
+            ports: service.publish.clone(),
+            volumes: service.volumes().cloned().collect(),
+            is_look: false,
+        };
         let mut objections =
             match cluster::settled_conflict(&node, &service.name, &claim, &service.id, &node.name).await {
                 Ok(conflict) => conflict.into_iter().map(|conflict| conflict.sentence).collect::<Vec<_>>(),

@@ -8,13 +8,13 @@ use std::time::Duration;
 use godwit_api::v1::{self as api, Network, Placement};
 use godwit_engine::confinement::ConfinementError;
 use godwit_engine::seccomp::Seccomp;
-use godwit_engine::{Confinement, Mount, MountKind, Ulimit};
+use godwit_engine::{Confinement, Mount, MountKind, OnMove, Ulimit};
 use godwit_migration::hooks::{HookPoint, Hooks};
 use godwit_migration::restart::UnknownRestart;
 use godwit_migration::{
     Attachment, Compress, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
 };
-use godwit_names::{ServiceName, ServiceNameError, is_name};
+use godwit_names::{ServiceName, ServiceNameError, VolumeName, is_name};
 use godwit_network::{Mac, NetworkError, OverlayConfig, Prefix6};
 use tonic::Status;
 
@@ -39,6 +39,17 @@ pub(crate) fn check_network_name(name: &str) -> Result<(), Status> {
 /// The host name a service gets.
 pub(crate) fn hostname(request: &api::RunRequest) -> String {
     if request.hostname.is_empty() { request.name.clone() } else { request.hostname.clone() }
+}
+
+/// The name of a volume.
+pub(crate) fn volume_name(name: &str) -> Result<VolumeName, Status> {
+    name.parse().map_err(crate::status::invalid)
+}
+
+/// The volumes among mounts.
+pub(crate) fn volumes(mounts: &[api::Mount]) -> Result<Vec<VolumeName>, Status> {
+    let volumes = mounts.iter().filter(|mount| mount.kind == "volume");
+    volumes.map(|mount| volume_name(&mount.source)).collect()
 }
 
 /// Mounts as the user gave them.
@@ -66,12 +77,13 @@ fn mount(mount: &api::Mount) -> Result<Mount, Status> {
                     mount.source, mount.target
                 )));
             }
-            MountKind::Bind { source }
+            MountKind::Bind { source, on_move: on_move(&mount.on_move).map_err(Status::invalid_argument)? }
         }
         "tmpfs" => MountKind::Tmpfs { size_bytes: mount.size_bytes },
+        "volume" => MountKind::Volume { name: volume_name(&mount.source)? },
         other => {
             return Err(Status::invalid_argument(format!(
-                "mounts of type {other:?} are not known; use bind or tmpfs"
+                "mounts of type {other:?} are not known; use bind, tmpfs or volume"
             )));
         }
     };
@@ -252,14 +264,16 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
 
 fn shown_mount(mount: &Mount) -> api::Mount {
     let (kind, source, size_bytes) = match &mount.kind {
-        MountKind::Bind { source } => ("bind", source.display().to_string(), 0),
+        MountKind::Bind { source, .. } => ("bind", source.display().to_string(), 0),
         MountKind::Tmpfs { size_bytes } => ("tmpfs", String::new(), *size_bytes),
+        MountKind::Volume { name } => ("volume", name.to_string(), 0),
     };
     api::Mount {
         kind: kind.into(),
         source,
         target: mount.target.display().to_string(),
         read_only: mount.read_only,
+        on_move: mount.bind().map(|(_, on_move)| on_move.name().to_owned()).unwrap_or_default(),
         size_bytes,
     }
 }
@@ -360,6 +374,18 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
             Ok(network) => network.namespace().map(Path::to_path_buf),
             Err(status) => return Err(status.message().to_owned()),
         },
+        binds: request
+            .mounts
+            .iter()
+            .map(|(at, name)| Ok((at.into(), on_move(name)?)))
+            .collect::<Result<_, String>>()?,
+    })
+}
+
+/// What becomes of a bind mount in a move.
+fn on_move(name: &str) -> Result<OnMove, String> {
+    OnMove::named(name).ok_or_else(|| {
+        format!("{name:?} is not what can become of a bind mount; say skip or shared, or have a volume in its place, which moves")
     })
 }
 

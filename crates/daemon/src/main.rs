@@ -53,6 +53,7 @@ mod tombstones;
 mod trust;
 mod unit;
 mod verbs;
+mod volumes;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

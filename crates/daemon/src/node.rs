@@ -13,8 +13,8 @@ use godwit_criu::Criu;
 use godwit_engine::foreign::Adopts;
 use godwit_engine::{Engines, Kept};
 use godwit_migration::resources::NodeResources;
-use godwit_migration::{Backoff, Port, Progress, Service};
-use godwit_names::ServiceName;
+use godwit_migration::{Backoff, Port, Progress, Service, Volume, error_chain};
+use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
 use tokio::sync::{Notify, watch};
@@ -54,6 +54,8 @@ pub(crate) struct Claim {
     pub addresses: Vec<Ipv4Addr>,
     /// Its published ports.
     pub ports: Vec<Port>,
+    /// Its volumes.
+    pub volumes: Vec<VolumeName>,
     /// Whether it is a look of this node's own at the service, which ends at once: whoever wants the name waits for that.
     pub is_look: bool,
 }
@@ -444,12 +446,12 @@ impl Node {
         Ok(())
     }
 
-    /// Why there cannot be a service of this name, addresses and published ports, as far as this node knows;
+    /// Why there cannot be a service of this name, addresses, published ports and volumes, as far as this node knows;
     /// nothing if there can. What node `asker` has does not count: it knows that better.
     pub(crate) fn conflict(
         &self,
         name: &ServiceName,
-        Claim { addresses, ports, .. }: &Claim,
+        Claim { addresses, ports, volumes, .. }: &Claim,
         id: &str,
         asker: &str,
     ) -> Result<Option<Conflict>, StateError> {
@@ -495,6 +497,12 @@ impl Node {
                 );
             }
         }
+        for volume in volumes {
+            let is_new = id.is_empty() && asker == self.name;
+            if let Some(sentence) = self.volume_conflict(name, volume, is_new) {
+                return about(sentence, None);
+            }
+        }
         let busy = self.transient().busy.clone();
         for (other, claim) in &busy {
             let coming = || {
@@ -515,12 +523,31 @@ impl Node {
             if let Some(port) = taken(&convert::shown_ports(&claim.ports)) {
                 return about(format!("port {port} is published by {}; choose another port", coming()), None);
             }
+            if let Some(volume) = volumes.iter().find(|volume| claim.volumes.contains(volume)) {
+                return about(format!("volume {volume} is that of {}; choose another one", coming()), None);
+            }
         }
         Ok(None)
     }
 }
 
 impl Node {
+    /// Why a service of this name cannot have a volume, in a sentence: each is on one node, and one service at most has it. A new
+    /// service of this node may take one that is here; another's is elsewhere.
+    fn volume_conflict(&self, name: &ServiceName, volume: &VolumeName, is_new: bool) -> Option<String> {
+        let here = &self.name;
+        match self.local().volume(volume) {
+            Ok(None) => None,
+            Ok(Some(Volume { service: Some(other), .. })) => (other != *name).then(|| {
+                format!("service {other} on node {here} has volume {volume}, and one service at most has a volume; choose another one")
+            }),
+            Ok(Some(Volume { service: None, .. })) => (!is_new).then(|| {
+                format!("node {here} has a volume {volume}; run the service there, remove the volume there with `godwit volume rm {volume}`, or choose another one")
+            }),
+            Err(error) => Some(format!("node {here} cannot tell whether it has volume {volume}: {}", error_chain(&error))),
+        }
+    }
+
     /// Which other service has the service's network namespace, if godwit did not create that, in a sentence:
     /// each would be silenced with the other.
     pub(crate) fn namespace_taken(&self, service: &Service) -> Result<Option<String>, StateError> {

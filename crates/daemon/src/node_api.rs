@@ -17,7 +17,7 @@ use crate::services;
 use crate::status::internal;
 use crate::{
     adopt, capture, check, connections, directory, doctor, exec, images, join, logs, migrate,
-    network_changes, removals, restart,
+    network_changes, removals, restart, volumes,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -244,6 +244,28 @@ impl NodeApi for NodeService {
     ) -> Result<Response<api::ImageRemoveResponse>, Status> {
         let removed = images::remove(&self.0, &request.into_inner().layers).await?;
         Ok(Response::new(api::ImageRemoveResponse { removed }))
+    }
+
+    async fn volume_create(
+        &self,
+        request: Request<api::VolumeCreateRequest>,
+    ) -> Result<Response<api::Volume>, Status> {
+        Ok(Response::new(volumes::create(&self.0, &request.into_inner().name).await?))
+    }
+
+    async fn volume_list(
+        &self,
+        _: Request<api::VolumeListRequest>,
+    ) -> Result<Response<api::VolumeListResponse>, Status> {
+        Ok(Response::new(api::VolumeListResponse { volumes: volumes::list(&self.0).await? }))
+    }
+
+    async fn volume_remove(
+        &self,
+        request: Request<api::VolumeRemoveRequest>,
+    ) -> Result<Response<api::VolumeRemoveResponse>, Status> {
+        volumes::remove(&self.0, &request.into_inner().name).await?;
+        Ok(Response::new(api::VolumeRemoveResponse {}))
     }
 
     async fn create_token(

@@ -146,7 +146,9 @@ impl Peer for PeerService {
         };
         let addresses = request.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ports = crate::convert::ports(&request.publish)?;
-        let claim = Claim { addresses, ports, is_look: false };
+        let volumes = request.volumes.iter().map(|name| crate::convert::volume_name(name));
+        let volumes = volumes.collect::<Result<_, _>>()?;
+        let claim = Claim { addresses, ports, volumes, is_look: false };
         let name = service_name(&request.name)?;
         let conflict =
             cluster::settled_conflict(&self.0, &name, &claim, "", &from).await.map_err(internal)?;

@@ -78,6 +78,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     // Before anything of services is looked for.
     cluster_networks::keep(&node).await?;
     node.local().clear_half_made().await.context("cannot look for services that were half made")?;
+    node.local().clear_half_removed_volumes().context("cannot remove what is left of volumes")?;
     recovery::recover(node.local()).await.context("cannot finish or undo earlier migrations")?;
     cluster::put_own_right(&node)?;
     services::find_again(&node).await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
-use godwit_engine::{ContainerStatus, EngineError, MountKind, rootfs};
+use godwit_engine::{ContainerStatus, EngineError, rootfs};
 use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, failpoint, hooks};
 use godwit_names::ServiceName;
 use godwit_network::NetworkError;
@@ -87,7 +87,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
 /// How often another address is chosen when the one that is free here is taken elsewhere.
 const TRIES: usize = 8;
 
-/// Reserves a name, addresses and published ports for a new service, until what is returned last is dropped.
+/// Reserves a name, addresses, published ports and volumes for a new service, until what is returned last is dropped.
 pub(crate) async fn reserve(
     node: &Arc<Node>,
     name: &ServiceName,
@@ -109,7 +109,13 @@ pub(crate) async fn reserve(
             }
             Err(conflict) => return Err(Status::already_exists(conflict.sentence)),
         };
-        let (sentence, address) = match ask_peers(node, request, &reserved.1).await? {
+        let question = CheckRequest {
+            name: request.name.clone(),
+            addresses: reserved.1.iter().map(ToString::to_string).collect(),
+            publish: request.publish.clone(),
+            volumes: convert::volumes(&request.mounts)?.iter().map(ToString::to_string).collect(),
+        };
+        let (sentence, address) = match ask_peers(node, question).await? {
             None => return Ok(reserved),
             Some(conflict) => conflict,
         };
@@ -136,7 +142,8 @@ fn claim(
 ) -> Result<Result<(Attachment, Vec<Ipv4Addr>, Occupied), Conflict>, Status> {
     let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
     let (network, addresses) = attachment::attach(node, request, refused)?;
-    let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec(), is_look: false };
+    let volumes = convert::volumes(&request.mounts)?;
+    let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec(), volumes, is_look: false };
     if let Some(conflict) = node.conflict(name, &claim, "", &node.name).map_err(internal)? {
         return Ok(Err(conflict));
     }
@@ -144,23 +151,17 @@ fn claim(
     Ok(Ok((network, addresses, occupied)))
 }
 
-/// Other nodes may know of a name, an address or a port that this one does not know yet: a conflict in a
+/// Other nodes may know of a name, an address, a port or a volume that this one does not know yet: a conflict in a
 /// sentence, and the address that it is about, if it is about one.
-async fn ask_peers(
+pub(crate) async fn ask_peers(
     node: &Arc<Node>,
-    run: &RunRequest,
-    addresses: &[Ipv4Addr],
+    request: CheckRequest,
 ) -> Result<Option<(String, Option<Ipv4Addr>)>, Status> {
     for member in node.state.members().map_err(internal)? {
         if member.name == node.name {
             continue;
         }
-        let request = CheckRequest {
-            name: run.name.clone(),
-            addresses: addresses.iter().map(ToString::to_string).collect(),
-            publish: run.publish.clone(),
-        };
-        match node.peers.get(&member.name, &member.address).check(request).await {
+        match node.peers.get(&member.name, &member.address).check(request.clone()).await {
             Ok(answer) if answer.get_ref().conflict.is_empty() => {}
             Ok(answer) => {
                 let answer = answer.into_inner();
@@ -260,7 +261,7 @@ fn describe(
         return Err(Status::already_exists(taken));
     }
     for mount in &service.mounts {
-        if let MountKind::Bind { source } = &mount.kind
+        if let Some((source, _)) = mount.bind()
             && let Some(objection) = node.local().binds.objection(source)
         {
             return Err(Status::invalid_argument(objection));
@@ -278,7 +279,9 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
     local.make_directories(service, false).await.map_err(internal)?;
+    local.take_volumes(service, true).map_err(internal)?;
     local.mount_root(service).map_err(internal)?;
+    local.fill_volumes(service).await.map_err(internal)?;
     let root = local.config(service).rootfs;
     let path = service.env.iter().find_map(|pair| pair.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
     // The user knows the image, not where its copy is put together.
@@ -446,7 +449,7 @@ pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) 
     Ok(())
 }
 
-/// Removes a stopped service and all of its files.
+/// Removes a stopped service and all of its files; its volumes stay.
 pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) -> Result<(), Status> {
     node.settle(name).await;
     if removals::forget_service(node, name).await.map_err(internal)? {

@@ -55,6 +55,9 @@ const NODE: &[(&str, Who)] = &[
     ("NetworkRemove", Who::Operator),
     ("ImageList", Who::Operator),
     ("ImageRemove", Who::Operator),
+    ("VolumeCreate", Who::Operator),
+    ("VolumeList", Who::Operator),
+    ("VolumeRemove", Who::Operator),
     ("CreateToken", Who::Operator),
     ("RemoveNode", Who::Operator),
 ];

@@ -6,11 +6,11 @@
 //! Attributes are set through an `O_PATH` descriptor of the very inode that was made, so devices
 //! and fifos are never opened.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     self, AtFlags, CWD, Gid, Mode, OFlags, RawMode, RenameFlags, ResolveFlags, Statx, StatxFlags, Timespec,
@@ -116,6 +116,17 @@ impl Root {
                 other => return Ok(other?),
             }
         }
+    }
+
+    /// The absolute path below the root, which stands for `/`, of what `path` leads to.
+    pub(crate) fn path_of(&self, path: &[u8]) -> io::Result<PathBuf> {
+        let absolute = |opened: &OwnedFd| {
+            fs::readlink(format!("/proc/self/fd/{}", opened.as_raw_fd()), Vec::new())
+                .map(|path| PathBuf::from(OsString::from_vec(path.into_bytes())))
+        };
+        let (root, found) = (absolute(&self.fd)?, absolute(&self.open_at(path, OFlags::PATH)?)?);
+        let below = found.strip_prefix(&root).map_err(io::Error::other)?;
+        Ok(Path::new("/").join(below))
     }
 
     /// Opens the directory `path` as a place to work in.

@@ -4,17 +4,18 @@
 //! network namespaces made, by the caller before, and torn down after.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::ServiceName;
+use godwit_names::{ServiceName, VolumeName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::confinement::{Confinement, ConfinementError};
+use crate::files;
 
 /// Where the bytes under a mount point come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,12 +25,51 @@ pub enum MountKind {
     Bind {
         /// Absolute path on the node.
         source: PathBuf,
+        /// What becomes of it in a move.
+        #[serde(default)]
+        on_move: OnMove,
     },
     /// Memory; moves with the container.
     Tmpfs {
         /// Limit in bytes; 0 for the kernel's default.
         size_bytes: u64,
     },
+    /// A volume; moves with the container.
+    Volume {
+        /// Its name.
+        name: VolumeName,
+    },
+}
+
+/// What becomes of a file or directory of the node when its container moves. It never moves itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnMove {
+    /// Nobody has said it.
+    #[default]
+    Unsaid,
+    /// The container has what the destination has under the same path.
+    Skip,
+    /// Both nodes have the same storage there.
+    Shared,
+}
+
+impl OnMove {
+    /// Its name, as users write it; empty where nobody has said it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unsaid => "",
+            Self::Skip => "skip",
+            Self::Shared => "shared",
+        }
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Unsaid, Self::Skip, Self::Shared].into_iter().find(|on_move| on_move.name() == name)
+    }
 }
 
 /// One mount inside the container beside its root.
@@ -42,6 +82,26 @@ pub struct Mount {
     pub target: PathBuf,
     /// Whether writes are refused.
     pub read_only: bool,
+}
+
+impl Mount {
+    /// The path on the node, and what becomes of it, if it is bound.
+    #[must_use]
+    pub fn bind(&self) -> Option<(&Path, OnMove)> {
+        match &self.kind {
+            MountKind::Bind { source, on_move } => Some((source, *on_move)),
+            MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
+        }
+    }
+
+    /// The volume that it is, if it is one.
+    #[must_use]
+    pub fn volume(&self) -> Option<&VolumeName> {
+        match &self.kind {
+            MountKind::Volume { name } => Some(name),
+            MountKind::Bind { .. } | MountKind::Tmpfs { .. } => None,
+        }
+    }
 }
 
 /// Numeric ids the container's main process runs with.
@@ -168,6 +228,8 @@ pub struct DumpTarget {
     pub pid: u32,
     /// The root directory of the container as mounted on the node.
     pub root: PathBuf,
+    /// Its volumes: where each is mounted inside, and its directory on the node.
+    pub volumes: Vec<(PathBuf, PathBuf)>,
     /// Mount points inside the container that the restorer will bring: `(inside, key)`.
     pub external_mounts: Vec<(String, String)>,
     /// The network namespace, which the restorer will bring, and the key it is known by.
@@ -264,6 +326,21 @@ pub(crate) const DEV_MODE: &str = "mode=755";
 pub const COMING_TMPFS_BYTES: u64 = 1 << 40;
 
 impl ContainerConfig {
+    /// Where its files are: what moves with it ([`files::moving`]).
+    fn files(&self) -> PathBuf {
+        let has_volumes = self.mounts.iter().any(|mount| mount.volume().is_some());
+        files::moving(&self.directory_of_root(), has_volumes)
+    }
+
+    /// Where a volume of it is.
+    pub(crate) fn volume(&self, name: &VolumeName) -> PathBuf {
+        files::volumes(&self.directory_of_root()).join(name)
+    }
+
+    fn directory_of_root(&self) -> PathBuf {
+        self.rootfs.parent().map(Path::to_path_buf).unwrap_or_default()
+    }
+
     /// Each tmpfs that the container may write to and that is made for it: its number is the place here.
     #[must_use]
     pub fn tmpfs(&self) -> Vec<DefinedTmpfs> {
@@ -271,7 +348,7 @@ impl ContainerConfig {
             MountKind::Tmpfs { size_bytes } => {
                 Some(DefinedTmpfs { source: "tmpfs", target: mount.target.clone(), size_bytes, mode: None })
             }
-            MountKind::Bind { .. } => None,
+            MountKind::Bind { .. } | MountKind::Volume { .. } => None,
         });
         let of = |source, target: &str, mode| DefinedTmpfs {
             source,
@@ -458,15 +535,15 @@ pub trait Engine: Send + Sync {
     ) -> Result<(), EngineError> {
         Err(no_image(config))
     }
-    /// Makes the directory for the changed files of a container that is on its way here.
+    /// Makes the directory for the files of a container that is on its way here.
     async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let path = self.changed_files(config)?;
         let failed = |source| io_error(&config.name, format!("create {}", path.display()), source);
         std::fs::create_dir_all(&path).map_err(failed)
     }
-    /// The directory with the files that the container has changed: the upper one of its root filesystem.
+    /// The directory with the files that move with the container: what it has changed of its root filesystem, and its volumes.
     fn changed_files(&self, config: &ContainerConfig) -> Result<PathBuf, EngineError> {
-        Ok(config.rootfs.with_file_name("upper"))
+        Ok(config.files())
     }
     /// Creates the container and starts its main process; on error nothing is left behind. One that another engine keeps is
     /// there, and is only started.

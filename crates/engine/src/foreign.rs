@@ -731,6 +731,7 @@ impl<K: Keeps + Clone + 'static> Engine for K {
             Err(error) => return Err(io(&signals)(error)),
         }
         Ok(DumpTarget {
+            volumes: Vec::new(),
             pid: life.pid,
             root: life.root,
             external_mounts,

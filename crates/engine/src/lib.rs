@@ -12,6 +12,7 @@
 //!   not. [`Engines`] asks the one that a container is of.
 //! - `processes`: what all of them do alike with processes, cgroups and the freezer.
 //! - [`image`]: images and layers; [`rootfs`]: root filesystems; [`tree`]: trees of changed files that can be sent.
+//! - [`files`]: where the files are that move with a container.
 //! - `confinement.rs`, `seccomp.rs`: what a container may do.
 //!
 //! A container is given a network namespace by path. Nothing here knows of migrations, networks or pages.
@@ -21,6 +22,7 @@ pub mod confinement;
 pub mod container;
 pub mod docker;
 mod engines;
+pub mod files;
 pub mod foreign;
 pub mod image;
 pub mod podman;
@@ -34,7 +36,7 @@ pub mod tree;
 pub use confinement::{Confinement, Ulimit};
 pub use container::{
     BegunRestore, COMING_TMPFS_BYTES, ContainerConfig, ContainerState, ContainerStatus, DefinedTmpfs,
-    DumpTarget, Engine, EngineError, ExecIo, ExecRequest, Keeper, Kept, Mount, MountKind, OutputPipes,
-    RestoreRequest, Tmpfs, User,
+    DumpTarget, Engine, EngineError, ExecIo, ExecRequest, Keeper, Kept, Mount, MountKind, OnMove,
+    OutputPipes, RestoreRequest, Tmpfs, User,
 };
 pub use engines::Engines;

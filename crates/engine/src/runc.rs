@@ -28,6 +28,7 @@ mod spec;
 
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -36,9 +37,10 @@ use godwit_names::ServiceName;
 use serde::Deserialize;
 use tokio::process::Command;
 
+use crate::beneath::{Links, Root};
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
-    ExecRequest, MountKind, OutputPipes, RestoreRequest, Tmpfs, io_error,
+    ExecRequest, Mount, MountKind, OutputPipes, RestoreRequest, Tmpfs, io_error,
 };
 use crate::processes::{Processes, cgroup, process, stop};
 use shim::Files;
@@ -253,9 +255,9 @@ impl Engine for Runc {
         let cgroup = self.processes.cgroup(config)?;
         let mut external_mounts = Vec::new();
         for mount in config.mounts.iter().chain(&provided::mounts(config, false)) {
-            if let MountKind::Bind { .. } = mount.kind {
-                let target = mount.target.to_string_lossy().into_owned();
-                external_mounts.push((target.clone(), target));
+            if let MountKind::Bind { .. } | MountKind::Volume { .. } = mount.kind {
+                let inside = place_of(config, mount)?.to_string_lossy().into_owned();
+                external_mounts.push((inside, mount.target.to_string_lossy().into_owned()));
             }
         }
         // What covers a file is brought by the restore.
@@ -275,6 +277,7 @@ impl Engine for Runc {
         Ok(DumpTarget {
             pid,
             root: config.rootfs.clone(),
+            volumes: volumes(config)?,
             external_mounts,
             network_namespace: (config.network_namespace.clone(), NETWORK_KEY.to_owned()),
             freezer: cgroup.freezer(),
@@ -368,6 +371,26 @@ impl Engine for Runc {
     async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         self.processes.memory_unshared(config).await
     }
+}
+
+/// Where a mount is in a container whose root filesystem is mounted: its target may lead over links of the image. One that
+/// is in another mount is where it is said to be.
+fn place_of(config: &ContainerConfig, mount: &Mount) -> Result<PathBuf, EngineError> {
+    let found = Root::open(&config.rootfs, Links::InRoot)
+        .and_then(|root| root.path_of(mount.target.as_os_str().as_bytes()));
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(mount.target.clone()),
+        found => {
+            let action = || format!("find the place of its mount at {}", mount.target.display());
+            found.map_err(|source| io_error(&config.name, action(), source))
+        }
+    }
+}
+
+/// The places of a container's volumes, and their directories.
+fn volumes(config: &ContainerConfig) -> Result<Vec<(PathBuf, PathBuf)>, EngineError> {
+    let volumes = config.mounts.iter().filter_map(|mount| Some((mount, config.volume(mount.volume()?))));
+    volumes.map(|(mount, directory)| Ok((place_of(config, mount)?, directory))).collect()
 }
 
 fn program_error(name: &ServiceName, verb: &str, reason: String) -> EngineError {

@@ -15,7 +15,8 @@ use godwit_criu::{CriuError, DumpOptions, Memory};
 use godwit_engine::runc::Runc;
 use godwit_engine::runc::log::{LogReader, LogStream};
 use godwit_engine::{
-    ContainerConfig, ContainerStatus, Engine, EngineError, ExecRequest, Mount, MountKind, RestoreRequest,
+    ContainerConfig, ContainerStatus, Engine, EngineError, ExecRequest, Mount, MountKind, OnMove,
+    RestoreRequest,
 };
 use support::{
     LIMIT, Node, assert_nothing_left, copy_files, criu, dump, dump_options, output, stopped, until,
@@ -262,7 +263,7 @@ async fn a_connection_to_the_node_is_refused_with_a_hint() {
     let mut config = node.container_of("unix", &["/bin/guest", "unix", "/sockets/s"]);
     support::add_guest(&config);
     config.mounts.push(Mount {
-        kind: MountKind::Bind { source: sockets },
+        kind: MountKind::Bind { source: sockets, on_move: OnMove::Skip },
         target: "/sockets".into(),
         read_only: false,
     });
@@ -368,7 +369,7 @@ async fn a_deleted_open_file_and_tmpfs_move_along() {
         read_only: false,
     });
     source.mounts.push(Mount {
-        kind: MountKind::Bind { source: bound },
+        kind: MountKind::Bind { source: bound, on_move: OnMove::Skip },
         target: "/bound".into(),
         read_only: true,
     });

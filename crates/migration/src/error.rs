@@ -1,9 +1,9 @@
 //! Why a node could not do its part for a service: the error that both ends of a migration share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use godwit_engine::EngineError;
-use godwit_names::ServiceName;
+use godwit_names::{ServiceName, VolumeName};
 use godwit_network::NetworkError;
 
 use crate::images::ImagesError;
@@ -67,6 +67,33 @@ pub enum LocalError {
         /// At which epoch.
         epoch: u64,
     },
+    /// A volume that is needed is not here.
+    #[error("this node has no volume {name}; `godwit volume ls` lists those that it has")]
+    NoVolume {
+        /// The volume.
+        name: VolumeName,
+    },
+    /// A volume is another service's.
+    #[error(
+        "service {service} has volume {name}, and one service at most has a volume; choose another volume, or remove the service first"
+    )]
+    VolumeTaken {
+        /// The volume.
+        name: VolumeName,
+        /// Whose it is.
+        service: ServiceName,
+    },
+    /// There is a volume of that name.
+    #[error("this node has a volume {name} already, and {user}; choose another name")]
+    VolumeExists {
+        /// The volume.
+        name: VolumeName,
+        /// Who has it, in words.
+        user: String,
+    },
+    /// The files of a volume.
+    #[error(transparent)]
+    Tree(#[from] godwit_engine::tree::TreeError),
     /// Whether the service has moved stands in a journal that can neither be written nor read.
     #[error(
         "the journal can be neither written nor read, so it is not known whether service {service} has moved; the service stays frozen, and godwitd ends: repair the disk that holds its state directory, and start it again"
@@ -81,6 +108,12 @@ pub enum LocalError {
     /// A task of ours ended by a panic.
     #[error("an internal task failed; see godwitd's log")]
     Task(#[from] tokio::task::JoinError),
+}
+
+/// For `map_err`: what was tried, on which path.
+pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> LocalError {
+    let path = path.to_path_buf();
+    move |source| LocalError::Io { action, path, source }
 }
 
 /// Lets `?` turn what a [`LocalError`] is made of into an error that has it as its variant `Local`.

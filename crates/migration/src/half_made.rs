@@ -7,9 +7,11 @@ use std::path::Path;
 
 use godwit_names::ServiceName;
 
+use crate::error::io_error;
 use crate::incarnation::Incarnation;
 use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
+use crate::storage::Marks;
 
 /// The mark's name in the service's directory.
 const MARK: &str = "being-made";
@@ -28,10 +30,11 @@ impl NodeResources {
         unmark(&self.layout.service(&service.name))
     }
 
-    /// Clears every service that this daemon was making when it last ended. What cannot be cleared is logged, and stays
+    /// Clears every service that this daemon was making when it last ended, and by what it tried shared storage. What cannot be cleared is logged, and stays
     /// until a service of its name is made, or this daemon starts again.
     pub async fn clear_half_made(&self) -> Result<(), LocalError> {
-        let all = self.layout.state.join("services");
+        Marks::clear(&self.layout.run).map_err(io_error("clear", &self.layout.run))?;
+        let all = self.layout.services();
         let entries = match fs::read_dir(&all) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             entries => entries.map_err(io_error("list", &all))?,
@@ -74,9 +77,4 @@ fn unmark(directory: &Path) -> Result<(), LocalError> {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error("remove", &path)(error)),
         _ => Ok(()),
     }
-}
-
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> LocalError {
-    let path = path.to_path_buf();
-    move |source| LocalError::Io { action, path, source }
 }

@@ -75,9 +75,11 @@ pub mod service;
 pub mod source;
 pub mod standstill;
 pub mod step;
+pub mod storage;
 pub mod task;
 pub mod terms;
 pub mod timeline;
+pub mod volumes;
 pub mod waits;
 
 pub use backoff::Backoff;
@@ -88,6 +90,7 @@ pub use resources::{Cluster, ClusterError, Decision, Known, LocalError, NodeReso
 pub use restart::Restart;
 pub use service::{Attachment, Layout, Port, Service};
 pub use source::{Progress, Source};
+pub use volumes::Volume;
 pub use waits::{Wait, Waits};
 
 pub use godwit_memory::causes::error_chain;

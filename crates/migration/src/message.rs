@@ -302,6 +302,7 @@ mod tests {
                 parts: true,
                 keepers: true,
                 engine_layers: vec!["sha256:01".into()],
+                tries_storage: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

@@ -1,7 +1,10 @@
 //! What a user asks of a migration.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use godwit_engine::OnMove;
 
 /// How the memory moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -101,6 +104,8 @@ pub struct Options {
     /// Where the network namespace is at the destination, for a service in one that godwit did not create; by default
     /// where it is at the source.
     pub network: Option<PathBuf>,
+    /// By their targets in the service, what becomes of directories of the node, for those of which that is to be said.
+    pub binds: BTreeMap<PathBuf, OnMove>,
 }
 
 /// The options that count as long as pages are at the source, even over another connection or after a restart of the
@@ -149,6 +154,7 @@ impl Default for Options {
             postcopy: false,
             streams: STREAMS,
             network: None,
+            binds: BTreeMap::new(),
         }
     }
 }

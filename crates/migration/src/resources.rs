@@ -181,6 +181,7 @@ impl NodeResources {
         Incarnation::of(service).write(&directory)?;
         create(self.layout.container(&service.name))?;
         if arriving {
+            self.mark_volumes(service)?;
             self.engine.expect(&self.config(service)).await?;
         }
         Ok(())
@@ -227,7 +228,7 @@ impl NodeResources {
         Ok(here.is_none_or(|here| here == Incarnation::of(service)))
     }
 
-    /// The directory with the files that a service has changed.
+    /// The directory with the files that move with a service.
     pub fn changed_files(&self, service: &Service) -> Result<PathBuf, LocalError> {
         Ok(self.engine.changed_files(&self.config(service))?)
     }
@@ -242,7 +243,7 @@ impl NodeResources {
         for digest in &service.layers {
             lower.push(self.store.layer_path(&digest.parse::<Digest>()?));
         }
-        Ok(self.mounts.mount_root(&self.layout.root(&service.name, lower))?)
+        Ok(self.mounts.mount_root(&self.layout.root(service, lower))?)
     }
 
     /// Prepares a service of this node that has ended for its next start: with its files, log and addresses, and with
@@ -267,12 +268,14 @@ impl NodeResources {
         // With the namespace go the sockets of its last life that are still closing, and hold its ports.
         self.network.unplug(service).await?;
         self.make_directories(service, false).await?;
+        self.take_volumes(service, false)?;
         self.mount_root(service)?;
         Ok(self.network.plug(service).await?)
     }
 
     /// Removes all that this node holds of a service, of this incarnation or an earlier one. May be called at any
-    /// time, even when only some of it is there. Another service's, or a later incarnation's, stays.
+    /// time, even when only some of it is there. Another service's, or a later incarnation's, stays; so do its volumes, unless
+    /// they are a copy.
     pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {
         let path = self.layout.service(&service.name);
         if !path.exists() {
@@ -291,8 +294,9 @@ impl NodeResources {
         self.forget_connections(service).await?;
         self.engine.delete(&self.config(service)).await?;
         self.standstills.stand_nowhere(service).await?;
-        self.mounts.unmount_root(&self.layout.root(&service.name, Vec::new()))?;
+        self.mounts.unmount_root(&self.layout.root(service, Vec::new()))?;
         self.network.unplug(service).await?;
+        self.give_volumes_back(&path)?;
         let gone = path.clone();
         let removed = tokio::task::spawn_blocking(move || Incarnation::remove(&gone)).await?;
         removed.map_err(|source| LocalError::Io { action: "remove", path, source })

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use godwit_engine::rootfs::Overlay as RootOverlay;
-use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, User};
-use godwit_names::ServiceName;
+use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, User, files};
+use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
 
@@ -172,6 +172,11 @@ impl From<Port> for Published {
 }
 
 impl Service {
+    /// Its volumes.
+    pub fn volumes(&self) -> impl Iterator<Item = &VolumeName> {
+        self.mounts.iter().filter_map(Mount::volume)
+    }
+
     /// Its addresses, one on each of its networks; none in a network namespace that godwit did not create.
     #[must_use]
     pub fn addresses(&self) -> Vec<Ipv4Addr> {
@@ -219,13 +224,19 @@ impl Layout {
     /// Directory of everything a service has on disk.
     #[must_use]
     pub fn service(&self, name: &ServiceName) -> PathBuf {
-        self.state.join("services").join(name)
+        self.services().join(name)
+    }
+
+    /// Where the directories of services are.
+    #[must_use]
+    pub fn services(&self) -> PathBuf {
+        self.state.join("services")
     }
 
     /// The directory that takes the changes to the root filesystem.
     #[must_use]
-    pub fn upper(&self, name: &ServiceName) -> PathBuf {
-        self.service(name).join("upper")
+    pub fn upper(&self, service: &Service) -> PathBuf {
+        files::upper(&self.service(&service.name), service.volumes().next().is_some())
     }
 
     /// The engine's directory of a service.
@@ -248,11 +259,11 @@ impl Layout {
 
     /// The root filesystem of a service on this node, given the directories of its layers.
     #[must_use]
-    pub fn root(&self, name: &ServiceName, layers: Vec<PathBuf>) -> RootOverlay {
-        let directory = self.service(name);
+    pub fn root(&self, service: &Service, layers: Vec<PathBuf>) -> RootOverlay {
+        let directory = self.service(&service.name);
         RootOverlay {
             lower: layers,
-            upper: directory.join("upper"),
+            upper: self.upper(service),
             work: directory.join("work"),
             target: directory.join("rootfs"),
         }

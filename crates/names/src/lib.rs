@@ -1,7 +1,8 @@
-//! The name of a service, which becomes file names, a cgroup and the label of an interface on every node.
+//! The names of services and of volumes, which become file names on every node; a service's also a cgroup and the label of an
+//! interface.
 //!
 //! A name comes from a user, another node or a file. There it is parsed, once: functions that make a path of a name or
-//! look a service up by it take a [`ServiceName`], so that no other text reaches them.
+//! look something up by it take a [`ServiceName`] or a [`VolumeName`], so that no other text reaches them.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -15,13 +16,6 @@ use serde::{Deserialize, Serialize};
 /// interface's label, nft for 128 in a comment.
 pub const MAX_NAME: usize = 63;
 
-/// The text cannot be a service's name. Of one that is too long it shows the beginning: it may be another node's.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} cannot be a service's name: use 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and begin with a letter or digit"
-)]
-pub struct ServiceNameError(String);
-
 /// Whether a text can be a file name, the label of an interface and a host name at once: 1 to [`MAX_NAME`] ASCII
 /// letters, digits, `-`, `_` and `.`, of which the first is a letter or digit.
 #[must_use]
@@ -32,80 +26,100 @@ pub fn is_name(text: &str) -> bool {
         && text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
 }
 
-/// A service's name, unique in the cluster: a text that [`is_name`]. As JSON it is a string.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct ServiceName(String);
+/// Makes the type of a name and that of the error, for texts that [`is_name`].
+macro_rules! names {
+    ($($(#[$doc:meta])* $name:ident, $error:ident, $of:literal;)*) => {$(
+        /// The text cannot be such a name. Of one that is too long it shows the beginning: it may be another node's.
+        #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+        #[error(
+            "{0:?} cannot be a {of}'s name: use 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and begin with a letter or digit",
+            of = $of
+        )]
+        pub struct $error(String);
 
-impl ServiceName {
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
 
-impl FromStr for ServiceName {
-    type Err = ServiceNameError;
-    fn from_str(text: &str) -> Result<Self, ServiceNameError> {
-        text.to_owned().try_into()
-    }
-}
-
-impl TryFrom<String> for ServiceName {
-    type Error = ServiceNameError;
-    fn try_from(text: String) -> Result<Self, ServiceNameError> {
-        if is_name(&text) {
-            Ok(Self(text))
-        } else {
-            Err(ServiceNameError(text.chars().take(MAX_NAME + 1).collect()))
+        impl $name {
+            /// The name as text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
         }
-    }
+
+        impl FromStr for $name {
+            type Err = $error;
+            fn from_str(text: &str) -> Result<Self, $error> {
+                text.to_owned().try_into()
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = $error;
+            fn try_from(text: String) -> Result<Self, $error> {
+                if is_name(&text) {
+                    Ok(Self(text))
+                } else {
+                    Err($error(text.chars().take(MAX_NAME + 1).collect()))
+                }
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> Self {
+                name.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:?}", self.0)
+            }
+        }
+
+        impl Deref for $name {
+            type Target = str;
+            fn deref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        /// A file name: one component of a path, never `.` or `..`.
+        impl AsRef<Path> for $name {
+            fn as_ref(&self) -> &Path {
+                Path::new(&self.0)
+            }
+        }
+
+        /// Maps by name are asked with a text, too.
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl PartialEq<str> for $name {
+            fn eq(&self, other: &str) -> bool {
+                self.0 == other
+            }
+        }
+    )*};
 }
 
-impl From<ServiceName> for String {
-    fn from(name: ServiceName) -> Self {
-        name.0
-    }
-}
-
-impl fmt::Display for ServiceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ServiceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.0)
-    }
-}
-
-impl Deref for ServiceName {
-    type Target = str;
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
-/// A file name: one component of a path, never `.` or `..`.
-impl AsRef<Path> for ServiceName {
-    fn as_ref(&self) -> &Path {
-        Path::new(&self.0)
-    }
-}
-
-/// Maps by name are asked with a text, too.
-impl Borrow<str> for ServiceName {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
-impl PartialEq<str> for ServiceName {
-    fn eq(&self, other: &str) -> bool {
-        self.0 == other
-    }
+names! {
+    /// A service's name, unique in the cluster: a text that [`is_name`]. As JSON it is a string.
+    ServiceName, ServiceNameError, "service";
+    /// A volume's name, unique on its node: a text that [`is_name`]. As JSON it is a string.
+    VolumeName, VolumeNameError, "volume";
 }
 
 #[cfg(test)]
@@ -130,6 +144,7 @@ mod tests {
             let error = bad.parse::<ServiceName>().unwrap_err().to_string();
             assert!(error.contains(&format!("{bad:?} cannot be")), "{error}");
         }
+        assert!("a/b".parse::<VolumeName>().unwrap_err().to_string().contains("a volume's name"));
         let error = "x".repeat(1 << 20).parse::<ServiceName>().unwrap_err().to_string();
         assert!(error.contains(&format!("{long:?} cannot be")), "{error}");
     }

@@ -26,3 +26,4 @@ pub(crate) mod run;
 pub(crate) mod start;
 pub(crate) mod stop;
 pub(crate) mod version;
+pub(crate) mod volume;

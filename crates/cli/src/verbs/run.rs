@@ -41,10 +41,11 @@ pub(crate) struct Args {
     /// File with NAME=VALUE or NAME on each line; --env overrides it; lines that begin with # are comments
     #[arg(long, value_name = "FILE")]
     env_file: Vec<std::path::PathBuf>,
-    /// Mount into the container: type=bind,src=PATH,dst=PATH[,ro] or type=tmpfs,dst=PATH[,size=64m]
+    /// Mount into the container: type=volume,src=NAME,dst=PATH[,ro], type=bind,src=PATH,dst=PATH[,ro][,move=skip|shared] or
+    /// type=tmpfs,dst=PATH[,size=64m]
     #[arg(long, value_name = "MOUNT", value_parser = values::mount)]
     mount: Vec<Mount>,
-    /// Bind mount in short: SOURCE:TARGET[:ro]
+    /// Volume, which is made if there is none of that name, or bind mount of a path: NAME|PATH:TARGET[:ro]
     #[arg(short, long, value_name = "SOURCE:TARGET", value_parser = values::volume)]
     volume: Vec<Mount>,
     /// Memory limit, for example 256m or 2GiB [default: none]
@@ -137,12 +138,15 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
 
 /// What of a service does not move with it, in a sentence.
 fn what_stays(request: &RunRequest) -> Option<String> {
-    let sources =
-        request.mounts.iter().filter(|mount| mount.kind == "bind").map(|mount| mount.source.as_str());
+    let sources = request
+        .mounts
+        .iter()
+        .filter(|mount| mount.kind == "bind" && mount.on_move.is_empty())
+        .map(|mount| mount.source.as_str());
     let sources: Vec<_> = sources.collect();
     (!sources.is_empty()).then(|| {
         format!(
-            "Note: what is in {} does not move with {}: its destination must have the same content there, and allow the mount (godwitd serve --allow-bind)",
+            "Note: what is in {} does not move with {}: each move needs to be told what becomes of it (`godwit migrate --mount`); a volume moves (`-v NAME:TARGET`)",
             sources.join(", "),
             request.name
         )

@@ -552,6 +552,30 @@ impl Node for Answers {
         }
     }
 
+    async fn volume_create(&self, request: Request<v1::VolumeCreateRequest>) -> Answer<v1::Volume> {
+        Ok(Response::new(v1::Volume { name: request.into_inner().name, ..v1::Volume::default() }))
+    }
+
+    async fn volume_list(&self, _: Request<v1::VolumeListRequest>) -> Answer<v1::VolumeListResponse> {
+        let volume = |name: &str, service: &str| v1::Volume {
+            name: name.into(),
+            service: service.into(),
+            path: format!("/volumes/{name}"),
+            bytes: 3 << 20,
+        };
+        Ok(Response::new(v1::VolumeListResponse { volumes: vec![volume("data", "web"), volume("old", "")] }))
+    }
+
+    async fn volume_remove(
+        &self,
+        request: Request<v1::VolumeRemoveRequest>,
+    ) -> Answer<v1::VolumeRemoveResponse> {
+        match request.into_inner().name.as_str() {
+            "old" => Ok(Response::new(v1::VolumeRemoveResponse {})),
+            name => Err(Status::failed_precondition(format!("service web has volume {name}"))),
+        }
+    }
+
     async fn network_remove(
         &self,
         request: Request<v1::NetworkRemoveRequest>,

@@ -14,6 +14,7 @@ use prost::Message;
 
 use crate::images::{FileEntry, ImageError, ImageKind, decode};
 use crate::linked::{NOTE, is_name_of_criu, open_beneath, open_root, parse};
+use crate::places::Places;
 
 /// `LINKED` of CRIU's `remap_type`.
 const LINKED: u32 = 0;
@@ -49,11 +50,11 @@ impl Drop for Links {
     }
 }
 
-/// Makes them below the root directory of the service. Images without such files need none.
+/// Makes them in the places of the service. Images without such files need none.
 ///
 /// # Errors
 /// An image is damaged, or a file that they tell of is not there.
-pub fn links(images: &Path, root: &Path) -> Result<Links, ImageError> {
+pub fn links(images: &Path, places: &Places) -> Result<Links, ImageError> {
     let note = images.join(NOTE);
     let Some(bytes) = read(&note)? else { return Ok(Links::default()) };
     let damaged = |reason: String| ImageError::Damaged { path: note.clone(), reason };
@@ -65,8 +66,6 @@ pub fn links(images: &Path, root: &Path) -> Result<Links, ImageError> {
         let name = &file.regular.as_ref()?.name;
         Some(Path::new(std::ffi::OsStr::from_bytes(name.strip_prefix(b"/").unwrap_or(name))))
     };
-    let failed = |source| ImageError::Read { path: root.to_owned(), source };
-    let root = open_root(root).map_err(failed)?;
     let mut made = Links::default();
     for remap in remaps.iter().filter(|remap| remap.kind.unwrap_or(LINKED) == LINKED) {
         let (Some(gone), Some(new)) = (name_of(remap.file), name_of(remap.name)) else {
@@ -74,7 +73,7 @@ pub fn links(images: &Path, root: &Path) -> Result<Links, ImageError> {
         };
         // One in a tmpfs: it is in the images.
         let Some(other) = others.get(gone) else { continue };
-        let made_one = make(&root, other, new).map_err(|error| {
+        let made_one = make(places, other, new).map_err(|error| {
             damaged(format!("{} cannot be linked to {}: {error}", new.display(), other.display()))
         })?;
         made.0.push(made_one);
@@ -82,11 +81,12 @@ pub fn links(images: &Path, root: &Path) -> Result<Links, ImageError> {
     Ok(made)
 }
 
-fn make(root: &OwnedFd, other: &Path, new: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+fn make(places: &Places, other: &Path, new: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let name = |path: &Path| path.file_name().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput);
     let parent = |path: &Path| {
+        let (place, path) = places.of(path);
         let parent = path.parent().unwrap_or(Path::new(""));
-        open_beneath(root, parent, OFlag::O_PATH | OFlag::O_DIRECTORY)
+        open_beneath(open_root(place)?, parent, OFlag::O_PATH | OFlag::O_DIRECTORY)
     };
     let (from, to) = (name(other)?, name(new)?);
     if !is_name_of_criu(to.as_os_str().as_bytes()) {
@@ -172,14 +172,14 @@ mod tests {
     #[test]
     fn the_name_is_there_for_the_restore_and_gone_afterwards() {
         let (_directory, images, root) = service("/data/link_remap.6", b"data/gone\0data/other\0");
-        let made = links(&images, &root).unwrap();
+        let made = links(&images, &Places::new(&root, &[])).unwrap();
         assert_eq!(fs::read_to_string(root.join("data/link_remap.6")).unwrap(), "content");
         // Once more, as after a crash.
-        drop(links(&images, &root).unwrap());
+        drop(links(&images, &Places::new(&root, &[])).unwrap());
         assert!(!root.join("data/link_remap.6").exists());
         drop(made);
         fs::remove_file(images.join(NOTE)).unwrap();
-        assert!(links(&images, &root).unwrap().0.is_empty());
+        assert!(links(&images, &Places::new(&root, &[])).unwrap().0.is_empty());
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
             fs::create_dir(root.join("data/taken")).unwrap();
             fs::write(root.join("data/taken/link_remap.1"), "the service's own").unwrap();
             std::os::unix::fs::symlink(directory.path(), root.join("link")).unwrap();
-            assert!(links(&images, &root).is_err(), "{name}");
+            assert!(links(&images, &Places::new(&root, &[])).is_err(), "{name}");
             assert!(!directory.path().join("link_remap.1").exists());
             assert!(root.join("data/taken/link_remap.1").exists());
         }

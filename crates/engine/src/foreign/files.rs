@@ -1,9 +1,5 @@
-//! The files of a container as one tree: its changed files and its volumes, which an engine has in different places.
+//! The [files](crate::files) of a container as one tree, where an engine has them in different places.
 //!
-//! ```text
-//!  diff            the upper directory of its root filesystem
-//!  volumes/NAME    each of its volumes
-//! ```
 //! On a node that it is coming to they wait in such a tree. On one where it runs they are bound into one. A tree ends where
 //! another filesystem begins, so its own directories are of the engine's storage, too: empty ones, themselves bound where the tree
 //! is, so that nobody who looks into the storage meets the files twice.
@@ -15,8 +11,9 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
-use super::landing::{UPPER, VOLUMES, in_storage};
+use super::landing::in_storage;
 use super::record::Record;
+use crate::files::{UPPER, VOLUMES};
 use crate::runc::lifecycle::detach_all;
 
 /// The parts of the tree, and what is bound there.

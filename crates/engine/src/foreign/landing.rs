@@ -34,6 +34,7 @@ use super::{CGROUPS, Care};
 use crate::container::{
     ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
 };
+use crate::files::{UPPER, VOLUMES};
 use crate::processes::tmpfs::unescaped;
 use crate::processes::{cgroup, process};
 use crate::rootfs::Overlay;
@@ -42,8 +43,7 @@ use crate::runc::provided::RESTORE_KEY as COVER_KEY;
 use crate::runc::restore::{self, Gate, StandIn};
 use crate::runc::rights;
 
-/// Where what waits for a container is in an engine's storage: its changed files in [`UPPER`], its volumes in directories of
-/// [`VOLUMES`].
+/// Where what waits for a container is in an engine's storage: its changed files and its volumes, as one tree.
 pub(super) fn waiting_in(storage: &Path, token: &str) -> PathBuf {
     in_storage(storage).join(token)
 }
@@ -52,12 +52,6 @@ pub(super) fn waiting_in(storage: &Path, token: &str) -> PathBuf {
 pub(super) fn in_storage(storage: &Path) -> PathBuf {
     storage.join("godwit")
 }
-
-/// Where the changed files of a container's root filesystem are among its files.
-pub(super) const UPPER: &str = "diff";
-
-/// Where its volumes are among its files, each in a directory with its name.
-pub(super) const VOLUMES: &str = "volumes";
 
 /// The file in which the runtime looks for what to do.
 const INSTRUCTIONS: &str = "instructions.json";
@@ -273,7 +267,7 @@ impl Landing {
         });
         restore::bind_root(&root.overlay.target, &root.criu)
             .map_err(request.io("mount the root on", &root.criu))?;
-        let links = restore::complete(&request, &root.overlay.target)?;
+        let links = restore::complete(&request, &root.overlay.target, &[])?;
         let own_cgroup = care.own_cgroup(&request.config);
         if cgroup::is_unified() {
             let seen = Path::new(CGROUPS).join(path.trim_start_matches('/'));

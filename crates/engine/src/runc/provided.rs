@@ -17,7 +17,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::spec::{COVERED_DIRECTORIES, MASKED_FILES};
-use crate::container::{ContainerConfig, Mount, MountKind};
+use crate::container::{ContainerConfig, Mount, MountKind, OnMove};
 
 /// The node's name servers: the file, and the one behind systemd's local resolver.
 const RESOLVER_FILES: &[&str] = &["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
@@ -76,7 +76,7 @@ pub(super) fn write(config: &ContainerConfig) -> io::Result<()> {
 /// another node may have.
 pub(super) fn mounts(config: &ContainerConfig, all: bool) -> Vec<Mount> {
     let bind = |source: PathBuf, target: PathBuf, read_only| Mount {
-        kind: MountKind::Bind { source },
+        kind: MountKind::Bind { source, on_move: OnMove::Unsaid },
         target,
         read_only,
     };

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use godwit_criu::Places;
 use inotify::{Inotify, WatchMask};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -28,7 +29,7 @@ use rustix::fs::{CWD, FileType, Mode};
 
 use super::lifecycle::detach_all;
 use super::shim::{self, Files, Starting};
-use super::{Runc, last_error, provided, rights, spec};
+use super::{Runc, last_error, provided, rights, spec, volumes};
 use crate::container::{BegunRestore, ContainerState, EngineError, OutputPipes, RestoreRequest, io_error};
 use crate::processes::stop::{self, StopSignals};
 use crate::processes::tmpfs;
@@ -88,7 +89,7 @@ impl Runc {
         check(request)?;
         let files = self.lay_out(request).await?;
         let restored = async {
-            let _links = complete(request, &request.config.rootfs)?;
+            let _links = complete(request, &request.config.rootfs, &volumes(&request.config)?)?;
             let mut starting = self.spawn_restore(request, &files)?;
             self.restored(request, &files, &mut starting).await
         };
@@ -218,12 +219,14 @@ fn check(request: &RestoreRequest) -> Result<(), EngineError> {
 pub(crate) fn complete(
     request: &RestoreRequest,
     root: &Path,
+    volumes: &[(PathBuf, PathBuf)],
 ) -> Result<godwit_criu::repair::Links, EngineError> {
     let config = &request.config;
     let signals = StopSignals::beside(&request.images);
     let signals = signals.noted().map_err(request.io("read", &request.images.join(stop::FILE)))?;
     StopSignals::of(config).note(&signals).map_err(request.io("write into", &config.directory))?;
-    godwit_criu::repair::links(&request.images, root).map_err(|error| request.refused(error))
+    godwit_criu::repair::links(&request.images, &Places::new(root, volumes))
+        .map_err(|error| request.refused(error))
 }
 
 /// A restore whose CRIU waits for the inventory of the images.
@@ -269,7 +272,7 @@ fn release(
     same_descriptors(request, descriptors)?;
     let criu_root = runc.criu_root(&request.config.name);
     bind_root(&request.config.rootfs, &criu_root).map_err(request.io("mount the root on", &criu_root))?;
-    let links = complete(request, &request.config.rootfs)?;
+    let links = complete(request, &request.config.rootfs, &volumes(&request.config)?)?;
     hand_over(request, gate)?;
     Ok(links)
 }

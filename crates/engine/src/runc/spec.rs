@@ -152,13 +152,17 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
     own.sort_by_key(|mount| mount.target.components().count());
     mounts.extend(own.into_iter().map(|own| {
         let access = if own.read_only { "ro" } else { "rw" };
-        match &own.kind {
-            MountKind::Bind { source } => json!({
+        let bind = |source: &Path| {
+            json!({
                 "destination": own.target,
                 "type": "bind",
                 "source": source,
                 "options": ["bind", "rprivate", access],
-            }),
+            })
+        };
+        match &own.kind {
+            MountKind::Bind { source, .. } => bind(source),
+            MountKind::Volume { name } => bind(&config.volume(name)),
             MountKind::Tmpfs { size_bytes } => {
                 let mut options =
                     vec!["nosuid".to_owned(), "nodev".into(), "mode=1777".into(), access.into()];

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
 use godwit_engine::image::{Digest, Hold};
 use godwit_engine::tree;
-use godwit_engine::{MountKind, OutputPipes};
+use godwit_engine::{OnMove, OutputPipes};
 use godwit_names::is_name;
 
 use super::{DestinationError, announced};
@@ -24,6 +24,7 @@ use crate::promised::Reservation;
 use crate::resources::{NodeResources, Place};
 use crate::retained::Retained;
 use crate::service::Service;
+use crate::storage;
 use crate::timeline::Timeline;
 
 /// How long CRIU may take to tell its version and what it can do. It does so in milliseconds, and on an emulated or very
@@ -152,11 +153,13 @@ async fn examine(
         reasons.push(crate::error_chain(&error));
     }
     for mount in &service.mounts {
-        if let MountKind::Bind { source } = &mount.kind
-            && let Some(objection) = local.binds.foreign_objection(source, &local.node)
-        {
-            reasons.push(objection);
-        }
+        let Some((source, on_move)) = mount.bind() else { continue };
+        let refused = local.binds.foreign_objection(source, &local.node);
+        let not_shared = || match on_move {
+            OnMove::Shared => storage::objection(source, &open.migration, (&local.node, from)),
+            OnMove::Unsaid | OnMove::Skip => None,
+        };
+        reasons.extend(refused.or_else(not_shared));
     }
     if let Some(path) = service.network.namespace()
         && let Err(error) = local.network.check_namespace(path)
@@ -325,6 +328,7 @@ fn answer(
         system_v: abilities.system_v,
         parts: true,
         keepers: true,
+        tries_storage: true,
         engine_layers: Vec::new(),
     }
 }

@@ -40,6 +40,7 @@ pub(super) async fn start(
             let_run(local, service, keep_stopped).await?
         }
     };
+    local.unmark_volumes(service)?;
     // Not before it runs: the source's journal says that it is this node's, and this node asks it again if it fails
     // first.
     local.journal.set(id, Stage::Committed, "")?;

@@ -121,6 +121,7 @@ impl Engine for Containers {
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
         self.step(config, "dump_target", || {
             Ok(DumpTarget {
+                volumes: Vec::new(),
                 pid: self.find(config)?.process.pid(),
                 root: config.rootfs.clone(),
                 external_mounts: Vec::new(),

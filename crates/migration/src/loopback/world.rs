@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_engine::runc::Runc;
+use godwit_engine::{Mount, MountKind, files};
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_transfer::{ClusterAuthority, Identity, NodeName};
 use tempfile::TempDir;
@@ -19,7 +20,7 @@ use super::wire::{Cut, Slow, Wire};
 use crate::incarnation::Incarnation;
 use crate::options::{Mode, Options};
 use crate::report::{Outcome, Phase};
-use crate::service::Service;
+use crate::service::{Layout, Service};
 
 /// How long two nodes may take to come to rest. It is reached only when something is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -109,7 +110,11 @@ fn service() -> Service {
         name: "s".parse().unwrap(),
         more: Vec::new(),
         layers: Vec::new(),
-        mounts: Vec::new(),
+        mounts: vec![Mount {
+            kind: MountKind::Volume { name: VOLUME.parse().unwrap() },
+            target: "/data".into(),
+            read_only: false,
+        }],
         publish: Vec::new(),
         ..crate::service::tests::service()
     }
@@ -266,6 +271,14 @@ impl World {
             is("directories of pagers are left", is_empty(&layout.run.join("pagers")));
             let services = entries(&layout.state.join("services"));
             is("directories of services", services.len() == usize::from(owns));
+            // It is the owner's without reservation, and nowhere else.
+            let volumes = local_volumes(machine);
+            is(
+                &format!("its volumes are {volumes:?}"),
+                volumes == vec![VOLUME.to_owned(); usize::from(owns)],
+            );
+            let directory = layout.service(&self.service.name);
+            is("its volume is a copy", !directory.join("volumes-are-a-copy").exists());
             let epoch = there.own.get(&self.service.id).map(|own| own.epoch);
             let right = owns.then_some(self.service.epoch + u64::from(owner == 1));
             is(&format!("its epoch is {epoch:?}"), epoch == right);
@@ -276,8 +289,11 @@ impl World {
         }
         let layout = &self.machines[owner].layout;
         let text = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-        if text(layout.upper(&self.service.name).join("file")) != FILE {
+        if text(layout.upper(&self.service).join("file")) != FILE {
             wrong.push("its file is not what it was".into());
+        }
+        if text(volume(layout, &self.service).join("file")) != FILE {
+            wrong.push("the file of its volume is not what it was".into());
         }
         if text(Runc::log_path(&layout.container_config(&self.service))) != FILE {
             wrong.push("its log is not what it was".into());
@@ -325,16 +341,33 @@ impl World {
     }
 }
 
+/// The name of the service's volume.
+const VOLUME: &str = "data";
+
+/// Where the service's volume is on a node that has it.
+fn volume(layout: &Layout, service: &Service) -> PathBuf {
+    files::volumes(&layout.service(&service.name)).join(VOLUME)
+}
+
+/// The volumes of a node, a service's or not.
+fn local_volumes(machine: &Machine) -> Vec<String> {
+    let of_services = entries(&machine.layout.services()).into_iter();
+    let places = of_services.map(|service| files::volumes(&service)).chain([machine.layout.volumes()]);
+    let found = places.flat_map(|place| entries(&place));
+    found.map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned()).collect()
+}
+
 /// The service runs on a node.
 fn settle(machine: &Arc<Machine>, service: &Service) {
     let layout = &machine.layout;
     let directory = layout.service(&service.name);
     let config = layout.container_config(service);
-    for path in [layout.upper(&service.name), config.directory.clone()] {
+    for path in [layout.upper(service), volume(layout, service), config.directory.clone()] {
         std::fs::create_dir_all(path).unwrap();
     }
     Incarnation::of(service).write(&directory).unwrap();
-    std::fs::write(layout.upper(&service.name).join("file"), FILE).unwrap();
+    std::fs::write(layout.upper(service).join("file"), FILE).unwrap();
+    std::fs::write(volume(layout, service).join("file"), FILE).unwrap();
     std::fs::write(Runc::log_path(&config), FILE).unwrap();
     let process = Arc::new(Process::new());
     process.fill(SEED);

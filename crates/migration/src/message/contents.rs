@@ -186,6 +186,9 @@ pub struct Accepted {
     /// Digests of layers that the engine has here which is to keep it, where the engine lacks the image.
     #[prost(string, repeated, tag = "52")]
     pub engine_layers: Vec<String>,
+    /// Whether it has tried what the service has as storage of both nodes.
+    #[prost(bool, tag = "53")]
+    pub tries_storage: bool,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,

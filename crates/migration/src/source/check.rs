@@ -243,6 +243,7 @@ impl Source {
             }
         };
         let mut link = Link::new(connection);
+        let _marks = self.put_marks().await?;
         let offer = self.offer(config, memory, file_bytes).await?;
         let offered = offer.layers.clone();
         link.send(Message::Ask(offer)).await?;
@@ -267,9 +268,7 @@ impl Source {
             Err(error) => return Err(error.into()),
         };
         chosen(node, Versions::OWN, accepted.protocol)?;
-        if self.service.kept.is_some() && !accepted.keepers {
-            return Err(self.no_keepers());
-        }
+        self.check_version(&accepted)?;
         findings.obstacles.extend(self.not_restored(config, &accepted).await?);
         let layers = missing(node, &accepted.missing_layers, &offered)?;
         Ok(Some(Answered { link, accepted, layers }))

@@ -152,7 +152,7 @@ impl Handing<'_> {
         };
         let mut residual = Answering::start(residual, streams.take_faults());
         self.deadline.watch_faults(residual.asked(found.populated));
-        let ((pages, sent), ()) = tokio::try_join!(
+        let ((pages, sent), (), ()) = tokio::try_join!(
             self.send_pages(streams, pages, (leave, shared), &mut residual, &milestones),
             self.send_kernel_state(
                 link,
@@ -161,6 +161,7 @@ impl Handing<'_> {
                 (dump, keep_stopped, tcp_inline),
                 &milestones
             ),
+            source.sync_storage(),
         )?;
         recorder.report.dump_bytes += sent.bytes;
         recorder.report.page_bytes += sent.found * PAGE_SIZE;

@@ -209,6 +209,7 @@ fn dump_options(
     DumpOptions {
         external: mappings.map(godwit_criu::external_mappings_in).into_iter().collect(),
         external_mounts: [target.external_mounts.clone(), pages.external_tmpfs()].concat(),
+        volumes: target.volumes.clone(),
         external_network: Some(target.network_namespace.1.clone()),
         freezer: Some(target.freezer.clone()),
         memory: DumpMemory::Lazy,

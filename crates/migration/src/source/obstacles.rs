@@ -14,6 +14,7 @@ use godwit_engine::{ContainerConfig, ContainerStatus};
 
 use super::{Source, SourceError};
 use crate::message::Accepted;
+use crate::storage;
 
 /// How often to check before a service is refused. One without obstacles is checked once.
 const CHECKS: usize = 6;
@@ -49,6 +50,11 @@ impl Source {
         let state = self.local.engine.state(&config).await?;
         if state.status != ContainerStatus::Running {
             reasons.push(format!("service {} is not running", self.service.name));
+        }
+        match self.service_there() {
+            Ok(there) => reasons.extend(storage::objections(&there, &self.destination)),
+            Err(SourceError::NotEligible(why)) => reasons.extend(why),
+            Err(error) => return Err(error),
         }
         let sessions = self.local.engine.exec_sessions(&config).await?;
         if sessions > 0 {

@@ -1,13 +1,13 @@
 //! First: the destination's reservation, and what the two nodes agree on.
 
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use godwit_criu::Version;
-use godwit_engine::ContainerConfig;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
+use godwit_engine::{ContainerConfig, MountKind};
 use godwit_memory::shared;
 
 use super::files::next_round;
@@ -27,6 +27,7 @@ use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::ms_since;
 use crate::retained;
 use crate::service::{Attachment, Service};
+use crate::storage::{self, Marks};
 
 /// What the two nodes agree on for one migration.
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +87,7 @@ impl Source {
         let (tree, first) = next_round(tree, false).await?;
         report.pre_dump_ms = ms_since(started);
 
+        let _marks = self.put_marks().await?;
         let open = self.offer(&config, memory, first.changes.bytes()).await?;
         if let Some(path) = self.service_there()?.network.namespace() {
             report.network_namespace = path.to_string_lossy().into_owned();
@@ -206,8 +208,27 @@ impl Source {
         Ok(there.filter(|there| *there != here).map(|there| there.to_string()).unwrap_or_default())
     }
 
+    /// Puts files into what is said to be storage of both nodes, until what is returned is dropped.
+    pub(super) async fn put_marks(&self) -> Result<Marks, SourceError> {
+        let (run, service, id) = (self.local.layout.run.clone(), self.service_there()?, self.id.clone());
+        let main = self.local.engine.state(&self.local.config(&self.service)).await?.pid;
+        let root = PathBuf::from(format!("/proc/{main}/root"));
+        let putting = tokio::task::spawn_blocking(move || Marks::put(&run, &service, &root, &id));
+        putting.await?.map_err(|why| SourceError::NotEligible(vec![why]))
+    }
+
+    /// Writes out what the frozen service has written into storage of both nodes: the destination reads it there.
+    pub(super) async fn sync_storage(&self) -> Result<(), SourceError> {
+        let service = self.service_there()?;
+        if storage::shared(&service).next().is_none() {
+            return Ok(());
+        }
+        let syncing = tokio::task::spawn_blocking(move || storage::shared(&service).try_for_each(tree::sync));
+        Ok(syncing.await??)
+    }
+
     /// The service as it is to be at the destination.
-    fn service_there(&self) -> Result<Service, SourceError> {
+    pub(super) fn service_there(&self) -> Result<Service, SourceError> {
         let network = match (&self.options.network, &self.service.network) {
             (Some(path), Attachment::Namespace(_)) => Attachment::Namespace(path.clone()),
             (Some(_), Attachment::Overlay) => {
@@ -218,7 +239,24 @@ impl Source {
             }
             (None, network) => network.clone(),
         };
-        Ok(Service { epoch: self.service.epoch + 1, network, ..self.service.clone() })
+        let mut there = Service { epoch: self.service.epoch + 1, network, ..self.service.clone() };
+        for (at, said) in &self.options.binds {
+            let mut binds = there.mounts.iter_mut().filter(|mount| mount.target == *at);
+            match binds.find_map(|mount| match &mut mount.kind {
+                MountKind::Bind { on_move, .. } => Some(on_move),
+                MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
+            }) {
+                Some(on_move) => *on_move = *said,
+                None => {
+                    let (name, at) = (&self.service.name, at.display());
+                    let why = format!(
+                        "service {name} has no bind mount at {at}; `godwit inspect {name}` shows its mounts"
+                    );
+                    return Err(SourceError::NotEligible(vec![why]));
+                }
+            }
+        }
+        Ok(there)
     }
 
     /// The destination's acceptance; an error where it refuses.
@@ -227,9 +265,7 @@ impl Source {
             Message::Accepted(accepted) => {
                 chosen(&self.destination, Versions::OWN, accepted.protocol)?;
                 self.check_reservations(config, &accepted).await?;
-                if self.service.kept.is_some() && !accepted.keepers {
-                    return Err(self.no_keepers());
-                }
+                self.check_version(&accepted)?;
                 Ok(accepted)
             }
             Message::Refused(refused) => {
@@ -239,10 +275,17 @@ impl Source {
         }
     }
 
-    /// An older destination would take it for a container of its own.
-    pub(super) fn no_keepers(&self) -> SourceError {
-        let reason = "its godwit is too old for containers of other engines; upgrade it".into();
-        SourceError::Refused { node: self.destination.clone(), reasons: vec![reason] }
+    /// Refuses a destination that does not know of something that this service has, and would have it without.
+    pub(super) fn check_version(&self, accepted: &Accepted) -> Result<(), SourceError> {
+        let unknown = if self.service.kept.is_some() && !accepted.keepers {
+            "containers of other engines"
+        } else if storage::shared(&self.service_there()?).next().is_some() && !accepted.tries_storage {
+            "storage that nodes share"
+        } else {
+            return Ok(());
+        };
+        let reasons = vec![format!("its godwit is too old for {unknown}; upgrade it")];
+        Err(SourceError::Refused { node: self.destination.clone(), reasons })
     }
 
     /// Which pages the destination has retained of an earlier visit.

@@ -64,6 +64,7 @@ pub(crate) async fn let_go(
 ) -> Result<(), LocalError> {
     local.cluster.release(service, destination).await?;
     local.engine.departed(&local.config(service)).await?;
+    local.mark_volumes(service)?;
     local.clear(service).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     Ok(local.journal.let_go(id, reason)?)

@@ -1,0 +1,132 @@
+//! Where the files of a container are that move with it: the changes to its root filesystem and, if it has volumes, those, as
+//! one tree.
+//!
+//! ```text
+//!  diff            the upper directory of its root filesystem
+//!  volumes/NAME    each of its volumes
+//! ```
+//! A container of godwit's own has its files beside its root filesystem: in `upper` alone without volumes, and with volumes in
+//! such a tree, `files`. How those of other engines come into one is in [`crate::foreign`].
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+use crate::beneath::{Links, Root};
+use crate::tree::{Limits, Receiver, Snapshot, TreeError, send};
+
+/// Where the changes are in a tree.
+pub(crate) const UPPER: &str = "diff";
+
+/// Where the volumes are in a tree, each in a directory with its name.
+pub const VOLUMES: &str = "volumes";
+
+/// The files of a container of godwit's own, in the directory that has its root filesystem.
+#[must_use]
+pub fn moving(directory: &Path, has_volumes: bool) -> PathBuf {
+    directory.join(if has_volumes { "files" } else { "upper" })
+}
+
+/// The upper directory of its root filesystem.
+#[must_use]
+pub fn upper(directory: &Path, has_volumes: bool) -> PathBuf {
+    let files = moving(directory, has_volumes);
+    if has_volumes { files.join(UPPER) } else { files }
+}
+
+/// The directory that has its volumes, each by its name.
+#[must_use]
+pub fn volumes(directory: &Path) -> PathBuf {
+    moving(directory, true).join(VOLUMES)
+}
+
+/// Copies into an empty volume what the image has in the place of the volume: files, owners and modes. A volume with files
+/// stays as it is.
+///
+/// # Errors
+/// Something cannot be read or written; the volume has a part of it then.
+pub fn fill_volume(root: &Path, target: &Path, volume: &Path) -> Result<(), TreeError> {
+    let fault = |action: &str, path: &Path| {
+        let (root, action, path) = (root.to_path_buf(), action.to_owned(), path.display().to_string());
+        move |source: io::Error| TreeError::Io { root, action, path, source }
+    };
+    let mut there = fs::read_dir(volume).map_err(fault("list", volume))?;
+    if there.next().is_some() {
+        return Ok(());
+    }
+    // Links are the image's: they lead nowhere but into the image.
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    let opened = Root::open(root, Links::InRoot).and_then(|within| {
+        drop(within.open_at(target.as_os_str().as_bytes(), flags)?);
+        within.path_of(target.as_os_str().as_bytes())
+    });
+    let from = match opened {
+        Ok(inside) => root.join(inside.strip_prefix("/").unwrap_or(&inside)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(());
+        }
+        Err(error) => return Err(fault("open", target)(error)),
+    };
+    let snapshot = Snapshot::scan_frozen(&from)?;
+    let everything = snapshot.everything();
+    let limits = Limits { entries: everything.entries(), bytes: u64::MAX, devices: true };
+    let mut receiver = Receiver::new(volume, limits)?;
+    send(&from, &everything, &mut |item| receiver.apply(item))?;
+    receiver.finish()?.sync()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn an_empty_volume_begins_with_what_the_image_has_there() {
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        fs::create_dir_all(at("root/var/lib/data/deep")).unwrap();
+        fs::create_dir_all(at("outside")).unwrap();
+        fs::write(at("outside/secret"), "secret").unwrap();
+        fs::write(at("root/var/lib/data/deep/file"), "content").unwrap();
+        fs::set_permissions(at("root/var/lib/data"), fs::Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::chown(at("root/var/lib/data"), Some(7), Some(8)).unwrap();
+        symlink("/var/lib", at("root/link")).unwrap();
+        symlink(at("outside"), at("root/out")).unwrap();
+        let volume = |name: &str| {
+            fs::create_dir(at(name)).unwrap();
+            at(name)
+        };
+
+        let filled = volume("filled");
+        fill_volume(&at("root"), Path::new("/link/data"), &filled).unwrap();
+        assert_eq!(fs::read_to_string(filled.join("deep/file")).unwrap(), "content");
+        let found = fs::metadata(&filled).unwrap();
+        assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (7, 8, 0o700));
+
+        // What the service has written is not written over.
+        fs::write(filled.join("deep/file"), "newer").unwrap();
+        fill_volume(&at("root"), Path::new("/var/lib/data"), &filled).unwrap();
+        assert_eq!(fs::read_to_string(filled.join("deep/file")).unwrap(), "newer");
+
+        // Neither what the image lacks, nor what is no directory there, nor what is outside.
+        for target in ["/nowhere", "/var/lib/data/deep/file", "/out", "/../outside"] {
+            let empty = volume(&format!("empty-{}", target.replace('/', "-")));
+            fill_volume(&at("root"), Path::new(target), &empty).unwrap();
+            assert_eq!(fs::read_dir(&empty).unwrap().count(), 0, "{target}");
+        }
+    }
+
+    #[test]
+    fn files_are_one_tree_where_there_are_volumes() {
+        let directory = Path::new("/s");
+        assert_eq!(upper(directory, false), moving(directory, false));
+        for part in [upper(directory, true), volumes(directory)] {
+            assert!(part.starts_with(moving(directory, true)), "{}", part.display());
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Directories of nodes in services that move: what becomes of each is said by the user, and what is said to be storage that
+//! both nodes have is tried.
+//!
+//! The source puts a file into each such directory, named after the migration, and the destination looks for it under the same
+//! path. Nothing is believed: two nodes may have different directories there.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use godwit_engine::{Mount, MountKind, OnMove};
+
+use crate::service::Service;
+
+/// What the name of such a file begins with.
+const MARK: &str = ".godwit-";
+
+fn mark(directory: &Path, migration: &str) -> PathBuf {
+    directory.join(format!("{MARK}{migration}"))
+}
+
+/// The directories of a service that both nodes have.
+pub(crate) fn shared(service: &Service) -> impl Iterator<Item = &Path> {
+    mounted(service).map(|(source, _)| source)
+}
+
+/// The same, with their places in the service.
+fn mounted(service: &Service) -> impl Iterator<Item = (&Path, &Path)> {
+    service.mounts.iter().filter_map(|mount| match mount.bind()? {
+        (source, OnMove::Shared) => Some((source, mount.target.as_path())),
+        (_, OnMove::Unsaid | OnMove::Skip) => None,
+    })
+}
+
+/// Why a service cannot move, where it is not said what becomes of its directories.
+pub(crate) fn objections<'a>(service: &'a Service, to: &'a str) -> impl Iterator<Item = String> + 'a {
+    service.mounts.iter().filter(|mount| mount.bind().is_some_and(|(_, on_move)| on_move == OnMove::Unsaid)).map(
+        move |Mount { kind, target, .. }| {
+            let source = match kind {
+                MountKind::Bind { source, .. } => source.display().to_string(),
+                MountKind::Tmpfs { .. } | MountKind::Volume { .. } => String::new(),
+            };
+            let to = if to.is_empty() { "its destination".to_owned() } else { format!("node {to}") };
+            let target = target.display();
+            format!("what is in {source}, which is mounted at {target}, does not move with it: say --mount {target}=shared if {to} has the same storage at that path, or --mount {target}=skip if the service is to have there what {to} has; a volume moves (`godwit run -v NAME:{target}`)")
+        },
+    )
+}
+
+/// The files of a source, which go with this.
+pub(crate) struct Marks {
+    made: Vec<PathBuf>,
+    /// What a daemon that is killed meanwhile finds again.
+    note: PathBuf,
+}
+
+impl Marks {
+    /// Puts one into each directory that is said to be storage of both nodes; the reason why not, in a sentence. `root` is the
+    /// service's root directory.
+    pub(crate) fn put(run: &Path, service: &Service, root: &Path, migration: &str) -> Result<Self, String> {
+        let mut marks = Self { made: Vec::new(), note: notes(run).join(migration) };
+        let places: Vec<_> = shared(service).map(|directory| mark(directory, migration)).collect();
+        if places.is_empty() {
+            return Ok(marks);
+        }
+        let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+        for (source, target) in mounted(service) {
+            let inside = root.join(target.strip_prefix("/").unwrap_or(target));
+            if identity(source).ok() != identity(&inside).ok() {
+                let (source, target) = (source.display(), target.display());
+                return Err(format!(
+                    "what is at {source} now is not what the service has mounted at {target}; restart the service, so that it has that"
+                ));
+            }
+        }
+        let noted = || {
+            fs::create_dir_all(notes(run))?;
+            fs::write(&marks.note, serde_json::to_vec(&places)?)
+        };
+        let failed = |path: &Path, error: io::Error| {
+            format!(
+                "whether both nodes have the storage cannot be tried: cannot create {}: {error}",
+                path.display()
+            )
+        };
+        noted().map_err(|error| failed(&marks.note, error))?;
+        for place in places {
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&place);
+            // Both of two mounts of one directory have it.
+            match made.and_then(|file: File| file.sync_all()) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(&place, error)),
+                _ => marks.made.push(place),
+            }
+        }
+        Ok(marks)
+    }
+
+    /// Removes what daemons that were killed have left.
+    pub(crate) fn clear(run: &Path) -> io::Result<()> {
+        let entries = match fs::read_dir(notes(run)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let note = entry?.path();
+            let made = serde_json::from_slice(&fs::read(&note)?).unwrap_or_default();
+            drop(Self { made, note });
+        }
+        Ok(())
+    }
+}
+
+fn notes(run: &Path) -> PathBuf {
+    run.join("storage")
+}
+
+impl Drop for Marks {
+    fn drop(&mut self) {
+        for path in self.made.iter().chain([&self.note]) {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove a file by which shared storage was tried");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Why a directory of this node is not what the source has under its path.
+pub(crate) fn objection(directory: &Path, migration: &str, (here, from): (&str, &str)) -> Option<String> {
+    let is_there = fs::symlink_metadata(mark(directory, migration)).is_ok_and(|found| found.is_file());
+    (!is_there).then(|| {
+        let path = directory.display();
+        format!("{path} is not the storage that node {from} has there: a file that was put into it there is not in it here; mount the same storage at {path} on node {here}")
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::service::tests::service;
+
+    fn with(source: &Path, on_move: OnMove) -> Service {
+        let kind = MountKind::Bind { source: source.into(), on_move };
+        let mount = Mount { kind, target: "/data".into(), read_only: false };
+        Service { mounts: vec![mount.clone(), mount], ..service() }
+    }
+
+    #[test]
+    fn storage_is_shared_where_what_one_node_puts_there_the_other_sees() {
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        ["one", "other", "run"].iter().for_each(|name| fs::create_dir(at(name)).unwrap());
+        fs::create_dir(at("root")).unwrap();
+        std::os::unix::fs::symlink(at("one"), at("root/data")).unwrap();
+        let service = with(&at("one"), OnMove::Shared);
+        let marks = Marks::put(&at("run"), &service, &at("root"), "01M").unwrap();
+        assert_eq!(objection(&at("one"), "01M", ("b", "a")), None);
+        for (directory, migration) in [("other", "01M"), ("one", "01X"), ("nowhere", "01M")] {
+            let why = objection(&at(directory), migration, ("b", "a")).unwrap();
+            assert!(why.contains("is not the storage that node a has there"), "{why}");
+        }
+        drop(marks);
+        assert_eq!(fs::read_dir(at("one")).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(at("run/storage")).unwrap().count(), 0);
+        // What the service has mounted counts, whatever is at its path now.
+        fs::rename(at("one"), at("away")).unwrap();
+        fs::rename(at("other"), at("one")).unwrap();
+        fs::remove_file(at("root/data")).unwrap();
+        std::os::unix::fs::symlink(at("away"), at("root/data")).unwrap();
+        let why = Marks::put(&at("run"), &service, &at("root"), "01M").err().unwrap();
+        assert!(why.contains("is not what the service has mounted at /data"), "{why}");
+    }
+
+    #[test]
+    fn what_a_killed_daemon_has_put_there_the_next_one_removes() {
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        ["one", "run"].iter().for_each(|name| fs::create_dir(at(name)).unwrap());
+        Marks::clear(&at("run")).unwrap();
+        fs::write(at("one/kept"), "").unwrap();
+        // In this root, what is mounted is where it is.
+        let mounted = MountKind::Bind { source: at("one"), on_move: OnMove::Shared };
+        let mounts = vec![Mount { kind: mounted, target: at("one"), read_only: false }];
+        let service = Service { mounts, ..service() };
+        std::mem::forget(Marks::put(&at("run"), &service, Path::new("/"), "01M").unwrap());
+        assert_eq!(fs::read_dir(at("one")).unwrap().count(), 2);
+        Marks::clear(&at("run")).unwrap();
+        assert_eq!(fs::read_dir(at("one")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(at("run/storage")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn of_each_directory_it_must_be_said_what_becomes_of_it() {
+        let said = |on_move| objections(&with(Path::new("/srv"), on_move), "b").collect::<Vec<_>>();
+        assert!(said(OnMove::Skip).is_empty() && said(OnMove::Shared).is_empty());
+        let unsaid = said(OnMove::Unsaid);
+        assert_eq!(unsaid.len(), 2);
+        assert!(unsaid[0].contains("--mount /data=skip") && unsaid[0].contains("node b"), "{}", unsaid[0]);
+        // A file in the place of the directory.
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("file");
+        fs::write(&file, "").unwrap();
+        let kind = MountKind::Bind { source: file.clone(), on_move: OnMove::Shared };
+        let mounts = vec![Mount { kind, target: file.clone(), read_only: false }];
+        let why = Marks::put(scratch.path(), &Service { mounts, ..service() }, Path::new("/"), "01M")
+            .err()
+            .unwrap();
+        assert!(why.contains(&format!("cannot create {}/.godwit-01M", file.display())), "{why}");
+        assert_eq!(fs::read_dir(scratch.path().join("storage")).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,212 @@
+//! Volumes: they move with the service that has them, outlive it, and are on one node at any time. Directories of the node in
+//! a service that moves. Needs root.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::path::{Path, PathBuf};
+
+use godwit_lab::workload::{Preset, Rootfs, Workload};
+use godwit_tests::victim::{NAME, Victim};
+use godwit_tests::{Bed, compile, wait_for};
+use serde_json::Value;
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 62);
+const OTHER: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 63);
+
+/// The volumes of a node by name, with their services; empty: none.
+fn volumes(bed: &Bed, node: &str) -> Vec<(String, String)> {
+    let listed: Value = bed.json(node, &["volume", "ls", "--json"]);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let volumes = listed.as_array().unwrap().iter();
+    volumes.map(|volume| (text(&volume["name"]), text(&volume["service"]))).collect()
+}
+
+fn named(name: &str, service: &str) -> Vec<(String, String)> {
+    vec![(name.to_owned(), service.to_owned())]
+}
+
+/// Where the files of a volume are.
+fn path(bed: &Bed, node: &str, volume: &str) -> PathBuf {
+    let shown: Value = bed.json(node, &["volume", "inspect", volume]);
+    shown["path"].as_str().unwrap().into()
+}
+
+fn refused(bed: &Bed, node: &str, arguments: &[&str], words: &[&str]) {
+    let said = bed.godwit(node, arguments);
+    assert!(said.code != 0, "{arguments:?}: {said:?}");
+    for word in words {
+        let is_said = said.stderr.contains(word) || said.stdout.contains(word);
+        assert!(is_said, "{arguments:?}: no {word:?} in {said:?}");
+    }
+}
+
+#[test]
+fn a_volume_follows_its_service_and_outlives_it_on_the_node_where_that_ended() {
+    let bed = Bed::up("volumes");
+    let preset = bed.build(Workload::Redis);
+    let data = ["-v", "store:/var/store"];
+    bed.run("a", "one", ADDRESS, &preset, &data);
+    assert_eq!(volumes(&bed, "a"), named("store", "one"));
+    fs::write(path(&bed, "a", "store").join("file"), "of the first service").unwrap();
+
+    // One service at most has it, in the whole cluster.
+    let root = preset.rootfs.to_str().unwrap();
+    let run = ["run", "--name", "two", "--rootfs", root, "-v", "store:/data", "redis-server"];
+    refused(&bed, "a", &run, &["service one on node a has volume store"]);
+    refused(&bed, "b", &run, &["service one on node a has volume store"]);
+    refused(&bed, "b", &["volume", "create", "store"], &["volume store"]);
+    refused(&bed, "a", &["volume", "rm", "store"], &["service one has volume store"]);
+
+    bed.migrate("one", "a", "b");
+    wait_for("the volume to be gone", || volumes(&bed, "a").is_empty().then_some(()));
+    assert_eq!(volumes(&bed, "b"), named("store", "one"));
+    bed.done("b", &["restart", "one"]);
+    bed.done("b", &["rm", "--force", "one"]);
+    assert_eq!(volumes(&bed, "b"), named("store", ""));
+    let file = path(&bed, "b", "store").join("file");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "of the first service");
+
+    // It is where it is: not made anew elsewhere.
+    wait_for("node a to know that the name is free", || {
+        bed.godwit("a", &run).stderr.contains("node b has a volume store").then_some(())
+    });
+    assert!(volumes(&bed, "a").is_empty());
+    bed.run("b", "two", OTHER, &preset, &data);
+    assert_eq!(fs::read_to_string(path(&bed, "b", "store").join("file")).unwrap(), "of the first service");
+    bed.done("b", &["rm", "--force", "two"]);
+
+    // A start that fails gives it back.
+    refused(&bed, "b", &[&run[..7], &["no-such-command"]].concat(), &["no-such-command"]);
+    assert_eq!(volumes(&bed, "b"), named("store", ""));
+    refused(&bed, "b", &["volume", "prune"], &["--force"]);
+    assert_eq!(bed.done("b", &["volume", "prune", "--force"]).trim(), "store");
+    assert!(!file.exists() && volumes(&bed, "b").is_empty());
+    refused(&bed, "b", &["volume", "rm", "store"], &["no volume store"]);
+    let made = bed.done("b", &["volume", "create"]);
+    assert_eq!(volumes(&bed, "b"), named(made.trim(), ""));
+}
+
+#[test]
+fn a_destination_that_has_a_volume_of_the_name_keeps_it() {
+    let bed = Bed::up("volume-twice");
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "one", ADDRESS, &preset, &["-v", "store:/var/store"]);
+    // As if it had been made while the nodes could not ask each other.
+    let there = bed.lab().state("b").unwrap().join("volumes/store");
+    fs::create_dir_all(&there).unwrap();
+    fs::write(there.join("file"), "of b").unwrap();
+    refused(&bed, "a", &["check", "one", "--to", "b"], &["node b has a volume store"]);
+    refused(
+        &bed,
+        "a",
+        &["migrate", "one", "--to", "b"],
+        &["node b has a volume store", "godwit volume rm store"],
+    );
+    assert_eq!(fs::read_to_string(there.join("file")).unwrap(), "of b");
+    bed.done("b", &["volume", "rm", "store"]);
+    bed.migrate("one", "a", "b");
+    assert_eq!(volumes(&bed, "b"), named("store", "one"));
+}
+
+/// Redis with a volume, and a file in it.
+fn victim(test: &str) -> Victim {
+    let victim = Victim::up_with(test, |_, _| {}, |_| ["-v", "store:/var/store"].map(str::to_owned).into());
+    fs::write(path(&victim.bed, "a", "store").join("file"), test).unwrap();
+    victim
+}
+
+fn has_file(victim: &Victim, node: &str, test: &str) {
+    assert_eq!(volumes(&victim.bed, node), named("store", NAME));
+    let file = path(&victim.bed, node, "store").join("file");
+    assert_eq!(fs::read_to_string(file).unwrap(), test);
+}
+
+#[test]
+fn daemons_that_die_before_the_commit_leave_the_volume_at_the_source_and_no_copy() {
+    let test = "volume-early";
+    let victim = victim(test);
+    let attempt = victim.begin_and_hold("destination.restored");
+    victim.bed.lab().stop_node("b").unwrap();
+    victim.bed.lab().stop_node("a").unwrap();
+    victim.let_go("destination.restored");
+    attempt.end();
+    victim.bed.lab().start_node("b").unwrap();
+    victim.bed.lab().start_node("a").unwrap();
+    victim.is_as_before();
+    has_file(&victim, "a", test);
+    wait_for("the copy to be gone", || volumes(&victim.bed, "b").is_empty().then_some(()));
+    victim.moves_in_the_end();
+}
+
+#[test]
+fn daemons_that_die_after_the_commit_leave_the_volume_at_the_destination_for_good() {
+    for (point, test) in [("source.committed", "volume-source"), ("destination.committing", "volume-there")] {
+        let victim = victim(test);
+        let attempt = victim.begin_and_hold(point);
+        victim.bed.lab().stop_node("a").unwrap();
+        victim.bed.lab().stop_node("b").unwrap();
+        victim.let_go(point);
+        attempt.end();
+        victim.bed.lab().start_node("a").unwrap();
+        victim.bed.lab().start_node("b").unwrap();
+        victim.runs_at("b");
+        has_file(&victim, "b", test);
+        wait_for("the volume to be gone", || volumes(&victim.bed, "a").is_empty().then_some(()));
+        // It is no copy any more: it stays when its service goes.
+        let file = path(&victim.bed, "b", "store").join("file");
+        assert_eq!(fs::read_to_string(&file).unwrap(), test);
+        victim.bed.done("b", &["rm", "--force", NAME]);
+        assert_eq!(volumes(&victim.bed, "b"), named("store", ""));
+        assert_eq!(fs::read_to_string(path(&victim.bed, "b", "store").join("file")).unwrap(), test);
+    }
+}
+
+/// A service with a directory of the node at `/bound`, which lives as long as the connection.
+fn bound(bed: &Bed, source: &Path) -> TcpStream {
+    let rootfs = bed.scratch().join("root");
+    Rootfs::new(&rootfs).unwrap();
+    compile("queue.c", &rootfs.join("queue"));
+    let command = ["/queue", "7000"].map(str::to_owned).into();
+    let preset = Preset { rootfs, command, env: Vec::new(), user: None, port: 7000 };
+    let mount = format!("type=bind,src={},dst=/bound", source.display());
+    bed.run("a", "bound", ADDRESS, &preset, &["--mount", &mount]);
+    bed.connect(SocketAddrV4::new(ADDRESS, 7000))
+}
+
+#[test]
+fn what_becomes_of_a_bind_mount_is_said_and_shared_storage_is_tried() {
+    let bed = Bed::up_with("binds", |config| {
+        config.programs.serve_arguments.extend(["--allow-bind", "/"].map(str::to_owned));
+    });
+    let source = bed.scratch().join("bound");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("file"), "").unwrap();
+    let _connection = bound(&bed, &source);
+    let words = ["mounted at /bound", "--mount /bound=skip", "--mount /bound=shared"];
+    refused(&bed, "a", &["migrate", "bound", "--to", "b"], &words);
+    let move_it = |from: &str, to: &str, what: &str| {
+        bed.godwit(from, &["migrate", "bound", "--to", to, "--mount", &format!("/bound{what}")])
+    };
+    assert_eq!(move_it("a", "b", "=copy").code, 2);
+    let said = move_it("a", "b", "ed=skip");
+    assert!(said.code == 1 && said.stderr.contains("no bind mount at /bounded"), "{said:?}");
+    // Nodes of a lab share their files: it is what it is said to be, and nothing is left of the trial.
+    let said = move_it("a", "b", "=shared");
+    assert_eq!(said.code, 0, "{said:?}");
+    let names: Vec<_> = fs::read_dir(&source).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["file"]);
+    // What was said once holds from then on.
+    bed.migrate("bound", "b", "a");
+    // The service keeps what it has mounted, and that is not what is at the path now.
+    let away = source.with_extension("away");
+    fs::rename(&source, &away).unwrap();
+    fs::create_dir(&source).unwrap();
+    refused(
+        &bed,
+        "a",
+        &["migrate", "bound", "--to", "b"],
+        &["is not what the service has mounted at /bound"],
+    );
+    let said = move_it("a", "b", "=skip");
+    assert_eq!(said.code, 0, "{said:?}");
+}
