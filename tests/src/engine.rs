@@ -56,7 +56,11 @@ impl Engine {
         more: &[&str],
     ) {
         let image = format!("localhost/{name}:1");
+        // What is said of volumes is for the engine that makes the container.
+        let (volumes, more): (Vec<&[&str]>, Vec<_>) = more.chunks(2).partition(|words| words[0] == "-v");
+        let (volumes, more) = (volumes.concat(), more.concat());
         let mut words = vec!["run", "--detach", "--network", "none", "--name", name];
+        words.extend(volumes);
         words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
         words.extend(preset.user.iter().flat_map(|user| ["--user", user]));
         words.push(&image);
@@ -74,7 +78,7 @@ impl Engine {
             }
         };
         let (container, address) = (format!("{engine}:{name}"), address.to_string());
-        let words = [&["adopt", &container, "--ip", &address], more].concat();
+        let words = [&["adopt", &container, "--ip", &address], more.as_slice()].concat();
         assert_eq!(bed.done(node, &words), format!("{name}\n"));
     }
 

@@ -178,7 +178,7 @@ impl Keeps for Docker {
 
     fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError> {
         let (_, definition) = self.kept(config)?;
-        let volumes = definition.volumes_and_targets().into_iter().map(|(_, target)| target).collect();
+        let volumes = definition.volumes_and_targets();
         Ok(Inside { volumes, masked: definition.masked() })
     }
 

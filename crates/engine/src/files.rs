@@ -43,6 +43,15 @@ pub fn volumes(directory: &Path) -> PathBuf {
     moving(directory, true).join(VOLUMES)
 }
 
+/// Where a mount is in a root filesystem that is mounted: its target may lead over links of the image. One that is in another
+/// mount is where it is said to be.
+pub(crate) fn place_of(root: &Path, target: &Path) -> io::Result<PathBuf> {
+    match Root::open(root, Links::InRoot).and_then(|root| root.path_of(target.as_os_str().as_bytes())) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(target.to_owned()),
+        found => found,
+    }
+}
+
 /// Copies into an empty volume what the image has in the place of the volume: files, owners and modes. A volume with files
 /// stays as it is.
 ///

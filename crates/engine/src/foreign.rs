@@ -32,6 +32,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
     ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest, Tmpfs, User, io_error,
 };
+use crate::files::place_of;
 use crate::processes::{Processes, cgroup, process, stop};
 use crate::runc::{NETWORK_KEY, restore};
 use record::{Life, Record, Volume};
@@ -176,8 +177,8 @@ pub(crate) struct Look {
 /// What there is to know of a container's definition for a dump.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Inside {
-    /// Where its volumes are mounted.
-    pub(crate) volumes: Vec<String>,
+    /// Its volumes, by name and place.
+    pub(crate) volumes: Vec<(String, String)>,
     /// Paths that it does not see.
     pub(crate) masked: Vec<String>,
 }
@@ -715,8 +716,16 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         let path = PathBuf::from(format!("/proc/{}/mountinfo", life.pid));
         let mounts = fs::read_to_string(&path).map_err(io(&path))?;
         let inside = self.inside(config)?;
-        let external = external_mounts(&mounts, &inside.volumes).into_iter();
-        let mut external_mounts: Vec<_> = external.map(|target| (target.clone(), target)).collect();
+        let failed = |source| io_error(&config.name, "find the places of its volumes".into(), source);
+        let places = places(&life.root, &inside.volumes).map_err(failed)?;
+        let external = external_mounts(&mounts, &places).into_iter();
+        let mut external_mounts: Vec<_> = external.map(|place| (place.clone(), place)).collect();
+        let volumes = Record::of(config)?.volumes.into_iter().filter_map(|volume| {
+            let named = |(name, _): &&(String, String)| *name == volume.name;
+            let at = inside.volumes.iter().position(|known| named(&known))?;
+            Some((places.get(at)?.into(), volume.files))
+        });
+        let volumes = volumes.collect();
         for path in inside.masked {
             let there = PathBuf::from(format!("/proc/{}/root{path}", life.pid));
             if fs::symlink_metadata(there).is_ok_and(|metadata| !metadata.is_dir()) {
@@ -731,7 +740,7 @@ impl<K: Keeps + Clone + 'static> Engine for K {
             Err(error) => return Err(io(&signals)(error)),
         }
         Ok(DumpTarget {
-            volumes: Vec::new(),
+            volumes,
             pid: life.pid,
             root: life.root,
             external_mounts,
@@ -899,6 +908,13 @@ async fn remove_volumes(
         keeps.remove_volume(config, &name).await?;
     }
     Ok(())
+}
+
+/// Where volumes are in a root filesystem that is mounted. Those are their keys, too: runc follows links in targets, where it
+/// finds the root filesystem mounted.
+fn places(root: &Path, volumes: &[(String, String)]) -> io::Result<Vec<String>> {
+    let place = |(_, target): &(String, String)| place_of(root, Path::new(target));
+    volumes.iter().map(|volume| Ok(place(volume)?.to_string_lossy().into_owned())).collect()
 }
 
 /// Mounts of a container that its restore brings: its volumes, what its engine binds into it, and cgroups: each hierarchy of

@@ -120,7 +120,7 @@ impl Keeps for Podman {
 
     fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError> {
         let (_, definition) = self.kept(config)?;
-        let volumes = definition.volumes_and_targets().into_iter().map(|(_, target)| target).collect();
+        let volumes = definition.volumes_and_targets();
         let masked = definition.masked().into_iter().map(str::to_owned).collect();
         Ok(Inside { volumes, masked })
     }

@@ -28,7 +28,6 @@ mod spec;
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -37,11 +36,11 @@ use godwit_names::ServiceName;
 use serde::Deserialize;
 use tokio::process::Command;
 
-use crate::beneath::{Links, Root};
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
     ExecRequest, Mount, MountKind, OutputPipes, RestoreRequest, Tmpfs, io_error,
 };
+use crate::files;
 use crate::processes::{Processes, cgroup, process, stop};
 use shim::Files;
 
@@ -373,18 +372,10 @@ impl Engine for Runc {
     }
 }
 
-/// Where a mount is in a container whose root filesystem is mounted: its target may lead over links of the image. One that
-/// is in another mount is where it is said to be.
+/// Where a mount is in a container whose root filesystem is mounted.
 fn place_of(config: &ContainerConfig, mount: &Mount) -> Result<PathBuf, EngineError> {
-    let found = Root::open(&config.rootfs, Links::InRoot)
-        .and_then(|root| root.path_of(mount.target.as_os_str().as_bytes()));
-    match found {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(mount.target.clone()),
-        found => {
-            let action = || format!("find the place of its mount at {}", mount.target.display());
-            found.map_err(|source| io_error(&config.name, action(), source))
-        }
-    }
+    let action = || format!("find the place of its mount at {}", mount.target.display());
+    files::place_of(&config.rootfs, &mount.target).map_err(|source| io_error(&config.name, action(), source))
 }
 
 /// The places of a container's volumes, and their directories.

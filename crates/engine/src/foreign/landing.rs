@@ -34,7 +34,7 @@ use super::{CGROUPS, Care};
 use crate::container::{
     ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
 };
-use crate::files::{UPPER, VOLUMES};
+use crate::files::{UPPER, VOLUMES, place_of};
 use crate::processes::tmpfs::unescaped;
 use crate::processes::{cgroup, process};
 use crate::rootfs::Overlay;
@@ -116,8 +116,9 @@ pub(crate) struct Landing {
     bundle: Value,
     /// The root filesystem that the engine has made, and mounted.
     root: MountedRoot,
-    /// The volumes that it has made.
+    /// The volumes that it has made, and where it is to have each.
     volumes: Vec<Volume>,
+    targets: Vec<PathBuf>,
     cgroup: String,
 }
 
@@ -200,6 +201,7 @@ impl Prepared {
         if let Some(objection) = overlay_objection(&mounts, &root.overlay.target) {
             return Err(request.refused(objection));
         }
+        let targets = volumes.iter().map(|(_, target)| target.into()).collect();
         let volumes = volumes_in(&bundle, volumes);
         let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
@@ -211,7 +213,19 @@ impl Prepared {
         stand_in.remove(request)?;
         let (care, request) = (care.clone(), request.clone());
         let storage = storage.to_owned();
-        Ok(Landing { care, request, storage, descriptors, gate, arrived, bundle, root, volumes, cgroup })
+        Ok(Landing {
+            care,
+            request,
+            storage,
+            descriptors,
+            gate,
+            arrived,
+            bundle,
+            root,
+            volumes,
+            targets,
+            cgroup,
+        })
     }
 }
 
@@ -232,8 +246,19 @@ impl Landing {
     /// Lets CRIU go on with the images and the files that are there now. The container may have what `spec` allows, an OCI
     /// description; nothing stands for that of the engine.
     pub(crate) fn go_on(self, spec: Option<&Value>) -> Result<Landed, EngineError> {
-        let Self { care, request, storage, descriptors, gate, arrived, bundle, root, volumes, cgroup: path } =
-            self;
+        let Self {
+            care,
+            request,
+            storage,
+            descriptors,
+            gate,
+            arrived,
+            bundle,
+            root,
+            volumes,
+            targets,
+            cgroup: path,
+        } = self;
         let spec = spec.unwrap_or(&bundle);
         godwit_criu::repair::repair(&request.images).map_err(|error| request.refused(error))?;
         rights::check_spec(&request, spec)?;
@@ -267,7 +292,12 @@ impl Landing {
         });
         restore::bind_root(&root.overlay.target, &root.criu)
             .map_err(request.io("mount the root on", &root.criu))?;
-        let links = restore::complete(&request, &root.overlay.target, &[])?;
+        let place = |(target, volume): (&PathBuf, &Volume)| {
+            Ok((place_of(&root.overlay.target, target)?, volume.files.clone()))
+        };
+        let places: io::Result<Vec<_>> = targets.iter().zip(&volumes).map(place).collect();
+        let places = places.map_err(request.io("find the places of volumes in", &root.overlay.target))?;
+        let links = restore::complete(&request, &root.overlay.target, &places)?;
         let own_cgroup = care.own_cgroup(&request.config);
         if cgroup::is_unified() {
             let seen = Path::new(CGROUPS).join(path.trim_start_matches('/'));
