@@ -201,8 +201,8 @@ fn a_container_is_confined_after_moves_in_every_mode_as_it_was_before() {
     // Two mounts of which one is below the other at their source, which CRIU takes for copies.
     let volume = bed.scratch().join("volume");
     fs::create_dir_all(volume.join("part")).unwrap();
-    let whole = format!("{}:/whole:ro", volume.display());
-    let part = format!("{}:/part:ro", volume.join("part").display());
+    let whole = format!("{}:/whole:ro,move=skip", volume.display());
+    let part = format!("{}:/part:ro,move=shared", volume.join("part").display());
     start(&bed, &["--memory", "256m", "--cpus", "1.5", "-v", &whole, "-v", &part]);
     let seen = moves_without_a_difference(&bed, &["cold", "precopy", "postcopy", "hybrid"]);
     holds(
