@@ -54,7 +54,7 @@ fn a_volume_follows_its_service_and_outlives_it_on_the_node_where_that_ended() {
     let run = ["run", "--name", "two", "--rootfs", root, "-v", "store:/data", "redis-server"];
     refused(&bed, "a", &run, &["service one on node a has volume store"]);
     refused(&bed, "b", &run, &["service one on node a has volume store"]);
-    refused(&bed, "b", &["volume", "create", "store"], &["volume store"]);
+    refused(&bed, "b", &["volume", "create", "store"], &["service one on node a has volume store"]);
     refused(&bed, "a", &["volume", "rm", "store"], &["service one has volume store"]);
 
     bed.migrate("one", "a", "b");
@@ -73,6 +73,27 @@ fn a_volume_follows_its_service_and_outlives_it_on_the_node_where_that_ended() {
     assert!(volumes(&bed, "a").is_empty());
     bed.run("b", "two", OTHER, &preset, &data);
     assert_eq!(fs::read_to_string(path(&bed, "b", "store").join("file")).unwrap(), "of the first service");
+    bed.done("b", &["rm", "--force", "two"]);
+
+    // A node that does not answer may have it.
+    bed.lab().stop_node("b").unwrap();
+    refused(
+        &bed,
+        "a",
+        &run,
+        &["node b does not answer, and may have volume store", "godwit volume create store"],
+    );
+    assert!(volumes(&bed, "a").is_empty());
+    bed.lab().start_node("b").unwrap();
+
+    // What is mounted in it would not move.
+    bed.run("b", "two", OTHER, &preset, &data);
+    let mounted = path(&bed, "b", "store").join("mounted");
+    fs::create_dir(&mounted).unwrap();
+    let none = None::<&str>;
+    nix::mount::mount(none, &mounted, Some("tmpfs"), nix::mount::MsFlags::empty(), none).unwrap();
+    refused(&bed, "b", &["migrate", "two", "--to", "a"], &["mounted", "another filesystem is mounted there"]);
+    nix::mount::umount(&mounted).unwrap();
     bed.done("b", &["rm", "--force", "two"]);
 
     // A start that fails gives it back.
@@ -126,6 +147,8 @@ fn daemons_that_die_before_the_commit_leave_the_volume_at_the_source_and_no_copy
     let test = "volume-early";
     let victim = victim(test);
     let attempt = victim.begin_and_hold("destination.restored");
+    let copy = path(&victim.bed, "b", "store").join("file");
+    assert_eq!(fs::read_to_string(copy).unwrap(), test);
     victim.bed.lab().stop_node("b").unwrap();
     victim.bed.lab().stop_node("a").unwrap();
     victim.let_go("destination.restored");

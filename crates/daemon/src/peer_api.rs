@@ -69,6 +69,9 @@ impl PeerService {
     }
 }
 
+/// Most volumes of which another node may ask at once.
+const MOST_VOLUMES: usize = 1024;
+
 /// The node that calls, as its certificate says.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
@@ -146,6 +149,9 @@ impl Peer for PeerService {
         };
         let addresses = request.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ports = crate::convert::ports(&request.publish)?;
+        if request.volumes.len() > MOST_VOLUMES {
+            return Err(Status::invalid_argument(format!("more than {MOST_VOLUMES} volumes")));
+        }
         let volumes = request.volumes.iter().map(|name| crate::convert::volume_name(name));
         let volumes = volumes.collect::<Result<_, _>>()?;
         let claim = Claim { addresses, ports, volumes, is_look: false };

@@ -105,7 +105,7 @@ async fn objection(node: &Arc<Node>, service: &Service) -> Result<Option<Objecti
     }
     let elsewhere = |where_it_is: &str| {
         Some(Objection::Elsewhere(format!(
-            "service {name} is not started on node {}, as it is {where_it_is}: the files here are from before it left; `godwit rm --force {name}` removes them",
+            "service {name} is not started on node {}, as it is {where_it_is}: the files here are from before it left; `godwit rm --force {name}` removes them, and keeps volumes",
             node.name
         )))
     };

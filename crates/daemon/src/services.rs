@@ -115,9 +115,10 @@ pub(crate) async fn reserve(
             publish: request.publish.clone(),
             volumes: convert::volumes(&request.mounts)?.iter().map(ToString::to_string).collect(),
         };
-        let (sentence, address) = match ask_peers(node, question).await? {
-            None => return Ok(reserved),
-            Some(conflict) => conflict,
+        let answers = ask_peers(node, question).await?;
+        let Some((sentence, address)) = answers.conflict else {
+            check_volumes(node, request, &answers.silent)?;
+            return Ok(reserved);
         };
         let given = |address: &Ipv4Addr| {
             let text = address.to_string();
@@ -151,12 +152,18 @@ fn claim(
     Ok(Ok((network, addresses, occupied)))
 }
 
-/// Other nodes may know of a name, an address, a port or a volume that this one does not know yet: a conflict in a
-/// sentence, and the address that it is about, if it is about one.
-pub(crate) async fn ask_peers(
-    node: &Arc<Node>,
-    request: CheckRequest,
-) -> Result<Option<(String, Option<Ipv4Addr>)>, Status> {
+/// What the other nodes say.
+#[derive(Default)]
+pub(crate) struct Answers {
+    /// A conflict in a sentence, and the address that it is about, if it is about one.
+    pub(crate) conflict: Option<(String, Option<Ipv4Addr>)>,
+    /// Nodes that do not answer, as far as all were asked.
+    silent: Vec<String>,
+}
+
+/// Other nodes may know of a name, an address, a port or a volume that this one does not know yet.
+pub(crate) async fn ask_peers(node: &Arc<Node>, request: CheckRequest) -> Result<Answers, Status> {
+    let mut answers = Answers::default();
     for member in node.state.members().map_err(internal)? {
         if member.name == node.name {
             continue;
@@ -165,14 +172,29 @@ pub(crate) async fn ask_peers(
             Ok(answer) if answer.get_ref().conflict.is_empty() => {}
             Ok(answer) => {
                 let answer = answer.into_inner();
-                return Ok(Some((answer.conflict, answer.address.parse().ok())));
+                answers.conflict = Some((answer.conflict, answer.address.parse().ok()));
+                return Ok(answers);
             }
             Err(error) => {
-                tracing::warn!(peer = %member.name, %error, "cannot ask the node whether the name is free")
+                tracing::warn!(peer = %member.name, %error, "cannot ask the node whether the name is free");
+                answers.silent.push(member.name);
             }
         }
     }
-    Ok(None)
+    Ok(answers)
+}
+
+/// A node that does not answer may have a volume that is not here: a new one in its place would be empty.
+fn check_volumes(node: &Node, request: &RunRequest, silent: &[String]) -> Result<(), Status> {
+    let Some(silent) = silent.first() else { return Ok(()) };
+    for volume in convert::volumes(&request.mounts)? {
+        if node.local().volume(&volume).map_err(internal)?.is_none() {
+            return Err(Status::unavailable(format!(
+                "node {silent} does not answer, and may have volume {volume}: start its godwitd, remove the node from the cluster, or create the volume here (`godwit volume create {volume}`)"
+            )));
+        }
+    }
+    Ok(())
 }
 
 async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String), Status> {

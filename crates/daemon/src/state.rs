@@ -56,7 +56,7 @@ pub(crate) struct Owned {
 }
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [Step; 2] = [
+const STEPS: [Step; 3] = [
     Step {
         adds: "all that the node knows",
         sql: "CREATE TABLE IF NOT EXISTS service (
@@ -96,6 +96,8 @@ const STEPS: [Step; 2] = [
         node TEXT PRIMARY KEY, until INTEGER NOT NULL, signature BLOB NOT NULL
     ) STRICT;",
     },
+    // In the descriptions of services.
+    Step { adds: "containers of other engines, volumes, and what becomes of bind mounts in a move", sql: "" },
 ];
 
 /// The newest version of the file.

@@ -1,13 +1,13 @@
 //! Volumes of this node: made, listed, removed. Services take them, and they move with services.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use godwit_api::v1 as api;
 use godwit_engine::tree::Snapshot;
 use godwit_migration::{LocalError, Volume};
 use tonic::Status;
 
-use crate::node::Node;
+use crate::node::{Claim, Node};
 use crate::status::{internal, status};
 use crate::{convert, services};
 
@@ -20,9 +20,16 @@ pub(crate) async fn create(node: &Arc<Node>, name: &str) -> Result<api::Volume, 
     let name = convert::volume_name(&if name.is_empty() { made_up() } else { name.to_owned() })?;
     // For a service of which no node knows.
     let user = ulid::Ulid::new().to_string();
-    let question = api::CheckRequest { name: user, volumes: vec![name.to_string()], ..Default::default() };
-    if let Some((sentence, _)) = services::ask_peers(node, question).await? {
+    let question =
+        api::CheckRequest { name: user.clone(), volumes: vec![name.to_string()], ..Default::default() };
+    if let Some((sentence, _)) = services::ask_peers(node, question).await?.conflict {
         return Err(Status::already_exists(sentence));
+    }
+    let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+    let claim = Claim { volumes: vec![name.clone()], ..Claim::default() };
+    let conflict = node.conflict(&convert::service_name(&user)?, &claim, "", &node.name);
+    if let Some(conflict) = conflict.map_err(internal)? {
+        return Err(Status::already_exists(conflict.sentence));
     }
     let made = node.local().make_volume(&name).map_err(refused)?;
     Ok(shown(&made, 0))

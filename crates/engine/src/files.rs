@@ -8,14 +8,17 @@
 //! A container of godwit's own has its files beside its root filesystem: in `upper` alone without volumes, and with volumes in
 //! such a tree, `files`. How those of other engines come into one is in [`crate::foreign`].
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use godwit_names::VolumeName;
 use rustix::fs::OFlags;
 
-use crate::beneath::{Links, Root};
+use crate::beneath::{Links, Root, names};
 use crate::tree::{Limits, Receiver, Snapshot, TreeError, send};
 
 /// Where the changes are in a tree.
@@ -43,6 +46,42 @@ pub fn volumes(directory: &Path) -> PathBuf {
     moving(directory, true).join(VOLUMES)
 }
 
+/// Refuses what another node has sent as the files of a container with volumes, unless the parts that are used by their paths
+/// are directories, and the volumes are these. Nobody but the receiver of the files may write to them.
+///
+/// # Errors
+/// It is something else.
+pub fn check(directory: &Path, expected: &BTreeSet<&VolumeName>) -> Result<(), TreeError> {
+    if expected.is_empty() {
+        return Ok(());
+    }
+    let files = moving(directory, true);
+    let refused = |path: &[u8], reason| {
+        Err(TreeError::Refused { root: files.clone(), path: crate::beneath::display(path), reason })
+    };
+    let open = |path: &[u8]| {
+        let root = Root::open(&files, Links::Refused)?;
+        root.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW)
+    };
+    if open(UPPER.as_bytes()).is_err() {
+        return refused(UPPER.as_bytes(), "it is no directory");
+    }
+    let Ok(found) = open(VOLUMES.as_bytes()).and_then(|volumes| names(volumes.as_fd())) else {
+        return refused(VOLUMES.as_bytes(), "it is no directory");
+    };
+    let found: BTreeSet<_> = found.iter().map(Vec::as_slice).collect();
+    if found != expected.iter().map(|name| name.as_str().as_bytes()).collect() {
+        return refused(VOLUMES.as_bytes(), "it has other volumes than the service");
+    }
+    for name in found {
+        let path = [VOLUMES.as_bytes(), name].join(&b'/');
+        if open(&path).is_err() {
+            return refused(&path, "it is no directory");
+        }
+    }
+    Ok(())
+}
+
 /// Where a mount is in a root filesystem that is mounted: its target may lead over links of the image. One that is in another
 /// mount is where it is said to be.
 pub(crate) fn place_of(root: &Path, target: &Path) -> io::Result<PathBuf> {
@@ -52,12 +91,12 @@ pub(crate) fn place_of(root: &Path, target: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Copies into an empty volume what the image has in the place of the volume: files, owners and modes. A volume with files
-/// stays as it is.
+/// Gives an empty volume what the image has in the place of the volume: files, owners and modes. A volume with files stays as
+/// it is. `scratch` is a path on the volume's filesystem at which nothing is.
 ///
 /// # Errors
-/// Something cannot be read or written; the volume has a part of it then.
-pub fn fill_volume(root: &Path, target: &Path, volume: &Path) -> Result<(), TreeError> {
+/// Something cannot be read or written; the volume is as it was then.
+pub fn fill_volume(root: &Path, target: &Path, volume: &Path, scratch: &Path) -> Result<(), TreeError> {
     let fault = |action: &str, path: &Path| {
         let (root, action, path) = (root.to_path_buf(), action.to_owned(), path.display().to_string());
         move |source: io::Error| TreeError::Io { root, action, path, source }
@@ -82,9 +121,12 @@ pub fn fill_volume(root: &Path, target: &Path, volume: &Path) -> Result<(), Tree
     let snapshot = Snapshot::scan_frozen(&from)?;
     let everything = snapshot.everything();
     let limits = Limits { entries: everything.entries(), bytes: u64::MAX, devices: true };
-    let mut receiver = Receiver::new(volume, limits)?;
+    fs::create_dir(scratch).map_err(fault("create", scratch))?;
+    let mut receiver = Receiver::new(scratch, limits)?;
     send(&from, &everything, &mut |item| receiver.apply(item))?;
-    receiver.finish()?.sync()
+    receiver.finish()?.sync()?;
+    // All of it or nothing. An empty directory may be replaced.
+    fs::rename(scratch, volume).map_err(fault("put the image's files into", volume))
 }
 
 #[cfg(test)]
@@ -112,6 +154,9 @@ mod tests {
         };
 
         let filled = volume("filled");
+        let fill_volume = |root: &Path, target: &Path, volume: &Path| {
+            super::fill_volume(root, target, volume, &at("scratch"))
+        };
         fill_volume(&at("root"), Path::new("/link/data"), &filled).unwrap();
         assert_eq!(fs::read_to_string(filled.join("deep/file")).unwrap(), "content");
         let found = fs::metadata(&filled).unwrap();
@@ -127,6 +172,48 @@ mod tests {
             let empty = volume(&format!("empty-{}", target.replace('/', "-")));
             fill_volume(&at("root"), Path::new(target), &empty).unwrap();
             assert_eq!(fs::read_dir(&empty).unwrap().count(), 0, "{target}");
+        }
+    }
+
+    #[test]
+    fn what_is_used_by_its_path_is_a_directory_of_the_service() {
+        let data: VolumeName = "data".parse().unwrap();
+        let expected = BTreeSet::from([&data]);
+        let tree = || {
+            let scratch = tempfile::tempdir().unwrap();
+            fs::create_dir_all(scratch.path().join("files/diff")).unwrap();
+            fs::create_dir_all(scratch.path().join("files/volumes/data")).unwrap();
+            scratch
+        };
+        let right = tree();
+        check(right.path(), &expected).unwrap();
+        check(right.path(), &BTreeSet::new()).unwrap();
+        type Spoil = fn(&Path);
+        let spoilt: [(&str, Spoil); 6] = [
+            ("a link in the place of the changes", |files| {
+                fs::remove_dir(files.join("diff")).unwrap();
+                symlink("/etc", files.join("diff")).unwrap();
+            }),
+            ("a link in the place of a volume", |files| {
+                fs::remove_dir(files.join("volumes/data")).unwrap();
+                symlink("/", files.join("volumes/data")).unwrap();
+            }),
+            ("a link in the place of all volumes", |files| {
+                fs::rename(files.join("volumes"), files.join("elsewhere")).unwrap();
+                symlink("elsewhere", files.join("volumes")).unwrap();
+            }),
+            ("a file in the place of a volume", |files| {
+                fs::remove_dir(files.join("volumes/data")).unwrap();
+                fs::write(files.join("volumes/data"), "").unwrap();
+            }),
+            ("a volume that it does not have", |files| fs::create_dir(files.join("volumes/other")).unwrap()),
+            ("without its volume", |files| fs::remove_dir(files.join("volumes/data")).unwrap()),
+        ];
+        for (what, spoil) in spoilt {
+            let scratch = tree();
+            spoil(&scratch.path().join("files"));
+            let refused = check(scratch.path(), &expected).unwrap_err();
+            assert!(matches!(refused, TreeError::Refused { .. }), "{what}: {refused}");
         }
     }
 

@@ -250,6 +250,13 @@ async fn take_in(
     accept(link, admitted, retained.as_deref()).await?;
     // What an earlier attempt may have left must not mix with what comes now.
     local.make_room(&admitted.service).await?;
+    // That gives volumes back that were nobody's copy.
+    for name in admitted.service.volumes() {
+        if local.volume(name)?.is_some() {
+            let user = "it was left by an earlier life of the service".to_owned();
+            return Err(LocalError::VolumeExists { name: name.clone(), user }.into());
+        }
+    }
     // Pages may be sent again and again while the service runs, but each is held once.
     let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
     let most = most.min(local.promised.limit());

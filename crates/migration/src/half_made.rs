@@ -30,10 +30,17 @@ impl NodeResources {
         unmark(&self.layout.service(&service.name))
     }
 
-    /// Clears every service that this daemon was making when it last ended, and by what it tried shared storage. What cannot be cleared is logged, and stays
+    /// Clears every service that this daemon was making when it last ended, and begins to remove the files by which it tried
+    /// shared storage. What cannot be cleared is logged, and stays
     /// until a service of its name is made, or this daemon starts again.
     pub async fn clear_half_made(&self) -> Result<(), LocalError> {
-        Marks::clear(&self.layout.run).map_err(io_error("clear", &self.layout.run))?;
+        let run = self.layout.run.clone();
+        // Storage of others may not answer.
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = Marks::clear(&run) {
+                tracing::error!(%error, "cannot remove files by which shared storage was tried");
+            }
+        });
         let all = self.layout.services();
         let entries = match fs::read_dir(&all) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

@@ -20,6 +20,9 @@ use crate::service::{Attachment, Hooks, Service};
 /// The record's name in the service's directory.
 const FILE: &str = "incarnation";
 
+/// The name there of the mark that says that its [volumes](crate::volumes) are a copy.
+pub(crate) const COPY: &str = "volumes-are-a-copy";
+
 /// One life of a service on one node, and what has to be known to unplug it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incarnation {
@@ -109,7 +112,8 @@ impl Incarnation {
         written().map_err(|source| LocalError::Io { action: "write", path: path.clone(), source })
     }
 
-    /// Removes the directory: the record after all else, so that what could not be removed is still known.
+    /// Removes the directory: the record after all else, so that what could not be removed is still known; and before it the
+    /// mark of a copy, so that a part of one is still known as such.
     pub(crate) fn remove(directory: &Path) -> std::io::Result<()> {
         let entries = match fs::read_dir(directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -117,7 +121,7 @@ impl Incarnation {
         };
         for entry in entries {
             let entry = entry?;
-            if entry.file_name() == FILE {
+            if entry.file_name() == FILE || entry.file_name() == COPY {
                 continue;
             }
             if entry.file_type()?.is_dir() {
@@ -125,6 +129,10 @@ impl Incarnation {
             } else {
                 fs::remove_file(entry.path())?;
             }
+        }
+        match fs::remove_file(directory.join(COPY)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
         fs::remove_dir_all(directory)
     }
@@ -150,6 +158,24 @@ mod tests {
         assert_eq!((Incarnation::of(&cleared), cleared.addresses()), (here, service().addresses()));
         fs::write(directory.join(FILE), "half of it").unwrap();
         assert!(Incarnation::read(&directory).is_err(), "it is nobody's to remove");
+        Incarnation::remove(&directory).unwrap();
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn a_copy_of_which_a_part_is_left_is_known_as_a_copy() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("redis");
+        let stays = directory.join("files/volumes/data");
+        fs::create_dir_all(&stays).unwrap();
+        Incarnation::of(&service()).write(&directory).unwrap();
+        fs::write(directory.join(COPY), "").unwrap();
+        // Nothing is removed that something is mounted on.
+        nix::mount::mount(None::<&str>, &stays, Some("tmpfs"), nix::mount::MsFlags::empty(), None::<&str>)
+            .unwrap();
+        let removed = Incarnation::remove(&directory);
+        nix::mount::umount(&stays).unwrap();
+        assert!(removed.is_err() && directory.join(COPY).exists() && directory.join(FILE).exists());
         Incarnation::remove(&directory).unwrap();
         assert!(!directory.exists());
     }

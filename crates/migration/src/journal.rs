@@ -137,7 +137,7 @@ pub fn own_file(path: &Path) -> std::io::Result<()> {
 const KEEP_FINAL_MS: i64 = 30 * 24 * 3600 * 1000;
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [Step; 4] = [
+const STEPS: [Step; 5] = [
     Step {
         adds: "all migrations",
         sql: "CREATE TABLE IF NOT EXISTS migration (
@@ -171,6 +171,8 @@ const STEPS: [Step; 4] = [
         adds: "which migrations were aborted",
         sql: "UPDATE migration SET stage = 'aborted' WHERE stage = 'kept';",
     },
+    // In the descriptions of services.
+    Step { adds: "containers of other engines, volumes, and what becomes of bind mounts in a move", sql: "" },
 ];
 
 /// The newest version of the file.

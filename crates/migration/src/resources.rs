@@ -19,6 +19,7 @@ use crate::arrivals::Arrivals;
 use crate::attach::Attach;
 use crate::backoff::Backoff;
 use crate::binds::Binds;
+use crate::blocking::off_worker;
 use crate::checkpoint::Checkpoint;
 use crate::doubt::Doubts;
 pub(crate) use crate::error::from_local_causes;
@@ -181,7 +182,7 @@ impl NodeResources {
         Incarnation::of(service).write(&directory)?;
         create(self.layout.container(&service.name))?;
         if arriving {
-            self.mark_volumes(service)?;
+            off_worker(|| self.mark_volumes(service))?;
             self.engine.expect(&self.config(service)).await?;
         }
         Ok(())
@@ -255,7 +256,10 @@ impl NodeResources {
         {
             return Err(LocalError::InTheWay { path, id: here.id, epoch: here.epoch });
         }
-        let upper = self.changed_files(service)?;
+        let upper = match service.kept {
+            None => self.layout.upper(service),
+            Some(_) => self.changed_files(service)?,
+        };
         if let Err(source) = std::fs::symlink_metadata(&upper) {
             // Without its changes it would be another service.
             return Err(LocalError::Io { action: "find the service's files in", path: upper, source });
@@ -268,7 +272,7 @@ impl NodeResources {
         // With the namespace go the sockets of its last life that are still closing, and hold its ports.
         self.network.unplug(service).await?;
         self.make_directories(service, false).await?;
-        self.take_volumes(service, false)?;
+        off_worker(|| self.take_volumes(service, false))?;
         self.mount_root(service)?;
         Ok(self.network.plug(service).await?)
     }
@@ -296,7 +300,7 @@ impl NodeResources {
         self.standstills.stand_nowhere(service).await?;
         self.mounts.unmount_root(&self.layout.root(service, Vec::new()))?;
         self.network.unplug(service).await?;
-        self.give_volumes_back(&path)?;
+        off_worker(|| self.give_volumes_back(&path))?;
         let gone = path.clone();
         let removed = tokio::task::spawn_blocking(move || Incarnation::remove(&gone)).await?;
         removed.map_err(|source| LocalError::Io { action: "remove", path, source })

@@ -4,13 +4,16 @@
 //! The source puts a file into each such directory, named after the migration, and the destination looks for it under the same
 //! path. Nothing is believed: two nodes may have different directories there.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use godwit_engine::{Mount, MountKind, OnMove};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::sys::stat::Mode;
 
+use crate::blocking::off_worker;
 use crate::service::Service;
 
 /// What the name of such a file begins with.
@@ -48,6 +51,15 @@ pub(crate) fn objections<'a>(service: &'a Service, to: &'a str) -> impl Iterator
     )
 }
 
+/// What is at a path of a service: its links lead nowhere but into its root directory.
+fn inside(root: &Path, path: &Path) -> io::Result<Metadata> {
+    let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    File::from(openat2(&root, path, how)?).metadata()
+}
+
 /// The files of a source, which go with this.
 pub(crate) struct Marks {
     made: Vec<PathBuf>,
@@ -64,10 +76,9 @@ impl Marks {
         if places.is_empty() {
             return Ok(marks);
         }
-        let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
         for (source, target) in mounted(service) {
-            let inside = root.join(target.strip_prefix("/").unwrap_or(target));
-            if identity(source).ok() != identity(&inside).ok() {
+            let same = fs::metadata(source).ok().zip(inside(root, target).ok());
+            if same.is_none_or(|(one, other)| (one.dev(), one.ino()) != (other.dev(), other.ino())) {
                 let (source, target) = (source.display(), target.display());
                 return Err(format!(
                     "what is at {source} now is not what the service has mounted at {target}; restart the service, so that it has that"
@@ -117,24 +128,33 @@ fn notes(run: &Path) -> PathBuf {
 
 impl Drop for Marks {
     fn drop(&mut self) {
-        for path in self.made.iter().chain([&self.note]) {
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), %error, "cannot remove a file by which shared storage was tried");
+        // Storage of others may not answer.
+        off_worker(|| {
+            for path in self.made.iter().chain([&self.note]) {
+                match fs::remove_file(path) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => {
+                        tracing::warn!(path = %path.display(), %error, "cannot remove a file by which shared storage was tried");
+                    }
+                    _ => {}
                 }
-                _ => {}
             }
-        }
+        });
     }
 }
 
 /// Why a directory of this node is not what the source has under its path.
 pub(crate) fn objection(directory: &Path, migration: &str, (here, from): (&str, &str)) -> Option<String> {
-    let is_there = fs::symlink_metadata(mark(directory, migration)).is_ok_and(|found| found.is_file());
-    (!is_there).then(|| {
-        let path = directory.display();
-        format!("{path} is not the storage that node {from} has there: a file that was put into it there is not in it here; mount the same storage at {path} on node {here}")
-    })
+    let found = off_worker(|| fs::symlink_metadata(mark(directory, migration)));
+    let path = directory.display();
+    match found {
+        Ok(_) => None,
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Some(format!("whether {path} is the storage that node {from} has there cannot be tried: {error}"))
+        }
+        Err(_) => Some(format!(
+            "{path} is not the storage that node {from} has there: a file that was put into it there is not in it here; mount the same storage at {path} on node {here}"
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -154,8 +174,11 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let at = |name: &str| scratch.path().join(name);
         ["one", "other", "run"].iter().for_each(|name| fs::create_dir(at(name)).unwrap());
-        fs::create_dir(at("root")).unwrap();
-        std::os::unix::fs::symlink(at("one"), at("root/data")).unwrap();
+        // The service's root, where an absolute link leads to what is mounted.
+        fs::create_dir_all(at("root/run")).unwrap();
+        fs::rename(at("one"), at("root/run/one")).unwrap();
+        std::os::unix::fs::symlink("root/run/one", at("one")).unwrap();
+        std::os::unix::fs::symlink("/run/one", at("root/data")).unwrap();
         let service = with(&at("one"), OnMove::Shared);
         let marks = Marks::put(&at("run"), &service, &at("root"), "01M").unwrap();
         assert_eq!(objection(&at("one"), "01M", ("b", "a")), None);
@@ -167,10 +190,8 @@ mod tests {
         assert_eq!(fs::read_dir(at("one")).unwrap().count(), 0);
         assert_eq!(fs::read_dir(at("run/storage")).unwrap().count(), 0);
         // What the service has mounted counts, whatever is at its path now.
-        fs::rename(at("one"), at("away")).unwrap();
+        fs::remove_file(at("one")).unwrap();
         fs::rename(at("other"), at("one")).unwrap();
-        fs::remove_file(at("root/data")).unwrap();
-        std::os::unix::fs::symlink(at("away"), at("root/data")).unwrap();
         let why = Marks::put(&at("run"), &service, &at("root"), "01M").err().unwrap();
         assert!(why.contains("is not what the service has mounted at /data"), "{why}");
     }

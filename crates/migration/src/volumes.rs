@@ -10,7 +10,6 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use godwit_engine::files;
@@ -18,12 +17,9 @@ use godwit_names::{ServiceName, VolumeName};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::error::io_error;
-use crate::incarnation::Incarnation;
+use crate::incarnation::{COPY, Incarnation};
 use crate::resources::{LocalError, NodeResources};
 use crate::service::{Layout, Service};
-
-/// The mark's name in the service's directory.
-const COPY: &str = "volumes-are-a-copy";
 
 /// Who looks for a volume finds it before or after it has changed its place.
 static CHANGING: Mutex<()> = Mutex::new(());
@@ -51,13 +47,13 @@ impl NodeResources {
     }
 
     fn find(&self, name: &VolumeName) -> Result<Option<Volume>, LocalError> {
-        let mut places = vec![(None, self.layout.volumes().join(name))];
         let services = names::<ServiceName>(&self.layout.services())?.into_iter();
-        places.extend(services.map(|service| {
+        let of_services = services.map(|service| {
             let path = files::volumes(&self.layout.service(&service)).join(name);
             (Some(service), path)
-        }));
-        let found = places.into_iter().find(|(_, path)| path.is_dir());
+        });
+        let mut places = of_services.chain([(None, self.layout.volumes().join(name))]);
+        let found = places.find(|(_, path)| is_directory(path));
         Ok(found.map(|(service, path)| Volume { name: name.clone(), service, path }))
     }
 
@@ -111,14 +107,18 @@ impl NodeResources {
         fs::remove_dir_all(&going).map_err(io_error("remove", &going))
     }
 
-    /// Removes what is left of volumes whose removal was interrupted.
+    /// Removes, beside all else, what is left of volumes whose removal was interrupted. What cannot be removed is logged.
     pub fn clear_half_removed_volumes(&self) -> Result<(), LocalError> {
-        for entry in list(&self.layout.volumes())? {
-            if entry.to_string_lossy().starts_with(GOING) {
-                let path = self.layout.volumes().join(entry);
-                fs::remove_dir_all(&path).map_err(io_error("remove", &path))?;
+        let going = list(&self.layout.volumes())?.into_iter();
+        let going: Vec<_> = going.filter(|entry| entry.to_string_lossy().starts_with(GOING)).collect();
+        let all = self.layout.volumes();
+        tokio::task::spawn_blocking(move || {
+            for path in going.into_iter().map(|entry| all.join(entry)) {
+                if let Err(error) = fs::remove_dir_all(&path) {
+                    tracing::error!(path = %path.display(), %error, "cannot remove what is left of a volume");
+                }
             }
-        }
+        });
         Ok(())
     }
 
@@ -127,8 +127,10 @@ impl NodeResources {
         let _alone = alone();
         for name in service.volumes() {
             let place = files::volumes(&self.layout.service(&service.name)).join(name);
+            if is_directory(&place) {
+                continue;
+            }
             match self.find(name)? {
-                Some(found) if found.path == place => {}
                 Some(Volume { service: Some(service), .. }) => {
                     return Err(LocalError::VolumeTaken { name: name.clone(), service });
                 }
@@ -149,9 +151,11 @@ impl NodeResources {
         let (root, directory) = (self.config(service).rootfs, self.layout.service(&service.name));
         let mounts = service.mounts.clone();
         let filled = tokio::task::spawn_blocking(move || {
+            let scratch = directory.join("filling");
             mounts.iter().try_for_each(|mount| match mount.volume() {
                 Some(name) => {
-                    files::fill_volume(&root, &mount.target, &files::volumes(&directory).join(name))
+                    let volume = files::volumes(&directory).join(name);
+                    files::fill_volume(&root, &mount.target, &volume, &scratch)
                 }
                 None => Ok(()),
             })
@@ -192,9 +196,10 @@ impl NodeResources {
         let directory = self.layout.service(&service.name);
         let path = directory.join(COPY);
         match fs::remove_file(&path) {
-            Ok(()) => sync(&directory),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(io_error("remove", &path)(error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error("remove", &path)(error)),
+            // Also where it was removed a moment before a crash.
+            _ if service.volumes().next().is_some() => sync(&directory),
+            _ => Ok(()),
         }
     }
 }
@@ -210,10 +215,9 @@ impl Layout {
 /// What the name of a volume begins with whose files are being removed: no name of a volume does.
 const GOING: &str = ".removed-";
 
-/// A name that nothing has: what an earlier life of this daemon has left is gone before there are services.
+/// A name that nothing has.
 fn going(name: &VolumeName) -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("{GOING}{name}-{}", NEXT.fetch_add(1, Ordering::Relaxed))
+    format!("{GOING}{name}-{}", ulid::Ulid::new())
 }
 
 /// Who has a volume, in words.
@@ -248,7 +252,12 @@ fn make(path: &Path) -> Result<(), LocalError> {
 fn rename(from: &Path, to: &Path) -> Result<(), LocalError> {
     let renamed = renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(io::Error::from);
     renamed.map_err(io_error("put a volume into", to))?;
-    [from, to].into_iter().filter_map(Path::parent).try_for_each(sync)
+    [to, from].into_iter().filter_map(Path::parent).try_for_each(sync)
+}
+
+/// Not one behind a link.
+fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
 fn sync(directory: &Path) -> Result<(), LocalError> {

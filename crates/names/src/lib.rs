@@ -118,7 +118,7 @@ macro_rules! names {
 names! {
     /// A service's name, unique in the cluster: a text that [`is_name`]. As JSON it is a string.
     ServiceName, ServiceNameError, "service";
-    /// A volume's name, unique on its node: a text that [`is_name`]. As JSON it is a string.
+    /// A volume's name, unique in the cluster: a text that [`is_name`]. As JSON it is a string.
     VolumeName, VolumeNameError, "volume";
 }
 

@@ -68,10 +68,11 @@ impl TreeSender {
         Self { known: Some(Known::new(hash)), ..self }
     }
 
-    /// Finds what the receiver lacks. `frozen` says that no process writes to the tree until the round
+    /// Finds what the receiver lacks; an error where another filesystem begins in the tree. `frozen` says that no process writes to the tree until the round
     /// is sent.
     pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };
+        let snapshot = snapshot.whole()?;
         let changes = match &self.last {
             Some(last) => snapshot.changes_since(last),
             None => snapshot.everything(),

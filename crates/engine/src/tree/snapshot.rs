@@ -88,6 +88,8 @@ pub struct Snapshot {
     started: i128,
     frozen: bool,
     records: BTreeMap<Vec<u8>, Record>,
+    /// A directory in it where another filesystem begins, if there is one.
+    other: Option<Vec<u8>>,
 }
 
 /// What has to be sent to bring a copy of an earlier state up to date.
@@ -203,6 +205,18 @@ impl Snapshot {
         Changes { changed, removed, frozen: self.frozen }
     }
 
+    /// Refuses a tree in which another filesystem begins, or a subvolume: what is there would be missing from a copy.
+    pub(super) fn whole(self) -> Result<Self, TreeError> {
+        match &self.other {
+            None => Ok(self),
+            Some(path) => Err(TreeError::NotCarried {
+                root: self.root,
+                path: beneath::display(path),
+                reason: "another filesystem is mounted there, or it is a subvolume",
+            }),
+        }
+    }
+
     /// What was found at a path.
     pub(super) fn record(&self, path: &[u8]) -> Option<&Record> {
         self.records.get(path)
@@ -304,6 +318,7 @@ impl Snapshot {
         let device = (top_stat.stx_dev_major, top_stat.stx_dev_minor);
         let mut records = BTreeMap::from([(Vec::new(), Record::new(&top_stat))]);
         let mut bytes = 0_u64;
+        let mut other = None;
         let mut pending = vec![Vec::new()];
         while let Some(directory) = pending.pop() {
             let opened = top.open_at(&directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW);
@@ -340,13 +355,16 @@ impl Snapshot {
                 };
                 let record = Record::new(&stat);
                 let same_device = (stat.stx_dev_major, stat.stx_dev_minor) == device;
-                if record.file_type == FileType::Directory && same_device {
-                    pending.push(path.clone());
+                if record.file_type == FileType::Directory {
+                    match same_device {
+                        true => pending.push(path.clone()),
+                        false => drop(other.get_or_insert_with(|| path.clone())),
+                    }
                 }
                 records.insert(path, record);
             }
         }
-        Ok(Some(Self { root: root.to_path_buf(), started, frozen, records }))
+        Ok(Some(Self { root: root.to_path_buf(), started, frozen, records, other }))
     }
 
     /// The directory that was walked.

@@ -152,6 +152,10 @@ async fn examine(
     if let Err(error) = service.confinement.check() {
         reasons.push(crate::error_chain(&error));
     }
+    if service.kept.is_some() && service.volumes().next().is_some() {
+        // Its engine has its volumes.
+        return Err(DestinationError::Protocol("volumes of a container that another engine keeps"));
+    }
     for mount in &service.mounts {
         let Some((source, on_move)) = mount.bind() else { continue };
         let refused = local.binds.foreign_objection(source, &local.node);

@@ -9,6 +9,7 @@ use godwit_engine::{ContainerStatus, EngineError};
 use super::page_receiver::Talk;
 use super::{Memory, page_receiver};
 use crate::backoff::Backoff;
+use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::images;
@@ -40,7 +41,7 @@ pub(super) async fn start(
             let_run(local, service, keep_stopped).await?
         }
     };
-    local.unmark_volumes(service)?;
+    off_worker(|| local.unmark_volumes(service))?;
     // Not before it runs: the source's journal says that it is this node's, and this node asks it again if it fails
     // first.
     local.journal.set(id, Stage::Committed, "")?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_engine::image::Digest;
-use godwit_engine::{BegunRestore, RestoreRequest, tree};
+use godwit_engine::{BegunRestore, RestoreRequest, files, tree};
 use tokio::sync::mpsc;
 
 use super::admit::Admitted;
@@ -52,6 +52,7 @@ pub(super) async fn until_restored(
     let upper = local.changed_files(service)?;
     receive_tree(link, &upper, admitted.tree).await?;
     sync(upper).await?;
+    check_files(local, service)?;
     if admitted.userfaultfd
         && let Err(error) = local.criu.stay_warm().await
     {
@@ -228,6 +229,11 @@ async fn receive_items(
     }
 }
 
+/// What has come is used by paths in it.
+fn check_files(local: &NodeResources, service: &Service) -> Result<(), DestinationError> {
+    Ok(files::check(&local.layout.service(&service.name), &service.volumes().collect())?)
+}
+
 /// Waits until files are on the disk: what the service had synced at the source must not be lost
 /// by a crash of this machine after the commit.
 async fn sync(upper: PathBuf) -> Result<(), DestinationError> {
@@ -270,6 +276,7 @@ async fn receive_and_restore(
     // On the disk before the commit, beside the images' way here.
     let synced = tokio::task::spawn_blocking(move || written.sync());
     let mounting = Instant::now();
+    check_files(local, service)?;
     local.mount_root(service)?;
     timeline.note("mount root", mounting);
     let mut images = images::Receiver::new(&request.images, admitted.images_bytes);

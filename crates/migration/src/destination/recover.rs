@@ -130,7 +130,16 @@ pub(crate) async fn resolve(
                 local.cluster.told(service, "it is this node's, as an operator decided").await;
                 break None;
             }
-            Some(Verdict::Drop) => break Some("an operator decided that it is not this node's".to_owned()),
+            Some(Verdict::Drop) => {
+                // They may be the last ones.
+                match local.unmark_volumes(service) {
+                    Ok(()) => break Some("an operator decided that it is not this node's".to_owned()),
+                    Err(error) => {
+                        let error = crate::error_chain(&error);
+                        tracing::error!(migration = %id, service = %service.name, %error, "its volumes cannot be kept; trying again");
+                    }
+                }
+            }
         }
     };
     match aborted {

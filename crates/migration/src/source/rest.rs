@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 
 use super::serve;
 use super::undo::put_back;
+use crate::blocking::off_worker;
 use crate::images;
 use crate::options::ServeOptions;
 use crate::resources::{LocalError, NodeResources};
@@ -64,7 +65,7 @@ pub(crate) async fn let_go(
 ) -> Result<(), LocalError> {
     local.cluster.release(service, destination).await?;
     local.engine.departed(&local.config(service)).await?;
-    local.mark_volumes(service)?;
+    off_worker(|| local.mark_volumes(service))?;
     local.clear(service).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     Ok(local.journal.let_go(id, reason)?)
