@@ -81,7 +81,7 @@ fn a_volume_follows_its_service_and_outlives_it_on_the_node_where_that_ended() {
         &bed,
         "a",
         &run,
-        &["node b does not answer, and may have volume store", "godwit volume create store"],
+        &["node b (", "cannot be asked, and may have volume store", "godwit volume create store"],
     );
     assert!(volumes(&bed, "a").is_empty());
     bed.lab().start_node("b").unwrap();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerStatus, EngineError, rootfs};
+use godwit_migration::blocking::off_worker;
 use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, failpoint, hooks};
 use godwit_names::ServiceName;
 use godwit_network::NetworkError;
@@ -157,7 +158,7 @@ fn claim(
 pub(crate) struct Answers {
     /// A conflict in a sentence, and the address that it is about, if it is about one.
     pub(crate) conflict: Option<(String, Option<Ipv4Addr>)>,
-    /// Nodes that do not answer, as far as all were asked.
+    /// Nodes that do not answer, as far as all were asked, and why.
     silent: Vec<String>,
 }
 
@@ -177,7 +178,7 @@ pub(crate) async fn ask_peers(node: &Arc<Node>, request: CheckRequest) -> Result
             }
             Err(error) => {
                 tracing::warn!(peer = %member.name, %error, "cannot ask the node whether the name is free");
-                answers.silent.push(member.name);
+                answers.silent.push(format!("{} ({})", member.name, error.message()));
             }
         }
     }
@@ -188,9 +189,9 @@ pub(crate) async fn ask_peers(node: &Arc<Node>, request: CheckRequest) -> Result
 fn check_volumes(node: &Node, request: &RunRequest, silent: &[String]) -> Result<(), Status> {
     let Some(silent) = silent.first() else { return Ok(()) };
     for volume in convert::volumes(&request.mounts)? {
-        if node.local().volume(&volume).map_err(internal)?.is_none() {
+        if off_worker(|| node.local().volume(&volume)).map_err(internal)?.is_none() {
             return Err(Status::unavailable(format!(
-                "node {silent} does not answer, and may have volume {volume}: start its godwitd, remove the node from the cluster, or create the volume here (`godwit volume create {volume}`)"
+                "node {silent} cannot be asked, and may have volume {volume}: start its godwitd, remove the node from the cluster, or create the volume here (`godwit volume create {volume}`)"
             )));
         }
     }

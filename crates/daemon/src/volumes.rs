@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use godwit_api::v1 as api;
 use godwit_engine::tree::Snapshot;
+use godwit_migration::blocking::off_worker;
 use godwit_migration::{LocalError, Volume};
 use tonic::Status;
 
@@ -25,14 +26,17 @@ pub(crate) async fn create(node: &Arc<Node>, name: &str) -> Result<api::Volume, 
     if let Some((sentence, _)) = services::ask_peers(node, question).await?.conflict {
         return Err(Status::already_exists(sentence));
     }
-    let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
-    let claim = Claim { volumes: vec![name.clone()], ..Claim::default() };
-    let conflict = node.conflict(&convert::service_name(&user)?, &claim, "", &node.name);
-    if let Some(conflict) = conflict.map_err(internal)? {
-        return Err(Status::already_exists(conflict.sentence));
-    }
-    let made = node.local().make_volume(&name).map_err(refused)?;
-    Ok(shown(&made, 0))
+    let user = convert::service_name(&user)?;
+    off_worker(|| {
+        let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+        let claim = Claim { volumes: vec![name.clone()], ..Claim::default() };
+        let conflict = node.conflict(&user, &claim, "", &node.name);
+        if let Some(conflict) = conflict.map_err(internal)? {
+            return Err(Status::already_exists(conflict.sentence));
+        }
+        let made = node.local().make_volume(&name).map_err(refused)?;
+        Ok(shown(&made, 0))
+    })
 }
 
 /// The volumes of this node.

@@ -9,7 +9,7 @@
 //! such a tree, `files`. How those of other engines come into one is in [`crate::foreign`].
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -126,7 +126,12 @@ pub fn fill_volume(root: &Path, target: &Path, volume: &Path, scratch: &Path) ->
     send(&from, &everything, &mut |item| receiver.apply(item))?;
     receiver.finish()?.sync()?;
     // All of it or nothing. An empty directory may be replaced.
-    fs::rename(scratch, volume).map_err(fault("put the image's files into", volume))
+    fs::rename(scratch, volume).map_err(fault("put the image's files into", volume))?;
+    [volume, scratch].into_iter().filter_map(Path::parent).try_for_each(|directory| {
+        File::open(directory)
+            .and_then(|opened| opened.sync_all())
+            .map_err(fault("write to the disk", directory))
+    })
 }
 
 #[cfg(test)]

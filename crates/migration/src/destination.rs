@@ -30,6 +30,7 @@ use std::time::Instant;
 use godwit_engine::tree;
 
 use crate::arrivals::FurtherConnection;
+use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::journal::Stage;
@@ -250,10 +251,10 @@ async fn take_in(
     accept(link, admitted, retained.as_deref()).await?;
     // What an earlier attempt may have left must not mix with what comes now.
     local.make_room(&admitted.service).await?;
-    // That gives volumes back that were nobody's copy.
+    // That gives back volumes that were no copy.
     for name in admitted.service.volumes() {
-        if local.volume(name)?.is_some() {
-            let user = "it was left by an earlier life of the service".to_owned();
+        if off_worker(|| local.volume(name))?.is_some() {
+            let user = format!("`godwit volume rm {name}` removes it there");
             return Err(LocalError::VolumeExists { name: name.clone(), user }.into());
         }
     }

@@ -84,7 +84,7 @@ pub enum LocalError {
         service: ServiceName,
     },
     /// There is a volume of that name.
-    #[error("this node has a volume {name} already, and {user}; choose another name")]
+    #[error("there is a volume {name} already: {user}")]
     VolumeExists {
         /// The volume.
         name: VolumeName,

@@ -34,13 +34,13 @@ impl NodeResources {
     /// shared storage. What cannot be cleared is logged, and stays
     /// until a service of its name is made, or this daemon starts again.
     pub async fn clear_half_made(&self) -> Result<(), LocalError> {
-        let run = self.layout.run.clone();
-        // Storage of others may not answer.
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = Marks::clear(&run) {
-                tracing::error!(%error, "cannot remove files by which shared storage was tried");
+        match Marks::left(&self.layout.run) {
+            // Storage of others may not answer.
+            Ok(left) => drop(tokio::task::spawn_blocking(move || drop(left))),
+            Err(error) => {
+                tracing::error!(%error, "cannot find the files by which shared storage was tried");
             }
-        });
+        }
         let all = self.layout.services();
         let entries = match fs::read_dir(&all) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

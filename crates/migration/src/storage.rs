@@ -107,18 +107,19 @@ impl Marks {
         Ok(marks)
     }
 
-    /// Removes what daemons that were killed have left.
-    pub(crate) fn clear(run: &Path) -> io::Result<()> {
+    /// What daemons that were killed have left. It goes with this.
+    pub(crate) fn left(run: &Path) -> io::Result<Vec<Self>> {
         let entries = match fs::read_dir(notes(run)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
-        for entry in entries {
+        let left = entries.map(|entry| {
             let note = entry?.path();
+            // One that was not written whole tells of none: they are made after it.
             let made = serde_json::from_slice(&fs::read(&note)?).unwrap_or_default();
-            drop(Self { made, note });
-        }
-        Ok(())
+            Ok(Self { made, note })
+        });
+        left.collect()
     }
 }
 
@@ -201,7 +202,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let at = |name: &str| scratch.path().join(name);
         ["one", "run"].iter().for_each(|name| fs::create_dir(at(name)).unwrap());
-        Marks::clear(&at("run")).unwrap();
+        assert!(Marks::left(&at("run")).unwrap().is_empty());
         fs::write(at("one/kept"), "").unwrap();
         // In this root, what is mounted is where it is.
         let mounted = MountKind::Bind { source: at("one"), on_move: OnMove::Shared };
@@ -209,7 +210,7 @@ mod tests {
         let service = Service { mounts, ..service() };
         std::mem::forget(Marks::put(&at("run"), &service, Path::new("/"), "01M").unwrap());
         assert_eq!(fs::read_dir(at("one")).unwrap().count(), 2);
-        Marks::clear(&at("run")).unwrap();
+        drop(Marks::left(&at("run")).unwrap());
         assert_eq!(fs::read_dir(at("one")).unwrap().count(), 1);
         assert_eq!(fs::read_dir(at("run/storage")).unwrap().count(), 0);
     }

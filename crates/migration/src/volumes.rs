@@ -48,13 +48,19 @@ impl NodeResources {
 
     fn find(&self, name: &VolumeName) -> Result<Option<Volume>, LocalError> {
         let services = names::<ServiceName>(&self.layout.services())?.into_iter();
-        let of_services = services.map(|service| {
-            let path = files::volumes(&self.layout.service(&service)).join(name);
-            (Some(service), path)
+        let of_services = services.filter_map(|service| {
+            let path = self.volumes_of(&service)?.join(name);
+            Some((Some(service), path))
         });
         let mut places = of_services.chain([(None, self.layout.volumes().join(name))]);
         let found = places.find(|(_, path)| is_directory(path));
         Ok(found.map(|(service, path)| Volume { name: name.clone(), service, path }))
+    }
+
+    /// Where the volumes of a service are, if it has any; nothing behind a link, which another node may have sent.
+    fn volumes_of(&self, service: &ServiceName) -> Option<PathBuf> {
+        let directory = files::volumes(&self.layout.service(service));
+        (is_directory(directory.parent()?) && is_directory(&directory)).then_some(directory)
     }
 
     /// The volumes of this node, by name.
@@ -70,7 +76,9 @@ impl NodeResources {
         };
         in_directory(self.layout.volumes(), None)?;
         for service in names(&self.layout.services())? {
-            in_directory(files::volumes(&self.layout.service(&service)), Some(&service))?;
+            if let Some(directory) = self.volumes_of(&service) {
+                in_directory(directory, Some(&service))?;
+            }
         }
         found.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(found)
@@ -198,7 +206,7 @@ impl NodeResources {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error("remove", &path)(error)),
             // Also where it was removed a moment before a crash.
-            _ if service.volumes().next().is_some() => sync(&directory),
+            _ if service.volumes().next().is_some() && directory.exists() => sync(&directory),
             _ => Ok(()),
         }
     }

@@ -9,6 +9,7 @@ use super::own::{PAUSES, adopt, fill, start, tell_hook};
 use super::page_receiver::{self, PageReceiver};
 use super::{Memory, drop_copy, drop_in_the_end};
 use crate::arrivals::Arrival;
+use crate::blocking::off_worker;
 use crate::doubt::Verdict;
 use crate::journal::Role;
 use crate::link::Link;
@@ -104,10 +105,27 @@ pub(crate) async fn resolve(
 ) {
     let mut verdict = local.doubts.begin(service, id, source);
     let mut pauses = PAUSES;
+    let mut dropped = false;
     let aborted = loop {
+        if dropped {
+            // The volumes may be the last ones, and stay.
+            match off_worker(|| local.unmark_volumes(service)) {
+                Ok(()) => break Some("an operator decided that it is not this node's".to_owned()),
+                Err(error) => {
+                    let error = crate::error_chain(&error);
+                    tracing::error!(migration = %id, service = %service.name, %error, "its volumes cannot be kept; trying again");
+                }
+            }
+            pauses.wait().await;
+            continue;
+        }
         let stuck = match local.cluster.decision(source, id, journal).await {
             Ok(Decision::Committed) => break None,
-            Ok(Decision::Aborted(reason)) => break Some(reason),
+            // Also after an operator's decision that was not carried out to its end.
+            Ok(Decision::Aborted(reason)) => match off_worker(|| local.mark_volumes(service)) {
+                Ok(()) => break Some(reason),
+                Err(error) => Some(crate::error_chain(&error)),
+            },
             Ok(Decision::Pending) => None,
             Ok(Decision::Unknown(why)) => Some(format!("node {source} answers that {why}")),
             Err(error) => Some(format!("node {source} does not answer ({error})")),
@@ -130,16 +148,7 @@ pub(crate) async fn resolve(
                 local.cluster.told(service, "it is this node's, as an operator decided").await;
                 break None;
             }
-            Some(Verdict::Drop) => {
-                // They may be the last ones.
-                match local.unmark_volumes(service) {
-                    Ok(()) => break Some("an operator decided that it is not this node's".to_owned()),
-                    Err(error) => {
-                        let error = crate::error_chain(&error);
-                        tracing::error!(migration = %id, service = %service.name, %error, "its volumes cannot be kept; trying again");
-                    }
-                }
-            }
+            Some(Verdict::Drop) => dropped = true,
         }
     };
     match aborted {
