@@ -92,9 +92,18 @@ fn a_volume_follows_its_service_and_outlives_it_on_the_node_where_that_ended() {
     fs::create_dir(&mounted).unwrap();
     let none = None::<&str>;
     nix::mount::mount(none, &mounted, Some("tmpfs"), nix::mount::MsFlags::empty(), none).unwrap();
-    refused(&bed, "b", &["migrate", "two", "--to", "a"], &["mounted", "another filesystem is mounted there"]);
-    nix::mount::umount(&mounted).unwrap();
+    refused(
+        &bed,
+        "b",
+        &["migrate", "two", "--to", "a"],
+        &["mounted", "another filesystem that is mounted there"],
+    );
+    fs::write(mounted.join("file"), "of another filesystem").unwrap();
     bed.done("b", &["rm", "--force", "two"]);
+    refused(&bed, "b", &["volume", "rm", "store"], &["another filesystem that is mounted there"]);
+    let mounted = path(&bed, "b", "store").join("mounted");
+    assert_eq!(fs::read_to_string(mounted.join("file")).unwrap(), "of another filesystem");
+    nix::mount::umount(&mounted).unwrap();
 
     // A start that fails gives it back.
     refused(&bed, "b", &[&run[..7], &["no-such-command"]].concat(), &["no-such-command"]);

@@ -82,6 +82,29 @@ pub fn check(directory: &Path, expected: &BTreeSet<&VolumeName>) -> Result<(), T
     Ok(())
 }
 
+/// Whether no other filesystem begins in a volume, whose files are not the volume's.
+///
+/// # Errors
+/// One does.
+pub fn is_whole(volume: &Path) -> Result<(), TreeError> {
+    Snapshot::scan(volume)?.whole().map(drop)
+}
+
+/// Removes a volume that [is whole](is_whole).
+///
+/// # Errors
+/// It is not, and nothing was removed; or something cannot be removed.
+pub fn remove_volume(volume: &Path) -> Result<(), TreeError> {
+    is_whole(volume)?;
+    let fault = |source| TreeError::Io {
+        root: volume.to_path_buf(),
+        action: "remove".into(),
+        path: "/".into(),
+        source,
+    };
+    fs::remove_dir_all(volume).map_err(fault)
+}
+
 /// Where a mount is in a root filesystem that is mounted: its target may lead over links of the image. One that is in another
 /// mount is where it is said to be.
 pub(crate) fn place_of(root: &Path, target: &Path) -> io::Result<PathBuf> {

@@ -75,6 +75,14 @@ pub enum TreeError {
         /// Why.
         reason: &'static str,
     },
+    /// Another filesystem begins in the tree.
+    #[error("tree {}: {path} is another filesystem that is mounted there, or a subvolume, whose files are not the tree's; unmount it first", root.display())]
+    NotWhole {
+        /// The tree's root directory.
+        root: PathBuf,
+        /// Path within the tree.
+        path: String,
+    },
     /// An item breaks the rules; the sender is broken or hostile.
     #[error("tree {}: item for {path} is refused: {reason}; the sending node is broken", root.display())]
     Refused {

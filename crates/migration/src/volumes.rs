@@ -105,6 +105,7 @@ impl NodeResources {
                     return Err(LocalError::VolumeTaken { name: name.clone(), service });
                 }
                 Some(Volume { path, .. }) => {
+                    files::is_whole(&path)?;
                     // Its files go while there may be a volume of that name again.
                     let going = self.layout.volumes().join(going(name));
                     rename(&path, &going)?;
@@ -112,7 +113,7 @@ impl NodeResources {
                 }
             }
         };
-        fs::remove_dir_all(&going).map_err(io_error("remove", &going))
+        Ok(files::remove_volume(&going)?)
     }
 
     /// Removes, beside all else, what is left of volumes whose removal was interrupted. What cannot be removed is logged.
@@ -122,7 +123,8 @@ impl NodeResources {
         let all = self.layout.volumes();
         tokio::task::spawn_blocking(move || {
             for path in going.into_iter().map(|entry| all.join(entry)) {
-                if let Err(error) = fs::remove_dir_all(&path) {
+                if let Err(error) = files::remove_volume(&path) {
+                    let error = crate::error_chain(&error);
                     tracing::error!(path = %path.display(), %error, "cannot remove what is left of a volume");
                 }
             }

@@ -206,14 +206,10 @@ impl Snapshot {
     }
 
     /// Refuses a tree in which another filesystem begins, or a subvolume: what is there would be missing from a copy.
-    pub(super) fn whole(self) -> Result<Self, TreeError> {
+    pub(crate) fn whole(self) -> Result<Self, TreeError> {
         match &self.other {
             None => Ok(self),
-            Some(path) => Err(TreeError::NotCarried {
-                root: self.root,
-                path: beneath::display(path),
-                reason: "another filesystem is mounted there, or it is a subvolume",
-            }),
+            Some(path) => Err(TreeError::NotWhole { path: beneath::display(path), root: self.root }),
         }
     }
 
