@@ -75,11 +75,9 @@ fn where_writes_cannot_be_followed_services_move_cold_or_postcopy() {
         ("b", "a", &["--mode", "cold"], "cold"),
     ] {
         let report = bed.migrate_so("redis", from, to, flags);
-        assert_eq!(
-            (report.mode.as_str(), report.faulted_bytes > 0),
-            (mode, mode == "postcopy"),
-            "{report:?}"
-        );
+        assert_eq!((report.mode.as_str(), report.rounds), (mode, 0), "{report:?}");
+        // What postcopy leaves begins to cross at the freeze: where the restore takes long, all has crossed before.
+        assert!(mode == "postcopy" || report.faulted_bytes == 0, "{report:?}");
         data.check_fill(FILL).unwrap();
     }
     // Only the nodes' own tests force it.
